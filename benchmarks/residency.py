@@ -18,6 +18,7 @@ from benchmarks.scheduler_catalog import ADAPTERS, CATALOG, digest_of, identity
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.runner_info import Capacity
 from motet_scheduler import conversion
+from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
 from motet_scheduler.policy.scheduler import Scheduler
@@ -111,9 +112,11 @@ def _messages_of(effect: effects.Effect) -> Iterator[bytes]:
     match effect:
         case effects.PublishCatalog():
             if effect.changes is not None:
-                down = conversion.catalog_changes(effect.catalog, effect.changes, 1, 2)
+                down = conversion.catalog_changes(
+                    effect.catalog, effect.changes, CatalogRevision(1, 1), CatalogRevision(1, 2)
+                )
             else:
-                down = conversion.catalog(effect.catalog, 1)
+                down = conversion.catalog(effect.catalog, CatalogRevision(1, 1))
             for _ in range(1 if effect.gateway else GATEWAYS):
                 yield down.SerializeToString()
         case effects.ReportAdapter() | effects.ReportRunner() | effects.ReportDesiredReplicas():

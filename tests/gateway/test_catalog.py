@@ -109,15 +109,17 @@ def test_the_error_for_an_empty_catalog_says_that_it_is_empty() -> None:
 
 def test_changes_replace_add_and_remove_adapters_and_keep_the_order_of_the_others() -> None:
     before = Catalog(
-        (group("small", "tiny-1b"),), (adapter("a", "x"), adapter("a", "y"), adapter("b", "x")), {"a": "1"}, 7
+        (group("small", "tiny-1b"),), (adapter("a", "x"), adapter("a", "y"), adapter("b", "x")), {"a": "1"}, (3, 7)
     )
     groups, changed = [group("small", "tiny-2b")], [adapter("a", "z"), adapter("a", "x", share=["b"])]
     removed = [common_pb2.AdapterRef(namespace="a", name="y"), common_pb2.AdapterRef(namespace="a", name="never")]
-    changes = scheduler_pb2.CatalogChanges(revision=9, before=7, groups=groups, adapters=changed, removed=removed)
+    changes = scheduler_pb2.CatalogChanges(
+        term=4, revision=8, before_term=3, before=7, groups=groups, adapters=changed, removed=removed
+    )
     now = before.changed(changes)
-    assert now == Catalog(tuple(groups), (changed[1], adapter("b", "x"), changed[0]), {"a": "1"}, 9)
+    assert now == Catalog(tuple(groups), (changed[1], adapter("b", "x"), changed[0]), {"a": "1"}, (4, 8))
     assert now.resolve("a/z", Caller("", sees_all=True)).group.served_name == "tiny-2b"
-    with pytest.raises(InvalidRequest, match="changes of catalog 7, but this gateway has 9"):
+    with pytest.raises(InvalidRequest, match=r"changes of catalog \(3, 7\), but this gateway has \(4, 8\)"):
         now.changed(changes)
 
 

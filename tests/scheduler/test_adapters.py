@@ -8,6 +8,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.domain import Digest, InstanceName
 from motet.runner_info import Failure, Tier
 from motet_scheduler import conversion
+from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, GroupName, RevisionKey
@@ -702,7 +703,7 @@ def test_the_catalog_says_who_may_use_which_adapter():
     entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate", share=["acme", "zeta"])
     classes = {"*": common_pb2.REQUEST_CLASS_BATCH, "acme": common_pb2.REQUEST_CLASS_INTERACTIVE}
     driver.send(stated(entry, pools=[scheduler_pb2.PoolEntry(pool=GROUP, tenants=["*"], max_classes=classes)]))
-    published_catalog = conversion.catalog(driver.scheduler.catalog, 1).catalog
+    published_catalog = conversion.catalog(driver.scheduler.catalog, CatalogRevision(1, 1)).catalog
     assert [list(one.share) for one in published_catalog.adapters] == [["acme", "zeta"]]
     assert [list(one.tenants) for one in published_catalog.groups] == [["*"]]
     assert [dict(one.max_classes) for one in published_catalog.groups] == [classes]
@@ -713,7 +714,7 @@ def test_without_a_share_list_an_adapter_is_not_shared():
     driver.attach()
     entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate")
     driver.send(stated(entry, pools=[scheduler_pb2.PoolEntry(pool=GROUP)]))
-    published_catalog = conversion.catalog(driver.scheduler.catalog, 1).catalog
+    published_catalog = conversion.catalog(driver.scheduler.catalog, CatalogRevision(1, 1)).catalog
     assert not published_catalog.adapters[0].share
     assert not published_catalog.groups[0].tenants
 
@@ -813,7 +814,7 @@ def test_runners_are_told_of_each_manifest_that_goes():
 
 
 def namespaces_of(driver: SchedulerDriver) -> dict[str, str]:
-    said = conversion.catalog(driver.scheduler.catalog, 1).catalog.namespaces
+    said = conversion.catalog(driver.scheduler.catalog, CatalogRevision(1, 1)).catalog.namespaces
     return {namespace.name: namespace.uid for namespace in said}
 
 

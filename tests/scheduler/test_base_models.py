@@ -8,6 +8,7 @@ from motet.api.v1 import scheduler_pb2
 from motet.domain import Digest, InstanceName, ObjectName
 from motet.runner_info import Failure
 from motet_scheduler import conversion
+from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events, placement
 from motet_scheduler.policy.catalog import SavedCatalog
 from motet_scheduler.policy.replaced_bases import REFUSED_AT_ONCE
@@ -371,10 +372,10 @@ def test_an_adapter_stays_on_its_base_model_until_it_is_certified_for_the_new_on
     assert group_of(driver).base_digest == NEW
     (checker,) = checks(driver)
     assert checker in ("b", "c")
-    (sent,) = conversion.catalog(driver.scheduler.catalog, 1).catalog.adapters
+    (sent,) = conversion.catalog(driver.scheduler.catalog, CatalogRevision(1, 1)).catalog.adapters
     assert (sent.digest, sent.base_digest, sent.asset_digest) == (PIRATE, OLD, "sha256:old-assets")
     certified(driver, checker, NEW)
-    (sent,) = conversion.catalog(driver.scheduler.catalog, 1).catalog.adapters
+    (sent,) = conversion.catalog(driver.scheduler.catalog, CatalogRevision(1, 1)).catalog.adapters
     assert (sent.digest, sent.base_digest, sent.asset_digest) == (PIRATE, "", "")
     assert driver.of(effects.ReportAdapter)[-1].certificate.base_digest == NEW
 

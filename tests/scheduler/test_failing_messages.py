@@ -306,7 +306,7 @@ async def test_a_gateway_that_misses_changes_of_a_catalog_gets_the_whole_one_on_
             system.operator.state(entries[0])
             await until(lambda: catalog.known and any(one.digest for one in catalog.current.adapters))
             assert applied, "it was checked after the first catalog"
-            catalog.replace(replace(catalog.current, adapters=(), revision=7))  # as if one had been missed
+            catalog.replace(replace(catalog.current, adapters=(), revision=(7, 7)))  # as if one had been missed
             system.operator.state(*entries)
             await until(lambda: named() == {"pirate", "poet"})
             assert catalog.current.revision == system.control.scheduler_service.catalog_revision

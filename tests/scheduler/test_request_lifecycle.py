@@ -181,7 +181,7 @@ def test_a_request_of_a_disconnected_gateway_is_released_when_its_runner_no_long
     driver.send(events.GatewayDisconnected("g0"))
     driver.wait(1)
     assert driver.ledger()
-    for _ in range(2):
+    for _ in range(3):
         driver.clock.advance(1.5)
         driver.report("r0")
     driver.wait(0.1)

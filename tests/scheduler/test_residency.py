@@ -10,6 +10,7 @@ from motet.domain import Digest
 from motet.runner_info import Tier
 from motet_gateway.catalog import Catalog
 from motet_scheduler import conversion
+from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.values import AdapterReadiness
@@ -120,7 +121,7 @@ class Told:
     """A gateway and an operator that hear everything that is told."""
 
     def __init__(self) -> None:
-        self.revision = 0
+        self.revision = CatalogRevision(1, 0)
         self.catalog: Catalog | None = None
         self.reports: dict[str, effects.ReportAdapter] = {}
 
@@ -129,13 +130,11 @@ class Told:
             if isinstance(effect, effects.ReportAdapter):
                 self.reports[effect.ref.name] = effect
             elif isinstance(effect, effects.PublishCatalog):
-                self.revision += 1
+                before, self.revision = self.revision, CatalogRevision(1, self.revision.number + 1)
                 if effect.changes is None:
                     self.catalog = Catalog.of(conversion.catalog(effect.catalog, self.revision).catalog)
                 else:
-                    message = conversion.catalog_changes(
-                        effect.catalog, effect.changes, self.revision - 1, self.revision
-                    )
+                    message = conversion.catalog_changes(effect.catalog, effect.changes, before, self.revision)
                     assert self.catalog is not None
                     self.catalog = self.catalog.changed(message.catalog_changes)
 

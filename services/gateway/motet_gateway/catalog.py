@@ -108,7 +108,8 @@ class Catalog:
     adapters: tuple[scheduler_pb2.CatalogAdapter, ...] = ()
     namespaces: Mapping[str, str] = field(default_factory=dict)
     """The uids of all namespaces that exist, by name. Empty: the operator does not say."""
-    revision: int = 0
+    revision: tuple[int, int] = (0, 0)
+    """The scheduler's term, and the number of the catalog."""
 
     @classmethod
     def of(cls, message: scheduler_pb2.Catalog) -> "Catalog":
@@ -116,18 +117,21 @@ class Catalog:
             tuple(message.groups),
             tuple(message.adapters),
             {namespace.name: namespace.uid for namespace in message.namespaces},
-            message.revision,
+            (message.term, message.revision),
         )
 
     def changed(self, changes: scheduler_pb2.CatalogChanges) -> "Catalog":
-        if changes.before != self.revision:
+        before = (changes.before_term, changes.before)
+        if before != self.revision:
             raise InvalidRequest(
-                f"these are changes of catalog {changes.before}, but this gateway has {self.revision}", param="before"
+                f"these are changes of catalog {before}, but this gateway has {self.revision}", param="before"
             )
         adapters = {(one.ref.namespace, one.ref.name): one for one in (*self.adapters, *changes.adapters)}
         for ref in changes.removed:
             adapters.pop((ref.namespace, ref.name), None)
-        return Catalog(tuple(changes.groups), tuple(adapters.values()), self.namespaces, changes.revision)
+        return Catalog(
+            tuple(changes.groups), tuple(adapters.values()), self.namespaces, (changes.term, changes.revision)
+        )
 
     @cached_property
     def _group(self) -> dict[str, scheduler_pb2.CatalogGroup]:

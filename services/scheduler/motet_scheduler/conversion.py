@@ -1,6 +1,6 @@
 """Converts messages to events and effects to messages: all of the scheduler's protocol."""
 
-from typing import cast
+from typing import NamedTuple, cast
 
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.domain import Digest, InstanceName, RequestId, Tenant
@@ -221,10 +221,18 @@ def position(effect: effects.SendPosition) -> scheduler_pb2.ServeDown:
     )
 
 
-def catalog(it: Catalog, revision: int) -> scheduler_pb2.ServeDown:
+class CatalogRevision(NamedTuple):
+    """The higher one belongs to the newer catalog."""
+
+    term: int
+    number: int
+
+
+def catalog(it: Catalog, revision: CatalogRevision) -> scheduler_pb2.ServeDown:
     return scheduler_pb2.ServeDown(
         catalog=scheduler_pb2.Catalog(
-            revision=revision,
+            term=revision.term,
+            revision=revision.number,
             groups=_write_groups(it),
             adapters=map(_write_catalog_adapter, it.adapters),
             namespaces=[scheduler_pb2.Namespace(name=name, uid=uid) for name, uid in it.namespaces],
@@ -232,11 +240,15 @@ def catalog(it: Catalog, revision: int) -> scheduler_pb2.ServeDown:
     )
 
 
-def catalog_changes(it: Catalog, changes: CatalogChanges, before: int, revision: int) -> scheduler_pb2.ServeDown:
+def catalog_changes(
+    it: Catalog, changes: CatalogChanges, before: CatalogRevision, revision: CatalogRevision
+) -> scheduler_pb2.ServeDown:
     return scheduler_pb2.ServeDown(
         catalog_changes=scheduler_pb2.CatalogChanges(
-            revision=revision,
-            before=before,
+            term=revision.term,
+            revision=revision.number,
+            before_term=before.term,
+            before=before.number,
             groups=_write_groups(it),
             adapters=map(_write_catalog_adapter, changes.adapters),
             removed=map(_write_ref, changes.removed),

@@ -18,6 +18,7 @@ from motet.surroundings import Surroundings
 from motet.terms import check_term
 from motet_scheduler import conversion, event_failures
 from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.event_failures import EventFailures
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import effects, events
@@ -60,13 +61,12 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.file_stale = saved is not None
         """The file lacks what has changed, or has another term."""
         self._clock = surroundings.clock
-        self._wall = surroundings.wall
         self._failures = known_failures or EventFailures()
         self._failed = asyncio.Event()
         self._trying_more = False
         """Whether the event loop will call `_try_more`."""
         self._name = f"scheduler-{leadership.term}"
-        self.catalog_revision = 0
+        self.catalog_revision = CatalogRevision(self.term, 0)
         self._take_changes: set[str] = set()
         """Gateways that need only the changes of a catalog."""
         self._welcomed = WelcomedPeers()
@@ -377,8 +377,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             self.gateways.send(effect.gateway, conversion.catalog(effect.catalog, self.catalog_revision))
             return
         before = self.catalog_revision
-        # Wall time, so that a successor's revisions are higher.
-        self.catalog_revision = max(before + 1, int(self._wall() * 1000))
+        self.catalog_revision = CatalogRevision(self.term, before.number + 1)
         changes = whole = None
         for session in self.gateways:
             if effect.changes is not None and session.peer in self._take_changes:

@@ -34,8 +34,9 @@ class Settings(BaseSettings):
     memory that is in use. The wait ends as soon as all of them are connected."""
 
     unsubmitted_seconds: float = Field(2.0, gt=0)
-    """When two reports of a runner do not list a placement and this time has passed, the placement never arrived there:
-    the pages promised to it are free again."""
+    """When the reports of a runner have not listed a placement for this long, the placement never arrived there: the
+    pages promised to it are free again. When they have listed for as long what its gateway does not know, it is
+    cancelled."""
 
     unlisted_seconds: float = Field(10.0, gt=0)
     """When a runner's reports do not list a placement for this long, and its gateway reports nothing about it, the
@@ -99,6 +100,7 @@ class Settings(BaseSettings):
             residency_pause=self.residency_seconds * time_scale,
             force_promise_pages=self.force_promise_pages,
             capacity_every=self.capacity_seconds * time_scale,
+            repeat_advice=10 * self.capacity_seconds * time_scale,
             queue_patience=self.queue_patience_seconds * time_scale,
             report_patience=self.report_patience_seconds * time_scale,
             growth_window=self.growth_seconds * time_scale,

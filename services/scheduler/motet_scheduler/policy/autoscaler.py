@@ -25,9 +25,6 @@ from motet_scheduler.policy.scaling_rule import (
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName, PoolSpec, ScalingMode
 
-REPEAT_AFTER_RUNS = 10
-"""Runs until a new reason for the same number is reported: reasons change with every request."""
-
 SAMPLE = 200
 """Waiting requests whose size is computed; the others are assumed to be alike."""
 
@@ -57,7 +54,7 @@ class _Watched:
     mode: ScalingMode
     stabilizer: ReplicaStabilizer
     last_report: ReportDesiredReplicas | None = None
-    runs_since_report: int = 0
+    reported_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,15 +253,14 @@ class Autoscaler:
         return advice
 
     def _report(self, pool: PoolSpec, watched: _Watched, advice: DesiredReplicas) -> None:
-        last_report = watched.last_report
-        watched.runs_since_report += 1
+        last_report, now = watched.last_report, self._state.now
         if (
             last_report is not None
             and (last_report.replicas, last_report.stale) == (advice.replicas, advice.stale)
-            and (last_report.code == advice.code or watched.runs_since_report < REPEAT_AFTER_RUNS)
+            and (last_report.code == advice.code or now - watched.reported_at < self._state.config.repeat_advice)
         ):
             return
-        watched.runs_since_report = 0
+        watched.reported_at = now
         watched.last_report = ReportDesiredReplicas(
             pool.pool, advice.replicas, advice.reason, advice.code, advice.stale
         )

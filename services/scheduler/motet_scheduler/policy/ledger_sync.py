@@ -4,12 +4,13 @@
 |---------------|---------------|---------------------------------------------------------------------------------|
 | yes           | yes           | the runner's promise counts, less the pages that others pay for                 |
 | yes           | parked        | released; the request waits to resume                                           |
-| yes           | no            | released after two reports and `unsubmitted_timeout`: it never arrived, or has  |
-|               |               | ended; if its gateway does not say which, it is placed again                    |
+| yes           | no            | released once reports have not listed it for `unsubmitted_timeout`: it never    |
+|               |               | arrived, or has ended; if its gateway does not say which, it is placed again    |
 | no            | yes           | recorded, unless it ended recently                                              |
 | another epoch | yes           | recorded, since it uses pages, and cancelled, since it was placed again         |
 
-What no gateway knows any more is cancelled, whether it runs or is parked.
+What no gateway knows any more is cancelled, whether it runs or is parked, once reports have listed it for as long.
+Times begin with a report. So those that are read late, all at once, decide nothing.
 """
 
 from collections.abc import Mapping
@@ -21,9 +22,6 @@ from motet_scheduler.policy.effects import CancelAtRunner, Effect
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import ParkedRequest, PlacementKey, Runner
 from motet_scheduler.policy.values import Promise, SchedulerConfig
-
-REPORTS_BEFORE_RELEASE = 2
-REPORTS_BEFORE_ORPHAN = 3
 
 
 def sync_ledger(
@@ -43,7 +41,7 @@ def sync_ledger(
     charged_to_ended = 0
     listed: set[PlacementKey] = set()
     parked: set[RequestId] = set()
-    orphaned: dict[PlacementKey, int] = {}
+    orphaned: dict[PlacementKey, float] = {}
     # Parked requests first: who pays for the pages that they shared is in the same report.
     for entry in sorted(live, key=lambda entry: not entry.parked):
         key = (entry.request, entry.epoch)
@@ -54,8 +52,9 @@ def sync_ledger(
         unlisted.pop(key, None)
         request = requests.get(entry.request)
         if request is None and entry.gateway in gateways:
-            orphaned[key] = runner.orphaned.get(key, 0) + 1
-        if why := _why_needless(entry, request, orphaned.get(key, 0)):
+            orphaned[key] = runner.orphaned.get(key, now)
+        is_orphan = now - orphaned.get(key, now) >= config.unsubmitted_timeout
+        if why := _why_needless(entry, request, is_orphan=is_orphan):
             effects.append(CancelAtRunner(runner.instance, entry.request, entry.epoch, why))
         if entry.parked:
             if _stays_parked(runner, key, now, config):
@@ -65,15 +64,16 @@ def sync_ledger(
         runner.unpark(entry.request)
         runner.record_promise(key, entry.pages, entry.digest, now, shared=0 if whole else entry.shared_pages)
         ledger_entry = runner.entries[key]
-        ledger_entry.missed = 0
+        ledger_entry.missing_since = None
         ledger_entry.readmitted = False
         ledger_entry.owed = max(0, entry.pages - entry.pages_used) if entry.parked_times else 0
     runner.orphaned = orphaned
     runner.ledger.charge_others(charged_to_ended)
     for key, ledger_entry in list(runner.entries.items()):
         if key not in listed:
-            ledger_entry.missed += 1
-            if ledger_entry.missed >= REPORTS_BEFORE_RELEASE and now - ledger_entry.since > config.unsubmitted_timeout:
+            if ledger_entry.missing_since is None:
+                ledger_entry.missing_since = now
+            if now - ledger_entry.missing_since >= config.unsubmitted_timeout:
                 runner.release_promise(key)
                 _note_unlisted(key, requests, unlisted, now)
     for name in [name for name in runner.parked if name not in parked]:
@@ -95,7 +95,7 @@ def _stays_parked(runner: Runner, key: PlacementKey, now: float, config: Schedul
     ledger_entry = runner.entries.get(key)
     if ledger_entry is None or not ledger_entry.readmitted:
         return True
-    ledger_entry.missed = 0
+    ledger_entry.missing_since = None
     return now - ledger_entry.since > config.unsubmitted_timeout
 
 
@@ -109,9 +109,9 @@ def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: fl
     runner.park(entry.request, ParkedRequest(entry.epoch, wanted, entry.digest, (int(entry.request_class), asked_at)))
 
 
-def _why_needless(entry: RunnerRequest, request: Request | None, reports_as_orphan: int) -> str:
+def _why_needless(entry: RunnerRequest, request: Request | None, *, is_orphan: bool) -> str:
     """Why nobody needs this work: it is an earlier placement, or its gateway does not know it. Empty: it is needed."""
     if request is None:
-        return "its gateway does not know it" if reports_as_orphan >= REPORTS_BEFORE_ORPHAN else ""
+        return "its gateway does not know it" if is_orphan else ""
     current = request.placement.epoch if request.placement is not None else request.epoch + 1
     return "it was placed again" if entry.epoch < current else ""

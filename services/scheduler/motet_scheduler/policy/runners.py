@@ -21,8 +21,8 @@ class LedgerEntry:
 
     digest: Digest
     since: float
-    missed: int = 0
-    """Reports in a row that did not list it."""
+    missing_since: float | None = None
+    """When the first of the last reports came that did not list it. None: the last one lists it, or none has come."""
     readmitted: bool = False
     """It was parked, and has been allowed to resume."""
     owed: int = 0
@@ -93,8 +93,8 @@ class Runner:
         self.ledger: ReportedLedger[PlacementKey] = ReportedLedger(capacity.pages, overcommit=overcommit)
         self.entries: dict[PlacementKey, LedgerEntry] = {}
         self.parked: dict[RequestId, ParkedRequest] = {}
-        self.orphaned: dict[PlacementKey, int] = {}
-        """How many reports in a row listed a request, running or parked, that its gateway does not know."""
+        self.orphaned: dict[PlacementKey, float] = {}
+        """Requests, running or parked, that reports list and their gateway does not know, and since which report."""
         self.resident: dict[Digest, ResidentAdapter] = {}
         self.adapters: set[Digest] = set()
         """Adapters that it has or will have soon: on its device, used by its requests, or being loaded."""

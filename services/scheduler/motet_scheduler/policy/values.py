@@ -189,7 +189,8 @@ class SchedulerConfig:
     free."""
     startup_wait: float = 0.5
     unsubmitted_timeout: float = 2.0
-    """A placement that its runner does not list is released after this time and two reports."""
+    """When reports have not listed a placement for this long, it is released. When they have listed for as long what
+    its gateway does not know, that is cancelled."""
     unlisted_timeout: float = 10.0
     """A request is placed again if its runner has not listed it for this long and its gateway has not reported it
     lost."""
@@ -210,6 +211,8 @@ class SchedulerConfig:
     """If a request has waited this long, another runner is wanted, even if the load does not need it."""
     report_patience: float = 10.0
     """A pool does not shrink while one of its runners has not reported for this long."""
+    repeat_advice: float = 10.0
+    """A new reason for the same number of runners is reported this often: reasons change with every request."""
     growth_window: float = 30.0
     """A pool at most doubles within this time."""
     timelines: int = 2_000

@@ -700,13 +700,18 @@ Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
 class Catalog(_message.Message):
+    """Which of two catalogs is the newer one: that of the higher term, and in one term that of the higher revision."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     NAMESPACES_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
+    term: _builtins.int
+    """0: of an earlier scheduler, whose revisions alone say which is newer"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___CatalogGroup]: ...
     @_builtins.property
@@ -722,10 +727,11 @@ class Catalog(_message.Message):
         groups: _abc.Iterable[Global___CatalogGroup] | None = ...,
         adapters: _abc.Iterable[Global___CatalogAdapter] | None = ...,
         namespaces: _abc.Iterable[Global___Namespace] | None = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "groups", b"groups", "namespaces", b"namespaces", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "groups", b"groups", "namespaces", b"namespaces", "revision", b"revision", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -742,10 +748,14 @@ class CatalogChanges(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    BEFORE_TERM_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """of the catalog with these changes"""
     before: _builtins.int
     """revision of the catalog without them"""
+    term: _builtins.int
+    before_term: _builtins.int
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___CatalogGroup]:
         """all of them"""
@@ -764,10 +774,12 @@ class CatalogChanges(_message.Message):
         groups: _abc.Iterable[Global___CatalogGroup] | None = ...,
         adapters: _abc.Iterable[Global___CatalogAdapter] | None = ...,
         removed: _abc.Iterable[_common_pb2.AdapterRef] | None = ...,
+        term: _builtins.int = ...,
+        before_term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "before", b"before", "groups", b"groups", "removed", b"removed", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "before", b"before", "before_term", b"before_term", "groups", b"groups", "removed", b"removed", "revision", b"revision", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
