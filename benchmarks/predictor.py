@@ -24,8 +24,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.harness import Result, alternate, arguments, percentile, report
 from motet.api.v1 import predictor_pb2, predictor_pb2_grpc
-from motet.rpc import is_healthy, open_channel
 from motet.store import migrate
+from motet.transport.over_grpc import is_healthy, open_channel
 
 ADAPTERS, TENANTS, LEARNED = 1000, 20, 50_000
 BUDGETS = {1: 2.0, 32: 0.2}

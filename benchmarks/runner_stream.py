@@ -26,9 +26,9 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.harness import Result, alternate, arguments, percentile, report
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc
-from motet.rpc import is_healthy, open_channel, serving
 from motet.settings import Addresses, ProcessSettings
 from motet.surroundings import real_surroundings
+from motet.transport.over_grpc import is_healthy, open_channel, serving
 from motet_runner import engine_process
 from motet_runner.engine_client import EngineClient
 from motet_runner.interface import (

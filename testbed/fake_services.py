@@ -31,7 +31,8 @@ from motet.api.v1 import (
 )
 from motet.domain import Digest
 from motet.errors import BaseModelReplaced, ModelNotFound, MotetError
-from motet.rpc import Session, Sessions, serving
+from motet.rpc import Session, Sessions
+from motet.transport.over_grpc import GrpcServerStream, serving
 from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.generate_service import sequence_of
 
@@ -176,7 +177,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
     async def Generate(  # type: ignore[override] # it writes to the context, and yields nothing
         self, request_iterator: AsyncIterator[runner_pb2.GenerateUp], context: Context
     ) -> None:
-        await self.sessions.serve(request_iterator, context)
+        await self.sessions.serve(GrpcServerStream(request_iterator, context))
 
     async def Assets(self, request: runner_pb2.AssetsRequest, context: Context) -> AsyncIterator[runner_pb2.AssetChunk]:
         self.asset_requests += 1
@@ -405,7 +406,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def Serve(  # type: ignore[override] # it writes to the context, and yields nothing
         self, request_iterator: AsyncIterator[scheduler_pb2.ServeUp], context: Context
     ) -> None:
-        await self.sessions.serve(request_iterator, context)
+        await self.sessions.serve(GrpcServerStream(request_iterator, context))
 
     def catalog(self) -> scheduler_pb2.Catalog:
         runners = [

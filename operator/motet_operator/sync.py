@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import structlog
 from pydantic import ValidationError
 
-from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.domain import ObjectName
 from motet.errors import reason_of
 from motet.leadership import Leadership
@@ -16,6 +16,7 @@ from motet.rpc import Link
 from motet.runner_info import KernelState
 from motet.surroundings import Surroundings
 from motet.terms import check_term
+from motet.transport.methods import SYNC
 from motet_operator.adapter_reports import AdapterReports
 from motet_operator.awaited_reports import AWAITED_SECONDS, AwaitedReports
 from motet_operator.reconcile import AdapterReplica, AdapterReport, CatalogSnapshot, RunnerDrain, ScalingAdvice
@@ -97,7 +98,8 @@ class SchedulerSync:
         self.link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
             "scheduler",
             address,
-            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Sync(),
+            SYNC,
+            network=surroundings.network,
             greet=self._greet,
             receive=self._receive,
             opened=self._opened,

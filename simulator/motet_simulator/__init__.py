@@ -1,5 +1,7 @@
-"""Motet in virtual time: what the real policies and the real plan do with a workload, at the speed of a profile.
+"""Motet in virtual time, at the speed of a profile. No torch, no threads, no sockets and no HTTP; no files but those that
+a caller names.
 
-`workloads` reads and makes requests, `profiles` says how long iterations take, `plan` runs both and answers how many
-runners are needed. No torch, no sockets, no files but those that a caller names.
+`world/` is what surrounds a process: time, its event loop, the network. `trials/` runs the services in it, does to them
+what a plan says, and checks what must hold. `workloads/` reads and makes requests, `profiles/` says how long iterations
+take, and `plan/` answers how many runners a workload needs, by the real policies and the real plan of iterations.
 """

@@ -7,6 +7,8 @@ import grpc
 
 from motet.errors import InvalidRequest
 from motet.rpc import Outbox, run_stream
+from motet.transport import StreamMethod
+from motet.transport.over_grpc import GrpcServerStream
 
 Talk = Callable[[AsyncIterator[bytes], Any], Any]
 
@@ -32,7 +34,7 @@ class Echo:
             outbox.put(message)
 
         try:
-            await run_stream(context, requests, outbox, receive)
+            await run_stream(GrpcServerStream(requests, context), outbox, receive)
         except BaseException as error:
             self.ended.append(type(error).__name__)
             raise
@@ -41,6 +43,9 @@ class Echo:
     def add(self, server: grpc.aio.Server) -> None:
         method: Any = grpc.stream_stream_rpc_method_handler(self.talk)
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Echo", {"Talk": method})])
+
+
+TALK = StreamMethod("/test.Echo/Talk", bytes, bytes)
 
 
 def open_talk(channel: grpc.aio.Channel) -> Any:

@@ -8,10 +8,11 @@ from prometheus_client import CollectorRegistry
 
 from motet import addresses
 from motet.addresses import bound_socket, bracketed, host_and_port, http_url
-from motet.rpc import Link, is_healthy, serving
+from motet.rpc import Link
 from motet.settings import Addresses, ProcessSettings
 from motet.telemetry import serving_metrics
-from tests.common.echo import Echo, open_talk
+from motet.transport.over_grpc import GrpcNetwork, is_healthy, serving
+from tests.common.echo import TALK, Echo
 from tests.common.waiting import until
 
 
@@ -79,7 +80,9 @@ def test_an_address_in_use_is_refused_and_its_socket_closed() -> None:
 async def test_a_link_leads_to_the_address_of_an_ipv6_pod() -> None:
     address = Addresses(scheduler_address=f"::1:{free_port('::1')}").scheduler_address
     received: list[bytes] = []
-    link: Link[bytes, bytes] = Link("test", address, open_talk, greet=lambda: [b"hello"], receive=received.append)
+    link: Link[bytes, bytes] = Link(
+        "test", address, TALK, network=GrpcNetwork(), greet=lambda: [b"hello"], receive=received.append
+    )
     async with serving(address, Echo().add):
         assert await is_healthy(address)
         running = asyncio.create_task(link.run())

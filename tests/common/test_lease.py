@@ -19,7 +19,7 @@ from motet.errors import SetupError
 from motet.kube import FORBIDDEN, KubeObject, StatusError, Unreachable
 from motet.lease import TERMS_AT_A_TIME, Election, LeaseRecord
 from motet.settings import LeaseSettings
-from tests.common.leases import CuttableLeaseClient, FakeLeaseApi
+from motet_simulator.leases import CuttableLeaseClient, FakeLeaseApi
 from tests.common.virtual_time import in_virtual_time
 from tests.common.waiting import until
 from tests.support.surroundings import REAL, with_clock
@@ -459,7 +459,7 @@ def test_inconsistent_lease_settings_are_refused(fields: dict[str, object], said
 LEAD = """
 import asyncio, sys, time
 from motet.lease import Election
-from tests.common.leases import FakeLeaseApi
+from motet_simulator.leases import FakeLeaseApi
 from tests.common.test_lease import SETTINGS
 from tests.support.surroundings import REAL
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.api.v1 import scheduler_pb2
-from motet.rpc import Link, Outbox, Sessions, open_channel, serving
+from motet.rpc import Link, Outbox, Sessions
 from motet.rpc.coalescing import COALESCED, coalescing_key
 from motet.rpc.outbox import MESSAGE_BYTES
-from tests.common.echo import Echo, open_talk
+from motet.transport.over_grpc import GrpcNetwork, GrpcServerStream, open_channel, serving
+from tests.common.echo import TALK, Echo, open_talk
 from tests.common.waiting import until
 
 LIMIT = 1 << 20
@@ -158,7 +159,7 @@ async def test_a_client_that_does_not_read_loses_its_stream_and_the_memory_that_
     )
 
     async def talk(requests: AsyncIterator[bytes], context: Any) -> None:
-        await sessions.serve(requests, context)
+        await sessions.serve(GrpcServerStream(requests, context))
 
     def add(server: grpc.aio.Server) -> None:
         method: Any = grpc.stream_stream_rpc_method_handler(talk)  # type: ignore[arg-type]
@@ -204,7 +205,8 @@ async def test_a_server_that_does_not_read_is_given_up_for_a_new_connection(addr
     link: Link[bytes, bytes] = Link(
         "test",
         address,
-        open_talk,
+        TALK,
+        network=GrpcNetwork(),
         greet=lambda: [b"hello"],
         receive=lambda _: None,
         closed=closed.append,
@@ -240,7 +242,7 @@ async def test_a_slow_client_gets_only_the_newest_state(address: str) -> None:
                 closed=lambda _: None,
                 outbox=lambda: Outbox(subject=subject),
             )
-            await sessions.serve(requests, context)
+            await sessions.serve(GrpcServerStream(requests, context))
 
         def _send_states(self, session: Any, _: bytes) -> None:
             for number in range(10_000):

@@ -3,8 +3,10 @@
 import asyncio
 
 from motet.api.v1 import runner_pb2, scheduler_pb2, scheduler_pb2_grpc
-from motet.rpc import Link, Outbox, run_stream, serving
+from motet.rpc import Link, Outbox, run_stream
 from motet.rpc.packing import MAX_PACK_BYTES, packed, unpacked
+from motet.transport.methods import SERVE
+from motet.transport.over_grpc import GrpcNetwork, GrpcServerStream, serving
 from tests.common.waiting import PATIENCE_S
 
 
@@ -47,7 +49,7 @@ async def test_order_survives_a_stream_in_both_directions(tmp_path) -> None:
             def receive(message: scheduler_pb2.ServeUp) -> None:
                 outbox.put(scheduler_pb2.ServeDown(placed=scheduler_pb2.Placed(request=message.enqueue.request)))
 
-            await run_stream(context, request_iterator, outbox, receive)
+            await run_stream(GrpcServerStream(request_iterator, context), outbox, receive)
 
     heard: list[str] = []
     done = asyncio.Event()
@@ -62,7 +64,8 @@ async def test_order_survives_a_stream_in_both_directions(tmp_path) -> None:
         link: Link[scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Link(
             "echo",
             address,
-            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Serve(),
+            SERVE,
+            network=GrpcNetwork(),
             greet=lambda: [
                 scheduler_pb2.ServeUp(enqueue=scheduler_pb2.Enqueue(request=str(number))) for number in range(500)
             ],

@@ -22,9 +22,11 @@ from motet.api.v1 import (
     supervisor_pb2_grpc,
 )
 from motet.clock import monotonic
-from motet.rpc import LAST_RETRY_SECONDS, Link, is_healthy, open_channel, serving
-from motet.rpc.roles import ANY_ROLE, ROLES
+from motet.rpc import LAST_RETRY_SECONDS, Link
 from motet.tls import TlsIdentity, acting_as
+from motet.transport.methods import SYNC
+from motet.transport.over_grpc import GrpcNetwork, is_healthy, open_channel, serving
+from motet.transport.over_grpc.roles import ANY_ROLE, ROLES
 from tests.common import wire
 from tests.common.echo import Echo, open_talk
 from tests.common.waiting import PATIENCE_S, until
@@ -151,7 +153,8 @@ async def test_a_refused_link_logs_it_once_and_retries_slowly(folders: dict[str,
     link: Link[Any, Any] = Link(
         "scheduler",
         "",
-        lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Sync(),
+        SYNC,
+        network=GrpcNetwork(),
         greet=list,
         receive=lambda _: None,
     )

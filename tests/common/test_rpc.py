@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet.errors import Internal, InvalidRequest, MotetError, SetupError
-from motet.rpc import Backoff, EndStream, Link, Outbox, is_healthy, open_channel, serving, socket_path
+from motet.rpc import Backoff, EndStream, Link, Outbox
 from motet.terms import ImpossibleTerm
-from tests.common.echo import Echo, open_talk
+from motet.transport.over_grpc import GrpcNetwork, is_healthy, open_channel, serving, socket_path
+from tests.common.echo import TALK, Echo
 from tests.common.waiting import PATIENCE_S, until
 
 
@@ -39,7 +40,8 @@ class Client:
         self.link: Link[bytes, bytes] = Link(
             "test",
             address,
-            open_talk,
+            TALK,
+            network=GrpcNetwork(),
             greet=greet,
             receive=self._receive,
             failed=lambda message, error: self.failed.append((message, error)),
@@ -137,7 +139,7 @@ async def test_a_server_has_ended_once_the_calls_that_it_cancelled_have(address:
 STARTS_PROCESSES = """
 import asyncio, sys
 import uvloop
-from motet.rpc import open_channel, serving
+from motet.transport.over_grpc import open_channel, serving
 from tests.common.echo import Echo, open_talk
 
 async def main():
@@ -164,7 +166,7 @@ def test_starting_a_process_writes_nothing_into_the_log_of_a_service(tmp_path: P
 
 LOSES_ITS_PEER = """
 import asyncio, sys
-from motet.rpc import open_channel, serving
+from motet.transport.over_grpc import open_channel, serving
 from tests.common.echo import Echo, open_talk
 
 async def main():
@@ -364,7 +366,7 @@ def test_only_unix_addresses_are_files() -> None:
 
 @given(st.integers(min_value=1, max_value=30))
 def test_waits_double_up_to_a_bound_and_start_over_after_a_success(tries: int) -> None:
-    backoff = Backoff(0.05, 0.5)
+    backoff = Backoff(GrpcNetwork().spread, 0.05, 0.5)
     waits = [backoff.next() for _ in range(tries)]
     for n, wait in enumerate(waits):
         assert 0.75 * min(0.05 * 2**n, 0.5) <= wait <= 1.25 * min(0.05 * 2**n, 0.5)
@@ -381,7 +383,7 @@ async def test_put_into_an_outbox_never_blocks() -> None:
 
 SERVE = """
 import asyncio, sys
-from motet.rpc import serving
+from motet.transport.over_grpc import serving
 from tests.common.echo import Echo
 
 async def serve():
@@ -396,9 +398,11 @@ asyncio.run(serve())
 SPEAK = """
 import asyncio, sys
 from motet.rpc import Link
-from tests.common.echo import open_talk
+from motet.transport.over_grpc import GrpcNetwork
+from tests.common.echo import TALK
 
-asyncio.run(Link("test", sys.argv[1], open_talk, greet=lambda: [b"hello"], receive=lambda _: None).run())
+network = GrpcNetwork()
+asyncio.run(Link("test", sys.argv[1], TALK, network=network, greet=lambda: [b"hello"], receive=lambda _: None).run())
 """
 
 

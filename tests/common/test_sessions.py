@@ -12,12 +12,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
-from motet.rpc import Backoff, EndStream, Link, Session, Sessions, open_channel, serving, sessions
-from motet.rpc.channels import LAST_RETRY_SECONDS
+from motet.rpc import Backoff, EndStream, Link, Session, Sessions, sessions
 from motet.rpc.links import FIRST_REPLACED_SECONDS, REPLACED_SECONDS
 from motet.rpc.sessions import OTHER_PROCESS
 from motet.terms import ImpossibleTerm
-from tests.common.echo import open_talk
+from motet.transport.over_grpc import GrpcNetwork, GrpcServerStream, open_channel, serving
+from motet.transport.over_grpc.channels import LAST_RETRY_SECONDS
+from tests.common.echo import TALK, open_talk
 from tests.common.waiting import until
 
 
@@ -54,7 +55,7 @@ class RecordingSessions:
     @asynccontextmanager
     async def serving(self, address: str, *, peer: str | None = None) -> AsyncIterator[None]:
         async def talk(requests: AsyncIterator[bytes], context: Any) -> None:
-            await self.sessions.serve(requests, context, peer)
+            await self.sessions.serve(GrpcServerStream(requests, context), peer)
 
         def add(server: grpc.aio.Server) -> None:
             method: Any = grpc.stream_stream_rpc_method_handler(talk)  # type: ignore[arg-type]
@@ -232,7 +233,9 @@ async def test_a_link_whose_streams_all_end_at_once_asks_less_often(
     recorder = RecordingSessions()
     recorder.fails.add("opened")
     recorder.error = Overloaded("come back later")
-    link: Link[bytes, bytes] = Link("test", address, open_talk, greet=lambda: [b"hello a"], receive=lambda _: None)
+    link: Link[bytes, bytes] = Link(
+        "test", address, TALK, network=GrpcNetwork(), greet=lambda: [b"hello a"], receive=lambda _: None
+    )
     async with recorder.serving(address):
         running = asyncio.create_task(link.run())
         await until(lambda: len(waits) >= 6)
@@ -265,7 +268,8 @@ async def test_a_link_whose_name_another_process_uses_waits_long_from_the_second
                     Link(
                         "test",
                         address,
-                        open_talk,
+                        TALK,
+                        network=GrpcNetwork(),
                         greet=partial(list, [b"hello a/" + process]),
                         receive=welcomed.append,
                     ).run(),

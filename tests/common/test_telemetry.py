@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from motet.clock import FakeClock
 from motet.errors import SetupError
 from motet.health import Health
-from motet.rpc import is_healthy, serving
 from motet.telemetry import KEEP_NAME_SECONDS, OTHER_LABEL, BoundedLabels, new_registry, serving_metrics
+from motet.transport.over_grpc import is_healthy, serving
 
 
 async def ask(path: Path, request: str) -> tuple[list[str], str]:

@@ -14,10 +14,11 @@ from structlog.testing import capture_logs
 
 from motet.clock import FakeClock, monotonic
 from motet.errors import SetupError
-from motet.rpc import Link, is_healthy, serving
-from motet.rpc.roles import ROLES
+from motet.rpc import Link
 from motet.tls import RETRY_SECONDS, TlsIdentity, acting_as
-from tests.common.echo import Echo, open_talk
+from motet.transport.over_grpc import GrpcNetwork, is_healthy, serving
+from motet.transport.over_grpc.roles import ROLES
+from tests.common.echo import TALK, Echo, open_talk
 from tests.common.waiting import until
 from tests.support.authority import DAY, Authority
 from tests.support.logs import use_plain_logs
@@ -45,7 +46,9 @@ async def server_of(folder: Path, echo: Echo | None = None) -> AsyncIterator[str
 @asynccontextmanager
 async def linked(folder: Path | None, address: str, peer: str = "scheduler") -> AsyncIterator[Link[bytes, bytes]]:
     """A gateway's link. Without a folder it uses plain text."""
-    link: Link[bytes, bytes] = Link(peer, address, open_talk, greet=lambda: [b"hello"], receive=lambda _: None)
+    link: Link[bytes, bytes] = Link(
+        peer, address, TALK, network=GrpcNetwork(), greet=lambda: [b"hello"], receive=lambda _: None
+    )
     with acting_as(TlsIdentity(folder, "gateway", clock=monotonic) if folder is not None else None):
         running = asyncio.create_task(link.run())
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from motet_runner.engine import MIB, Engine
 from motet_runner.interface import EngineConfig
-from tests.support.fake_engine import FakeEngine
+from motet_simulator.fake_engine import FakeEngine
 
 PAGE_BYTES = 2 * 3 * 2 * 16 * 4 * 16
 """The page size of the tiny model: keys and values of three layers with two heads, each 16 wide, float32, 16 tokens."""

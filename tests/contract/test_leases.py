@@ -3,7 +3,7 @@
 import pytest
 
 from motet.kube import KubeObject
-from tests.common.leases import FakeLeaseApi
+from motet_simulator.leases import FakeLeaseApi
 from tests.contract.leases import LeaseClient, LeaseContract
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from motet.digest import asset_digest
-from motet.rpc import open_channel
+from motet.transport.over_grpc import open_channel
+from motet_simulator.fake_engine import FakeEngine
 from testbed.fake_services import ASSET_DIGEST, FakeRunner, model_assets
 from tests.runner_service.fake_peers import CheckingGateway, gateway_to, until
-from tests.support.fake_engine import FakeEngine
 from tests.support.in_process_runner import in_process_runner, short_folder
 
 STEP_SECONDS = 0.005

@@ -11,11 +11,11 @@ import pytest
 
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
 from motet.errors import BaseModelReplaced, ModelNotFound
-from motet.rpc import open_channel
+from motet.transport.over_grpc import open_channel
+from motet_simulator.fake_engine import SlowEngines
 from testbed.fake_services import GROUP as SMALL_GROUP
 from testbed.fake_services import fake_services
 from tests.common.waiting import PATIENCE_S
-from tests.support.fake_engine import SlowEngines
 from tests.support.fake_gateway import GROUP, FakeGateway, fake_gateway
 from tests.support.in_process_runner import short_folder
 from tests.support.in_process_services import until

@@ -3,6 +3,7 @@
 import pytest
 
 from motet.errors import MotetError
+from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway.assets import AssetStore
 from tests.common.waiting import until
 
@@ -10,7 +11,7 @@ from tests.common.waiting import until
 async def test_files_that_cannot_be_used_cost_no_memory_with_each_request(tmp_path):
     (tmp_path / "0").mkdir()
     loaded = []
-    store = AssetStore(tmp_path, lambda: loaded.append(True))
+    store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork())
     store.fetch("sha256:0", list)
     await until(lambda: loaded)
     depths = set()

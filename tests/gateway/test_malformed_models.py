@@ -9,6 +9,7 @@ import pytest
 
 from motet.asset_fields import check_asset_files
 from motet.errors import Internal, ModelFolderError
+from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway.assets import AssetStore
 from motet_gateway.tokens.text_model import ModelTokenizer
 from testbed.fake_services import model_assets
@@ -82,7 +83,7 @@ async def test_requests_for_a_model_that_cannot_be_used_get_an_error_at_once(
     else:
         monkeypatch.setattr(ModelTokenizer, "from_folder", breaks)
     ended = asyncio.Event()
-    store = AssetStore(folder.parent, ended.set)
+    store = AssetStore(folder.parent, ended.set, network=GrpcNetwork())
     nowhere: Callable[[], list[str]] = list
     store.fetch("sha256:abc", nowhere)
     async with asyncio.timeout(PATIENCE_S):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from motet_gateway.pauses import Pause, PausePart
-from tests.support.fake_engine import SlowEngines
+from motet_simulator.fake_engine import SlowEngines
 from tests.support.in_process_runner import short_folder
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system

@@ -10,8 +10,8 @@ import pytest
 from motet.errors import RequestKillsEngines
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.generation import EndReason
+from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.deadly_engine import DEADLY, DEADLY_ENGINE
-from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_runner import short_folder
 from tests.support.in_process_services import until
 from tests.support.in_process_system import InProcessSystem, in_process_system

@@ -5,7 +5,7 @@ from typing import Any
 
 from motet.domain import PAGE_TOKENS, InstanceName, RequestId
 from motet_gateway.generation import EndReason
-from tests.support.fake_engine import SlowEngines, tokens_of
+from motet_simulator.fake_engine import SlowEngines, tokens_of
 from tests.support.in_process_runner import short_folder
 from tests.support.in_process_services import until
 from tests.support.in_process_system import InProcessSystem, in_process_system

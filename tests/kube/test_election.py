@@ -15,11 +15,11 @@ import yaml
 from motet.errors import SetupError
 from motet.kube import KubeApi, StatusError, Unreachable
 from motet.lease import TERMS_AT_A_TIME, Election
-from motet.rpc import is_healthy
 from motet.settings import LeaseSettings
+from motet.transport.over_grpc import is_healthy
+from motet_simulator.fake_engine import FakeEngine, tokens_of
 from testbed.cluster.cluster import Cluster
 from tests.common.waiting import PATIENCE_S
-from tests.support.fake_engine import FakeEngine, tokens_of
 from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import in_process_runner, short_folder
 from tests.support.in_process_services import FakeOperator, until

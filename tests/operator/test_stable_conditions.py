@@ -20,8 +20,8 @@ from motet_operator.cluster.decision import Decider, SchedulerReports
 from motet_operator.cluster.kinds import DEPLOYMENTS, NAMESPACES, PODS, POOLS, Object
 from motet_operator.cluster.object_parser import annotations_of
 from motet_operator.sync import SchedulerSync
+from motet_simulator.fake_engine import FakeEngine
 from tests.operator.cluster import objects
-from tests.support.fake_engine import FakeEngine
 from tests.support.fake_flaky_api import FakeFlakyApi, writer_to
 from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import InProcessRunner, in_process_runner, short_folder

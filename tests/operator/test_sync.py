@@ -9,8 +9,9 @@ from typing import Any
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.clock import Clock, FakeClock, monotonic
-from motet.rpc import Outbox, run_stream, serving
+from motet.rpc import Outbox, run_stream
 from motet.runner_info import KernelState
+from motet.transport.over_grpc import GrpcServerStream, serving
 from motet_operator.awaited_reports import AWAITED_SECONDS
 from motet_operator.reconcile import CatalogSnapshot, RunnerDrain, ScalingAdvice, reconcile
 from motet_operator.sync import SchedulerSync
@@ -29,7 +30,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         if self._opened:  # what was put before the first stream opened is for that stream
             self.outbox = Outbox()
         self._opened = True
-        await run_stream(context, requests, self.outbox, self.received.append)
+        await run_stream(GrpcServerStream(requests, context), self.outbox, self.received.append)
 
     @property
     def drains_revision(self) -> int:

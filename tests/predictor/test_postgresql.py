@@ -4,8 +4,8 @@ import asyncio
 import signal
 from pathlib import Path
 
-from motet.rpc import is_healthy
 from motet.store import length_samples, migrate, open_store
+from motet.transport.over_grpc import is_healthy
 from motet_predictor.length_model import VERSION
 from tests.predictor.test_service import observe, predict, process, running, until
 from tests.store.test_store import sample

@@ -16,12 +16,12 @@ from prometheus_client import CollectorRegistry
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
 from motet.clock import monotonic
 from motet.length_statistics import LengthStatistics
-from motet.rpc import is_healthy, open_channel, serving
 from motet.store import length_samples, migrate, open_store
+from motet.transport.over_grpc import GrpcNetwork, is_healthy, open_channel
 from motet_predictor.length_model import VERSION, LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import ROWS_PER_WRITE, Persistence
-from motet_predictor.service import SERVICE, PredictorService
+from motet_predictor.service import PredictorService
 from tests.common.waiting import PATIENCE_S
 from tests.support.hostile_messages import hostile
 
@@ -70,11 +70,7 @@ async def running(folder: Path, *, queued_samples: int = 1000, url: str = "") ->
             store, model, metrics, load_scopes=1000, queued_samples=queued_samples, keep_samples=1000
         )
         service = PredictorService(model, persistence, metrics, monotonic)
-        async with serving(
-            address,
-            lambda server: predictor_pb2_grpc.add_PredictorServicer_to_server(service, server),
-            names=[SERVICE],
-        ):
+        async with GrpcNetwork().serving(address, service.handlers):
             await persistence.flush()
             yield Predictor(address, persistence, model, registry)
 

@@ -17,7 +17,8 @@ from motet.api.v1 import (
     supervisor_pb2_grpc,
 )
 from motet.domain import pages_for
-from motet.rpc import Outbox, open_channel, run_stream, serving
+from motet.rpc import Outbox, run_stream
+from motet.transport.over_grpc import GrpcServerStream, open_channel, serving
 from tests.common.waiting import PATIENCE_S
 
 PATIENCE = PATIENCE_S
@@ -51,7 +52,7 @@ class Peer:
         outbox = self._outbox = Outbox[Any]()
         if greeting is not None:
             outbox.put(greeting)
-        await run_stream(context, requests, outbox, self.received.append)
+        await run_stream(GrpcServerStream(requests, context), outbox, self.received.append)
 
 
 class RecordingScheduler(Peer, scheduler_pb2_grpc.SchedulerServicer):

@@ -19,7 +19,7 @@ from motet.digest import (
     hex_of,
 )
 from motet.errors import ModelFolderError
-from motet.rpc import is_healthy, open_channel
+from motet.transport.over_grpc import is_healthy, open_channel
 from motet_runner.assets import CHUNK_BYTES
 from tests.common.waiting import PATIENCE_S
 from tests.support.in_process_runner import in_process_runner, write_adapter, write_model

@@ -13,8 +13,8 @@ from motet_runner.engine_process import without_collections
 from motet_runner.interface import EngineConfig
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
+from motet_simulator.fake_engine import FakeEngine
 from tests.runner.random_models import save_base
-from tests.support.fake_engine import FakeEngine
 from tests.support.surroundings import REAL
 from tests.support.thread_engine import ThreadEngineClient
 

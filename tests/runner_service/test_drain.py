@@ -7,9 +7,9 @@ from motet.api.v1 import scheduler_pb2
 from motet.clock import FakeClock
 from motet.health import Health
 from motet_runner.hang_detector import HangDetector
+from motet_simulator.fake_engine import SlowEngines, tokens_of
 from tests.common.waiting import PATIENCE_S
 from tests.runner_service.fake_peers import gateway_to, scheduler_at
-from tests.support.fake_engine import SlowEngines, tokens_of
 from tests.support.in_process_runner import in_process_runner
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system

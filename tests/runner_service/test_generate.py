@@ -15,15 +15,15 @@ from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2
 from motet.domain import BASE, RequestId
 from motet.errors import Declined
 from motet.prefix_hints import prefix_salt
-from motet.rpc import is_healthy, open_channel
+from motet.transport.over_grpc import is_healthy, open_channel
 from motet_runner import generate_service
 from motet_runner.engine_client import EngineClient
 from motet_runner.engine_messages import Add, EngineOutputs, SequenceRefused
 from motet_runner.generate_service import sequence_of
+from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.common.waiting import PATIENCE_S
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, until
 from tests.support.deadly_engine import DEADLY, dying_engine, exits_with_the_drivers_status, fails, fails_and_stays
-from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_runner import in_process_runner
 from tests.support.metric_values import value_of
 

@@ -13,8 +13,8 @@ from motet.promises import PromiseRule
 from motet.runner_info import KernelState
 from motet_runner import scheduler_link
 from motet_runner.adapters.cache import CERTIFICATE
+from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
-from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_runner import in_process_runner, write_adapter
 from tests.support.metric_values import value_of
 

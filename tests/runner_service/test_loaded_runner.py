@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.domain import Digest
 from motet.settings import Addresses
+from motet.transport.over_grpc import GrpcServerStream
 from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_client import EngineDied
@@ -19,8 +20,8 @@ from motet_runner.metrics import Metrics
 from motet_runner.plan import preset_named
 from motet_runner.runner_facts import RunnerFacts
 from motet_runner.settings import Settings
+from motet_simulator.fake_engine import FakeEngine, token_at
 from tests.runner_service.fake_peers import CheckingGateway, until
-from tests.support.fake_engine import FakeEngine, token_at
 from tests.support.in_process_engine import InProcessEngine
 from tests.support.in_process_runner import NOWHERE
 from tests.support.surroundings import REAL
@@ -97,7 +98,7 @@ class Running:
     async def gateway(self) -> AsyncIterator[CheckingGateway]:
         stream = MemoryStream()
         gateway = CheckingGateway(stream)
-        served = asyncio.create_task(self.runner.serve_gateway(stream.requests(), stream.context))
+        served = asyncio.create_task(self.runner.serve_gateway(GrpcServerStream(stream.requests(), stream.context)))
         reader = asyncio.create_task(gateway.read())
         await gateway.send(hello=runner_pb2.GenerateHello(gateway="g0"))
         try:

@@ -32,7 +32,7 @@ from motet_runner.engine_messages import (
 from motet_runner.engine_process import drive
 from motet_runner.interface import AdapterFailed, Finish, NewSequence, Sampling
 from motet_runner.pipe import Pipe
-from tests.support.fake_engine import FakeEngine, tokens_of
+from motet_simulator.fake_engine import FakeEngine, tokens_of
 
 PROMPT = (1, 2, 3)
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from motet.errors import ModelFolderError
-from motet.rpc import is_healthy
+from motet.transport.over_grpc import is_healthy
 from motet_runner.settings import Settings
 from motet_runner.sources.base_model import model_folder
 from tests.runner.random_models import RandomAdapter, save_adapter, save_base

@@ -9,9 +9,9 @@ from motet.clock import monotonic
 from motet_runner.engine_loop import EngineLoop
 from motet_runner.engine_messages import Add, Cancel
 from motet_runner.interface import NewSequence, Sampling
+from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.runner_service.fake_peers import gateway_to, until
 from tests.support.deadly_engine import DEADLY, DEADLY_ENGINE
-from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_runner import in_process_runner
 
 SLOW = partial(FakeEngine, step_seconds=0.005, deadly=DEADLY)

@@ -28,10 +28,10 @@ from motet_scheduler.policy import events
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
 from motet_scheduler.service import DecisionFailed, SchedulerService
-from tests.common.leases import FakeLeaseApi
+from motet_simulator.fake_engine import SlowEngines, tokens_of
+from motet_simulator.leases import FakeLeaseApi
 from tests.common.waiting import PATIENCE_S
 from tests.scheduler.builders import adapter, pool
-from tests.support.fake_engine import SlowEngines, tokens_of
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
 from tests.support.surroundings import REAL

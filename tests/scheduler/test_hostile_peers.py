@@ -15,9 +15,10 @@ from structlog.testing import capture_logs
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2
 from motet.clock import FakeClock
 from motet.leadership import LocalLeadership
-from motet.rpc import EndStream, Link, open_channel
+from motet.rpc import EndStream, Link
 from motet.rpc.message_failures import TOLD_ONCE, handle
 from motet.runner_info import RunnerIdentity
+from motet.transport.over_grpc import open_channel
 from motet_scheduler import conversion
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import events

@@ -11,8 +11,8 @@ from motet.promises import PromiseRule
 from motet.runner_info import Capacity
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.values import Certificate, Promise
+from motet_simulator.fake_engine import PAGE_BYTES, FakeEngine, SlowEngines, tokens_of
 from tests.scheduler.builders import PIRATE, POET, adapter, entry, ready
-from tests.support.fake_engine import PAGE_BYTES, FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_runner import write_adapter
 from tests.support.in_process_services import adapter_entry, until
 from tests.support.in_process_system import in_process_system

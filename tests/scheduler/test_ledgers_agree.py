@@ -6,7 +6,7 @@ import random
 import pytest
 
 from motet_scheduler.settings import Settings
-from tests.support.fake_engine import FakeEngine, tokens_of
+from motet_simulator.fake_engine import FakeEngine, tokens_of
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
 from tests.support.metric_values import value_of

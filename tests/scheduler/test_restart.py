@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from motet.rpc import LAST_RETRY_SECONDS, is_healthy
+from motet.rpc import LAST_RETRY_SECONDS
+from motet.transport.over_grpc import is_healthy
 from motet_scheduler.settings import Settings
-from tests.support.fake_engine import SlowEngines, tokens_of
+from motet_simulator.fake_engine import SlowEngines, tokens_of
 from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import in_process_runner, write_adapter
 from tests.support.in_process_services import FakeOperator, adapter_entry, until

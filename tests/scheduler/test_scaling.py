@@ -4,7 +4,7 @@ import pytest
 
 from motet.api.v1 import scheduler_pb2
 from motet_scheduler.settings import Settings
-from tests.support.fake_engine import SlowEngines
+from motet_simulator.fake_engine import SlowEngines
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
 

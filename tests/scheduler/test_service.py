@@ -11,14 +11,14 @@ from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.digest import adapter_digest
 from motet.errors import ContextLengthExceeded, ModelNotFound, NoRunner
 from motet.leadership import LocalLeadership
-from motet.rpc import open_channel
 from motet.runner_info import RequestClass
+from motet.transport.over_grpc import open_channel
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy.values import SchedulerConfig
 from motet_scheduler.service import SchedulerService
+from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.common.waiting import PATIENCE_S
 from tests.scheduler.builders import SchedulerDriver
-from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.fake_gateway import fake_gateway
 from tests.support.in_process_runner import write_adapter
 from tests.support.in_process_services import adapter_entry, fake_operator, until

@@ -9,9 +9,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
-from motet.rpc import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, Link, is_healthy, open_channel, serving
+from motet.rpc import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, Link
+from motet.transport.methods import SERVE
+from motet.transport.over_grpc import GrpcNetwork, is_healthy, open_channel
 from motet_scheduler import predecessor
-from motet_scheduler.leader_only import LeaderOnlyServicer
+from motet_scheduler.leader_only import LeaderOnly
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings
@@ -22,16 +24,16 @@ from tests.support.in_process_services import until
 from tests.support.surroundings import REAL
 
 
-class CountingServicer(LeaderOnlyServicer):
-    """Counts the streams that clients open."""
+class CountingFront(LeaderOnly):
+    """Counts the streams that gateways open."""
 
     def __init__(self, leader_address):
         super().__init__(leader_address)
         self.asked = 0
 
-    async def Serve(self, request_iterator, context):
-        self.asked += 1
-        await super().Serve(request_iterator, context)
+    async def stream(self, method, stream):
+        self.asked += method is SERVE
+        await super().stream(method, stream)
 
 
 class SlowLease:
@@ -57,7 +59,7 @@ class Replica:
     def __init__(self, folder, name):
         self.address = f"unix:{folder}/{name}.sock"
         self.leader_address = ""
-        self.front = CountingServicer(lambda: self.leader_address)
+        self.front = CountingFront(lambda: self.leader_address)
         self._folder = folder / name
 
     def lead(self, term):
@@ -78,8 +80,7 @@ class Replica:
 
     @asynccontextmanager
     async def up(self):
-        add = lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(self.front, server)  # noqa: E731
-        async with serving(self.address, add, grace=0):
+        async with GrpcNetwork().serving(self.address, self.front.handlers, grace=0):
             yield
 
 
@@ -118,7 +119,8 @@ async def gateway_link(address, *, name="g0", seen=0):
     link = Link(
         "scheduler",
         address,
-        lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Serve(),
+        SERVE,
+        network=GrpcNetwork(),
         greet=lambda: [scheduler_pb2.ServeUp(hello=scheduler_pb2.GatewayHello(gateway=name, highest_term=seen))],
         receive=received.append,
     )
@@ -168,7 +170,9 @@ async def test_a_standby_refuses_explain(folder):
 async def test_a_new_leader_notifies_its_predecessor_until_it_answers(folder):
     before = Replica(folder, "a")
     before.lead(1)
-    telling = asyncio.create_task(predecessor.tell_predecessor(before.address, 2, time_scale=0.05))
+    telling = asyncio.create_task(
+        predecessor.tell_predecessor(before.address, 2, network=GrpcNetwork(), time_scale=0.05)
+    )
     await asyncio.sleep(0.2)  # the predecessor is not up yet
     async with before.up():
         await asyncio.wait_for(telling, PATIENCE_S)
@@ -176,8 +180,11 @@ async def test_a_new_leader_notifies_its_predecessor_until_it_answers(folder):
 
 
 async def test_a_dead_predecessor_is_not_waited_for(folder):
-    await asyncio.wait_for(predecessor.tell_predecessor(f"unix:{folder}/nobody.sock", 2, time_scale=0.01), PATIENCE_S)
-    await asyncio.wait_for(predecessor.tell_predecessor("", 2), PATIENCE_S)
+    await asyncio.wait_for(
+        predecessor.tell_predecessor(f"unix:{folder}/nobody.sock", 2, network=GrpcNetwork(), time_scale=0.01),
+        PATIENCE_S,
+    )
+    await asyncio.wait_for(predecessor.tell_predecessor("", 2, network=GrpcNetwork()), PATIENCE_S)
 
 
 async def test_a_higher_term_is_announced_only_once_it_is_written(folder):

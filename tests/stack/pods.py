@@ -13,10 +13,12 @@ import httpx2 as httpx
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
+from motet.api.v1 import scheduler_pb2
 from motet.clock import monotonic
 from motet.rpc import Link
 from motet.tls import TlsIdentity, acting_as
+from motet.transport.methods import SYNC
+from motet.transport.over_grpc import GrpcNetwork
 from testbed.local_stack import BUNDLED
 from testbed.ports import free_port
 from tests.support.authority import Authority
@@ -118,7 +120,8 @@ class ServicesAsPods:
         link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
             "scheduler",
             self.address("scheduler"),
-            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Sync(),
+            SYNC,
+            network=GrpcNetwork(),
             greet=lambda: [scheduler_pb2.SyncUp(snapshot=snapshot)],
             receive=lambda _: None,
         )

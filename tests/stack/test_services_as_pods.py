@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.rpc import is_healthy
+from motet.transport.over_grpc import is_healthy
 from tests.stack.pods import GRACE_S, SERVICES, ServicesAsPods, all_end
 from tests.support.authority import Authority
 

@@ -3,10 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
+from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from motet_supervisor.policy import effects, events
 from motet_supervisor.settings import Settings
 from tests.supervisor.builders import R0, SupervisorDriver, entry
-from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
 from tests.support.metric_values import value_of

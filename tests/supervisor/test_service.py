@@ -8,11 +8,11 @@ from prometheus_client import CollectorRegistry
 from motet.clock import FakeClock
 from motet.runner_info import Capacity, RunnerIdentity
 from motet_scheduler.settings import Settings as SchedulerSettings
+from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from motet_supervisor.metrics import Metrics
 from motet_supervisor.policy import events
 from motet_supervisor.service import SupervisorService
 from motet_supervisor.settings import Settings as SupervisorSettings
-from tests.support.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.support.in_process_services import until
 from tests.support.in_process_system import in_process_system
 from tests.support.metric_values import value_of

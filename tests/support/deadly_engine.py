@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from motet_runner.engine_process import main
-from tests.support.fake_engine import FakeEngine
+from motet_simulator.fake_engine import FakeEngine
 
 DEADLY = 666
 STEP_SECONDS = 0.005

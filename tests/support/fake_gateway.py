@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.errors import from_proto
 from motet.rpc import Link
 from motet.task_group import run_together
+from motet.transport.methods import GENERATE, SERVE
+from motet.transport.over_grpc import GrpcNetwork
 from tests.common.waiting import PATIENCE_S
 
 GROUP = "default/demo"
@@ -58,7 +60,8 @@ class FakeGateway:
         self.link: Link[scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Link(
             f"{name}: scheduler",
             scheduler,
-            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Serve(),
+            SERVE,
+            network=GrpcNetwork(),
             greet=self._greet,
             receive=self._on_scheduler_message,
         )
@@ -225,7 +228,8 @@ class FakeGateway:
         link: Link[runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Link(
             f"{self.name}: {address}",
             address,
-            lambda channel: runner_pb2_grpc.RunnerStub(channel).Generate(),
+            GENERATE,
+            network=GrpcNetwork(),
             greet=greet,
             receive=self._on_runner_message,
             closed=closed,

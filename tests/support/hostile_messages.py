@@ -1,17 +1,17 @@
 """Messages that no honest peer sends, made from the protocol itself: a new field is tried as soon as it exists."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from math import inf, nan
 from typing import Any, NoReturn
 
-import grpc
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from motet.rpc import EndStream, Link, Sessions
 from motet.rpc.message_failures import handle
 from motet.terms import ImpossibleTerm
+from motet.transport import StatusCode
 
 _UNSIGNED_32 = (0, 1, 2**32 - 1)
 _UNSIGNED_64 = (0, 1, 2**63, 2**64 - 1)
@@ -103,32 +103,36 @@ def _varint(number: int) -> bytes:
     return bytes([*written, number])
 
 
-class StreamEnded(Exception):
+class _EndedByServer(Exception):
     """The server has ended the stream with a status."""
 
 
 class _ServedPeer:
-    """What gRPC hands to a server for one stream."""
+    """The server's side of a stream whose client says these messages and leaves."""
 
-    async def send_initial_metadata(self, _metadata: Any) -> None:
-        pass
+    def __init__(self, messages: tuple[Any, ...]) -> None:
+        self._messages = messages
 
-    async def write(self, _message: Any) -> None:
-        pass
+    async def accept(self) -> None: ...
 
-    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        raise StreamEnded(f"{code.name}: {details}")
+    async def send(self, _message: Any) -> None: ...
+
+    async def send_all(self, take: Callable[[], Awaitable[Any]]) -> None:
+        while True:
+            await take()
+
+    async def receive_all(self, receive: Callable[[Any], None]) -> None:
+        for message in self._messages:
+            receive(message)
+
+    async def end(self, code: StatusCode, details: str) -> NoReturn:
+        raise _EndedByServer(f"{code.name}: {details}")
 
 
 async def serve(server: Sessions[Any, Any, Any], *messages: Any, peer: Any = None) -> None:
     """One stream of a peer that says these messages and leaves. Raises what the handler raises."""
-
-    async def requests() -> AsyncIterator[Any]:
-        for message in messages:
-            yield message
-
-    with suppress(StreamEnded):
-        await server.serve(requests(), _ServedPeer(), peer)
+    with suppress(_EndedByServer):
+        await server.serve(_ServedPeer(messages), peer)
 
 
 def receive(client: Link[Any, Any], message: Any) -> None:

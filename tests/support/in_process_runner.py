@@ -25,7 +25,7 @@ from motet_runner.engine_client import EngineClient
 from motet_runner.interface import Engine
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
-from tests.support.fake_engine import FakeEngine
+from motet_simulator.fake_engine import FakeEngine
 from tests.support.surroundings import REAL
 from tests.support.thread_engine import ThreadEngineClient
 

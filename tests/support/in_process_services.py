@@ -12,14 +12,16 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2_grpc
+from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import every
 from motet.leadership import LocalLeadership
-from motet.rpc import Link, serving
+from motet.rpc import Link
+from motet.transport.methods import SYNC
+from motet.transport.over_grpc import GrpcNetwork
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.event_failures import EventFailures
 from motet_scheduler.leader_loop import lead
-from motet_scheduler.leader_only import LeaderOnlyServicer
+from motet_scheduler.leader_only import LeaderOnly
 from motet_scheduler.metrics import Metrics as SchedulerMetrics
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.service import SchedulerService
@@ -100,7 +102,7 @@ class InProcessServices:
         with LocalLeadership(self.folder / "scheduler.term", REAL) as leadership:
             self.scheduler_metrics = CollectorRegistry()
             metrics = SchedulerMetrics(self.scheduler_metrics)
-            front = LeaderOnlyServicer(lambda: "")
+            front = LeaderOnly(lambda: "")
 
             def begin(failures: EventFailures) -> SchedulerService:
                 self.scheduler_service = SchedulerService(
@@ -115,13 +117,10 @@ class InProcessServices:
                 front.open(self.scheduler_service)
                 return self.scheduler_service
 
-            def add(server: Any) -> None:
-                scheduler_pb2_grpc.add_SchedulerServicer_to_server(front, server)
-
             leading = asyncio.create_task(lead(leadership, begin, tick_seconds=0.02, time_scale=self._scale))
             await asyncio.sleep(0)  # from here on the service exists
             try:
-                async with serving(self.scheduler_address, add, grace=0):
+                async with GrpcNetwork().serving(self.scheduler_address, front.handlers, grace=0):
                     up.set()
                     await leading
             finally:
@@ -137,10 +136,7 @@ class InProcessServices:
         )
         self.supervisor_service = service
 
-        def add(server: Any) -> None:
-            supervisor_pb2_grpc.add_SupervisorServicer_to_server(service, server)
-
-        async with serving(self.supervisor_address, add, grace=0):
+        async with GrpcNetwork().serving(self.supervisor_address, service.handlers, grace=0):
             up.set()
             await every(0.02, service.tick, name="tick")
 
@@ -156,7 +152,8 @@ class FakeOperator:
         self.link: Link[scheduler_pb2.SyncUp, scheduler_pb2.SyncDown] = Link(
             "operator: scheduler",
             scheduler,
-            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Sync(),
+            SYNC,
+            network=GrpcNetwork(),
             greet=lambda: [self._all_drains(), scheduler_pb2.SyncUp(term=self.term, snapshot=self._snapshot)],
             receive=self.received.append,
         )

@@ -11,6 +11,7 @@ from motet.clock import monotonic
 from motet.domain import BASE, Digest
 from motet.errors import MotetError
 from motet.prefix_hints import prefix_salt, prompt_hints
+from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway.catalog import CurrentCatalog
 from motet_gateway.dispatcher import Dispatcher, GenerationRequest
 from motet_gateway.generation import EndReason
@@ -54,6 +55,7 @@ async def dispatcher_of(system: InProcessSystem) -> AsyncIterator[Dispatcher]:
         system.control.scheduler_address,
         CurrentCatalog(),
         Metrics(CollectorRegistry(), clock=monotonic),
+        network=GrpcNetwork(),
         connect_seconds=PATIENCE_S,
         held=HeldRequests(lambda: None, monotonic),
         clock=monotonic,

@@ -11,9 +11,9 @@ from motet.addresses import reachable_host
 from motet.keys import CALLERS_VARIABLE
 from motet.processes import ProcessSpec
 from motet.processes.manager import MANAGED_BY_VARIABLE, Probe, at_once
-from motet.rpc import is_healthy
 from motet.settings import Database, ProcessSettings
 from motet.telemetry import is_alive
+from motet.transport.over_grpc import is_healthy
 from motet_operator.environment import runner_environment
 from motet_operator.local.state_directory import StateDirectory
 from motet_operator.reconcile import RunnerTemplate

@@ -1,4 +1,4 @@
-"""What a process finds around it: time, chance, names, a disk, and a watch over its own event loop.
+"""What a process finds around it: time, chance, names, a disk, a network, and a watch over its own event loop.
 
 Each process makes one object, in its `__main__`, and hands it to whatever needs a part of it. So nothing else takes the
 time, a random number or a thread by itself, and a simulation runs the same code with surroundings of its own.
@@ -15,6 +15,8 @@ from typing import Protocol
 
 from motet.clock import Clock, monotonic
 from motet.disk import Disk, RealDisk
+from motet.transport import Network
+from motet.transport.over_grpc import GrpcNetwork
 from motet.watchdog import ThreadWatchdog, Watchdog
 
 
@@ -35,6 +37,7 @@ class Surroundings:
     disk: Disk
     watchdog: Callable[[float, Callable[[], None]], Watchdog]
     """Starts a watchdog: `watchdog(end, late)` calls `late` when the clock reaches `end`."""
+    network: Network
 
 
 def real_surroundings() -> Surroundings:
@@ -46,4 +49,5 @@ def real_surroundings() -> Surroundings:
         new_id=secrets.token_hex,
         disk=RealDisk(),
         watchdog=lambda end, late: ThreadWatchdog(end, late, clock=monotonic),
+        network=GrpcNetwork(),
     )

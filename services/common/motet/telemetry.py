@@ -22,9 +22,9 @@ from motet.addresses import bound_socket
 from motet.clock import Clock
 from motet.errors import SetupError
 from motet.health import Health
-from motet.rpc import socket_path
 from motet.rpc.metrics import StreamMetrics
 from motet.settings import ProcessSettings
+from motet.transport.over_grpc import socket_path
 
 
 def configure_logging(service: str, settings: ProcessSettings) -> None:

@@ -2,7 +2,7 @@
 
 A process knows a peer by its role and not by its address, because the addresses of pods change: the scheduler is
 always `scheduler.motet.internal`. Every process with a TLS certificate of the same authority may connect. Each side
-checks the role of the other: the client when it connects, the server at every call (`motet.rpc.roles`).
+checks the role of the other: the client when it connects, the server at every call (`motet.transport.over_grpc.roles`).
 """
 
 import ssl

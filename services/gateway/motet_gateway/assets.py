@@ -7,15 +7,16 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
-import grpc
 import structlog
 
-from motet.api.v1 import runner_pb2, runner_pb2_grpc
+from motet.api.v1 import runner_pb2
 from motet.errors import Internal, MotetError, SetupError
-from motet.rpc import Backoff, open_channel
+from motet.rpc import Backoff
+from motet.transport import CallFailed, Network
+from motet.transport.methods import ASSETS
 from motet_gateway.tokens.text_model import ASSET_FILES, ModelTokenizer
 
 log = structlog.get_logger(__name__)
@@ -27,7 +28,8 @@ MAX_ASSET_BYTES = 256 * 1024 * 1024
 class AssetStore:
     """`get` never waits. `fetch` starts at most one fetch per digest and calls `changed` when it has ended."""
 
-    def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, changed: Callable[[], None], *, network: Network) -> None:
+        self._network = network
         self._folder = folder
         self._changed = changed
         self._models: dict[str, ModelTokenizer] = {}
@@ -71,12 +73,12 @@ class AssetStore:
             self._changed()
 
     async def _fetch_from_any(self, digest: str, addresses: Callable[[], Iterable[str]], folder: Path) -> None:
-        backoff = Backoff()
+        backoff = Backoff(self._network.spread)
         while True:
             for address in list(addresses()):
                 try:
                     await self._fetch(digest, address, folder)
-                except (grpc.aio.AioRpcError, OSError, TimeoutError, ValueError, SetupError) as error:
+                except (CallFailed, OSError, TimeoutError, ValueError, SetupError) as error:
                     log.warning("assets_fetch_failed", digest=digest, address=address, reason=str(error)[:200])
                 else:
                     return
@@ -86,12 +88,10 @@ class AssetStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=".fetching-", dir=self._folder))
         try:
-            async with asyncio.timeout(FETCH_SECONDS), open_channel(address, "runner") as channel:
-                call = runner_pb2_grpc.RunnerStub(channel).Assets(runner_pb2.AssetsRequest(digest=digest))
-                try:
-                    await _write_files(call, unfinished)
-                finally:
-                    call.cancel()
+            async with asyncio.timeout(FETCH_SECONDS), self._network.channel(address, "runner") as channel:
+                chunks = channel.download(ASSETS, runner_pb2.AssetsRequest(digest=digest))
+                async with contextlib.aclosing(chunks):
+                    await _write_files(chunks, unfinished)
             # Another process may have put the same files there meanwhile.
             with contextlib.suppress(OSError):
                 unfinished.replace(folder)
@@ -99,9 +99,7 @@ class AssetStore:
             shutil.rmtree(unfinished, ignore_errors=True)
 
 
-async def _write_files(
-    chunks: "grpc.aio.UnaryStreamCall[runner_pb2.AssetsRequest, runner_pb2.AssetChunk]", folder: Path
-) -> None:
+async def _write_files(chunks: AsyncIterator[runner_pb2.AssetChunk], folder: Path) -> None:
     received = 0
     async for chunk in chunks:
         received += len(chunk.data)

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import grpc
 import structlog
 
-from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.clock import Clock
 from motet.errors import MotetError, RequestKillsEngines, from_proto
 from motet.rpc import Link, known_error
 from motet.terms import check_leaders_term, check_term
+from motet.transport import Network
+from motet.transport.methods import SERVE
 from motet_gateway.catalog import Catalog, CurrentCatalog
 from motet_gateway.generation import (
     CancelAtRunner,
@@ -126,6 +127,7 @@ class Dispatcher:
         catalog: CurrentCatalog,
         metrics: Metrics,
         *,
+        network: Network,
         connect_seconds: float,
         held: HeldRequests,
         clock: Clock,
@@ -140,6 +142,7 @@ class Dispatcher:
         self._usage = RecentUsage(clock)
         self.runners = RunnerStreams(
             gateway,
+            network=network,
             on_message=self.from_runner,
             on_stream_lost=self._runner_lost,
             on_unreachable=self._unreachable,
@@ -148,7 +151,8 @@ class Dispatcher:
         self.scheduler: Link[scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Link(
             "scheduler",
             scheduler_address,
-            _open,
+            SERVE,
+            network=network,
             greet=self._hello,
             receive=self._from_scheduler,
             failed=self._on_scheduler_failure,
@@ -598,9 +602,3 @@ def _waiting_for(progress: runner_pb2.SequenceProgress, order: GenerationRequest
             return "parked until memory is free"
         case _:
             return ""
-
-
-def _open(
-    channel: grpc.aio.Channel,
-) -> "grpc.aio.StreamStreamCall[scheduler_pb2.ServeUp, scheduler_pb2.ServeDown]":
-    return scheduler_pb2_grpc.SchedulerStub(channel).Serve()

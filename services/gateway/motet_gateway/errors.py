@@ -1,33 +1,32 @@
 """Errors of HTTP requests, which only the gateway raises. Errors that services share are in `motet.errors`."""
 
-import grpc
-
 from motet.errors import TABLE, ErrorMapping, MotetError
+from motet.transport import StatusCode
 
 
 class MethodNotAllowed(MotetError):
     """The path exists, but not for this method. The header `allow` names the right method."""
 
-    mapping = ErrorMapping("method_not_allowed", 405, "invalid_request_error", grpc.StatusCode.UNIMPLEMENTED)
+    mapping = ErrorMapping("method_not_allowed", 405, "invalid_request_error", StatusCode.UNIMPLEMENTED)
 
 
 class HostNotAllowed(MotetError):
     """The Host header does not name this machine, and the gateway listens on a loopback address without keys. Use
     `http://localhost` or `http://127.0.0.1`, or allow the name with MOTET_GATEWAY_ALLOWED_HOSTS."""
 
-    mapping = ErrorMapping("host_not_allowed", 403, "permission_error", grpc.StatusCode.PERMISSION_DENIED)
+    mapping = ErrorMapping("host_not_allowed", 403, "permission_error", StatusCode.PERMISSION_DENIED)
 
 
 class HeadersTooLarge(MotetError):
     """The request line or the headers are too long, or there are too many headers. Send fewer or shorter headers."""
 
-    mapping = ErrorMapping("headers_too_large", 431, "invalid_request_error", grpc.StatusCode.RESOURCE_EXHAUSTED)
+    mapping = ErrorMapping("headers_too_large", 431, "invalid_request_error", StatusCode.RESOURCE_EXHAUSTED)
 
 
 class RequestTimeout(MotetError):
     """The headers or the body of the request did not arrive in time. Send it again over a faster connection."""
 
-    mapping = ErrorMapping("request_timeout", 408, "invalid_request_error", grpc.StatusCode.DEADLINE_EXCEEDED)
+    mapping = ErrorMapping("request_timeout", 408, "invalid_request_error", StatusCode.DEADLINE_EXCEEDED)
 
 
 def errors_by_code() -> dict[str, type[MotetError]]:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import grpc
 import structlog
 
-from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
+from motet.api.v1 import common_pb2, predictor_pb2
 from motet.errors import SetupError
 from motet.length_statistics import LengthStatistics
-from motet.rpc import open_channel
+from motet.transport import CallFailed, Channel, Network, StatusCode
+from motet.transport.methods import OBSERVE, PREDICT
 
 log = structlog.get_logger(__name__)
 
@@ -64,12 +64,13 @@ class _PendingEstimate:
 
 
 class Estimator:
-    def __init__(self, address: str, *, budget_seconds: float, time_scale: float = 1.0) -> None:
+    def __init__(self, address: str, *, network: Network, budget_seconds: float, time_scale: float = 1.0) -> None:
         self._address = address
+        self._network = network
         self._budget = budget_seconds
         self._pause = PROBE_SECONDS * time_scale
         self._local = LocalLengths()
-        self._stub: predictor_pb2_grpc.PredictorAsyncStub | None = None
+        self._channel: Channel | None = None
         self._up = False
         self._went_down = asyncio.Event()
         self._waiting: list[_PendingEstimate] = []
@@ -89,7 +90,7 @@ class Estimator:
             except TimeoutError:
                 self._down("no answer within the budget")
             except Exception as error:  # whatever it is, an estimate of our own is better than no answer
-                self._down(error.details() or "" if isinstance(error, grpc.aio.AioRpcError) else repr(error))
+                self._down(error.details if isinstance(error, CallFailed) else repr(error))
         return [self._local.estimate(p.tenant, p.adapter, p.max_tokens) for p in prompts]
 
     def observe(self, outcome: predictor_pb2.Outcome) -> None:
@@ -112,32 +113,30 @@ class Estimator:
         """Open a new channel each time the predictor was down: its address or TLS certificate may have changed."""
         while True:
             try:
-                async with open_channel(self._address, "predictor", grace=PROBE_TIMEOUT_SECONDS) as channel:
-                    stub = predictor_pb2_grpc.PredictorStub(channel)
-                    await stub.Predict(predictor_pb2.PredictRequest(), timeout=PROBE_TIMEOUT_SECONDS)
-                    self._stub, self._up = stub, True
+                async with self._network.channel(self._address, "predictor", grace=PROBE_TIMEOUT_SECONDS) as channel:
+                    await channel.call(PREDICT, predictor_pb2.PredictRequest(), seconds=PROBE_TIMEOUT_SECONDS)
+                    self._channel, self._up = channel, True
                     self._went_down.clear()
                     log.info("predictor_up")
                     await self._went_down.wait()
-            except (grpc.aio.AioRpcError, SetupError):
+            except (CallFailed, SetupError):
                 await asyncio.sleep(self._pause)
 
     async def _send_outcomes(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             while self._up and self._outcomes:
-                assert self._stub is not None
+                assert self._channel is not None
                 count = min(len(self._outcomes), OUTCOMES_AT_ONCE)
                 batch = [self._outcomes.popleft() for _ in range(count)]
                 try:
-                    await self._stub.Observe(
-                        predictor_pb2.ObserveRequest(outcomes=batch), timeout=PROBE_TIMEOUT_SECONDS
-                    )
-                except grpc.aio.AioRpcError as error:
+                    request = predictor_pb2.ObserveRequest(outcomes=batch)
+                    await self._channel.call(OBSERVE, request, seconds=PROBE_TIMEOUT_SECONDS)
+                except CallFailed as error:
                     # Send again only if it did not arrive: counting a length twice is worse than missing one.
-                    if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    if error.code is StatusCode.UNAVAILABLE:
                         self._outcomes.extendleft(reversed(batch))
-                    self._down(error.details() or "")
+                    self._down(error.details)
 
     def _down(self, why: str) -> None:
         if self._up:
@@ -163,10 +162,10 @@ class Estimator:
             self._flight = None
 
     async def _ask_for(self, batch: list[_PendingEstimate]) -> None:
-        if self._stub is None or not self._up:  # the previous call failed, so the channel is closed
+        if self._channel is None or not self._up:  # the previous call failed, so the channel is closed
             raise ValueError("the predictor is down")
         prompts = [prompt for asked in batch for prompt in asked.prompts]
-        answer = await self._stub.Predict(predictor_pb2.PredictRequest(prompts=prompts), timeout=self._budget)
+        answer = await self._channel.call(PREDICT, predictor_pb2.PredictRequest(prompts=prompts), seconds=self._budget)
         if len(answer.estimates) != len(prompts):
             raise ValueError(f"the predictor answered {len(answer.estimates)} of {len(prompts)} prompts")
         estimates = iter(answer.estimates)

@@ -76,7 +76,8 @@ class Gateway:
         self._drained = False
         self.writes = WritesOfTurn()
         self.listeners: set[Callable[[], None]] = set()
-        self.assets = AssetStore(process.cache_dir / "assets", self._notify_listeners)
+        network = surroundings.network
+        self.assets = AssetStore(process.cache_dir / "assets", self._notify_listeners, network=network)
         self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)
         self.encoder = Encoder(threaded_bytes=settings.threaded_prompt_bytes)
         self.renderer = ChatRenderer(
@@ -89,6 +90,7 @@ class Gateway:
         self.catalog.listen(self._on_catalog)
         self.estimator = Estimator(
             addresses.predictor_address,
+            network=network,
             budget_seconds=settings.predict_budget_seconds,
             time_scale=process.time_scale,
         )
@@ -99,6 +101,7 @@ class Gateway:
             addresses.scheduler_address,
             self.catalog,
             metrics,
+            network=network,
             connect_seconds=settings.connect_seconds * process.time_scale,
             held=self.held,
             clock=surroundings.clock,

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 
-import grpc
 import structlog
 
-from motet.api.v1 import runner_pb2, runner_pb2_grpc
+from motet.api.v1 import runner_pb2
 from motet.rpc import Link
+from motet.transport import Network
+from motet.transport.methods import GENERATE
 from motet_gateway.generation import RunnerPlacement
 
 log = structlog.get_logger(__name__)
@@ -28,6 +29,7 @@ class RunnerStreams:
         self,
         gateway: str,
         *,
+        network: Network,
         on_message: OnMessage,
         on_stream_lost: OnStreamLost,
         on_unreachable: OnUnreachable,
@@ -36,6 +38,7 @@ class RunnerStreams:
         self._open = partial(
             _Stream,
             gateway=gateway,
+            network=network,
             on_message=on_message,
             on_stream_lost=on_stream_lost,
             on_unreachable=on_unreachable,
@@ -75,6 +78,7 @@ class _Stream:
         address: str,
         *,
         gateway: str,
+        network: Network,
         on_message: OnMessage,
         on_stream_lost: OnStreamLost,
         on_unreachable: OnUnreachable,
@@ -87,7 +91,8 @@ class _Stream:
         self.link: Link[runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Link(
             "runner",
             address,
-            _open,
+            GENERATE,
+            network=network,
             greet=lambda: [runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway=gateway))],
             receive=lambda message: on_message(address, message),
             opened=self._send_waiting,
@@ -126,9 +131,3 @@ class _Stream:
         if (unsent := self._unsent.pop(request, None)) is not None:
             unsent[2].cancel()
             self._on_unreachable(unsent[0], request, f"no stream to the runner at {self._address}")
-
-
-def _open(
-    channel: grpc.aio.Channel,
-) -> "grpc.aio.StreamStreamCall[runner_pb2.GenerateUp, runner_pb2.GenerateDown]":
-    return runner_pb2_grpc.RunnerStub(channel).Generate()

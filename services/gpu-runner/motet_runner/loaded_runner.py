@@ -5,9 +5,9 @@ posted commands and hands back outputs, also one in this process.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -16,6 +16,7 @@ from motet.clock import every
 from motet.settings import Addresses
 from motet.surroundings import Surroundings
 from motet.task_group import run_together
+from motet.transport import ServerStream
 from motet_runner.accepted_requests import AcceptedRequests, has_work
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_client import EngineDied
@@ -107,6 +108,7 @@ class LoadedRunner:
         )
         self.scheduler = SchedulerLink(
             addresses.scheduler_address,
+            network=surroundings.network,
             facts=facts,
             accepted=accepted,
             adapters=adapters,
@@ -118,6 +120,7 @@ class LoadedRunner:
         )
         self.supervisor = SupervisorLink(
             addresses.supervisor_address,
+            network=surroundings.network,
             facts=facts,
             accepted=accepted,
             last_report=lambda: self.last_report,
@@ -154,9 +157,9 @@ class LoadedRunner:
         await self.generation.close()
         self.adapters.close()
 
-    async def serve_gateway(self, requests: AsyncIterator[runner_pb2.GenerateUp], context: Any) -> None:
+    async def serve_gateway(self, stream: ServerStream[bytes | runner_pb2.GenerateDown, runner_pb2.GenerateUp]) -> None:
         """Handle one stream of a gateway."""
-        await self.generation.streams.serve(requests, context)
+        await self.generation.streams.serve(stream)
 
     async def drain(self, seconds: float, *, take_no_more: Callable[[], Awaitable[None]]) -> None:
         """See `RunnerService.drain`. `take_no_more` is called once new requests are refused."""

@@ -10,12 +10,14 @@ from typing import Any
 
 import structlog
 
-from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import Clock
 from motet.domain import BASE, Digest
 from motet.errors import Internal, MotetError
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.rpc import Link
+from motet.transport import Network
+from motet.transport.methods import ATTACH
 from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.registry import AdapterRegistry
@@ -37,6 +39,7 @@ class SchedulerLink:
         self,
         address: str,
         *,
+        network: Network,
         facts: RunnerFacts,
         accepted: AcceptedRequests,
         adapters: AdapterRegistry,
@@ -60,7 +63,8 @@ class SchedulerLink:
         self.link: Link[scheduler_pb2.AttachUp, scheduler_pb2.AttachDown] = Link(
             "scheduler",
             address,
-            lambda channel: scheduler_pb2_grpc.SchedulerStub(channel).Attach(),
+            ATTACH,
+            network=network,
             greet=self._greet,
             receive=self._receive,
             failed=self._on_failure,

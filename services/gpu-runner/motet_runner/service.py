@@ -8,9 +8,7 @@ when it is cancelled, or with EngineDied.
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import structlog
 from prometheus_client import CollectorRegistry
 
@@ -18,11 +16,12 @@ from motet.api.v1 import common_pb2, runner_pb2
 from motet.asset_fields import check_asset_files
 from motet.digest import asset_digest, base_digest
 from motet.domain import Digest
-from motet.errors import ModelFolderError, MotetError, Overloaded
+from motet.errors import ModelFolderError, Overloaded
 from motet.health import Health
-from motet.rpc import Server, serving
 from motet.settings import Addresses, ProcessSettings
 from motet.surroundings import Surroundings
+from motet.transport import Handlers, Server, ServerStream
+from motet.transport.methods import ASSETS, GENERATE
 from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.adapters.adapter_files import DiskAdapterFiles
 from motet_runner.adapters.cache import DiskCache
@@ -43,7 +42,6 @@ from motet_runner.sources.source_access import Sources
 
 log = structlog.get_logger(__name__)
 
-SERVICE_NAME = "motet.api.v1.Runner"
 
 LOAD_LOG_SECONDS = 10.0
 
@@ -114,8 +112,8 @@ class RunnerService:
         # Start the engine's process before this one makes any gRPC channel or server.
         await self._engine.start()
         try:
-            async with serving(
-                self._settings.listen, self._add_to, names=[SERVICE_NAME], ready=False, grace=0
+            async with self._around.network.serving(
+                self._settings.listen, self._handlers, ready=False, grace=0
             ) as server:
                 self._server = server
                 await self._serve(server)
@@ -202,35 +200,16 @@ class RunnerService:
 
     # ------------------------------------------------------------------------------------------------------------ gRPC
 
-    def _add_to(self, server: grpc.aio.Server) -> None:
-        # Not the generated function: messages to gateways are encoded already, so this handler has no serializer.
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Generate": grpc.stream_stream_rpc_method_handler(
-                self._generate, request_deserializer=runner_pb2.GenerateUp.FromString
-            ),
-            "Assets": grpc.unary_stream_rpc_method_handler(
-                self._assets,
-                request_deserializer=runner_pb2.AssetsRequest.FromString,
-                response_serializer=runner_pb2.AssetChunk.SerializeToString,
-            ),
-        }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+    @property
+    def _handlers(self) -> Handlers:
+        return {GENERATE: self._generate, ASSETS: self._assets}
 
-    async def _generate(self, requests: AsyncIterator[runner_pb2.GenerateUp], context: Any) -> None:
-        try:
-            runner = self._loaded()
-        except MotetError as error:
-            await context.abort(error.mapping.grpc, error.message)
-            raise
-        await runner.serve_gateway(requests, context)
+    async def _generate(self, stream: ServerStream[bytes | runner_pb2.GenerateDown, runner_pb2.GenerateUp]) -> None:
+        await self._loaded().serve_gateway(stream)
 
-    async def _assets(self, request: runner_pb2.AssetsRequest, context: Any) -> AsyncIterator[runner_pb2.AssetChunk]:
-        try:
-            facts = self._loaded().facts
-            async for chunk in stream_assets(self._folder, facts.asset_digest, request):
-                yield chunk
-        except MotetError as error:
-            await context.abort(error.mapping.grpc, error.message)
+    async def _assets(self, request: runner_pb2.AssetsRequest) -> AsyncIterator[runner_pb2.AssetChunk]:
+        async for chunk in stream_assets(self._folder, self._loaded().facts.asset_digest, request):
+            yield chunk
 
     def _loaded(self) -> LoadedRunner:
         if self.loaded is None:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from motet.api.v1 import common_pb2, supervisor_pb2, supervisor_pb2_grpc
+from motet.api.v1 import common_pb2, supervisor_pb2
 from motet.domain import ParkMethod, RequestId
 from motet.rpc import Link
+from motet.transport import Network
+from motet.transport.methods import WATCH
 from motet_runner.accepted_requests import AcceptedRequests, has_work
 from motet_runner.engine_loop import FINISHES
 from motet_runner.engine_messages import Command, Extend, Park, Resume, SequenceEnded, SetOvercommit, SetSupervised
@@ -37,6 +39,7 @@ class SupervisorLink:
         self,
         address: str,
         *,
+        network: Network,
         facts: RunnerFacts,
         accepted: AcceptedRequests,
         last_report: Callable[[], EngineReport | None],
@@ -54,7 +57,8 @@ class SupervisorLink:
         self.link: Link[supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Link(
             "supervisor",
             address,
-            lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Watch(),
+            WATCH,
+            network=network,
             greet=self._greet,
             receive=self._receive,
             closed=self._on_closed,

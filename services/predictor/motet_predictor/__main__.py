@@ -4,10 +4,8 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from motet.api.v1 import predictor_pb2_grpc
 from motet.clock import every
 from motet.health import Health
-from motet.rpc import serving
 from motet.service_main import read, run, run_until
 from motet.settings import Addresses, Database, ProcessSettings
 from motet.store import open_store
@@ -15,7 +13,7 @@ from motet.surroundings import real_surroundings
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import Persistence
-from motet_predictor.service import SERVICE, PredictorService
+from motet_predictor.service import PredictorService
 from motet_predictor.settings import Settings
 
 
@@ -40,12 +38,8 @@ def main() -> None:
             async def flush() -> None:
                 await persistence.flush()
 
-            async with serving(
-                addresses.predictor_address,
-                lambda server: predictor_pb2_grpc.add_PredictorServicer_to_server(service, server),
-                names=[SERVICE],
-                process=health,
-                ready=False,
+            async with surroundings.network.serving(
+                addresses.predictor_address, service.handlers, process=health, ready=False
             ) as server:
                 await persistence.flush()  # loads; without a database we start from the prior, and load later
                 await server.set_ready(True)

@@ -1,36 +1,37 @@
 """The predictor's calls. Predict answers from memory, Observe learns at once; the database is written later."""
 
 import struct
-from typing import Any
 
 import structlog
 
-from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
+from motet.api.v1 import common_pb2, predictor_pb2
 from motet.clock import Clock
 from motet.store.length_samples import LengthSample
+from motet.transport import Handlers
+from motet.transport.methods import OBSERVE, PREDICT
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import Persistence
 
 log = structlog.get_logger(__name__)
 
-SERVICE = predictor_pb2.DESCRIPTOR.services_by_name["Predictor"].full_name
-
 _MAX_FEATURES = 1024
 _SOURCE = "model:"
 _TENANT, _ADAPTER = 253, 512
 
 
-class PredictorService(predictor_pb2_grpc.PredictorServicer):
+class PredictorService:
     def __init__(self, model: LengthModel, persistence: Persistence, metrics: Metrics, clock: Clock) -> None:
         self._model = model
         self._persistence = persistence
         self._metrics = metrics
         self._clock = clock
 
-    async def Predict(  # noqa: N802 - the name of the call
-        self, request: predictor_pb2.PredictRequest, _context: Any
-    ) -> predictor_pb2.PredictResponse:
+    @property
+    def handlers(self) -> Handlers:
+        return {PREDICT: self._predict, OBSERVE: self._observe}
+
+    async def _predict(self, request: predictor_pb2.PredictRequest) -> predictor_pb2.PredictResponse:
         started = self._clock()
         response = predictor_pb2.PredictResponse(
             estimates=[self._estimate(prompt) for prompt in request.prompts], model_version=self._model.version
@@ -39,9 +40,7 @@ class PredictorService(predictor_pb2_grpc.PredictorServicer):
         self._metrics.predict_seconds.observe(self._clock() - started)
         return response
 
-    async def Observe(  # noqa: N802 - the name of the call
-        self, request: predictor_pb2.ObserveRequest, _context: Any
-    ) -> predictor_pb2.ObserveResponse:
+    async def _observe(self, request: predictor_pb2.ObserveRequest) -> predictor_pb2.ObserveResponse:
         for outcome in request.outcomes:
             self._count_coverage(outcome)
             tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)

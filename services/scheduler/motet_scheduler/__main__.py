@@ -7,12 +7,10 @@ from contextlib import asynccontextmanager
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from motet.api.v1 import scheduler_pb2_grpc
 from motet.health import Health
 from motet.kube import KubeApi
 from motet.leadership import Candidacy, LocalLeadership
 from motet.lease import Election
-from motet.rpc import serving
 from motet.service_main import read, run, run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
 from motet.surroundings import Surroundings, real_surroundings
@@ -20,9 +18,9 @@ from motet.task_group import run_together
 from motet_scheduler import leader_loop, predecessor
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.event_failures import EventFailures
-from motet_scheduler.leader_only import LeaderOnlyServicer
+from motet_scheduler.leader_only import LeaderOnly
 from motet_scheduler.metrics import Metrics
-from motet_scheduler.service import SERVICE, SchedulerService
+from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings
 
 TICK_SECONDS = 0.1
@@ -38,7 +36,7 @@ def main() -> None:
     async def schedule(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         metrics = Metrics(registry)
         async with candidacy(lease, process, addresses.scheduler_address, surroundings) as leadership:
-            servicer = LeaderOnlyServicer(lambda: leadership.leader_address)
+            front = LeaderOnly(lambda: leadership.leader_address)
 
             async def lead() -> None:
                 await leadership.wait_until_leader()
@@ -53,21 +51,23 @@ def main() -> None:
                         surroundings=surroundings,
                         known_failures=failures,
                     )
-                    servicer.open(service)
+                    front.open(service)
                     return service
 
                 tick = max(TICK_SECONDS * process.time_scale, MIN_TICK_SECONDS)
                 await run_together(
                     leader_loop.lead(leadership, begin, tick_seconds=tick, time_scale=process.time_scale),
                     predecessor.tell_predecessor(
-                        leadership.predecessor, leadership.term, time_scale=process.time_scale
+                        leadership.predecessor,
+                        leadership.term,
+                        network=surroundings.network,
+                        time_scale=process.time_scale,
                     ),
                 )
 
-            async with serving(
+            async with surroundings.network.serving(
                 settings.listen or addresses.scheduler_address,
-                lambda server: scheduler_pb2_grpc.add_SchedulerServicer_to_server(servicer, server),
-                names=[SERVICE],
+                front.handlers,
                 process=health,
                 grace=0,  # streams never end by themselves, so waiting for them would only delay the next leader
             ):

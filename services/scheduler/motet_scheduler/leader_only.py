@@ -3,60 +3,45 @@
 A standby is ready and holds no state: it gets catalog, queue and ledger from its peers when it leads.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
+from motet.api.v1 import scheduler_pb2
 from motet.api.v1.common_pb2 import NotLeader
 from motet.errors import Overloaded
+from motet.transport import Handlers, Method, ServerStream, StreamMethod
+from motet.transport.methods import ATTACH, EXPLAIN, SERVE, SUCCEED, SYNC
 from motet_scheduler.service import SchedulerService
 
+STREAMS: tuple[StreamMethod[Any, Any], ...] = (SERVE, ATTACH, SYNC)
 
-class LeaderOnlyServicer(scheduler_pb2_grpc.SchedulerServicer):
+
+class LeaderOnly:
     def __init__(self, leader_address: Callable[[], str]) -> None:
         self._leader_address = leader_address
-        self._service: SchedulerService | None = None
+        self._leading: Handlers = {}
 
     def open(self, service: SchedulerService) -> None:
-        self._service = service
+        self._leading = service.handlers
 
-    async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name
-        self, request_iterator: AsyncIterator[scheduler_pb2.ServeUp], context: Any
-    ) -> None:
-        if self._service is not None:
-            await self._service.Serve(request_iterator, context)
-        else:
-            await context.write(scheduler_pb2.ServeDown(not_leader=self._not_leader()))
+    @property
+    def handlers(self) -> Handlers:
+        handlers: dict[Method[Any, Any], Callable[..., Any]] = {EXPLAIN: self._explain, SUCCEED: self._succeed}
+        return handlers | {method: partial(self.stream, method) for method in STREAMS}
 
-    async def Attach(  # type: ignore[override]  # noqa: N802 - gRPC's name
-        self, request_iterator: AsyncIterator[scheduler_pb2.AttachUp], context: Any
-    ) -> None:
-        if self._service is not None:
-            await self._service.Attach(request_iterator, context)
-        else:
-            await context.write(scheduler_pb2.AttachDown(not_leader=self._not_leader()))
+    async def stream(self, method: StreamMethod[Any, Any], stream: ServerStream[Any, Any]) -> None:
+        if (handle := self._leading.get(method)) is not None:
+            await handle(stream)
+            return
+        await stream.send(method.down(not_leader=NotLeader(address=self._leader_address())))
 
-    async def Sync(  # type: ignore[override]  # noqa: N802 - gRPC's name
-        self, request_iterator: AsyncIterator[scheduler_pb2.SyncUp], context: Any
-    ) -> None:
-        if self._service is not None:
-            await self._service.Sync(request_iterator, context)
-        else:
-            await context.write(scheduler_pb2.SyncDown(not_leader=self._not_leader()))
+    async def _explain(self, request: scheduler_pb2.ExplainRequest) -> scheduler_pb2.ExplainResponse:
+        if (explain := self._leading.get(EXPLAIN)) is None:
+            leader = self._leader_address() or "not elected yet"
+            raise Overloaded(f"this scheduler is a standby; the leader is {leader}")
+        return await explain(request)  # type: ignore[no-any-return]
 
-    async def Explain(  # noqa: N802 - gRPC's name
-        self, request: scheduler_pb2.ExplainRequest, context: Any
-    ) -> scheduler_pb2.ExplainResponse:
-        if self._service is not None:
-            return await self._service.Explain(request, context)
-        error = Overloaded(f"this scheduler is a standby; the leader is {self._leader_address() or 'not elected yet'}")
-        await context.abort(error.mapping.grpc, error.message)
-        raise error
-
-    async def Succeed(  # noqa: N802 - gRPC's name
-        self, request: scheduler_pb2.SucceedRequest, context: Any
-    ) -> scheduler_pb2.SucceedResponse:
-        return await self._service.Succeed(request, context) if self._service else scheduler_pb2.SucceedResponse()
-
-    def _not_leader(self) -> NotLeader:
-        return NotLeader(address=self._leader_address())
+    async def _succeed(self, request: scheduler_pb2.SucceedRequest) -> scheduler_pb2.SucceedResponse:
+        succeed = self._leading.get(SUCCEED)
+        return await succeed(request) if succeed is not None else scheduler_pb2.SucceedResponse()

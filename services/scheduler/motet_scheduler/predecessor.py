@@ -2,11 +2,11 @@
 
 import asyncio
 
-import grpc
 import structlog
 
-from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc
-from motet.rpc import open_channel
+from motet.api.v1 import scheduler_pb2
+from motet.transport import CallFailed, Network
+from motet.transport.methods import SUCCEED
 
 log = structlog.get_logger(__name__)
 
@@ -14,18 +14,17 @@ ATTEMPTS = 10
 PAUSE_SECONDS = 2.0
 
 
-async def tell_predecessor(predecessor: str, term: int, *, time_scale: float = 1.0) -> None:
+async def tell_predecessor(predecessor: str, term: int, *, network: Network, time_scale: float = 1.0) -> None:
     """Try until it answers, up to `ATTEMPTS` times. A predecessor that is dead does not answer and needs no message."""
     if not predecessor:
         return
     pause = PAUSE_SECONDS * time_scale
-    async with open_channel(predecessor, "scheduler") as channel:
-        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+    async with network.channel(predecessor, "scheduler") as channel:
         for _ in range(ATTEMPTS):
             try:
-                await stub.Succeed(scheduler_pb2.SucceedRequest(term=term), timeout=pause)
-            except grpc.aio.AioRpcError as error:
-                log.debug("predecessor_unreachable", address=predecessor, reason=error.details())
+                await channel.call(SUCCEED, scheduler_pb2.SucceedRequest(term=term), seconds=pause)
+            except CallFailed as error:
+                log.debug("predecessor_unreachable", address=predecessor, reason=error.details)
                 await asyncio.sleep(pause)
             else:
                 log.info("predecessor_notified", address=predecessor, term=term)

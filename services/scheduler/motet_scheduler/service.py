@@ -2,20 +2,22 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import structlog
 
-from motet.api.v1 import scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2, supervisor_pb2_grpc
+from motet.api.v1 import scheduler_pb2, supervisor_pb2
 from motet.api.v1.common_pb2 import Welcome
 from motet.domain import InstanceName, RequestId
-from motet.errors import Internal, InvalidRequest, MotetError, NotFound, Overloaded
+from motet.errors import Internal, MotetError, NotFound, Overloaded
 from motet.leadership import Leadership
 from motet.rpc import EndStream, Link, Session, Sessions
 from motet.runner_info import Failure, RunnerIdentity
 from motet.surroundings import Surroundings
 from motet.terms import check_term
+from motet.transport import Handlers, ServerStream
+from motet.transport.methods import ADVISE, ATTACH, EXPLAIN, SERVE, SUCCEED, SYNC
 from motet_scheduler import conversion, event_failures
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.conversion import CatalogRevision
@@ -28,8 +30,6 @@ from motet_scheduler.welcomed_peers import WelcomedPeers
 
 log = structlog.get_logger(__name__)
 
-SERVICE = "motet.api.v1.Scheduler"
-
 FAILED = Internal("the scheduler failed repeatedly on this request and does not place it")
 HELLO_REJECTED = Overloaded("the scheduler failed repeatedly on this hello; connect again in a minute")
 RESTARTING = Overloaded("the scheduler resets its state; connect again")
@@ -39,7 +39,7 @@ class DecisionFailed(Exception):
     """A decision failed and left half-changed state. The scheduler must start again from an empty state."""
 
 
-class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
+class SchedulerService:
     def __init__(
         self,
         config: SchedulerConfig,
@@ -92,7 +92,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
         self.supervisor: Link[supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown] = Link(
             "supervisor",
             supervisor_address,
-            lambda channel: supervisor_pb2_grpc.SupervisorStub(channel).Advise(),
+            ADVISE,
+            network=surroundings.network,
             greet=lambda: [supervisor_pb2.AdviseUp(hello=supervisor_pb2.AdviseHello(term=self.term))],
             receive=self._on_supervisor_message,
             opened=lambda: self.handle(events.SupervisorConnected()),
@@ -115,30 +116,24 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
 
     # ------------------------------------------------------------------------------------------------------- streams
 
-    async def Serve(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
-        self, request_iterator: AsyncIterator[scheduler_pb2.ServeUp], context: Any
-    ) -> None:
-        await self.gateways.serve(request_iterator, context)
+    @property
+    def handlers(self) -> Handlers:
+        return {
+            SERVE: self.gateways.serve,
+            ATTACH: self.runners.serve,
+            SYNC: self._serve_operator,
+            EXPLAIN: self._explain,
+            SUCCEED: self._succeed,
+        }
 
-    async def Attach(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
-        self, request_iterator: AsyncIterator[scheduler_pb2.AttachUp], context: Any
-    ) -> None:
-        await self.runners.serve(request_iterator, context)
-
-    async def Sync(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
-        self, request_iterator: AsyncIterator[scheduler_pb2.SyncUp], context: Any
-    ) -> None:
+    async def _serve_operator(self, stream: ServerStream[scheduler_pb2.SyncDown, scheduler_pb2.SyncUp]) -> None:
         # An operator has no hello, and sends nothing until it has read its manifests.
-        await self.operators.serve(request_iterator, context, peer=next(self._operator_numbers))
+        await self.operators.serve(stream, peer=next(self._operator_numbers))
 
-    async def Explain(  # noqa: N802
-        self, request: scheduler_pb2.ExplainRequest, context: Any
-    ) -> scheduler_pb2.ExplainResponse:
+    async def _explain(self, request: scheduler_pb2.ExplainRequest) -> scheduler_pb2.ExplainResponse:
         entries = self.scheduler.timelines.of(RequestId(request.request))
         if entries is None:
-            error = NotFound(f"request {request.request!r} is not among the last ones")
-            await context.abort(error.mapping.grpc, error.message)
-            raise error
+            raise NotFound(f"request {request.request!r} is not among the last ones")
         return scheduler_pb2.ExplainResponse(
             request=request.request,
             entries=[
@@ -147,15 +142,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServicer):
             ],
         )
 
-    async def Succeed(  # noqa: N802
-        self,
-        request: scheduler_pb2.SucceedRequest,
-        context: Any,
-    ) -> scheduler_pb2.SucceedResponse:
-        try:
-            check_term(request.term, self.term, "a scheduler")
-        except InvalidRequest as error:
-            await context.abort(error.mapping.grpc, error.message)
+    async def _succeed(self, request: scheduler_pb2.SucceedRequest) -> scheduler_pb2.SucceedResponse:
+        check_term(request.term, self.term, "a scheduler")
         self._leadership.step_down_for(request.term)
         return scheduler_pb2.SucceedResponse()
 

@@ -4,15 +4,13 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from motet.api.v1 import supervisor_pb2_grpc
 from motet.clock import every
 from motet.health import Health
-from motet.rpc import serving
 from motet.service_main import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
 from motet.surroundings import real_surroundings
 from motet_supervisor.metrics import Metrics
-from motet_supervisor.service import SERVICE, SupervisorService
+from motet_supervisor.service import SupervisorService
 from motet_supervisor.settings import Settings
 
 TICK_SECONDS = 0.2
@@ -30,12 +28,7 @@ def main() -> None:
         service = SupervisorService(
             settings.config(process.time_scale), metrics=Metrics(registry), clock=surroundings.clock, tick=tick
         )
-        async with serving(
-            addresses.supervisor_address,
-            lambda server: supervisor_pb2_grpc.add_SupervisorServicer_to_server(service, server),
-            names=[SERVICE],
-            process=health,
-        ):
+        async with surroundings.network.serving(addresses.supervisor_address, service.handlers, process=health):
             await run_until(stop, every(tick, service.tick, name="tick"))
 
     run("supervisor", process, supervise)

@@ -1,18 +1,18 @@
 """The supervisor's two streams: turns messages into events and effects into messages. Makes no decisions itself."""
 
 import itertools
-from collections.abc import AsyncIterator
 from math import inf
-from typing import Any
 
 import structlog
 
-from motet.api.v1 import supervisor_pb2, supervisor_pb2_grpc
+from motet.api.v1 import supervisor_pb2
 from motet.clock import Clock
 from motet.domain import InstanceName
 from motet.rpc import Session, Sessions
 from motet.runner_info import RunnerIdentity
 from motet.terms import check_leaders_term, check_term
+from motet.transport import Handlers
+from motet.transport.methods import ADVISE, WATCH
 from motet_supervisor import conversion
 from motet_supervisor.metrics import Metrics
 from motet_supervisor.policy import effects, events
@@ -21,10 +21,8 @@ from motet_supervisor.policy.values import SupervisorConfig
 
 log = structlog.get_logger(__name__)
 
-SERVICE = "motet.api.v1.Supervisor"
 
-
-class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
+class SupervisorService:
     def __init__(self, config: SupervisorConfig, *, metrics: Metrics, clock: Clock, tick: float = inf) -> None:
         """`tick`: seconds between two calls of `tick`, if this process runs as it should."""
         self.supervisor = Supervisor(config)
@@ -54,15 +52,9 @@ class SupervisorService(supervisor_pb2_grpc.SupervisorServicer):
 
     # ------------------------------------------------------------------------------------------------------- streams
 
-    async def Watch(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
-        self, request_iterator: AsyncIterator[supervisor_pb2.WatchUp], context: Any
-    ) -> None:
-        await self.runners.serve(request_iterator, context)
-
-    async def Advise(  # type: ignore[override]  # noqa: N802 - gRPC's name; a plain coroutine writes by itself
-        self, request_iterator: AsyncIterator[supervisor_pb2.AdviseUp], context: Any
-    ) -> None:
-        await self.schedulers.serve(request_iterator, context)
+    @property
+    def handlers(self) -> Handlers:
+        return {WATCH: self.runners.serve, ADVISE: self.schedulers.serve}
 
     # ------------------------------------------------------------------------------------------------------ messages
 

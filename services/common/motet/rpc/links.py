@@ -2,35 +2,36 @@
 
 import asyncio
 import math
-import random
-import socket
-import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Generic, TypeVar
 
-import grpc
 import structlog
 
-from motet import tls
 from motet.errors import MotetError, SetupError
-from motet.rpc.channels import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, open_channel, socket_path
 from motet.rpc.message_failures import EndStream, handle
 from motet.rpc.outbox import MAX_OUTBOX_BYTES, Outbox
-from motet.rpc.packing import leader_redirect, unpacked, write_all
+from motet.rpc.packing import leader_redirect, next_packed, unpacked
 from motet.rpc.sessions import OTHER_PROCESS_CODE
+from motet.transport import (
+    FIRST_RETRY_SECONDS,
+    LAST_RETRY_SECONDS,
+    CallFailed,
+    Network,
+    StatusCode,
+    StreamMethod,
+)
 
 log = structlog.get_logger(__name__)
 
 Up = TypeVar("Up")
 Down = TypeVar("Down")
 
-SOCKET_POLL_SECONDS = 0.025
 CONNECT_SECONDS = 5.0
 _HAPPEN_AGAIN = (
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.INTERNAL,
+    StatusCode.PERMISSION_DENIED,
+    StatusCode.INVALID_ARGUMENT,
+    StatusCode.INTERNAL,
 )
 """With these a peer ends a stream because of what it was told. The next stream tells it the same."""
 
@@ -49,7 +50,14 @@ WARN_AFTER_SECONDS = 10.0
 class Backoff:
     """Random waits whose mean doubles from `first` to `last`, and is `first` again after a success."""
 
-    def __init__(self, first: float = FIRST_RETRY_SECONDS, last: float = LAST_RETRY_SECONDS) -> None:
+    def __init__(
+        self,
+        spread: Callable[[float], float],
+        first: float = FIRST_RETRY_SECONDS,
+        last: float = LAST_RETRY_SECONDS,
+    ) -> None:
+        """`spread` makes a wait random."""
+        self._spread = spread
         self._first, self._last, self._next = first, last, first
 
     def reset(self) -> None:
@@ -57,30 +65,7 @@ class Backoff:
 
     def next(self) -> float:
         wait, self._next = self._next, min(self._next * 2, self._last)
-        return wait * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, guards nothing
-
-
-async def _pause(address: str, seconds: float) -> None:
-    """Wait before the next attempt. If the address is a Unix socket without a server, wait only until it has one."""
-    path = socket_path(address)
-    if path is None or _is_served(path):
-        await asyncio.sleep(seconds)
-        return
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while (left := end - loop.time()) > 0 and not _is_served(path):  # noqa: ASYNC110 - another process's doing
-        await asyncio.sleep(min(left, SOCKET_POLL_SECONDS))
-
-
-def _is_served(path: Path) -> bool:
-    """Whether a process listens on a Unix socket. This check takes microseconds, an attempt of gRPC milliseconds."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True
+        return self._spread(wait)
 
 
 def _is_being_cancelled() -> bool:
@@ -120,8 +105,9 @@ class Link(Generic[Up, Down]):
         self,
         peer: str,
         address: str,
-        open_stream: Callable[[grpc.aio.Channel], Any],
+        method: StreamMethod[Up, Down],
         *,
+        network: Network,
         greet: Callable[[], Iterable[Up]],
         receive: Callable[[Down], None],
         failed: Callable[[Down, MotetError], None] = lambda *_: None,
@@ -132,9 +118,10 @@ class Link(Generic[Up, Down]):
         self.peer = peer
         self.address = address
         self._warned_reason = ""
-        self._down_since = time.monotonic()
+        self._down_since = 0.0
         self._redirected = False
-        self._open_stream = open_stream
+        self._method = method
+        self._network = network
         self._greet = greet
         self.receive = receive
         self.failed = failed
@@ -159,7 +146,9 @@ class Link(Generic[Up, Down]):
         return True
 
     async def run(self) -> None:
-        backoff, redirect_backoff = Backoff(), Backoff()
+        backoff, redirect_backoff = Backoff(self._network.spread), Backoff(self._network.spread)
+        now = asyncio.get_running_loop().time
+        self._down_since = now()
         replaced_at = -math.inf
         address = self.address
         while True:
@@ -178,15 +167,16 @@ class Link(Generic[Up, Down]):
                     redirect_backoff.reset()
                 self._redirected = True
                 continue
-            except grpc.aio.AioRpcError as error:
-                why = f"{error.code().name}: {error.details()}"
-                if error.code() is OTHER_PROCESS_CODE:
+            except CallFailed as error:
+                why = str(error)
+                if error.code is OTHER_PROCESS_CODE:
                     self._warn(why)
-                    again = time.monotonic() - replaced_at < REPLACED_AGAIN_SECONDS
-                    replaced_at = time.monotonic()
-                    await asyncio.sleep(Backoff(REPLACED_SECONDS if again else FIRST_REPLACED_SECONDS).next())
+                    again = now() - replaced_at < REPLACED_AGAIN_SECONDS
+                    replaced_at = now()
+                    wait = REPLACED_SECONDS if again else FIRST_REPLACED_SECONDS
+                    await asyncio.sleep(Backoff(self._network.spread, wait).next())
                     continue
-                if error.code() in _HAPPEN_AGAIN:  # warn, and wait longer
+                if error.code in _HAPPEN_AGAIN:  # warn, and wait longer
                     self._warn(why)
                     await asyncio.sleep(LAST_RETRY_SECONDS)
             except TimeoutError:
@@ -208,13 +198,11 @@ class Link(Generic[Up, Down]):
                 await asyncio.sleep(LAST_RETRY_SECONDS)
                 continue
             log.debug("stream_retry", link=self.peer, address=here, reason=why)
-            if (identity := tls.current_identity()) is not None and (
-                reason := identity.explain_failure(why, self.peer)
-            ):
+            if reason := self._network.explain_failure(why, self.peer):
                 self._warn(reason)
-            elif not self._warned_reason and time.monotonic() - self._down_since > WARN_AFTER_SECONDS:
+            elif not self._warned_reason and now() - self._down_since > WARN_AFTER_SECONDS:
                 self._warn(why)
-            await _pause(here, backoff.next())
+            await self._network.pause(here, backoff.next())
 
     def _warn(self, reason: str) -> None:
         """Log a warning, but not the same reason twice in a row: there are two attempts in each second."""
@@ -223,40 +211,42 @@ class Link(Generic[Up, Down]):
         self._warned_reason = reason
 
     async def _run_stream(self, address: str, backoff: Backoff) -> None:
-        async with open_channel(address, self.peer) as channel:
-            call = self._open_stream(channel)
+        async with self._network.channel(address, self.peer) as channel:
+            stream = channel.stream(self._method)
             outbox: Outbox[Up] = Outbox(self._limit)
             why = "the peer ended the stream"
             connected = False
             writer: asyncio.Task[None] | None = None
-            slow = False
+            slow, first = False, True
 
             def disconnect() -> None:
                 nonlocal slow
                 slow = True
-                call.cancel()
+                stream.cancel()
+
+            def receive(message: Down) -> None:
+                nonlocal first
+                if first and (leader := leader_redirect(message)) is not None:
+                    raise RedirectToLeader(leader)
+                first = self._redirected = False
+                for one in unpacked(message):
+                    handle(one, self.receive, self.failed)
+                # Only after a message was accepted: a refused stream connects, too.
+                self._warned_reason = ""
+                backoff.reset()
 
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
-                    await call.wait_for_connection()
+                    await stream.connected()
                 connected = True
                 for message in self._greet():
                     outbox.put(message)
                 self.outbox, self._disconnect = outbox, disconnect
-                writer = asyncio.create_task(write_all(outbox, call.write), name=f"{self.peer}: write")
+                writer = asyncio.create_task(stream.send_all(partial(next_packed, outbox)), name=f"{self.peer}: write")
                 log.info("stream_connected", link=self.peer, address=address)
                 if self._opened is not None:
                     self._opened()
-                first = True
-                async for message in call:
-                    if first and (leader := leader_redirect(message)) is not None:
-                        raise RedirectToLeader(leader)
-                    first = self._redirected = False
-                    for one in unpacked(message):
-                        handle(one, self.receive, self.failed)
-                    # Only after a message was accepted: a refused stream connects, too.
-                    self._warned_reason = ""
-                    backoff.reset()
+                await stream.receive_all(receive)
             except RedirectToLeader as redirect:
                 why = f"the leader is {redirect}"
                 raise
@@ -265,17 +255,17 @@ class Link(Generic[Up, Down]):
                     raise
                 why = "the peer does not read"
                 raise PeerTooSlow(why) from error
-            except grpc.aio.AioRpcError as error:
-                why = f"{error.code().name}: {error.details()}"
+            except CallFailed as error:
+                why = str(error)
                 raise
             finally:
                 self.outbox = None
                 if writer is not None:
                     writer.cancel()
                     await asyncio.gather(writer, return_exceptions=True)
-                call.cancel()
+                stream.cancel()
                 if connected:
-                    self._down_since = time.monotonic()
+                    self._down_since = asyncio.get_running_loop().time()
                     log.info("stream_disconnected", link=self.peer, address=address, reason=why)
                     if self._closed is not None:
                         self._closed(why)

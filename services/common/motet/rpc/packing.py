@@ -1,11 +1,8 @@
-"""Writes and reads messages of streams. Messages that wait are sent as one, where their type has a field `more`."""
+"""Packs and unpacks messages of streams. Messages that wait are sent as one, where their type has a field `more`."""
 
-import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import structlog
 
 from motet.rpc.outbox import Outbox
@@ -16,12 +13,10 @@ MAX_PACK_MESSAGES = 64
 MAX_PACK_BYTES = 1024 * 1024  # before its last message
 
 
-async def write_all(outbox: Outbox[Any], write: Callable[[Any], Any]) -> None:
-    # When the stream breaks, this function just returns. The reader gets the status and reports the error.
-    with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-        while True:
-            message = await outbox.get()
-            await write(packed(message, outbox) if hasattr(message, "more") else message)
+async def next_packed(outbox: Outbox[Any]) -> Any:
+    """Wait for a message, and take all that wait."""
+    message = await outbox.get()
+    return packed(message, outbox) if hasattr(message, "more") else message
 
 
 def packed(first: Any, outbox: Outbox[Any]) -> Any:

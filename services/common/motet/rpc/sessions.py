@@ -6,25 +6,25 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-import grpc
 import structlog
 
 from motet.errors import InvalidRequest, MotetError, Overloaded
 from motet.rpc.finite_check import check_numbers
 from motet.rpc.message_failures import EndStream, handle
 from motet.rpc.outbox import Outbox
-from motet.rpc.packing import unpacked, write_all
+from motet.rpc.packing import next_packed, unpacked
+from motet.transport import ServerStream, StatusCode
 
 log = structlog.get_logger(__name__)
 
-Status = tuple[grpc.StatusCode, str]
+Status = tuple[StatusCode, str]
 """What a peer gets at the end of its stream."""
 
 ENDED: Status = Overloaded.mapping.grpc, "the server has ended this stream; connect again"
 
 REPLACED: Status = Overloaded.mapping.grpc, "a newer stream of this process has replaced this one"
 
-OTHER_PROCESS_CODE = grpc.StatusCode.ALREADY_EXISTS
+OTHER_PROCESS_CODE = StatusCode.ALREADY_EXISTS
 OTHER_PROCESS: Status = (
     OTHER_PROCESS_CODE,
     "another process uses this name and has replaced this stream; give each its own name (MOTET_RUNNER_INSTANCE)",
@@ -107,8 +107,8 @@ class Sessions(Generic[Peer, Up, Down]):
         self._make_outbox = outbox
         self._open: dict[Hashable, Session[Peer, Down]] = {}
 
-    async def serve(self, requests: AsyncIterator[Up], context: Any, peer: Peer | None = None) -> None:
-        """Handle one stream from its beginning to its end. Call it in a handler that is a coroutine.
+    async def serve(self, stream: ServerStream[Down, Up], peer: Peer | None = None) -> None:
+        """Handle one stream from its beginning to its end.
 
         `peer` is for streams without a hello: the session of this peer opens at once.
         """
@@ -150,12 +150,12 @@ class Sessions(Generic[Peer, Up, Down]):
             handle(message, partial(self._received, session), partial(self._failed, session))
 
         try:
-            async with _abort_with_status(context):
+            async with _ended_with_status(stream):
                 try:
                     async with hello_due:
                         if peer is not None:
                             open_for(peer)
-                        await run_stream(context, requests, outbox, receive)
+                        await run_stream(stream, outbox, receive)
                 except TimeoutError as error:
                     if not hello_due.expired():
                         raise
@@ -168,9 +168,9 @@ class Sessions(Generic[Peer, Up, Down]):
                 self._closed(session)
             if session is not None and session.ended is not None:
                 # gRPC does not tell the peer that the handler was cancelled, so the peer would wait for ever.
-                with suppress(TimeoutError, grpc.aio.UsageError):  # UsageError: it ends already, with another status
+                with suppress(TimeoutError):
                     async with asyncio.timeout(FLUSH_SECONDS):
-                        await context.abort(*session.ended)
+                        await stream.end(*session.ended)
 
     def _is_open(self, session: Session[Peer, Down]) -> bool:
         """False if the peer has connected again."""
@@ -199,31 +199,32 @@ class Sessions(Generic[Peer, Up, Down]):
             session.end()
 
 
-async def run_stream(
-    context: Any, requests: AsyncIterator[Up], outbox: Outbox[Down], receive: Callable[[Up], None]
-) -> None:
+async def run_stream(stream: ServerStream[Down, Up], outbox: Outbox[Down], receive: Callable[[Up], None]) -> None:
     """The server's side of a bidirectional stream: read until the peer ends it, and write what is put into `outbox`.
 
-    Call it in a handler that is a coroutine. An error in `receive` ends the stream with the error's status.
+    An error in `receive` ends the stream with the error's status.
     """
-    await context.send_initial_metadata(())  # with this, the client knows that it is connected
-    writer = asyncio.create_task(write_all(outbox, context.write), name="stream: write")
+
+    def receive_all(message: Up) -> None:
+        for one in unpacked(message):
+            receive(one)
+
+    await stream.accept()
+    writer = asyncio.create_task(stream.send_all(partial(next_packed, outbox)), name="stream: write")
     try:
-        async with _abort_with_status(context):
-            async for message in requests:
-                for one in unpacked(message):
-                    receive(one)
+        async with _ended_with_status(stream):
+            await stream.receive_all(receive_all)
     finally:
         writer.cancel()
         await asyncio.gather(writer, return_exceptions=True)
 
 
 @asynccontextmanager
-async def _abort_with_status(context: Any) -> AsyncIterator[None]:
+async def _ended_with_status(stream: ServerStream[Any, Any]) -> AsyncIterator[None]:
     """End the stream with the status of a MotetError. Otherwise gRPC would report it as a defect."""
     try:
         yield
     except (EndStream, MotetError) as raised:
         error = raised.error if isinstance(raised, EndStream) else raised
         log.info("stream_refused", reason=error.message)
-        await context.abort(error.mapping.grpc, error.message)
+        await stream.end(error.mapping.grpc, error.message)

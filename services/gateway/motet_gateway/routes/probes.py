@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from motet.errors import NotFound
 from motet.keys import KeyScope
-from motet.rpc import socket_path
+from motet.transport.over_grpc import socket_path
 from motet_gateway.exposition import exposition, scrape_all
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import caller_of

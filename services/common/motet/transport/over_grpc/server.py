@@ -12,8 +12,8 @@ from grpc_reflection.v1alpha import reflection
 from motet import tls
 from motet.errors import SetupError
 from motet.health import Health
-from motet.rpc.channels import SERVER_OPTIONS, open_channel, socket_path
-from motet.rpc.roles import ROLES, RoleInterceptor, Roles
+from motet.transport.over_grpc.channels import SERVER_OPTIONS, open_channel, socket_path
+from motet.transport.over_grpc.roles import ROLES, RoleInterceptor, Roles
 
 HANDLER_END_SECONDS = 1.0
 """How long a stopping server waits for cancelled handlers. They need milliseconds, unless one hangs."""
@@ -23,7 +23,7 @@ class AddServicer(Protocol):
     def __call__(self, server: grpc.aio.Server) -> None: ...
 
 
-class Server:
+class GrpcServer:
     """What `serving` yields. With it a service says whether it is ready."""
 
     def __init__(self, health_servicer: health.aio.HealthServicer, port: int, process: Health) -> None:
@@ -48,7 +48,7 @@ async def serving(
     grace: float = 0.5,
     process: Health | None = None,
     roles: Roles = ROLES,
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[GrpcServer]:
     """A gRPC server on `unix:/path` or `host:port`, with the services that `add` adds, health and reflection.
 
     `process` gets the same readiness as the health service. With TLS, `roles` says which roles may call each method.
@@ -76,7 +76,7 @@ async def serving(
             "choose another address."
         ) from error
     await server.start()
-    handle = Server(health_servicer, port, process or Health())
+    handle = GrpcServer(health_servicer, port, process or Health())
     await handle.set_ready(ready, "" if ready else "starting")
     try:
         yield handle

@@ -8,9 +8,8 @@ from typing import Any
 import grpc
 
 from motet import tls
+from motet.transport import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
 
-FIRST_RETRY_SECONDS = 0.05
-LAST_RETRY_SECONDS = 0.5
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 _BOTH: list[tuple[str, Any]] = [

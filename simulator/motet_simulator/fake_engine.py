@@ -136,7 +136,7 @@ class FakeEngine:
     def ledger(self) -> Ledger[RequestId]:
         return self.planner.memory.ledger
 
-    # ------------------------------------------------------------------------------------------------------- commands
+    # --------------------------------------------------------------------------------------------------------- commands
 
     def add(self, sequence: NewSequence) -> None:
         if self._random.random() < self.decline_rate:
@@ -168,7 +168,7 @@ class FakeEngine:
     def drop_adapter(self, digest: Digest) -> None:
         self.planner.commands.drop_adapter(digest)
 
-    # ----------------------------------------------------------------------------------------------------------- steps
+    # ------------------------------------------------------------------------------------------------------------ steps
 
     def has_work(self) -> bool:
         return self.planner.has_work()
@@ -188,7 +188,7 @@ class FakeEngine:
     def idle(self) -> float | None:
         return None
 
-    # ---------------------------------------------------------------------------------------------------------- report
+    # ----------------------------------------------------------------------------------------------------------- report
 
     def report(self) -> EngineReport:
         sequences, memory = self.planner.sequences, self.planner.memory

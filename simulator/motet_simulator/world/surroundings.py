@@ -1,0 +1,111 @@
+"""What a simulated process finds around it, where a real one finds a machine."""
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+from motet.surroundings import Surroundings
+from motet_simulator.world.process import Process
+
+START_OF_TIME = 1_800_000_000.0
+
+
+class SimulatedDisk:
+    """The files of one machine. They outlive its processes."""
+
+    def __init__(self) -> None:
+        self.files: dict[Path, bytes] = {}
+        self.full = False
+        self._locks: dict[Path, Process] = {}
+
+    def of(self, process: Process) -> "ProcessDisk":
+        return ProcessDisk(self, process)
+
+    def lock(self, path: Path, process: Process) -> None:
+        holder = self._locks.get(path)
+        if holder is not None and holder.alive:
+            raise BlockingIOError(f"{holder.name} has locked {path}")
+        self._locks[path] = process
+
+    def unlock(self, path: Path) -> None:
+        self._locks.pop(path, None)
+
+    def write(self, path: Path, content: bytes) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        self.files[path] = content
+
+
+class ProcessDisk:
+    """A disk as one process sees it."""
+
+    def __init__(self, disk: SimulatedDisk, process: Process) -> None:
+        self._disk = disk
+        self._process = process
+
+    def read(self, path: Path) -> bytes:
+        try:
+            return self._disk.files[path]
+        except KeyError:
+            raise FileNotFoundError(str(path)) from None
+
+    def replace(self, path: Path, content: bytes) -> None:
+        self._disk.write(path, content)
+
+    def remove(self, path: Path) -> None:
+        self._disk.files.pop(path, None)
+
+    def lock(self, path: Path) -> "_LockedFile":
+        self._disk.lock(path, self._process)
+        return _LockedFile(self._disk, path)
+
+
+class _LockedFile:
+    def __init__(self, disk: SimulatedDisk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+
+    def read(self) -> bytes:
+        return self._disk.files.get(self._path, b"")
+
+    def write(self, content: bytes) -> None:
+        self._disk.write(self._path, content)
+
+    def close(self) -> None:
+        self._disk.unlock(self._path)
+
+
+class _Watchdog:
+    def __init__(self, end: float, late: Callable[[], None], process: Process) -> None:
+        self._late = late
+        self._loop = process.loop
+        self._end = end
+        self._timer = self._loop.call_at(end, self._on_time)
+
+    @property
+    def in_time(self) -> bool:
+        return self._loop.time() < self._end
+
+    def until(self, end: float) -> None:
+        self.stop()
+        self._end = end
+        self._timer = self._loop.call_at(end, self._on_time)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _on_time(self) -> None:
+        self._late()
+
+
+def surroundings_of(process: Process, disk: SimulatedDisk) -> Surroundings:
+    random = Random(f"{process.world.seed} {process.name}")
+    return Surroundings(
+        clock=process.loop.time,
+        wall=lambda: START_OF_TIME + process.world.now + process.wall_error,
+        random=random,
+        new_id=lambda size: random.randbytes(size).hex(),
+        disk=disk.of(process),
+        watchdog=lambda end, late: _Watchdog(end, late, process),
+        network=process.network,
+    )
