@@ -250,7 +250,9 @@ async def test_scheduler_and_supervisor_follow_a_runner_over_grpc(folder):
         served = await system.runner("r0", engines)
         (engine,) = engines.made
         known = system.control.scheduler.runners[R0]
-        watched = system.control.supervisor_service.supervisor.runners[R0]
+        supervised = system.control.supervisor_service.supervisor.runners
+        await until(lambda: R0 in supervised)
+        watched = supervised[R0]
         engine.ledger.capacity = 12
         await until(lambda: known.ledger.capacity == watched.ledger.capacity == 12)
         assert watched.ledger.free == 12

@@ -279,8 +279,8 @@ class Catalog:
         """By the groups that admit the caller."""
         return {}
 
-    def runner_addresses(self) -> set[str]:
-        return {runner.address for group in self.groups for runner in group.runners}
+    def runner_addresses(self) -> list[str]:
+        return [runner.address for group in self.groups for runner in group.runners]
 
 
 def _pool_names(group: scheduler_pb2.CatalogGroup) -> Iterable[str]:

@@ -48,10 +48,11 @@ class RunnerStreams:
 
     def set_addresses(self, addresses: Iterable[str], *, busy: Iterable[str] = ()) -> None:
         """Keep streams to these addresses and close all others, except those in `busy`."""
-        wanted = set(addresses)
-        for address in wanted - self.streams.keys():
+        wanted = dict.fromkeys(addresses)
+        kept = wanted.keys() | set(busy)
+        for address in wanted:
             self._stream(address)
-        for address in self.streams.keys() - wanted - set(busy):
+        for address in [address for address in self.streams if address not in kept]:
             self.streams.pop(address).close()
 
     def submit(self, placement: RunnerPlacement, message: runner_pb2.Submit) -> None:

@@ -1,0 +1,54 @@
+"""`python -m motet_simulator.trials 0 200`: runs the trials of these seeds, and makes the plans of failed ones smaller.
+
+With `--messages` it prints a digest of all messages of each trial instead.
+"""
+
+import argparse
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+
+from motet_simulator.trials.plan import draw_plan
+from motet_simulator.trials.run import Outcome, messages_of, run_trial, shrunk
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m motet_simulator.trials")
+    parser.add_argument("first", type=int)
+    parser.add_argument("end", type=int, nargs="?", help="the first seed that does not run; without it, only one runs")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--whole-plans", action="store_true", help="do not make the plans of failed trials smaller")
+    parser.add_argument("--messages", action="store_true", help="print a digest of the messages of each trial")
+    wanted = parser.parse_args()
+    seeds = range(wanted.first, wanted.end if wanted.end is not None else wanted.first + 1)
+    if wanted.messages:
+        for seed in seeds:
+            print(seed, messages_of(seed))  # noqa: T201
+        return 0
+    began, failed = time.monotonic(), 0
+    with ProcessPoolExecutor(wanted.processes) as processes:
+        for seed, said in zip(seeds, processes.map(trial, seeds, repeat(wanted.whole_plans)), strict=True):
+            if said:
+                failed += 1
+                print(f"seed {seed} failed: {said}", flush=True)  # noqa: T201
+    seconds = time.monotonic() - began
+    print(f"{len(seeds)} trials, {failed} failed, {len(seeds) / seconds:.2f} a second")  # noqa: T201
+    return 1 if failed else 0
+
+
+def trial(seed: int, whole: bool) -> str:
+    """What was wrong, with the plan; empty if nothing was."""
+    outcome = run_trial(draw_plan(seed))
+    if not outcome.problem:
+        return ""
+    smallest = outcome if whole else run_trial(shrunk(outcome.plan, lambda plan: bool(run_trial(plan).problem)))
+    return described(smallest)
+
+
+def described(outcome: Outcome) -> str:
+    return f"{outcome.problem}, at {outcome.at:.3f} s\n{outcome.plan}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

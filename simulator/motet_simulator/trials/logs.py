@@ -1,0 +1,32 @@
+"""What the services log in a trial. An error in a log is a defect, and nothing else is read."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import structlog
+
+EXPECTED = frozenset({"request_kills_engines"})
+"""Errors that faults may cause."""
+
+
+@contextmanager
+def errors_go_to(object_to: Callable[[str], None]) -> Iterator[None]:
+    """`object_to` gets each error that is logged."""
+
+    def take(_logger: object, _method: str, event: Any) -> NoReturn:
+        if event["event"] not in EXPECTED:
+            object_to("logged: " + " ".join(f"{name}={value!r}" for name, value in event.items()))
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[take],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        cache_logger_on_first_use=False,
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -1,0 +1,178 @@
+"""Runs one trial, and makes the plan of a failed one smaller."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import TypeVar
+
+from motet.nothing_real import nothing_real
+from motet_simulator.trials.invariants import check_now, check_quiet
+from motet_simulator.trials.logs import errors_go_to
+from motet_simulator.trials.plan import SECONDS, Fault, Plan, draw_plan
+from motet_simulator.trials.system import System
+from motet_simulator.world import Wires, World
+
+Drawn = TypeVar("Drawn")
+
+QUIET_SECONDS = 60.0
+"""After the last fault, in this time everything must have ended."""
+SHORT_QUIET_SECONDS = 16.0
+"""When the first look at that comes. Of eight seeds one waits for the last look, for what only then would be wrong."""
+LOOK_SECONDS = 4.0
+CHECK_SECONDS, QUIET_CHECK_SECONDS = 0.2, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    plan: Plan
+    problem: str
+    """Empty: nothing was wrong."""
+    at: float
+    answered: int
+    turns: int
+
+
+class Violation(Exception):
+    """Something happened that must never happen."""
+
+
+def run_trial(plan: Plan, record: Callable[[float, str, bytes], None] = lambda *_: None) -> Outcome:
+    """`record` gets each message that one process sends to another: when, on which stream, and its bytes."""
+    with nothing_real():
+        return _Trial(plan, record).run()
+
+
+def messages_of(seed: int) -> str:
+    """A digest of all messages of this trial: equal if everything has happened in the same way."""
+    digest = sha256()
+
+    def record(at: float, stream: str, message: bytes) -> None:
+        digest.update(f"{at!r} {stream} {len(message)} ".encode() + message)
+
+    run_trial(draw_plan(seed), record)
+    return digest.hexdigest()
+
+
+class _Trial:
+    def __init__(self, plan: Plan, record: Callable[[float, str, bytes], None]) -> None:
+        self._plan = plan
+        self._world = World(plan.seed)
+        self._wires = Wires(self._world, record)
+        self._problem = ""
+        self._closed = False
+        self._system = System(plan, self._world, self._wires, self._object)
+
+    def run(self) -> Outcome:
+        with errors_go_to(self._object):
+            return self._run()
+
+    def _run(self) -> Outcome:
+        world, system, plan = self._world, self._system, self._plan
+        try:
+            system.start_all()
+            for ask in plan.asks:
+                world.at(ask.at, system.ask, ask)
+            for fault in plan.faults:
+                world.at(fault.at, self._inject, fault)
+            self._check_again()
+            end = SECONDS + QUIET_SECONDS
+            if plan.seed % 8:
+                world.run(SECONDS + SHORT_QUIET_SECONDS)
+                while world.now < end and not _is_quiet(system):
+                    world.run(world.now + LOOK_SECONDS)
+            else:
+                world.run(end)
+            check_quiet(system)
+        except (Violation, AssertionError) as error:
+            self._problem = self._problem or str(error) or repr(error)
+        finally:
+            problem, self._closed = self._problem, True
+            system.close()
+        answered = sum(client.how is not None for client in system.clients)
+        return Outcome(plan, problem, world.now, answered, world.turns)
+
+    def _object(self, what: str) -> None:
+        if not self._closed:
+            self._problem = self._problem or what
+
+    def _check_again(self) -> None:
+        if self._problem:
+            raise Violation(self._problem)
+        check_now(self._system)
+        self._world.after(CHECK_SECONDS if self._world.now < SECONDS else QUIET_CHECK_SECONDS, self._check_again)
+
+    def _inject(self, fault: Fault) -> None:
+        system, wires, world = self._system, self._wires, self._world
+        if fault.host not in system.processes:
+            return  # a second scheduler, where there is one only
+        process = system.processes[fault.host]
+        runner = system.runners.get(fault.host)
+        seconds = fault.seconds
+        match fault.kind:
+            case "kill":
+                system.kill(fault.host, seconds)
+            case "power off":
+                system.kill(fault.host, seconds, power=True)
+            case "pause":
+                process.pause(seconds)
+            case "break":
+                wires.break_streams(fault.host, fault.other)
+            case "partition":
+                wires.partition(fault.host, fault.other, seconds)
+            case "slow":
+                wires.slowness[fault.host, fault.other] = 100.0, world.now + seconds
+            case "drain":
+                self._set_drain(fault.host, True)
+                world.after(seconds, self._set_drain, fault.host, False)
+            case "clock jumps":
+                process.wall_error += 100 * (world.draw("jump", fault.at) - 0.5)
+            case "leases away":
+                system.leases.away = True
+                world.after(seconds, setattr, system.leases, "away", False)
+            case "engine dies" if runner is not None:
+                runner.engine.die()
+            case "engine hangs" if runner is not None:
+                runner.engine.hang()
+                world.after(seconds, runner.engine.go_on)
+            case "engine slows" if runner is not None:
+                runner.engine.slowness = 20.0
+                world.after(seconds, setattr, runner.engine, "slowness", 1.0)
+
+    def _set_drain(self, host: str, drains: bool) -> None:
+        if drains:
+            self._system.draining[host] = None
+        else:
+            self._system.draining.pop(host, None)
+        self._system.processes["operator"].loop.call_soon(self._system.tell_operator)
+
+
+def _is_quiet(system: System) -> bool:
+    try:
+        check_quiet(system)
+    except AssertionError:
+        return False
+    return True
+
+
+def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
+    """A smaller plan that fails, too: without the faults and requests that have nothing to do with it."""
+    faults = _fewest(plan.faults, lambda kept: fails(replace(plan, faults=kept)))
+    plan = replace(plan, faults=faults)
+    return replace(plan, asks=_fewest(plan.asks, lambda kept: fails(replace(plan, asks=kept))))
+
+
+def _fewest(all_of_them: tuple[Drawn, ...], fails: Callable[[tuple[Drawn, ...]], bool]) -> tuple[Drawn, ...]:
+    """Leave out half of them, then quarters and so on, while it still fails."""
+    kept, size = all_of_them, max(1, len(all_of_them) // 2)
+    while kept:
+        position = 0
+        while position < len(kept):
+            without = kept[:position] + kept[position + size :]
+            if fails(without):
+                kept = without
+            else:
+                position += size
+        if size == 1:
+            break
+        size //= 2
+    return kept

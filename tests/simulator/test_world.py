@@ -1,0 +1,260 @@
+"""What simulated processes and their network do, and what they never do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from motet.api.v1 import scheduler_pb2 as api
+from motet.transport import CallFailed, ServerStream, StatusCode
+from motet.transport.methods import SERVE
+from motet_simulator.world import Process, SimulatedDisk, TimeStandsStill, Wires, World, surroundings_of
+
+Main = Callable[[Process], Awaitable[None]]
+
+
+class Machines:
+    """Hosts of a world, each with one process."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.world = World(seed)
+        self.wires = Wires(self.world)
+        self.failures: list[str] = []
+        self.processes: list[Process] = []
+
+    def start(self, host: str, main: Main, life: int = 0) -> Process:
+        process = Process(self.world, self.wires, host, life, main, failed=self.failures.append)  # type: ignore[arg-type]
+        self.processes.append(process)
+        return process
+
+
+@pytest.fixture
+def machines():
+    machines = Machines()
+    yield machines
+    for process in machines.processes:
+        process.close()
+
+
+def message(text: str) -> api.ServeUp:
+    return api.ServeUp(cancel=api.CancelRequest(request=text))
+
+
+def streams_between(machines: Machines, *, count: int = 100_000) -> tuple[list[str], list[str], list[float]]:
+    """A client sends numbers to a server, ten a second. Returns what arrives, how both sides end, and when."""
+    heard: list[str] = []
+    ends: list[str] = []
+    ended_at: list[float] = []
+
+    async def server(process: Process) -> None:
+        async def handle(stream: ServerStream) -> None:
+            await stream.accept()
+            try:
+                await stream.receive_all(lambda up: heard.append(up.cancel.request))
+            finally:
+                ends.append("server")
+                ended_at.append(machines.world.now)
+
+        async with process.network.serving("server:1", {SERVE: handle}, grace=0):
+            await asyncio.Event().wait()
+
+    async def client(process: Process) -> None:
+        async with process.network.channel("server:1") as channel:
+            stream = channel.stream(SERVE)
+            await stream.connected()
+            numbers = iter(range(count))
+
+            async def take() -> api.ServeUp:
+                await asyncio.sleep(0.1)
+                return message(str(next(numbers)))
+
+            sending = asyncio.create_task(stream.send_all(take))
+            try:
+                await stream.receive_all(lambda _: None)
+            except CallFailed as error:
+                ends.append(f"client: {error.code.name}")
+                ended_at.append(machines.world.now)
+            sending.cancel()
+            await asyncio.Event().wait()
+
+    machines.start("server", server)
+    machines.start("client", client)
+    return heard, ends, ended_at
+
+
+def test_a_killed_process_runs_nothing_more_not_even_what_it_would_do_at_its_end(machines):
+    ran = []
+
+    async def main(process: Process) -> None:
+        try:
+            ran.append("began")
+            await asyncio.sleep(5)
+            ran.append("later")
+        finally:
+            ran.append("finally")
+
+    process = machines.start("a", main)
+    machines.world.at(1, process.kill)
+    machines.world.run(10)
+    assert ran == ["began"]
+
+
+def test_a_paused_process_does_later_what_was_due(machines):
+    times = []
+
+    async def main(process: Process) -> None:
+        for _ in range(4):
+            await asyncio.sleep(1)
+            times.append(machines.world.now)
+
+    process = machines.start("a", main)
+    machines.world.at(1.5, process.pause, 10)
+    machines.world.run(20)
+    assert times == pytest.approx([1, 11.5, 12.5, 13.5], abs=0.01)
+
+
+def test_clocks_of_two_processes_differ(machines):
+    shown = []
+
+    async def main(process: Process) -> None:
+        around = surroundings_of(process, SimulatedDisk())
+        await asyncio.sleep(100)
+        shown.append((machines.world.now, around.clock(), around.wall()))
+
+    machines.start("a", main)
+    machines.start("b", main)
+    machines.world.run(101)
+    assert [len(set(each)) for each in zip(*shown, strict=True)] == [2, 2, 2], "how fast, what it shows, wall clock"
+    assert [at for at, _, _ in shown] == pytest.approx([100, 100], abs=0.02)
+
+
+def test_messages_arrive_in_order_although_their_delays_differ(machines):
+    heard, _, _ = streams_between(machines)
+    machines.world.run(60)
+    assert heard == [str(number) for number in range(len(heard))]
+    assert len(heard) > 500
+
+
+def test_a_stopped_direction_delivers_all_when_it_is_free_again_before_anybody_notices(machines):
+    heard, ends, _ = streams_between(machines)
+    machines.world.at(10, machines.wires.partition, "client", "server", 4)
+    machines.world.run(13)
+    before = len(heard)
+    assert before < 101
+    machines.world.run(15)
+    assert len(heard) > before + 30
+    assert heard == [str(number) for number in range(len(heard))]
+    assert ends == []
+
+
+def test_both_sides_notice_a_long_partition_within_ten_seconds_each_at_its_own_time(machines):
+    _, ends, ended_at = streams_between(machines)
+    machines.world.at(10, machines.wires.partition, "server", "client", 100)
+    machines.world.run(21)
+    assert sorted(ends) == ["client: UNAVAILABLE", "server"]
+    assert all(15 <= at <= 20.1 for at in ended_at)
+    assert len(set(ended_at)) == 2
+
+
+def test_a_break_loses_what_is_under_way(machines):
+    heard, ends, _ = streams_between(machines)
+    machines.world.at(10, machines.wires.break_streams, "client", "server")
+    machines.world.run(21)
+    assert sorted(ends) == ["client: UNAVAILABLE", "server"]
+    assert len(heard) < 101
+
+
+def test_a_machine_without_power_says_nothing_and_a_killed_process_is_noticed_at_once(machines):
+    _, ends, ended_at = streams_between(machines)
+    machines.world.at(10, machines.processes[0].kill)
+    machines.world.run(30)
+    assert (ends, ended_at[0]) == (["client: UNAVAILABLE"], pytest.approx(10, abs=0.4))
+    other = Machines()
+    _, ends, ended_at = streams_between(other)
+    other.world.at(10, lambda: other.processes[0].kill(power=True))
+    other.world.run(30)
+    assert ends == ["client: UNAVAILABLE"]
+    assert 15 <= ended_at[0] <= 20.1
+    for process in other.processes:
+        process.close()
+
+
+def test_a_sender_waits_for_a_reader_that_does_not_read(machines):
+    sent = 0
+
+    async def server(process: Process) -> None:
+        async def handle(stream: ServerStream) -> None:
+            await stream.accept()
+            await asyncio.Event().wait()
+
+        async with process.network.serving("server:1", {SERVE: handle}, grace=0):
+            await asyncio.Event().wait()
+
+    async def client(process: Process) -> None:
+        async with process.network.channel("server:1") as channel:
+            stream = channel.stream(SERVE)
+
+            async def take() -> api.ServeUp:
+                nonlocal sent
+                sent += 1
+                return message("x" * 10_000)
+
+            await stream.send_all(take)
+
+    machines.start("server", server)
+    machines.start("client", client)
+    machines.world.run(5)
+    assert 20 < sent < 40
+
+
+def test_processes_that_wake_each_other_without_end_are_found(machines):
+    async def main(process: Process) -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    machines.start("a", main)
+    with pytest.raises(TimeStandsStill):
+        machines.world.run(1)
+
+
+def test_a_draw_depends_on_nothing_but_its_seed_and_its_purpose():
+    one, other = World(7), World(7)
+    other.draw("something else")
+    assert one.draw("delay", "a", 3) == other.draw("delay", "a", 3) != World(8).draw("delay", "a", 3)
+
+
+def test_a_lock_ends_with_its_process_and_files_do_not(machines):
+    disk = SimulatedDisk()
+    terms = []
+
+    async def main(process: Process) -> None:
+        around = surroundings_of(process, disk)
+        file = around.disk.lock("term")  # type: ignore[arg-type]
+        terms.append(int(file.read() or 0))
+        file.write(b"%d" % (terms[-1] + 1))
+        with suppress(BlockingIOError):
+            around.disk.lock("term")  # type: ignore[arg-type]
+            terms.append("locked twice")
+        await asyncio.Event().wait()
+
+    first = machines.start("a", main)
+    machines.world.at(1, first.kill)
+    machines.world.at(2, lambda: machines.start("a", main, 1))
+    machines.world.run(3)
+    assert terms == [0, 1]
+    assert machines.failures == []
+
+
+def test_nobody_at_an_address_is_refused_at_once(machines):
+    codes = []
+
+    async def main(process: Process) -> None:
+        async with process.network.channel("nobody:1") as channel:
+            with pytest.raises(CallFailed) as failed:
+                await channel.stream(SERVE).connected()
+            codes.append((failed.value.code, machines.world.now < 1))
+
+    machines.start("a", main)
+    machines.world.run(1)
+    assert codes == [(StatusCode.UNAVAILABLE, True)]
