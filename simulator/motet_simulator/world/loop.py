@@ -38,6 +38,9 @@ class ProcessLoop(asyncio.BaseEventLoop):
         self._resume_at = 0.0
         self.tasks: list[asyncio.Task[Any]] = []
 
+    def __del__(self) -> None:
+        """It holds nothing that must be closed."""
+
     # ------------------------------------------------------------------------------------------------ faults of a world
 
     def kill(self) -> None:
@@ -48,10 +51,6 @@ class ProcessLoop(asyncio.BaseEventLoop):
     def pause(self, seconds: float) -> None:
         """Nothing runs for this long. Messages and timers wait."""
         self._resume_at = max(self._resume_at, self._world.now + seconds)
-
-    @property
-    def paused(self) -> bool:
-        return self._resume_at > self._world.now
 
     # ------------------------------------------------------------------------------------------------------------ turns
 
