@@ -62,16 +62,16 @@ class ProcessLoop(asyncio.BaseEventLoop):
             self._schedule_turn()
             return
         ready = self._ready
-        events._set_running_loop(self)
+        events._set_running_loop(self)  # noqa: SLF001
         try:
             for _ in range(len(ready)):
                 handle = ready.popleft()
-                if not handle._cancelled:
-                    handle._run()
+                if not handle._cancelled:  # noqa: SLF001
+                    handle._run()  # noqa: SLF001
                 if not ready:  # it was killed by what it did
                     return
         finally:
-            events._set_running_loop(None)
+            events._set_running_loop(None)  # noqa: SLF001
         if ready:
             self._schedule_turn()
         self._world.turns += 1
@@ -83,7 +83,7 @@ class ProcessLoop(asyncio.BaseEventLoop):
             self._world.at(self._resume_at, self._turn)
 
     def _timer_due(self, timer: asyncio.TimerHandle) -> None:
-        if not self.dead and not timer._cancelled:
+        if not self.dead and not timer._cancelled:  # noqa: SLF001
             self._ready.append(timer)
             self._schedule_turn()
 
@@ -159,7 +159,7 @@ class ProcessLoop(asyncio.BaseEventLoop):
         return False
 
     def is_running(self) -> bool:
-        return events._get_running_loop() is self
+        return events._get_running_loop() is self  # noqa: SLF001
 
     def is_closed(self) -> bool:
         return self.dead

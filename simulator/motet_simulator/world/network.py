@@ -408,10 +408,10 @@ class SimulatedServer:
     async def _request(end: _End) -> Any:
         requests: list[Any] = []
         while not requests:
-            while end._inbox:
-                requests.append(end.decode(end._inbox.popleft()))
+            while end._inbox:  # noqa: SLF001
+                requests.append(end.decode(end._inbox.popleft()))  # noqa: SLF001
             if not requests:
-                await end._change()
+                await end._change()  # noqa: SLF001
         return requests[0]
 
     async def stop(self) -> None:

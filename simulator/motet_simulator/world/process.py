@@ -85,7 +85,7 @@ class Process:
             warnings.simplefilter("ignore")
             for task in self.loop.tasks:
                 if not task.done():
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
                     coroutine = task.get_coro()
                     for _ in range(CLOSE_ATTEMPTS):  # each await in a `finally` needs another attempt
                         with suppress(BaseException):
