@@ -1,8 +1,8 @@
 // add_lora: y[i] += x[i] · A · B for rows grouped into segments of one adapter each (PU-01, PU-02).
 //
 // The products x·A are summed over the whole width (shrink), kept in fp32, and multiplied with B (expand). A segment
-// costs its own rank, so mixed ranks cost the sum of their bytes. A segment with one row reads each matrix once, a few
-// of its rows at a time, at the speed of the memory (PU-04); with more rows, a few share each number that is read.
+// costs its own rank, so mixed ranks cost the sum of their bytes. A segment with one row reads each matrix once, in
+// order, at the speed of the memory (PU-04); with more rows, a few share each number that is read.
 // Threads share out the ranks, then the columns (PU-03). Both paths add a row's numbers in one order and round them
 // alike: its result does not depend on threads, nor on the rows beside it, of its own segment or of others.
 #include "border.h"

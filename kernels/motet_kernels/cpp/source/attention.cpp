@@ -228,7 +228,7 @@ template <typename T> struct Call {
 
     void prefetch_page(const T *from) const {
         for (int64_t line = 0; line < PAGE * batch.width * (int64_t)sizeof(T); line += LINE)
-            prefetch_far(bytes_of(from) + line);
+            prefetch(bytes_of(from) + line);
     }
 
     void few_scores(const T *const *of_few, int64_t count, const T *keys, float *into) const {

@@ -80,9 +80,6 @@ template <typename T> void unpack(const T *packed, int64_t inputs, int64_t row, 
 
 // -- multiplying -----------------------------------------------------------------------------------------------------
 
-// Into the second cache: other rows are multiplied with it, too.
-INLINE void prefetch_more(const void *address) { __builtin_prefetch(address, 0, 2); }
-
 // Two neighbouring numbers of x, in all lanes.
 INLINE Raw<float> everywhere(const float *from) { return {Pair{all(from[0]), all(from[1])}}; }
 INLINE Raw<bfloat> everywhere(const bfloat *from) {
@@ -156,10 +153,10 @@ __attribute__((noinline)) void multiply(Matrix<const T> x, int64_t inputs, const
             Raw<T> w[P][2];
             for (int p = 0; p < P; ++p)
                 for (int64_t line = 0; line < TWO_INPUTS<T>; line += 64)
-                    prefetch_more(ahead.from + p * size * (int64_t)sizeof(T) + line);
+                    prefetch(ahead.from + p * size * (int64_t)sizeof(T) + line);
             ahead.from += ahead.stride;
             if (LATER) {
-                prefetch_more(later.from);
+                prefetch(later.from);
                 later.from += later.stride;
             }
             for (int p = 0; p < P; ++p)
@@ -203,21 +200,21 @@ template <bool LATER>
 void multiply_tiled(Matrix<const bfloat> x, int rows, int written, int64_t inputs, const bfloat *panel,
                     const bfloat *bias, Matrix<bfloat> y, int64_t columns, Ahead ahead, Ahead later) {
     tiles::Sums sums;
-    auto prefetch = [&](int64_t pairs) __attribute__((always_inline)) {
+    auto prefetch_next = [&](int64_t pairs) __attribute__((always_inline)) {
         for (int64_t pair = 0; pair < pairs; ++pair) {
-            for (int64_t line = 0; line < TWO_INPUTS<bfloat>; line += 64) prefetch_more(ahead.from + line);
+            for (int64_t line = 0; line < TWO_INPUTS<bfloat>; line += 64) prefetch(ahead.from + line);
             ahead.from += ahead.stride;
             if (LATER) {
-                prefetch_more(later.from);
+                prefetch(later.from);
                 later.from += later.stride;
             }
         }
     };
     const int64_t stride = x.stride * (int64_t)sizeof(bfloat);
     if (rows > tiles::ROWS)
-        tiles::multiply<true>(x.data, stride, rows, inputs, panel, sums, prefetch);
+        tiles::multiply<true>(x.data, stride, rows, inputs, panel, sums, prefetch_next);
     else
-        tiles::multiply<false>(x.data, stride, rows, inputs, panel, sums, prefetch);
+        tiles::multiply<false>(x.data, stride, rows, inputs, panel, sums, prefetch_next);
     write<bfloat>([&](int r) { return Pair{load_floats(sums.of[r][0]), load_floats(sums.of[r][1])}; }, written, bias, y,
                   columns);
 }

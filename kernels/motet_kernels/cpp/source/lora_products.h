@@ -1,7 +1,7 @@
 // The products of add_lora: of some rows of x with A (shrink), and of the results with B (expand).
 //
-// One row reads each matrix once, a few of its rows at a time, at the speed of the memory (PU-04); of several rows, a few
-// share each number that is read. Both add a row's numbers in one order and round them alike.
+// One row reads each matrix once, in order, at the speed of the memory (PU-04); of several rows, a few share each number
+// that is read. Both add a row's numbers in one order and round them alike.
 #pragma once
 
 #include "products.h"
@@ -15,10 +15,10 @@ template <typename T> struct Rows {
 };
 
 constexpr int ROWS_AT_ONCE = LANES == 16 ? 4 : 2;
-constexpr int RANKS_AT_ONCE = 4;    // also of one row: additions to one sum wait for each other
+constexpr int RANKS_AT_ONCE = 4;    // of several rows
 constexpr int ROWS_IN_BLOCK = 32;   // of a piece
 constexpr int MOST_RANK = 512;
-constexpr int64_t AHEAD = 6144;     // bytes from what is read to what is prefetched
+constexpr int64_t AHEAD = 8192;     // bytes from what is read to what is prefetched
 constexpr int64_t STRIP = 1024;     // bytes that are prefetched from one place
 constexpr int64_t AHEAD_OF_COLUMNS = 512;
 
@@ -64,15 +64,15 @@ INLINE void in_strips(const Stream<ROWS> &stream, int64_t at, int64_t count, con
 
 // -- shrink ----------------------------------------------------------------------------------------------------------
 
-// One row of x with K rows of A, added up as products() does: what is left is the sum of all lanes.
-template <int K, typename T>
-INLINE void products_of_row(const T *x, const T *a, int64_t inputs, floats *into, const Stream<K> &stream, int64_t at) {
-    floats sums_of[K] = {};
+// One row of x with one row of A, added up as products() does: what is left is the sum of all lanes. Additions to the sum
+// wait for each other, and a CPU begins the next rows of A meanwhile; several at once would be read out of order.
+template <typename T>
+INLINE floats product(const T *x, const T *a, int64_t inputs, const Stream<1> &stream, int64_t at) {
+    floats sum_of = {};
     in_strips<T>(stream, at, inputs, [&](int64_t i, auto count) {
-        const Raw<T> of_x = load_raw(x + i, count);
-        for (int k = 0; k < K; ++k) sums_of[k] = add_product(sums_of[k], of_x, load_raw(a + k * inputs + i, count));
+        sum_of = add_product(sum_of, load_raw(x + i, count), load_raw(a + i, count));
     });
-    for (int k = 0; k < K; ++k) into[k] = sums_of[k];
+    return sum_of;
 }
 
 // R rows of x with K rows of A. `next`: the rows of A that follow; null if they have been read.
@@ -81,7 +81,7 @@ INLINE void products(Rows<const T> x, const T *a, int64_t inputs, float *into, i
     floats sums_of[R][K] = {};
     by_pairs(inputs, [&](int64_t i, auto count) {
         if (next)
-            for (int k = 0; k < K; ++k) prefetch_far(next + k * inputs + i);
+            for (int k = 0; k < K; ++k) prefetch(next + k * inputs + i);
         Raw<T> of_x[R], of_a[K];
         for (int r = 0; r < R; ++r) of_x[r] = load_raw(x.row(r) + i, count);
         for (int k = 0; k < K; ++k) of_a[k] = load_raw(a + k * inputs + i, count);
@@ -106,13 +106,12 @@ void shrink(Rows<const T> x, int64_t rows, const T *a, int64_t inputs, float *in
             int64_t last, const T *next) {
     if (rows == 1) {
         const int64_t width = inputs * (int64_t)sizeof(T);
-        const Stream<RANKS_AT_ONCE> stream{bytes_of(a + k * inputs), (last - k) / RANKS_AT_ONCE, width, width,
-                                           bytes_of(next)};
+        const Stream<1> stream{bytes_of(a + k * inputs), last - k, width, width, bytes_of(next)};
         for (int64_t at = 0; k < last;) {  // the lanes of several ranks are added together
             floats of_ranks[LANES] = {};
             const int count = (int)smaller(LANES, last - k);
-            for (int i = 0; i < count; i += RANKS_AT_ONCE, at += width)
-                products_of_row(x.data, a + (k + i) * inputs, inputs, of_ranks + i, stream, at);
+            for (int i = 0; i < count; ++i, at += width)
+                of_ranks[i] = product(x.data, a + (k + i) * inputs, inputs, stream, at);
             const floats totals = sums(of_ranks);
             memcpy(into + k, &totals, count * sizeof(float));
             k += count;

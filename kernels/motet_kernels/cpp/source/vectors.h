@@ -256,7 +256,5 @@ INLINE floats hyperbolic_tangent(floats x) {
     return as_floats(as_words((1.0f - decay) / (1.0f + decay)) | sign);
 }
 
-// Into the first cache only: what is read once should not drive anything out of the others.
-INLINE void prefetch(const void *address) { __builtin_prefetch(address, 0, 0); }
-// Into the second cache.
-INLINE void prefetch_far(const void *address) { __builtin_prefetch(address, 0, 2); }
+// Into the second cache. Into the first one alone, past the others (NTA), takes an AMD longer than no prefetch at all.
+INLINE void prefetch(const void *address) { __builtin_prefetch(address, 0, 2); }
