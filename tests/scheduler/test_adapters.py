@@ -10,6 +10,7 @@ from motet.runner_info import Failure, Tier
 from motet_scheduler import conversion
 from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters import Adapter
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage, GroupName, RevisionKey
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, pool, ready, resident
@@ -831,3 +832,15 @@ def test_gateways_hear_which_namespaces_exist_whenever_they_change():
         assert namespaces_of(driver) == {"acme": uid, "zeta": "z"}
     driver.send(events.CatalogUpdated())
     assert namespaces_of(driver) == {"acme": "second", "zeta": "z"}, "a change says nothing about them"
+
+
+def test_adapters_that_serve_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of one load among ten thousand adapters must not cost more than one among ten."""
+    driver = with_pirate()
+    looked = []
+    monkeypatch.setattr(Adapter, "wants_check", lambda self, _now: looked.append(self) or False)
+    driver.wait(5)
+    driver.certify(order=999)
+    assert looked == []
+    driver.state(adapter(stamp="2"))
+    assert looked, "another revision is to be checked"

@@ -96,8 +96,9 @@ class Cluster:
         self._all_asked = False
         self.gave_up = False
         self._statistics: OrderedDict[tuple[str, str], LengthStatistics] = OrderedDict()
-        self._digests = {name: digest_of(name) for name in adapters}
-        self.scheduler = Scheduler(setup.scheduler, now=0.0, saved=_catalog(self._digests, setup))
+        self.adapters = {name: digest_of(name) for name in adapters}
+        self.saved = _catalog(self.adapters, setup)
+        self.scheduler = Scheduler(setup.scheduler, now=0.0, saved=self.saved)
         self.supervisor = Supervisor(setup.supervisor)
         self._trying_more = False
         self.runners: dict[InstanceName, SimulatedRunner] = {}
@@ -172,7 +173,7 @@ class Cluster:
         room = setup.profile.context_tokens - asked.prompt_tokens
         if not asked.max_tokens:
             most = max(asked.output_tokens, min(most, room))
-        digest = self._digests[asked.adapter] if asked.adapter else BASE
+        digest = self.adapters[asked.adapter] if asked.adapter else BASE
         answer = Answer(
             request,
             asked,

@@ -40,9 +40,11 @@ def fit(
     if len(iterations) < least:
         raise SetupError(f"{len(iterations)} iterations are too few for a profile: it needs {least}.")
     knots = _knots(iterations)
-    law = _law(iterations, knots)
-    usual = [one for one in iterations if one.seconds < _OUTLIER * law.seconds(one.work)]
-    law = _centred(_law(usual, knots), usual)
+    # The first law is not bent by what took very long, but lies below the middle: it says which iterations are usual,
+    # and how much an error of each may weigh.
+    first = _law(iterations, knots, [1 / one.seconds for one in iterations])
+    usual = [one for one in iterations if one.seconds < _OUTLIER * first.seconds(one.work)]
+    law = _centred(_law(usual, knots, [1 / first.seconds(one.work) for one in usual]), usual)
     seen = [(one.work.prefill > 0, one.seconds / law.seconds(one.work)) for one in iterations]
     residuals = Residuals(
         decoding=tuple(round(factor, 4) for prompts, factor in seen if not prompts)[-MAX_RESIDUALS:],
@@ -72,9 +74,8 @@ def _columns(work: Work, knots: Sequence[int]) -> Row:
     return (1.0, float(work.context), float(work.prefill), float(work.attended), float(work.adapters), *pieces)
 
 
-def _law(iterations: Sequence[Iteration], knots: Sequence[int]) -> StepLaw:
+def _law(iterations: Sequence[Iteration], knots: Sequence[int], weights: Sequence[float]) -> StepLaw:
     rows = [_columns(one.work, knots) for one in iterations]
-    weights = [1 / one.seconds for one in iterations]
     costs = nonnegative_least_squares(rows, [one.seconds for one in iterations], weights)
     fixed, context, prefill, attended, adapters, *of_pieces = costs
     lengths = (knot - low for low, knot in zip([0, *knots], knots, strict=False))
@@ -90,7 +91,7 @@ def _law(iterations: Sequence[Iteration], knots: Sequence[int]) -> StepLaw:
 
 
 def _centred(law: StepLaw, iterations: Sequence[Iteration]) -> StepLaw:
-    """So that half of the iterations take less. Least squares of relative errors lie below the middle."""
+    """So that half of the iterations take less. Least squares lie at the mean, which slow ones raise."""
     factor = median(one.seconds / law.seconds(one.work) for one in iterations)
     return replace(
         law,

@@ -122,6 +122,11 @@ class Adapters:
         """Recent checks, also of adapters that were removed or suspended: they may return."""
         self._serving: dict[Digest, dict[ObjectName, DigestSource]] | None = None
         """The digests that names point to; None if they must be collected again."""
+        self._to_check: list[Adapter] | None = None
+        """Those that may have to be checked, in the order of their names; None if they must be found again. Mostly
+        there is none, however many adapters there are."""
+        self._replicated: list[Adapter] | None = None
+        """Those with `minReplicas`; None if they must be found again."""
 
     def __iter__(self) -> Iterator[Adapter]:
         yield from self.by_name.values()
@@ -130,6 +135,7 @@ class Adapters:
 
     def state(self, specs: Iterable[AdapterSpec]) -> bool:
         """Replace the list of adapters. True if something changed."""
+        self._to_check = self._replicated = None
         wanted = {spec.ref.object: spec for spec in specs}
         before = {name: adapter.spec for name, adapter in self.by_name.items()}
         # A list, not a set: the order must be the same in every process.
@@ -157,6 +163,7 @@ class Adapters:
                 self._to_tell[adapter.spec.ref.object] = None
 
     def _update(self, adapter: Adapter, spec: AdapterSpec) -> None:
+        self._to_check = self._replicated = None
         wanted = self._wanted(spec)
         if (adapter.wanted, adapter.spec.max_bytes) != (wanted, spec.max_bytes):
             # The old failure was about another revision or another bound.
@@ -172,7 +179,7 @@ class Adapters:
 
     def restore(self, spec: AdapterSpec, serving: Revision | None) -> None:
         self.by_name[spec.ref.object] = Adapter(spec, self._wanted(spec), serving)
-        self._serving = None
+        self._serving = self._to_check = self._replicated = None
 
     def source_of(self, digest: Digest, adapter: str = "") -> DigestSource | None:
         """Where a digest's bytes come from; None if no name and no request needs it.
@@ -212,19 +219,23 @@ class Adapters:
 
     def checks(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
         """Ask one runner of the group to fetch and check each new revision."""
+        self._changes.expire(now)
+        self._to_check = [one for one in self._may_want_check() if not one.resolved or one.check is not None]
+        if not self._to_check:
+            return
         attached = {runner.instance for runner in runners if runner.attached}
-        for adapter in self.by_name.values():
+        for adapter in self._to_check:
             check = adapter.check
             if check is not None and (check.instance not in attached or now - check.since > self._policy.load_retry):
                 adapter.check = None
-        busy = Counter(adapter.check.instance for adapter in self if adapter.check is not None)
+        busy = Counter(adapter.check.instance for adapter in self._to_check if adapter.check is not None)
         # Those that may be given one more check: found once, as many adapters may wait while all runners are busy. All
         # adapters of a group want the same base model.
         able: dict[GroupName, list[Runner]] = {}
-        self._changes.expire(now)
-        for name, adapter in self.by_name.items():
+        for adapter in self._to_check:
             if not adapter.wants_check(now):
                 continue
+            name = adapter.spec.ref.object
             # An adapter that changes all the time would keep a runner busy. Its newest revision is checked later.
             if not adapter.recheck_requested and not self._changes.may_change(name, now):
                 continue
@@ -246,6 +257,9 @@ class Adapters:
                 self._changes.changed(name, now)
             source = DigestSource(spec.ref, adapter.wanted, max_bytes=spec.max_bytes)
             yield _ensure(order, runner, source, adapter.wanted.expected_digest, AdapterStage.CERTIFIED)
+
+    def _may_want_check(self) -> Iterable[Adapter]:
+        return self.by_name.values() if self._to_check is None else self._to_check
 
     def checked_by(self, event: AdapterStateChanged) -> Adapter | None:
         """The adapter whose pending check this report answers; None if it answers none that is known.
@@ -285,14 +299,18 @@ class Adapters:
 
     def replicas(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
         """Load adapters on enough runners for their `minReplicas`."""
+        if self._replicated is None:
+            self._replicated = [one for one in self.by_name.values() if one.spec.min_replicas]
+        if not self._replicated:
+            return
         groups: dict[GroupName, dict[InstanceName, Runner]] = {}
         for runner in runners:
             if runner.takes_work:
                 groups.setdefault(runner.group, {})[runner.instance] = runner
         since = now - self._policy.load_retry
-        for adapter in self.by_name.values():
+        for adapter in self._replicated:
             spec = adapter.spec
-            if not spec.min_replicas or (serving := self.usable(adapter)) is None:
+            if (serving := self.usable(adapter)) is None:
                 continue
             able = {one: r for one, r in groups.get(spec.group, {}).items() if r.serves(serving.key.base)}
             have = {one for one, tier in self._holders_of(serving).items() if tier is Tier.DEVICE and one in able}

@@ -1,0 +1,127 @@
+"""What a simulated cluster does: the real policies place, and times come from the profile."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from motet_scheduler.policy import events
+from motet_scheduler.policy.scheduler import Scheduler
+from motet_scheduler.policy.values import SchedulerConfig
+from motet_simulator.plan.cluster import Cluster, Setup
+from motet_simulator.plan.outcome import quantile
+from motet_simulator.profiles.profile import StepLaw, Work
+from motet_simulator.workloads.request import WorkloadRequest
+from tests.simulator.setups import LAW, profile, workload
+
+QUIET = profile(noise=0.0)
+
+
+def simulated(setup: Setup, requests: list[WorkloadRequest], **how: Any) -> Cluster:
+    adapters = dict.fromkeys(one.adapter for one in requests if one.adapter)
+    cluster = Cluster(setup, adapters, **how)
+    cluster.run(iter(requests))
+    return cluster
+
+
+def alone(**how: Any) -> WorkloadRequest:
+    return WorkloadRequest(**({"at": 1.0, "prompt_tokens": 40, "output_tokens": 11} | how))
+
+
+def test_one_request_takes_what_the_law_and_the_overheads_say() -> None:
+    outcome = simulated(Setup(profile=QUIET, runners=2), [alone()]).outcome
+    over = QUIET.overheads
+    first = LAW.seconds(Work(prefill=40, attended=40 * 41 // 2))
+    assert outcome.first_tokens == [pytest.approx(over.arrival + over.submit + first + over.delivery)]
+    decodes = [LAW.seconds(Work(decodes=1, context=41 + number)) for number in range(10)]
+    assert outcome.per_token == [pytest.approx(sum(decodes) / 10)]
+    assert len(outcome.gaps) == 10
+    assert (outcome.prompt_tokens, outcome.output_tokens, outcome.requests) == (40, 11, 1)
+
+
+def test_sequences_and_context_cost_what_the_law_says() -> None:
+    """As many at once as there are, each with its own context."""
+    steep = profile(noise=0.0, law=StepLaw(fixed=0.001, decodes=((1, 0.0),), context=1e-5))
+    short = simulated(Setup(profile=steep, runners=1), [alone(prompt_tokens=100, output_tokens=2)]).outcome
+    long = simulated(Setup(profile=steep, runners=1), [alone(prompt_tokens=200, output_tokens=2)]).outcome
+    both = simulated(Setup(profile=steep, runners=1), [alone(prompt_tokens=100, output_tokens=2)] * 2).outcome
+    assert short.per_token == [pytest.approx(0.001 + 101e-5)]
+    assert long.per_token == [pytest.approx(0.001 + 201e-5)]
+    assert both.per_token[0] == pytest.approx(0.001 + 202e-5)
+
+
+def test_more_load_means_longer_waits_and_more_runners_shorter_ones() -> None:
+    def waits(rate: float, runners: int) -> float:
+        setup = Setup(profile=profile(max_sequences=4), runners=runners, lengths="exact")
+        return quantile(simulated(setup, list(workload(3, 300, rate=rate))).outcome.first_tokens, 0.95)
+
+    assert max(waits(2, 1), waits(30, 8)) < 0.5
+    assert waits(30, 1) > 2
+
+
+def test_every_answer_has_its_length_also_when_promises_are_too_short() -> None:
+    requests = list(workload(5, 120, rate=20, output=120))
+    small = SchedulerConfig(force_promise_pages=4)
+    tight = Setup(profile=profile(pages=80, max_sequences=16), runners=1, max_tokens=300, scheduler=small)
+    seen: Counter[str] = Counter()
+    cluster = simulated(tight, requests, record=lambda _, event: seen.update([type(event).__name__]))
+    assert seen["OverflowAnnounced"] > 10
+    assert seen["RequestParked"] > 0
+    assert cluster.outcome.output_tokens == sum(one.output_tokens for one in requests)
+    assert len(cluster.outcome.gaps) == sum(one.output_tokens - 1 for one in requests)
+    for runner in cluster.runners.values():
+        runner.engine.check()
+
+
+def test_a_request_that_fits_nowhere_is_refused_and_counted() -> None:
+    setup = Setup(profile=QUIET, runners=1)
+    outcome = simulated(setup, [alone(), alone(prompt_tokens=5000)]).outcome
+    assert (len(outcome.first_tokens), outcome.refusals) == (1, Counter({"context_length_exceeded": 1}))
+
+
+def test_a_cold_adapter_loads_before_its_first_token_and_a_warm_one_does_not() -> None:
+    slow = replace(QUIET, overheads=replace(QUIET.overheads, adapter_load=0.5))
+    requests = [alone(at=float(5 * number), adapter="a") for number in range(3)]
+    first, *others = simulated(Setup(profile=slow, runners=1), requests).outcome.first_tokens
+    assert first > 0.5
+    assert max(others) < 0.2
+
+
+def test_prompts_that_begin_alike_are_computed_once() -> None:
+    requests = [alone(at=float(number), prompt_tokens=200, blocks=(1, 2, 3), block_tokens=64) for number in range(3)]
+    first, *others = simulated(Setup(profile=QUIET, runners=2), requests).outcome.first_tokens
+    saved = LAW.seconds(Work(prefill=200, attended=200 * 201 // 2)) - LAW.seconds(
+        Work(prefill=8, attended=8 * 192 + 8 * 9 // 2)
+    )
+    assert others == [pytest.approx(first - saved)] * 2
+    strangers = [replace(one, blocks=(number,)) for number, one in enumerate(requests)]
+    assert simulated(Setup(profile=QUIET, runners=2), strangers).outcome.first_tokens == [pytest.approx(first)] * 3
+
+
+def test_the_same_seed_gives_the_same_and_another_one_something_else() -> None:
+    def outcome(seed: int) -> list[float]:
+        requests = list(workload(1, 80, rate=10, adapters=5))
+        return simulated(Setup(profile=profile(), runners=2, seed=seed), requests).outcome.first_tokens
+
+    assert outcome(1) == outcome(1) != outcome(2)
+
+
+def test_what_is_recorded_can_be_replayed() -> None:
+    """The events of a simulation, given to a scheduler of its own, lead to the same decisions."""
+    recorded: list[tuple[float, Any]] = []
+    requests = list(workload(2, 100, rate=20, adapters=6))
+    setup = Setup(profile=profile(max_sequences=4, adapter_slots=2), runners=2)
+    cluster = Cluster(setup, dict.fromkeys(one.adapter for one in requests if one.adapter), record=None)
+    decided: list[Any] = []
+    handle = cluster.scheduler.handle
+
+    def handling(event: events.Event, now: float) -> Any:
+        recorded.append((now, event))
+        decided.append(handle(event, now))
+        return decided[-1]
+
+    cluster.scheduler.handle = handling  # type: ignore[method-assign]
+    cluster.run(iter(requests))
+    again = Scheduler(setup.scheduler, now=0.0, saved=Cluster(setup, cluster.adapters).saved)
+    assert [again.handle(event, now) for now, event in recorded] == decided

@@ -1,0 +1,127 @@
+"""The fewest runners, and what is said of them."""
+
+import json
+import math
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from motet.errors import SetupError
+from motet_simulator.plan.cluster import Setup
+from motet_simulator.plan.outcome import Outcome, quantile
+from motet_simulator.plan.plot import svg
+from motet_simulator.plan.search import Search
+from motet_simulator.plan.sentence import as_object, sentence, table
+from motet_simulator.plan.slo import Slo, shown
+from tests.simulator.setups import profile, workload
+
+REQUESTS = list(workload(4, 250, rate=25))
+
+
+def search(slo: Slo, *, most_runners: int = 32) -> Search:
+    setup = Setup(profile=profile(max_sequences=4), runners=1, lengths="exact")
+    return Search(setup, lambda: iter(REQUESTS), (), slo, requests=len(REQUESTS), most_runners=most_runners)
+
+
+def keeps(slo: Slo, runners: int, seed: int) -> bool:
+    return search(slo).exactly(runners, [seed]).fewest[seed] == runners
+
+
+@pytest.mark.parametrize("ttft", [0.3, 1.0, 5.0])
+def test_the_answer_suffices_and_one_less_does_not(ttft: float) -> None:
+    slo = Slo(ttft=ttft)
+    found = search(slo).fewest([0, 1, 2])
+    for seed, runners in found.fewest.items():
+        assert runners is not None
+        assert keeps(slo, runners, seed)
+        assert runners == 1 or not keeps(slo, runners - 1, seed)
+    most = max(runners for runners in found.fewest.values() if runners)
+    assert sentence(found, slo).startswith(f"{most} runner")
+
+
+def test_a_simulation_ends_as_soon_as_the_promise_is_broken() -> None:
+    slo = Slo(ttft=0.3)
+    found = search(slo).fewest([0])
+    early = [trial for trial in found.trials.values() if not trial.complete]
+    assert early
+    assert all(trial.outcome.seconds < REQUESTS[-1].at + 5 for trial in early)
+
+
+def test_nobody_can_keep_it() -> None:
+    slo = Slo(ttft=2.0, tpot=0.005)
+    found = search(slo).fewest([0, 1])
+    assert set(found.fewest.values()) == {None}
+    text = sentence(found, slo)
+    assert text.startswith(
+        "No number of runners that was tried keeps ttft 2 s and tpot 5 ms for 95 % of the requests: "
+    )
+    trial = min((one for one in found.trials.values() if one.complete), key=lambda one: slo.seen(one.outcome)["tpot"])
+    seen = slo.seen(trial.outcome)["tpot"]
+    assert f"the time per token is {shown(seen)}, {100 * (seen / 0.005 - 1):.0f} % above 5 ms" in text
+    assert "time to the first token" not in text.partition(":")[2], "that promise is kept"
+    assert "had nothing to do, so more would not help" in text
+    assert as_object(found, slo, text)["runners"] is None
+
+
+def test_no_more_runners_are_tried_than_are_allowed() -> None:
+    found = search(Slo(ttft=0.2), most_runners=2).fewest([0])
+    assert found.most_tried == 2
+    assert found.fewest == {0: None}
+
+
+def test_what_is_said_is_what_was_seen() -> None:
+    slo = Slo(ttft=1.0, tpot=1.0)
+    found = search(slo).fewest([0, 1])
+    text = sentence(found, slo)
+    columns, rows = table(found, slo)
+    assert all(len(row) == len(columns) for row in rows)
+    said = as_object(found, slo, text)
+    json.dumps(said)
+    best = said["runners"]
+    of_best = [trial for trial in said["trials"] if trial["runners"] == best and trial["complete"]]
+    assert all(trial["keeps"] for trial in of_best)
+    for trial in of_best:
+        assert trial["ttft_p95"] == quantile(found.trials[best, trial["seed"]].outcome.first_tokens, 0.95)
+    assert shown(max(trial["ttft_p95"] for trial in of_best)) in text
+    picture = ET.fromstring(svg(found, slo, text))
+    texts = [one.text for one in picture.iter() if one.tag.endswith("text")]
+    assert {str(best), "promised: 1 s"} <= set(texts)
+
+
+def test_of_one_number_it_says_whether_it_keeps_the_promise() -> None:
+    slo = Slo(ttft=0.3)
+    assert "keep ttft 300 ms" in sentence(search(slo).exactly(16, [0]), slo, asked=16)
+    text = sentence(search(slo).exactly(1, [0, 1]), slo, asked=1)
+    assert text.startswith("1 runner does not keep ttft 300 ms for 95 % of the requests, in 2 of 2 simulations: ")
+    assert "above 300 ms" in text
+
+
+# -- promises ------------------------------------------------------------------------------------------------------
+
+
+def test_a_promise_is_parsed() -> None:
+    assert Slo.parse("ttft=500ms,tpot=0.05s") == Slo(ttft=0.5, tpot=0.05)
+    assert Slo.parse("tpot=50ms", percent=99) == Slo(tpot=0.05, share=0.99)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "ttft=5", "ttft=5m", "ttft=0ms", "ttft=-1ms", "ttft=1s,ttft=1s", "e2e=1s"]
+)
+def test_a_promise_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SetupError, match=r"ttft=500ms,tpot=50ms"):
+        Slo.parse(text)
+
+
+def test_a_refused_request_misses_every_promise() -> None:
+    outcome = Outcome(first_tokens=[0.1] * 90 + [0.9] * 5, per_token=[0.01] * 95)
+    slo = Slo(ttft=0.5, tpot=0.1, share=0.94)
+    assert not Slo(ttft=0.5, tpot=0.1, share=0.9).misses(outcome)
+    outcome.refusals["pool_saturated"] = 5
+    assert slo.misses(outcome) == {"ttft": pytest.approx(0.9 / 0.5)}
+    outcome.refusals["pool_saturated"] = 10
+    assert slo.misses(outcome) == {"ttft": math.inf, "tpot": math.inf}
+
+
+def test_quantiles_are_those_of_the_values() -> None:
+    assert [quantile([3.0, 1.0, 2.0, 4.0], share) for share in (0, 0.25, 0.26, 0.5, 0.95, 1)] == [1, 1, 2, 2, 4, 4]
+    assert quantile([], 0.5) == 0
