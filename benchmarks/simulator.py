@@ -1,8 +1,8 @@
 """Measures how many requests a second the simulator of `motet plan` gets through on one core, with 16 runners.
 
 The workload has Alpaca-like lengths (19 prompt tokens and 58 output tokens on average, lognormal), once for the base
-model, once for 10,000 adapters by Zipf's law, and once with answers of 1,000 tokens. The profile is a law of a small GPU
-with measured-like residuals; the rate is about half of what the runners could do. Only this process's CPU time counts.
+model, once for 10,000 adapters by Zipf's law, and once with answers of 1,000 tokens. The profile is a small GPU's law
+with residuals as on a busy machine. Only the CPU time of this process counts.
 Beside it: the same with each iteration by itself instead of leaps.
 
 Then it measures how long a plan takes for a published trace, if one is given: a conversation trace of an hour, with 200
@@ -44,13 +44,13 @@ def profile() -> Profile:
         model="a law",
         kernels="a law",
         engine=EngineSize(
-            pages=16_384,
+            pages=4096,
             page_bytes=1 << 20,
             adapter_rank_bytes=1 << 20,
             adapter_rank_tile=8,
             max_sequences=64,
             max_model_length=16_384,
-            adapter_slots=64,
+            adapter_slots=32,
             cached_adapters=256,
         ),
         law=StepLaw(

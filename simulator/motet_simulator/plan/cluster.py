@@ -5,8 +5,8 @@ Nothing fails here: no message is lost, no process dies. Messages take as long a
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -323,6 +323,7 @@ def _for_scheduler(effect: supervisor_effects.SchedulerMessage) -> list[schedule
             return []  # nothing runs when the scheduler connects
 
 
+@lru_cache(maxsize=100_000)
 def digest_of(name: str) -> Digest:
     return Digest("sha256:" + sha256(name.encode()).hexdigest())
 
@@ -333,12 +334,22 @@ def _object_name(adapter: str) -> str:
 
 def _catalog(digests: dict[str, Digest], setup: Setup) -> SavedCatalog:
     pool = PoolSpec(pool=GROUP, group=GROUP, served_name="plan", replicas=setup.runners)
-    saved = []
-    for name, digest in digests.items():
-        namespace, _, own = _object_name(name).partition("/")
-        key = RevisionKey(source=f"file:///{name}")
-        spec = AdapterSpec(ref=AdapterRef(namespace, own, 1), group=GROUP, model_name=own, revision=key)
-        certificate = Certificate(digest=digest, rank=setup.rank)
-        serving = Revision(key=replace(key, group=GROUP), digest=digest, certificate=certificate)
-        saved.append(SavedAdapter(spec=spec, serving=serving))
-    return SavedCatalog(pools=(pool,), adapters=tuple(saved))
+    return SavedCatalog(
+        pools=(pool,), adapters=tuple(_saved(name, digest, setup.rank) for name, digest in digests.items())
+    )
+
+
+@lru_cache(maxsize=100_000)
+def _saved(name: str, digest: Digest, rank: int) -> SavedAdapter:
+    """As certified. The same in each simulation of a plan."""
+    namespace, _, own = _object_name(name).partition("/")
+    source = f"file:///{name}"
+    spec = AdapterSpec(
+        ref=AdapterRef(namespace, own, 1), group=GROUP, model_name=own, revision=RevisionKey(source=source)
+    )
+    serving = Revision(
+        key=RevisionKey(source=source, group=GROUP),
+        digest=digest,
+        certificate=Certificate(digest=digest, rank=rank),
+    )
+    return SavedAdapter(spec=spec, serving=serving)

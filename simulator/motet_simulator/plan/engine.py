@@ -37,7 +37,8 @@ HURRY_SECONDS = 0.01
 WAIT_SECONDS = 0.002
 """How long the loop waits after an iteration that could compute nothing."""
 
-MOST_LEAPT = 4096
+MOST_LEAPT = 64
+"""Iterations at once. Mostly a command comes before, and what was found out about the rest is in vain."""
 
 
 class SimulatedEngine:

@@ -57,6 +57,8 @@ class DecodeRound:
         self._known_columns = [0] * len(sequences)
         """How many iterations and columns each sequence knows"""
 
+        self._written_back = 0, 0
+        """How many iterations were planned and how many columns there were when all sequences knew"""
         self._plain_until = self._unannounced_until = 0
         self._find_limits()
         self._stops = frozenset[int]().union(*(_stops_of(sequence, eos_token_ids) for sequence in sequences))
@@ -152,10 +154,13 @@ class DecodeRound:
 
     def write_back(self) -> None:
         """Tell the sequences what has happened."""
+        if self._written_back == (self._planned, len(self._columns)):
+            return
         for place in range(len(self.sequences)):
             self._write_one_back(place)
         self._columns.clear()
         self._known_columns = [0] * len(self.sequences)
+        self._written_back = self._planned, 0
 
     def _find_limits(self) -> None:
         """Until when iterations bring their sequences nothing but tokens, if none is a stop token, counted when they
