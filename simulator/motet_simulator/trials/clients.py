@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from motet.api.v1 import runner_pb2
-from motet.errors import DeadlineExceeded, MotetError, NoRunner, PoolSaturated, RequestKillsEngines
+from motet.errors import DeadlineExceeded, InvalidRequest, MotetError, NoRunner, PoolSaturated, RequestKillsEngines
 from motet_gateway.generation import EndReason
 from motet_simulator.fake_engine import tokens_of
 from motet_simulator.trials.plan import Ask
@@ -68,6 +68,8 @@ class Client:
                     self._object(
                         f"ends by its deadline of {self.ask.deadline:.1f} s, but was silent for {silent:.1f} s only"
                     )
+            case InvalidRequest() if self.ask.unreadable:
+                pass
             case RequestKillsEngines() if self.placed_times > 1:
                 pass  # no request kills engines here, but faults that meet the same one again look like that
             case _:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import structlog
 
-EXPECTED = frozenset({"request_kills_engines"})
+EXPECTED = frozenset({"request_kills_engines", "lease_step_failed"})
 """Errors that faults may cause."""
 
 

@@ -19,6 +19,7 @@ FaultKind = Literal[
     "drain",
     "clock jumps",
     "leases away",
+    "leases garbled",
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
@@ -44,6 +45,8 @@ class Ask:
     cancel_after: float | None = None
     """Seconds until the client leaves."""
     deadline: float = 300.0
+    unreadable: bool = False
+    """Its estimate has a number that no scheduler takes: it alone is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ def _draw_asks(random: Random, settings: TrialSettings) -> list[Ask]:
     mean = max(4.0, min(120.0, load * window * steps_per_second / count))
     largest = min(settings.pages * PAGE_TOKENS, 1024)
     asks = []
+    unreadable = random.choice((0.0, 0.0, 0.03))
     for number in range(count):
         huge = random.random() < 0.02
         prompt = random.randint(largest // 2, largest - 2) if huge else min(int(random.expovariate(1 / 60)) + 1, 400)
@@ -137,6 +141,7 @@ def _draw_asks(random: Random, settings: TrialSettings) -> list[Ask]:
                 seed=random.getrandbits(32),
                 cancel_after=random.random() * 3 if random.random() < 0.1 else None,
                 deadline=random.uniform(2, 10) if random.random() < 0.05 else 300.0,
+                unreadable=random.random() < unreadable,
             )
         )
     return asks

@@ -129,6 +129,9 @@ class _Trial:
             case "leases away":
                 system.leases.away = True
                 world.after(seconds, setattr, system.leases, "away", False)
+            case "leases garbled":
+                system.leases_garbled = True
+                world.after(seconds, setattr, system, "leases_garbled", False)
             case "engine dies" if runner is not None:
                 runner.engine.die()
             case "engine hangs" if runner is not None:

@@ -1,6 +1,7 @@
 """The services of one trial, each in a simulated process of its own, and what starts them again."""
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -63,7 +64,9 @@ POOL = ObjectName("default", "demo")
 BASE_DIGEST = Digest("sha256:" + "b" * 64)
 PROMISE_RULE = preset_named("paged-chunk").promise
 LEASE = LeaseSettings(name="it", namespace="here", seconds=6, renew_seconds=4, retry_seconds=1)
-LOST_LEADERSHIP = "it no longer leads"
+LOST_LEADERSHIP, GARBLED = "it no longer leads", "the answer is no JSON"
+MAY_END = ("EngineDied", LOST_LEADERSHIP, GARBLED)
+"""Why a process may end by itself. The last is at its start only: later it goes on."""
 SCHEDULER_TICK, SUPERVISOR_TICK = 0.1, 0.2
 LOAD_SECONDS = 0.5
 DRAIN_SECONDS = 2.0
@@ -78,7 +81,7 @@ class GatewayParts:
     process: Process
     dispatcher: Dispatcher
     estimator: Estimator
-    revision: int = 0
+    revision: tuple[int, int] = (0, 0)
     """Of the catalog that it serves."""
     clients: list[Client] = field(default_factory=list)
     unasked: list[Ask] = field(default_factory=list)
@@ -102,6 +105,7 @@ class System:
         self.processes: dict[str, Process] = {}
         self.disks: dict[str, SimulatedDisk] = {}
         self.leases = FakeLeaseApi()
+        self.leases_garbled = False
         self.schedulers: dict[str, SchedulerService] = {}
         self.supervisor: SupervisorService | None = None
         self.operator: SchedulerSync | None = None
@@ -157,7 +161,7 @@ class System:
 
     def _on_end(self, process: Process) -> None:
         self._forget(process.host)
-        if not any(why in process.ended for why in ("EngineDied", LOST_LEADERSHIP)):
+        if not any(why in process.ended for why in MAY_END):
             self.object_to(f"{process.name} ended: {process.ended}")
         self.world.after(RESTART_SECONDS, self.start, process.host)
 
@@ -200,6 +204,8 @@ class System:
         (estimate,) = await gateway.estimator.estimate([prompt])
         if client.left:
             return
+        if ask.unreadable:
+            estimate.rank = math.nan
         base = self._base_of(gateway)
         order = GenerationRequest(
             request=ask.name,
@@ -245,7 +251,7 @@ class System:
                 await self._schedule(process, address, alone, CatalogFile(Path("catalog.json"), around.disk), around)
         else:
             lost = lambda why: process.end(f"{LOST_LEADERSHIP}: {why}")  # noqa: E731
-            client = LeaseClient(self.leases, process)
+            client = LeaseClient(self, process)
             async with Election(client, LEASE, address=address, surroundings=around, lost=lost) as election:
                 await self._schedule(process, address, election, None, around)
 
@@ -412,8 +418,9 @@ class _NoStore:
 class LeaseClient:
     """The way of one process to the API server."""
 
-    def __init__(self, leases: FakeLeaseApi, process: Process) -> None:
-        self._leases = leases
+    def __init__(self, system: System, process: Process) -> None:
+        self._system = system
+        self._leases = system.leases
         self._process = process
         self._calls = 0
 
@@ -431,6 +438,8 @@ class LeaseClient:
         await asyncio.sleep(self._way("there"))
         answer = await call
         await asyncio.sleep(self._way("back"))
+        if self._system.leases_garbled:
+            raise ValueError(GARBLED)
         return answer
 
     def _way(self, which: str) -> float:
