@@ -64,7 +64,8 @@ class Seen:
 
 def drawn(chance: random.Random, count: int, rate: float, *, bursts: bool) -> list[WorkloadRequest]:
     """`bursts`: eight at once, an eighth as often."""
-    requests, at = [], 0.0
+    requests: list[WorkloadRequest] = []
+    at = 0.0
     while len(requests) < count:
         at += chance.expovariate(rate / 8 if bursts else rate)
         requests += [

@@ -9,7 +9,7 @@ from motet.errors import SetupError
 from motet_cli.printer import Printer
 from motet_simulator.plan.cluster import Lengths, Setup
 from motet_simulator.plan.plot import svg
-from motet_simulator.plan.search import Search
+from motet_simulator.plan.search import Search, Survey
 from motet_simulator.plan.sentence import as_object, sentence, table
 from motet_simulator.plan.slo import Slo
 from motet_simulator.profiles.identity import check_identity
@@ -47,8 +47,8 @@ def plan(question: Question) -> int:
             profile, question.profile, machine=question.machine, model=question.model, kernels=question.kernels
         )
     trace, completion = question.trace, question.completion
-    requests = sum(1 for _ in workload(trace, completion))
-    if not requests:
+    survey = Survey.of(workload(trace, completion), profile)
+    if not survey.requests:
         raise SetupError(f"{trace} has no requests.")
     adapters = adapters_asked_for(trace, completion)
     setup = Setup(
@@ -65,7 +65,7 @@ def plan(question: Question) -> int:
         lambda: workload(trace, completion),
         adapters,
         question.slo,
-        requests=requests,
+        survey=survey,
         most_runners=question.most_runners,
         progress=progress,
     )
@@ -84,8 +84,8 @@ def plan(question: Question) -> int:
     else:
         printer.line(text)
         printer.line(
-            f"{requests} requests, {len(adapters)} adapters; profile of {profile.model} with {profile.kernels} on "
-            f"{profile.machine}."
+            f"{survey.requests} requests, {len(adapters)} adapters; profile of {profile.model} with {profile.kernels} "
+            f"on {profile.machine}."
         )
         printer.table(*table(found, question.slo))
     return NOT_KEPT if None in found.fewest.values() else 0

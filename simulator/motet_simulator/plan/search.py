@@ -7,10 +7,36 @@ from dataclasses import dataclass, replace
 from motet_simulator.plan.cluster import Cluster, Setup
 from motet_simulator.plan.outcome import Outcome
 from motet_simulator.plan.slo import Slo
+from motet_simulator.profiles.profile import Profile
 from motet_simulator.workloads.request import WorkloadRequest
 
 Workload = Callable[[], Iterator[WorkloadRequest]]
 """Gives the same requests each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What can be said of a workload before any simulation."""
+
+    requests: int
+    least_runners: int
+    """About the fewest that could compute it at all, if their batches were always full."""
+
+    @classmethod
+    def of(cls, requests: Iterable[WorkloadRequest], profile: Profile) -> "Survey":
+        law, places = profile.law, profile.engine.max_sequences
+        of_a_token = (law.fixed + law.seconds_of_decodes(places)) / places
+        count, last, seconds = 0, 0.0, 0.0
+        for count, request in enumerate(requests, 1):  # noqa: B007 - counts them
+            prompt, output, last = request.prompt_tokens, request.output_tokens, request.at
+            seconds += output * (of_a_token + law.context * (prompt + output / 2))
+            if not request.blocks:  # which others may have computed
+                seconds += law.prefill * prompt + law.attended * prompt * (prompt + 1) / 2
+        return cls(count, max(1, int(_CAUTION * seconds / last)) if last else 1)
+
+
+_CAUTION = 0.9
+"""A search may begin with too few runners, but not with far too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +76,22 @@ class Search:
         adapters: Iterable[str],
         slo: Slo,
         *,
-        requests: int,
+        survey: Survey,
         most_runners: int,
         progress: Callable[[int, int], None] = lambda *_: None,
     ) -> None:
-        """`requests`: how many the workload has."""
         self._setup = setup
         self._workload = workload
         self._adapters = tuple(adapters)
         self._slo = slo
-        self._requests = requests
+        self._survey = survey
         self._most = most_runners
         self._progress = progress
         self._trials: dict[tuple[int, int], Trial] = {}
 
     def fewest(self, seeds: Iterable[int]) -> Answered:
         found: dict[int, int | None] = {}
-        guess = 1
+        guess = min(self._survey.least_runners, self._most)
         for seed in seeds:
             found[seed] = self._fewest(seed, guess)
             guess = found[seed] or max(runners for runners, _ in self._trials)
@@ -107,7 +132,7 @@ class Search:
             return known
         self._progress(runners, seed)
         cluster = Cluster(replace(self._setup, runners=runners, seed=seed), self._adapters)
-        allowed = math.inf if whole else math.floor((1 - self._slo.share) * self._requests)
+        allowed = math.inf if whole else math.floor((1 - self._slo.share) * self._survey.requests)
         outcome = cluster.run(self._workload(), give_up=lambda: self._missed(cluster) > allowed)
         trial = Trial(runners, seed, outcome, complete=not cluster.gave_up)
         self._trials[runners, seed] = trial

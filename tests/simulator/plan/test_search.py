@@ -10,7 +10,7 @@ from motet.errors import SetupError
 from motet_simulator.plan.cluster import Setup
 from motet_simulator.plan.outcome import Outcome, quantile
 from motet_simulator.plan.plot import svg
-from motet_simulator.plan.search import Search
+from motet_simulator.plan.search import Search, Survey
 from motet_simulator.plan.sentence import as_object, sentence, table
 from motet_simulator.plan.slo import Slo, shown
 from tests.simulator.setups import profile, workload
@@ -20,7 +20,19 @@ REQUESTS = list(workload(4, 250, rate=25))
 
 def search(slo: Slo, *, most_runners: int = 32) -> Search:
     setup = Setup(profile=profile(max_sequences=4), runners=1, lengths="exact")
-    return Search(setup, lambda: iter(REQUESTS), (), slo, requests=len(REQUESTS), most_runners=most_runners)
+    survey = Survey.of(REQUESTS, setup.profile)
+    return Search(setup, lambda: iter(REQUESTS), (), slo, survey=survey, most_runners=most_runners)
+
+
+def test_a_search_begins_where_the_work_could_be_done_at_all() -> None:
+    """Not with one runner, which would be overloaded for long, nor with more than suffice."""
+    survey = Survey.of(REQUESTS, profile(max_sequences=4))
+    assert survey.requests == 250
+    enough = search(Slo(ttft=5.0)).fewest([0]).fewest[0]
+    assert enough is not None
+    assert 2 <= survey.least_runners <= enough
+    assert Survey.of([], profile()) == Survey(0, 1)
+    assert Survey.of(REQUESTS[:1], profile()).least_runners == 1
 
 
 def keeps(slo: Slo, runners: int, seed: int) -> bool:
