@@ -41,7 +41,9 @@ class WaitingRequests:
         for request in self.queue.heads():
             if request.waits_for is None:
                 self.queue.wait_for(request, "base", {})
-        return [request.id for request in self.queue.overdue()]
+        return [
+            request.id for runners_of in self.queue.overdue() for request in self.queue.overdue_alike(runners_of, 1)
+        ]
 
     def oldest_of_each_flow(self):
         return [request.id for request in self.queue.heads()]

@@ -68,7 +68,7 @@ class Driver(SchedulerDriver):
             assert queue.passed_over(overdue) == MAX_PASSED_OVER
         of_each = [overdue.waits_for for overdue in queue.reserved.values()]
         assert len(of_each) == len(set(of_each)), "two of those that wait for the same have a reservation"
-        for overdue in queue.overdue() if queue.reservations_stand else ():
+        for overdue in queue.overdue().values() if queue.reservations_stand else ():
             state, now = self.scheduler.state, self.scheduler.state.now
             able = [
                 one

@@ -65,34 +65,24 @@ class Placer:
         """Reserve runners for overdue requests that room alone keeps back: of those that wait for the same, for one."""
         overdue = queue.overdue()
         reserved: dict[Runner, Request] = {}
-        served: set[str | None] = set()
-        before = {request: runner for runner, request in queue.reserved.items()}
-        for oldest in overdue:
-            if oldest.waits_for in served:
-                continue
-            for request in queue.overdue_alike(oldest, self._state.config.tenants_examined):
-                runner = self._nearest(request, before.get(request), queue.freed, reserved)
+        for runners_of in overdue:
+            for request in queue.overdue_alike(runners_of, self._state.config.tenants_examined):
+                runner = self._nearest(request, queue, reserved)
                 if runner is not None:
                     reserved[runner] = request
-                    served.add(request.waits_for)
                     break
         queue.reserve(overdue, reserved)
 
-    def _nearest(
-        self, request: Request, before: Runner | None, freed: dict[Runner, None], taken: Collection[Runner]
-    ) -> Runner | None:
+    def _nearest(self, request: Request, queue: Queue, taken: Collection[Runner]) -> Runner | None:
         """The runner where an overdue request lacks least. In the next scan that may be another one."""
         state = self._state
-        nearby: Sequence[Runner] = ()
-        if (
-            before is not None
-            and before.takes_work
-            and before not in taken
-            and not request.avoids(before.instance, state.now)
-            and state.runners_for(request, (before,))
-        ):
-            nearby = [*{before: None} | freed]  # on no other one it lacks less than before
-        able = state.runners_for(request, nearby)
+        for before, overdue in queue.reserved.items():
+            if overdue is request and before.takes_work and not request.avoids(before.instance, state.now):
+                able = state.runners_for(request, [*{before: None} | queue.freed])  # elsewhere it lacks more than there
+                if before in able and before not in taken:
+                    break
+        else:
+            able = state.runners_for(request)
         if taken:
             able = [runner for runner in able if runner not in taken]
         return nearest(request, able, state.config, state.now)
@@ -103,8 +93,8 @@ class Placer:
         if request.forgotten:
             self._lifecycle.end(request)
             return Outcome.REFUSED
-        near, reserved = state.families.near(request), queue.reserved_from(request)
-        able = state.runners_for(request, runners)
+        near, able = state.families.near(request), state.runners_for(request, runners)
+        reserved = queue.reserved_from(request) if not runners else ()
         found = choose(request, able, state.config, state.now, near=near, reserved=reserved)
         if isinstance(found, Chosen):
             queue.remove_placed(request)

@@ -21,8 +21,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
-from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import chain
+from typing import TypeVar
 
 from motet.domain import BASE, Digest, Tenant
 from motet.runner_info import RequestClass
@@ -32,6 +32,9 @@ from motet_scheduler.policy.values import SchedulerConfig
 
 Head = tuple[float, int, Request]
 """A request behind its key: flat, as they are compared very often. Keys are unique, so requests never are."""
+
+Sized = tuple[int, int, float, int, Request]
+"""A head behind its `PageNeed`."""
 
 Flow = tuple[Tenant, str, str]
 """Tenant, base model, and adapter if that has `maxReplicas`."""
@@ -47,6 +50,8 @@ class Outcome(Enum):
     """It has not left: it was tried for the first time, is overdue, and may need a reservation before others go on."""
 
 
+Behind = TypeVar("Behind", Head, Sized)
+
 Place = Callable[[Request, list[Runner]], Outcome | None]
 """Places a request on one of these runners, or of none: on any. None: it still waits."""
 
@@ -56,44 +61,42 @@ once: all that wait for an adapter may count as untried at once."""
 
 
 class Waiting:
-    """Heads that were tried and wait for the same, in order of age."""
+    """Heads that were tried and wait for the same."""
 
     def __init__(self) -> None:
         self.heads: list[Head] = []
-        self._by_need: dict[CapacityId, dict[PageNeed, list[Head]]] = {}
+        """In order of age."""
+        self._by_need: defaultdict[CapacityId, list[Sized]] = defaultdict(list)
 
     def add(self, head: Head) -> None:
         insort(self.heads, head)
         for capacity, need in head[2].page_needs.items():
-            insort(self._by_need.setdefault(capacity, {}).setdefault(need, []), head)
+            insort(self._by_need[capacity], need + head)
 
     def discard(self, head: Head) -> None:
         _discard(self.heads, head)
         for capacity, need in head[2].page_needs.items():
-            alike = self._by_need[capacity][need]
-            _discard(alike, head)
-            if not alike:
-                del self._by_need[capacity][need]
+            _discard(self._by_need[capacity], need + head)
 
     def drop_untried(self) -> None:
         self.heads = _tried(self.heads)
         for by_need in self._by_need.values():
-            for need, heads in list(by_need.items()):
-                by_need[need] = _tried(heads)
-                if not by_need[need]:
-                    del by_need[need]
+            by_need[:] = _tried(by_need)
 
-    def oldest(
-        self, examined: int, capacity: CapacityId, free: int, free_beside: Callable[[int], int] | None = None
-    ) -> list[Head]:
-        """The oldest `examined` of those that need no more than the free pages of a runner of this capacity.
-        `free_beside`: how many are free if their adapter takes pages, too. None: it is there."""
+    def that_fit(self, runner: Runner, free: int, examined: int, *, adapters_there: bool = False) -> list[Head]:
+        """The oldest `examined` of those that need no more than the free pages of a runner. Their adapters take pages,
+        too, if they are not there."""
         found: list[Head] = []
-        for (pages, adapter_pages), heads in self._by_need.get(capacity, {}).items():
-            if pages <= free and (not adapter_pages or free_beside is None or pages <= free_beside(adapter_pages)):
-                found += heads[:examined]
-        found.sort()
-        del found[examined:]
+        by_need, at = self._by_need.get(id(runner.capacity), ()), 0
+        while at < len(by_need) and by_need[at][0] <= free:
+            pages, adapter_pages = by_need[at][:2]
+            end = bisect_left(by_need, (pages, adapter_pages + 1), at)
+            if not adapter_pages or adapters_there or pages <= runner.free_beside(adapter_pages):
+                found += [one[2:] for one in by_need[at : min(end, at + examined)]]
+            at = end
+        if len(found) > examined:
+            found.sort()
+            del found[examined:]
         return found
 
 
@@ -217,35 +220,32 @@ class ClassQueue:
         """In order of age: untried requests, and those that wait for room on one of these runners. `after`: only
         younger ones.
 
-        The work is bounded: at most `untried` untried ones, and at most `examined` that wait for the same base model or
-        adapter. None is younger than an untried one that is left.
+        The work is bounded: at most `untried` untried ones, and of those that wait for the same base model or adapter,
+        at most `examined` for each runner. None is younger than an untried one that is left.
         """
         found = self.untried_heads[:untried]
-        any_adapter: defaultdict[CapacityId, list[Runner]] = defaultdict(list)
-        of_adapter: dict[tuple[Digest, str, CapacityId], int] = {}
-        """An adapter that is in use there, whose runners to wait for, and how many pages are free."""
         for runner in rooms:
-            only, capacity = runner.only_adapters, id(runner.capacity)
-            if only is None:
-                any_adapter[capacity].append(runner)
-            if only is not None or runner.capacity.adapter_rank_bytes:
-                for digest in self.by_adapter.keys() & {BASE, *runner.adapters_running}:
-                    for runners_of in self.by_adapter[digest].keys() & {"", runner.base.digest, digest}:
-                        key = (digest, runners_of, capacity)
-                        of_adapter[key] = max(of_adapter.get(key, 0), runner.ledger.free)
-        for capacity, runners in any_adapter.items():
-            waited_for = {"", *(one.base.digest for one in runners)}
-            waited_for.update(*(self.waiting.keys() & one.adapters for one in runners))
-            free = max(one.ledger.free for one in runners)
-            beside = partial(_most_free_beside, runners)
-            for runners_of in waited_for & self.waiting.keys():
-                found += self.waiting[runners_of].oldest(examined, capacity, free, beside)
-        for (digest, runners_of, capacity), free in of_adapter.items():
-            found += self.by_adapter[digest][runners_of].oldest(examined, capacity, free)
-        found.sort()
+            found += self._that_fit(runner, examined)
+        if not found:
+            return found
+        found = sorted(set(found))
         if len(self.untried_heads) > untried:
             del found[bisect_left(found, self.untried_heads[untried]) :]
         return found[bisect_right(found, after) :] if after is not None else found
+
+    def _that_fit(self, runner: Runner, examined: int) -> list[Head]:
+        base, free, only = runner.base.digest, runner.ledger.free, runner.only_adapters
+        found: list[Head] = []
+        if only is None:
+            for runners_of in ("", base, *(self.waiting.keys() & runner.adapters)):
+                if (waiting := self.waiting.get(runners_of)) is not None:
+                    found += waiting.that_fit(runner, free, examined)
+            only = runner.adapters_running if runner.capacity.adapter_rank_bytes else None
+        for digest in (BASE, *(self.by_adapter.keys() & only)) if only is not None else ():
+            for runners_of, waiting in self.by_adapter.get(digest, {}).items():
+                if runners_of in ("", base, digest):
+                    found += waiting.that_fit(runner, free, examined, adapters_there=True)
+        return found
 
     def passed_by_younger(self, key: QueueKey) -> None:
         """A request of this class was placed."""
@@ -271,19 +271,18 @@ class ClassQueue:
     def is_overdue(self, request: Request) -> bool:
         return len(self._passes) >= self._max_passed_over and request.key < self._passes[0]
 
-    def overdue(self) -> list[Request]:
+    def overdue(self) -> Sequence[Head]:
         """In order of age: the oldest of those that were tried and wait for the same, if it is overdue."""
-        if not self._heads or len(self._passes) < self._max_passed_over or self._heads[0] >= self._passes[0]:
-            return []
-        found = [waiting.heads[0] for waiting in self.waiting.values() if waiting.heads[0] < self._passes[0]]
-        found.sort()
-        return [request for _, _, request in found]
+        if len(self._passes) < self._max_passed_over or self._heads[0] >= self._passes[0]:
+            return ()
+        return sorted(waiting.heads[0] for waiting in self.waiting.values() if waiting.heads[0] < self._passes[0])
 
-    def overdue_alike(self, request: Request, most: int) -> Iterator[Request]:
-        """The oldest overdue ones of those that wait for the same as this one."""
-        assert request.waits_for is not None
-        heads = islice(self.waiting[request.waits_for].heads, most)
-        return (head[2] for head in takewhile(lambda head: head < self._passes[0], heads))
+    def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
+        """The oldest overdue ones of those that were tried and wait for these runners."""
+        for head in self.waiting[runners_of].heads[:most] if runners_of in self.waiting else ():
+            if not self.is_overdue(head[2]):
+                return
+            yield head[2]
 
     def _move_head(self, before: Head | None, after: Head | None) -> None:
         if before is after:
@@ -313,15 +312,11 @@ class ClassQueue:
         request.waits_for = None
 
 
-def _most_free_beside(runners: Iterable[Runner], adapter_pages: int) -> int:
-    return max(runner.free_beside(adapter_pages) for runner in runners)
+def _tried(heads: list[Behind]) -> list[Behind]:
+    return [head for head in heads if head[-1].waits_for is not None]
 
 
-def _tried(heads: list[Head]) -> list[Head]:
-    return [head for head in heads if head[2].waits_for is not None]
-
-
-def _discard(heads: list[Head], head: Head) -> None:
+def _discard(heads: list[Behind], head: Behind) -> None:
     del heads[bisect_left(heads, head)]
 
 
@@ -334,7 +329,7 @@ class Queue:
         """Runners that may have room since the last scan. In order, as a set would differ from process to process."""
         self.reserved: dict[Runner, Request] = {}
         """Runners that are reserved, and for which overdue request."""
-        self._considered: list[Request] | None = None
+        self._considered: dict[str, Request] | None = None
         """The `overdue` ones when runners were reserved last. None: one that had a reservation has left."""
 
     def __len__(self) -> int:
@@ -398,7 +393,7 @@ class Queue:
         """It was tried, and waits for runners that have this base model, or this adapter."""
         self.class_queues[request.request_class].wait_for(request, runners_of, page_needs)
 
-    def reserve(self, overdue: list[Request], reserved: dict[Runner, Request]) -> None:
+    def reserve(self, overdue: dict[str, Request], reserved: dict[Runner, Request]) -> None:
         """Reserve these runners for overdue requests, instead of those that were reserved."""
         before, self.reserved, self._considered = self.reserved, reserved, overdue
         for runner, request in before.items():
@@ -420,14 +415,17 @@ class Queue:
         Skips those that wait for runners with too little room. These are nearly all, so this must be fast. Ends before
         anything that is younger or less urgent than an untried one that is left.
         """
+        every = [runner for runner in self.freed if runner.has_capacity]
         for request_class, class_queue in self.class_queues.items():
+            rooms = every
             for runner, overdue in self.reserved.items():
-                if overdue.request_class is not request_class or runner not in self.freed:
+                if request_class < overdue.request_class or runner not in every:
                     continue
-                pages, _ = overdue.page_needs[id(runner.capacity)]
-                if pages <= runner.ledger.free and (outcome := place(overdue, [runner])) is not None:
-                    yield outcome
-            rooms = self._rooms(request_class)
+                rooms = [room for room in rooms if room is not runner]
+                if request_class is overdue.request_class:
+                    need = overdue.requirement_on(runner.capacity, config, runner.adapter_pages(overdue.digest))
+                    if need.promise.pages <= runner.ledger.free and (outcome := place(overdue, [runner])) is not None:
+                        yield outcome
             last: Head | None = None
             untried, left = config.tenants_examined, True
             while left and (rooms or class_queue.untried):
@@ -445,19 +443,11 @@ class Queue:
                     if outcome is Outcome.REFUSED:
                         untried -= first  # a tenant may have many to refuse
                     # Less may be free now, and the next of its flow is untried.
-                    last, left, rooms = head, True, self._rooms(request_class)
+                    last, left, every = head, True, [room for room in every if room.has_capacity]
+                    rooms = [room for room in rooms if room in every]
                     break
             if class_queue.untried:
                 return
-
-    def _rooms(self, request_class: RequestClass) -> list[Runner]:
-        """The runners that may have room for requests of this class, but for what is reserved."""
-        return [
-            runner
-            for runner in self.freed
-            if runner.has_capacity
-            and ((overdue := self.reserved.get(runner)) is None or request_class < overdue.request_class)
-        ]
 
     def limit(self, request: Request, limited: bool) -> None:
         """Its adapter has `maxReplicas` now, or no longer."""
@@ -491,10 +481,17 @@ class Queue:
     def passed_over(self, request: Request) -> int:
         return self.class_queues[request.request_class].passed_over(request)
 
-    def overdue(self) -> list[Request]:
-        """In the order in which runners are reserved: of those that wait for the same, the oldest overdue one of each
-        class."""
-        return [overdue for class_queue in self.class_queues.values() for overdue in class_queue.overdue()]
+    def overdue(self) -> dict[str, Request]:
+        """The oldest overdue request of the most urgent class, of those that wait for the same: in the order in which
+        runners are reserved."""
+        found: dict[str, Request] = {}
+        for class_queue in self.class_queues.values():
+            for _, _, request in class_queue.overdue():
+                assert request.waits_for is not None
+                found.setdefault(request.waits_for, request)
+        return found
 
-    def overdue_alike(self, request: Request, most: int) -> Iterator[Request]:
-        return self.class_queues[request.request_class].overdue_alike(request, most)
+    def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
+        """The oldest `most` overdue ones of each class that wait for these runners, the most urgent class first."""
+        for class_queue in self.class_queues.values():
+            yield from class_queue.overdue_alike(runners_of, most)
