@@ -37,7 +37,7 @@ HURRY_SECONDS = 0.01
 WAIT_SECONDS = 0.002
 """How long the loop waits after an iteration that could compute nothing."""
 
-MOST_LEAPT = 64
+MAX_LEAPT_ITERATIONS = 64
 """Iterations at once. Mostly a command comes before, and what was found out about the rest is in vain."""
 
 
@@ -157,7 +157,7 @@ class SimulatedEngine:
         if decoding is None:
             return []
         memory = self.planner.memory
-        most = min(decoding.plain_iterations(memory), MOST_LEAPT)
+        most = min(decoding.plain_iterations(memory), MAX_LEAPT_ITERATIONS)
         answers = self._leaping(decoding)
         most = min(most, min(answer.left for answer in answers) - 1)
         if most < 1:

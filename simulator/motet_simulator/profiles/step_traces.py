@@ -12,7 +12,7 @@ from motet_simulator.workloads.lines import BadRow, Row, json_object, numbered_l
 MAX_ITERATIONS = 1_000_000
 """The newest ones count."""
 
-LONGEST_SECONDS = 60.0
+MAX_ITERATION_SECONDS = 60.0
 """Of an iteration. A longer one says that the machine slept."""
 
 
@@ -72,7 +72,7 @@ def _read_one(file: Path) -> tuple[Timed, list[Iteration]]:
         if row.get("parks") or row.get("resumes"):
             continue  # copies of pages are in its time
         iteration = _iteration(row)
-        if iteration.seconds > LONGEST_SECONDS or not iteration.work.decodes + iteration.work.prefill:
+        if iteration.seconds > MAX_ITERATION_SECONDS or not iteration.work.decodes + iteration.work.prefill:
             continue
         iterations.append(iteration)
     if timed is None or not iterations:
