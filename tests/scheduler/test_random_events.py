@@ -68,7 +68,7 @@ class Driver(SchedulerDriver):
             assert queue.passed_over(overdue) == MAX_PASSED_OVER
         of_each = [overdue.waits_for for overdue in queue.reserved.values()]
         assert len(of_each) == len(set(of_each)), "two of those that wait for the same have a reservation"
-        for overdue in queue.overdue().values() if queue.reservations_stand else ():
+        for overdue in queue.overdue().values() if queue.overdue_are_considered else ():
             state, now = self.scheduler.state, self.scheduler.state.now
             able = [
                 one
@@ -453,7 +453,7 @@ class RandomEvents(RuleBasedStateMachine):
     def runners_are_reserved_for_the_overdue_requests_of_now(self):
         queue = self.driver.scheduler.queues.get(GROUP)
         if queue is not None and self.driver.scheduler.may_place:
-            assert queue.reservations_stand
+            assert queue.overdue_are_considered
 
     @invariant()
     def nobody_waits_who_could_be_placed(self):

@@ -54,7 +54,7 @@ class Placer:
         for outcome in queue.try_in_order(self._state.config, partial(self._place, queue)):
             placed |= outcome is Outcome.PLACED
             may_refuse -= outcome is not Outcome.PLACED  # this bounds how often runners are reserved again, too
-            if not may_refuse or not queue.reservations_stand:
+            if not may_refuse or not queue.overdue_are_considered:
                 return may_refuse
         if queue.untried:
             return may_refuse if placed else 0  # those behind them still have to be tried on the runners with room

@@ -357,10 +357,10 @@ class Queue:
     @property
     def changed(self) -> bool:
         """Whether a request may fit now that did not before, or a runner must be reserved for another one."""
-        return bool(self.freed) or self.untried or not self.reservations_stand
+        return bool(self.freed) or self.untried or not self.overdue_are_considered
 
     @property
-    def reservations_stand(self) -> bool:
+    def overdue_are_considered(self) -> bool:
         return self.overdue() == self._considered
 
     @property
