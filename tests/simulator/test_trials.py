@@ -21,6 +21,7 @@ def failures(first: int, end: int, processes: int) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
+@pytest.mark.timeout(900)
 def test_nothing_goes_wrong_in_the_first_trials():
     assert failures(0, SEEDS, 2) == ""
 
