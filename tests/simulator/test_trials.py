@@ -60,7 +60,9 @@ def test_requests_are_answered_and_faults_of_every_kind_are_drawn():
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_KINDS)
     assert all(len(plan.asks) >= 60 and len(plan.faults) >= 8 for plan in plans)
     outcome = run_trial(replace(plans[1], faults=()))
-    assert (outcome.problem, outcome.answered) == ("", sum(one.cancel_after is None for one in plans[1].asks))
+    assert outcome.problem == ""
+    stays = sum(one.cancel_after is None for one in plans[1].asks)
+    assert stays <= outcome.answered <= len(plans[1].asks), "who would leave may have its answer before"
 
 
 def test_a_failed_plan_is_made_smaller():
