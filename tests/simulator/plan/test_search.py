@@ -28,7 +28,9 @@ def test_a_search_begins_where_the_work_could_be_done_at_all() -> None:
     """Not with one runner, which would be overloaded for long, nor with more than suffice."""
     survey = Survey.of(REQUESTS, profile(max_sequences=4))
     assert survey.requests == 250
-    enough = search(Slo(ttft=5.0)).fewest([0]).fewest[0]
+    found = search(Slo(ttft=5.0)).fewest([0])
+    assert next(iter(found.trials)) == (survey.least_runners, 0)
+    enough = found.fewest[0]
     assert enough is not None
     assert 2 <= survey.least_runners <= enough
     assert Survey.of([], profile()) == Survey(0, 1)
