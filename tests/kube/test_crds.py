@@ -37,7 +37,8 @@ def complaints(refused: CommandRefused) -> list[str]:
     return [line.removeprefix("* ") for line in re.split(r"\n|is invalid: ", str(refused)) if line]
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=str)
+# Control characters do not reach the API server: kubectl refuses them.
+@pytest.mark.parametrize("broken", [one for one in BROKEN if str(one.value).isprintable()], ids=str)
 def test_a_broken_rule_is_refused_with_its_message(cluster: Cluster, tenant: str, broken: InvalidObject) -> None:
     good = named(GOOD[broken.kind], tenant)
     if broken.change:
