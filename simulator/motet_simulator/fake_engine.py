@@ -12,21 +12,17 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId
+from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId
 from motet.errors import Declined
-from motet.ledger import Ledger, check_overcommit
-from motet.prefix_hints import MAX_CACHED_HINTS
-from motet_runner.adapters.layout import AdapterLayout
+from motet.ledger import Ledger
 from motet_runner.interface import (
-    EngineAdapterReport,
     EngineInfo,
     EngineReport,
     Logprobs,
     NewSequence,
-    State,
     StepOutput,
 )
 from motet_runner.plan import (
@@ -39,6 +35,8 @@ from motet_runner.plan import (
     preset_named,
 )
 from motet_runner.plan.prompt_scores import PromptScores, places_to_score
+from motet_runner.planned_engine import PlannedEngine
+from motet_runner.step_costs import StepCosts
 
 VOCABULARY = 1000
 EOS = VOCABULARY
@@ -69,7 +67,7 @@ def tokens_of(prompt: tuple[int, ...], seed: int, count: int, adapter: Digest = 
 
 
 @dataclass
-class FakeEngine:
+class FakeEngine(PlannedEngine):
     """An `interface.Engine`. It declines a random share of requests, `decline_rate`; `seed` determines which.
 
     It calls `dies` when it computes a prompt that holds the token `deadly`.
@@ -110,6 +108,7 @@ class FakeEngine:
             max_adapters=self.adapter_slots,
             pages_of_rank=lambda _: self.adapter_pages,
         )
+        self.costs = StepCosts(prefill_seconds_per_token=1e-5, swap_seconds_per_page=1e-5)
         self._worker = _FakeWorker(self)
         self.info = EngineInfo(
             pages=self.pages,
@@ -141,37 +140,9 @@ class FakeEngine:
     def add(self, sequence: NewSequence) -> None:
         if self._random.random() < self.decline_rate:
             raise Declined("not in the mood")
-        self.planner.commands.add(sequence)
-
-    def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
-        return self.planner.commands.cancel(request, epoch) is not None
-
-    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
-        return self.planner.commands.extend(request, epoch, promise, extended)
-
-    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
-        return self.planner.commands.park(request, epoch, promise, wanted, method)
-
-    def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
-        return self.planner.commands.resume(request, epoch, promise)
-
-    def set_supervised(self, supervised: bool) -> None:
-        self.planner.commands.supervised = supervised
-
-    def set_overcommit(self, factor: float) -> None:
-        check_overcommit(factor)
-        self.planner.commands.set_overcommit(factor)
-
-    def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        self.planner.commands.load_adapter(digest, layout)
-
-    def drop_adapter(self, digest: Digest) -> None:
-        self.planner.commands.drop_adapter(digest)
+        super().add(sequence)
 
     # ------------------------------------------------------------------------------------------------------------ steps
-
-    def has_work(self) -> bool:
-        return self.planner.has_work()
 
     def step(self) -> StepOutput:
         if self.step_seconds:
@@ -191,35 +162,7 @@ class FakeEngine:
     # ----------------------------------------------------------------------------------------------------------- report
 
     def report(self) -> EngineReport:
-        sequences, memory = self.planner.sequences, self.planner.memory
-        charges = memory.charges() if memory.pages.repeated else {}
-        return EngineReport(
-            steps=self.planner.steps,
-            pages=memory.ledger.kv_pages,
-            pages_free=memory.free,
-            pages_promised=memory.ledger.promised,
-            running=sequences.count(State.PREFILL, State.DECODE),
-            waiting=sequences.count(State.WAITING, State.LOADING),
-            parked=sequences.count(State.PARKED),
-            pending_prefill_tokens=sum(one.to_schedule for one in sequences if not one.decodes),
-            host_bytes_free=memory.host.free * PAGE_BYTES,
-            step_seconds=self.step_seconds,
-            prefill_seconds_per_token=1e-5,
-            swap_seconds_per_page=1e-5,
-            sequences=[one.entry(charges.get(one.request)) for one in sequences],
-            adapters=[
-                EngineAdapterReport(digest, known.layout.size, sequences.live_on(digest), known.arrived)
-                for digest, known in memory.adapters
-            ],
-            cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
-        )
-
-    def free_share(self) -> float:
-        return self.planner.memory.free_share
-
-    def check(self) -> None:
-        """Check that all records of pages and promises agree."""
-        self.planner.check()
+        return replace(super().report(), step_seconds=self.step_seconds)
 
 
 class SlowEngines:

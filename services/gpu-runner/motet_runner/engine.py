@@ -7,17 +7,15 @@ introduces them to each other. Synchronous, one thread, no sockets, no files but
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import structlog
 import torch
 
 from motet.clock import Clock
-from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
+from motet.domain import PAGE_TOKENS
 from motet.errors import SetupError
-from motet.ledger import check_overcommit
-from motet.prefix_hints import MAX_CACHED_HINTS
-from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.diagnostics import Diagnostics
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.execute.adapters.lora_linears import LoraLinears
@@ -40,13 +38,11 @@ from motet_runner.execute.worker.base_worker import LogitsTap
 from motet_runner.execute.worker.device_worker import DeviceWorker, computes_by_itself
 from motet_runner.execute.worker.local_worker import LocalWorker
 from motet_runner.interface import (
-    EngineAdapterReport,
     EngineConfig,
     EngineInfo,
     EngineReport,
     LoadProgress,
     NewSequence,
-    State,
     StepOutput,
 )
 from motet_runner.machine import machine_name
@@ -56,6 +52,7 @@ from motet_runner.memory.out_of_memory import device_has_failed
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import Planner, StepPlan, StepResult, preset_named
+from motet_runner.planned_engine import PlannedEngine
 from motet_runner.step_costs import StepCosts
 from motet_runner.step_trace import StepTrace
 
@@ -66,7 +63,7 @@ HOST_SHARE_ON_CPU = 16
 """On a CPU the host tier is the same memory: a sixteenth of the KV unless it is set."""
 
 
-class Engine:
+class Engine(PlannedEngine):
     """See `motet_runner.interface.Engine` for what each call promises."""
 
     def __init__(
@@ -147,12 +144,12 @@ class Engine:
         self._kernel_change.begin(kernels)
         prefill_seconds, copy_seconds = self._worker.measure(max_length)
         self._worker.on_logits = on_logits
-        self._costs = costs = StepCosts(
+        self.costs = costs = StepCosts(
             prefill_seconds_per_token=prefill_seconds,
             swap_seconds_per_page=copy_seconds,
             decode_slowdown=config.decode_slowdown,
         )
-        self._planner = Planner(
+        self.planner = Planner(
             pages=pages,
             preset=preset,
             places=config.max_concurrent_sequences,
@@ -208,7 +205,7 @@ class Engine:
             kernel_change=self._kernel_change,
             backend=self._backend,
             store=self._store,
-            planner=self._planner,
+            planner=self.planner,
             worker=self._worker,
         )
 
@@ -216,37 +213,9 @@ class Engine:
 
     def add(self, sequence: NewSequence) -> None:
         self.idle()  # where requests follow each other at once, this is the only moment without one
-        self._planner.commands.add(sequence)
-
-    def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
-        return self._planner.commands.cancel(request, epoch) is not None
-
-    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
-        return self._planner.commands.extend(request, epoch, promise, extended)
-
-    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
-        return self._planner.commands.park(request, epoch, promise, wanted, method)
-
-    def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
-        return self._planner.commands.resume(request, epoch, promise)
-
-    def set_supervised(self, supervised: bool) -> None:
-        self._planner.commands.supervised = supervised
-
-    def set_overcommit(self, factor: float) -> None:
-        check_overcommit(factor)
-        self._planner.commands.set_overcommit(factor)
-
-    def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        self._planner.commands.load_adapter(digest, layout)
-
-    def drop_adapter(self, digest: Digest) -> None:
-        self._planner.commands.drop_adapter(digest)
+        super().add(sequence)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
-
-    def has_work(self) -> bool:
-        return self._planner.has_work()
 
     def step(self) -> StepOutput:
         """Plan, launch and collect an iteration. If one is planned ahead, the one that is collected was launched in the
@@ -266,7 +235,7 @@ class Engine:
 
     def plan(self) -> StepPlan | None:
         """What the next iteration computes; None if there is nothing now."""
-        return self._planner.plan()
+        return self.planner.plan()
 
     def launch(self, plan: StepPlan) -> None:
         self._launched.append((plan, self._clock()))
@@ -278,14 +247,14 @@ class Engine:
         if iterates:
             plan, began = self._launched.popleft()
             result = self._worker.collect()
-            self._planner.collect(result)
-            self._costs.learn(plan, result)
+            self.planner.collect(result)
+            self.costs.learn(plan, result)
         else:
             plan, began = StepPlan(number=self._steps), self._clock()
             result = StepResult(number=self._steps)
         self._steps = plan.number
-        decoded = self._planner.take_decoded()
-        outputs, events = self._planner.take_outputs()
+        decoded = self.planner.take_decoded()
+        outputs, events = self.planner.take_outputs()
         now, before = self._clock(), self._newest_end
         self._newest_end = now if iterates else None
         self._trace.write(
@@ -295,50 +264,23 @@ class Engine:
             cycle=now - before if before is not None else None,
             kernels=self._kernel_choice.state.serving,
             events=events,
-            planner=self._planner,
+            planner=self.planner,
         )
         return StepOutput(self._steps, outputs, events, decoded)
 
     def idle(self) -> float | None:
-        if len(self._planner.sequences) or self._launched:
+        if len(self.planner.sequences) or self._launched:
             return None
         self._newest_end = None
         return self._kernel_change.advance()
 
+    @property
+    def steps(self) -> int:
+        """Those that were collected: others are planned ahead."""
+        return self._steps
+
     def report(self) -> EngineReport:
-        sequences, memory = self._planner.sequences, self._planner.memory
-        charges = memory.charges() if memory.pages.repeated else {}
-        return EngineReport(
-            steps=self._steps,
-            pages=memory.ledger.kv_pages,
-            pages_free=memory.free,
-            pages_promised=memory.ledger.promised,
-            running=sequences.count(State.PREFILL, State.DECODE),
-            waiting=sequences.count(State.WAITING, State.LOADING),
-            parked=sequences.count(State.PARKED),
-            pending_prefill_tokens=sum(s.to_schedule for s in sequences if not s.decodes),
-            host_bytes_free=memory.host.free * self.info.page_bytes,
-            step_seconds=self._costs.step_seconds,
-            prefill_seconds_per_token=self._costs.prefill_seconds_per_token,
-            swap_seconds_per_page=self._costs.swap_seconds_per_page,
-            sequences=[sequence.entry(charges.get(sequence.request)) for sequence in sequences],
-            adapters=[
-                EngineAdapterReport(digest, known.layout.size, sequences.live_on(digest), on_device=known.arrived)
-                for digest, known in memory.adapters
-            ],
-            prefix_queried_tokens=memory.cache.queried_tokens,
-            prefix_hit_tokens=memory.cache.hit_tokens,
-            prefix_pages=len(memory.cache),
-            cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
-            kernels=self._kernel_choice.state,
-        )
-
-    def free_share(self) -> float:
-        return self._planner.memory.free_share
-
-    def check(self) -> None:
-        """Recount everything; raises AssertionError with the numbers."""
-        self._planner.check()
+        return replace(super().report(), kernels=self._kernel_choice.state)
 
     def _what_is_timed(self) -> dict[str, Any]:
         """For the step trace: machine, model, kernels, and what bounds the batches."""

@@ -10,21 +10,16 @@ from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
-from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
-from motet.ledger import check_overcommit
-from motet.prefix_hints import MAX_CACHED_HINTS
+from motet.domain import PAGE_TOKENS, RequestId
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.interface import (
-    EngineAdapterReport,
     EngineInfo,
-    EngineReport,
-    NewSequence,
     SequenceOutput,
-    State,
     StepOutput,
 )
 from motet_runner.plan import Copy, LoadArrived, Planner, StepPlan, StepResult, preset_named
 from motet_runner.plan.decode_round import DecodeRound
+from motet_runner.planned_engine import PlannedEngine
 from motet_runner.step_costs import StepCosts
 from motet_simulator.plan.answer import Answer
 from motet_simulator.plan.engine_tokens import EOS, VOCABULARY
@@ -41,8 +36,8 @@ MAX_LEAPT_ITERATIONS = 64
 """Iterations at once. Mostly a command comes before, and what was found out about the rest is in vain."""
 
 
-class SimulatedEngine:
-    """See `motet_runner.interface.Engine` for what each call promises."""
+class SimulatedEngine(PlannedEngine):
+    """An engine in virtual time."""
 
     def __init__(self, profile: Profile, *, seed: int, answers: dict[RequestId, Answer], gaps: Gaps) -> None:
         size = profile.engine
@@ -85,40 +80,7 @@ class SimulatedEngine:
         self.computed = False
         """Whether the newest iteration computed something."""
 
-    # -- commands ----------------------------------------------------------------------------------------------------
-
-    def add(self, sequence: NewSequence) -> None:
-        self.planner.commands.add(sequence)
-
-    def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
-        return self.planner.commands.cancel(request, epoch) is not None
-
-    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
-        return self.planner.commands.extend(request, epoch, promise, extended)
-
-    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
-        return self.planner.commands.park(request, epoch, promise, wanted, method)
-
-    def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
-        return self.planner.commands.resume(request, epoch, promise)
-
-    def set_supervised(self, supervised: bool) -> None:
-        self.planner.commands.supervised = supervised
-
-    def set_overcommit(self, factor: float) -> None:
-        check_overcommit(factor)
-        self.planner.commands.set_overcommit(factor)
-
-    def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        self.planner.commands.load_adapter(digest, layout)
-
-    def drop_adapter(self, digest: Digest) -> None:
-        self.planner.commands.drop_adapter(digest)
-
     # -- the loop ----------------------------------------------------------------------------------------------------
-
-    def has_work(self) -> bool:
-        return self.planner.has_work()
 
     def idle(self) -> float | None:
         return None
@@ -253,38 +215,6 @@ class SimulatedEngine:
                 del self._loads[number]
                 arrived.append(LoadArrived(number, self.now - began))
         return tuple(arrived)
-
-    # -- report ------------------------------------------------------------------------------------------------------
-
-    def report(self) -> EngineReport:
-        sequences, memory = self.planner.sequences, self.planner.memory
-        charges = memory.charges() if memory.pages.repeated else {}
-        return EngineReport(
-            steps=self.planner.steps,
-            pages=memory.ledger.kv_pages,
-            pages_free=memory.free,
-            pages_promised=memory.ledger.promised,
-            running=sequences.count(State.PREFILL, State.DECODE),
-            waiting=sequences.count(State.WAITING, State.LOADING),
-            parked=sequences.count(State.PARKED),
-            pending_prefill_tokens=sum(one.to_schedule for one in sequences if not one.decodes),
-            host_bytes_free=memory.host.free * self.info.page_bytes,
-            step_seconds=self.costs.step_seconds,
-            prefill_seconds_per_token=self.costs.prefill_seconds_per_token,
-            swap_seconds_per_page=self.costs.swap_seconds_per_page,
-            sequences=[one.entry(charges.get(one.request)) for one in sequences],
-            adapters=[
-                EngineAdapterReport(digest, known.layout.size, sequences.live_on(digest), known.arrived)
-                for digest, known in memory.adapters
-            ],
-            cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
-        )
-
-    def free_share(self) -> float:
-        return self.planner.memory.free_share
-
-    def check(self) -> None:
-        self.planner.check()
 
 
 def info_of(size: EngineSize, max_length: int) -> EngineInfo:

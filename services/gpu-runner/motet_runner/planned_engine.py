@@ -1,0 +1,90 @@
+"""What all engines with the real plan have in common: their commands, and what they report of the plan.
+
+Whoever computes the iterations (a model, a function, or nobody in a simulation) adds `step` and `idle`. No torch.
+"""
+
+from motet.domain import Digest, ParkMethod, RequestId
+from motet.ledger import check_overcommit
+from motet.prefix_hints import MAX_CACHED_HINTS
+from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.interface import EngineAdapterReport, EngineInfo, EngineReport, NewSequence, State
+from motet_runner.plan import Planner
+from motet_runner.step_costs import StepCosts
+
+
+class PlannedEngine:
+    """See `motet_runner.interface.Engine` for what each call promises."""
+
+    info: EngineInfo
+    planner: Planner
+    costs: StepCosts
+
+    @property
+    def steps(self) -> int:
+        """Iterations that are reported."""
+        return self.planner.steps
+
+    def add(self, sequence: NewSequence) -> None:
+        self.planner.commands.add(sequence)
+
+    def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
+        return self.planner.commands.cancel(request, epoch) is not None
+
+    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
+        return self.planner.commands.extend(request, epoch, promise, extended)
+
+    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
+        return self.planner.commands.park(request, epoch, promise, wanted, method)
+
+    def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
+        return self.planner.commands.resume(request, epoch, promise)
+
+    def set_supervised(self, supervised: bool) -> None:
+        self.planner.commands.supervised = supervised
+
+    def set_overcommit(self, factor: float) -> None:
+        check_overcommit(factor)
+        self.planner.commands.set_overcommit(factor)
+
+    def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
+        self.planner.commands.load_adapter(digest, layout)
+
+    def drop_adapter(self, digest: Digest) -> None:
+        self.planner.commands.drop_adapter(digest)
+
+    def has_work(self) -> bool:
+        return self.planner.has_work()
+
+    def report(self) -> EngineReport:
+        sequences, memory, costs = self.planner.sequences, self.planner.memory, self.costs
+        charges = memory.charges() if memory.pages.repeated else {}
+        return EngineReport(
+            steps=self.steps,
+            pages=memory.ledger.kv_pages,
+            pages_free=memory.free,
+            pages_promised=memory.ledger.promised,
+            running=sequences.count(State.PREFILL, State.DECODE),
+            waiting=sequences.count(State.WAITING, State.LOADING),
+            parked=sequences.count(State.PARKED),
+            pending_prefill_tokens=sum(one.to_schedule for one in sequences if not one.decodes),
+            host_bytes_free=memory.host.free * self.info.page_bytes,
+            step_seconds=costs.step_seconds,
+            prefill_seconds_per_token=costs.prefill_seconds_per_token,
+            swap_seconds_per_page=costs.swap_seconds_per_page,
+            sequences=[one.entry(charges.get(one.request)) for one in sequences],
+            adapters=[
+                EngineAdapterReport(digest, known.layout.size, sequences.live_on(digest), on_device=known.arrived)
+                for digest, known in memory.adapters
+            ],
+            prefix_queried_tokens=memory.cache.queried_tokens,
+            prefix_hit_tokens=memory.cache.hit_tokens,
+            prefix_pages=len(memory.cache),
+            cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
+        )
+
+    def free_share(self) -> float:
+        return self.planner.memory.free_share
+
+    def check(self) -> None:
+        """Recount everything; raises AssertionError with the numbers."""
+        self.planner.check()
