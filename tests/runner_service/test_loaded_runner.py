@@ -20,8 +20,8 @@ from motet_runner.metrics import Metrics
 from motet_runner.plan import preset_named
 from motet_runner.runner_facts import RunnerFacts
 from motet_runner.settings import Settings
-from motet_simulator.engine import SimulatedEngine
 from motet_simulator.fake_engine import FakeEngine, token_at
+from motet_simulator.trials.engine_process import EngineProcess
 from tests.runner_service.fake_peers import CheckingGateway, until
 from tests.support.in_process_runner import NOWHERE
 from tests.support.surroundings import REAL
@@ -67,7 +67,7 @@ class NoAdapters:
 class Running:
     def __init__(self, step_seconds: float = 0.0) -> None:
         engine = FakeEngine()
-        self.engine = SimulatedEngine(engine, clock=REAL.clock, step_seconds=step_seconds)
+        self.engine = EngineProcess(engine, clock=REAL.clock, step_seconds=step_seconds)
         identity = common_pb2.RunnerIdentity(pool="default/demo", group="default/demo", instance="r0", incarnation="1")
         base = Digest("sha256:base")
         facts = RunnerFacts(identity, "nowhere", engine.info, base, base, preset_named("paged-chunk").promise)

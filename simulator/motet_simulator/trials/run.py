@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TypeVar
 
-from motet.nothing_real import nothing_real
 from motet_simulator.trials.invariants import check_now, check_quiet
 from motet_simulator.trials.logs import errors_go_to
 from motet_simulator.trials.plan import SECONDS, Fault, Plan, draw_plan
 from motet_simulator.trials.system import System
 from motet_simulator.world import Wires, World
+from motet_simulator.world.nothing_real import nothing_real
 
 Drawn = TypeVar("Drawn")
 

@@ -48,10 +48,10 @@ from motet_scheduler.metrics import Metrics as SchedulerMetrics
 from motet_scheduler.predecessor import tell_predecessor
 from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings as SchedulerSettings
-from motet_simulator.engine import SimulatedEngine
 from motet_simulator.fake_engine import FakeEngine
 from motet_simulator.leases import FakeLeaseApi
 from motet_simulator.trials.clients import Client
+from motet_simulator.trials.engine_process import EngineProcess
 from motet_simulator.trials.plan import GATEWAYS, RUNNERS, SCHEDULERS, Ask, Plan
 from motet_simulator.world import Process, SimulatedDisk, Wires, World, surroundings_of
 from motet_supervisor.metrics import Metrics as SupervisorMetrics
@@ -92,7 +92,7 @@ class GatewayParts:
 class RunnerParts:
     process: Process
     runner: LoadedRunner
-    engine: SimulatedEngine
+    engine: EngineProcess
 
 
 class System:
@@ -360,7 +360,7 @@ class System:
 
     async def _run_runner(self, process: Process) -> None:
         wanted, around = self.plan.settings, self._surroundings(process)
-        engine = SimulatedEngine(
+        engine = EngineProcess(
             FakeEngine(
                 pages=wanted.pages,
                 max_sequences=wanted.max_sequences,

@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 
 from motet import clock
-from motet.nothing_real import RealThingUsed, nothing_real
 from motet.surroundings import real_surroundings
+from motet_simulator.world.nothing_real import RealThingUsed, nothing_real
 
 
 def of_ours(expression: str, **names):

@@ -16,7 +16,7 @@ class EngineEnds(Exception):
     """What this engine computes ends its process."""
 
 
-class SimulatedEngine:
+class EngineProcess:
     """It runs in the event loop of its runner, but what it does takes its own time."""
 
     def __init__(self, engine: FakeEngine, *, clock: Clock, step_seconds: float = 0.0) -> None:
