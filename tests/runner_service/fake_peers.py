@@ -104,6 +104,7 @@ class CheckingGateway:
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        self._one_at_a_time = asyncio.Lock()
         self.steps: list[runner_pb2.Step] = []
         self.declined: list[runner_pb2.SubmitDeclined] = []
         self.welcome: runner_pb2.GenerateWelcome | None = None
@@ -114,7 +115,8 @@ class CheckingGateway:
         self.error: grpc.aio.AioRpcError | None = None
 
     async def send(self, **message: Any) -> None:
-        await self._call.write(runner_pb2.GenerateUp(**message))
+        async with self._one_at_a_time:  # gRPC refuses a write while another one is under way
+            await self._call.write(runner_pb2.GenerateUp(**message))
 
     async def submit(
         self,
