@@ -67,3 +67,10 @@ def test_long_tests_have_what_builds_wheels(tmp_path: Path) -> None:
     assert checkout.make("soak") == [TORCH, ALL, ".[wheels]"]
     assert checkout.calls.endswith("\npython -m pytest -m soak --timeout 7200\n")
     assert checkout.make("soak") == []
+
+
+def test_the_fast_gate_leaves_out_long_tests(tmp_path: Path) -> None:
+    """Also where a folder of fast tests has a long one."""
+    checkout = Checkout(tmp_path)
+    checkout.make("--dry-run", "check")
+    assert b'python -m pytest -q -m "not soak" ' in checkout.said
