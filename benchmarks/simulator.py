@@ -8,7 +8,7 @@ Beside it: the same with each iteration by itself instead of leaps.
 Then it measures how long a plan takes for a published trace, if one is given: a conversation trace of an hour, with 200
 adapters, in three simulations.
 
-    python -m benchmarks.simulator [--requests 3000] [--trace ../shared/data/traces/azure_llm_2023_conv.csv.gz] [--json]
+    python -m benchmarks.simulator [--requests 3000] [--trace FILE] [--json]
 """
 
 import math
@@ -32,7 +32,6 @@ RUNNERS = 16
 ADAPTERS = 10_000
 LONG = 1000
 TARGET, TARGET_ADAPTERS, TARGET_LONG, TARGET_PLAN_S = 1000, 500, 500, 120
-DATA = Path(__file__).resolve().parent.parent.parent / "shared/data/traces/azure_llm_2023_conv.csv.gz"
 
 
 def profile() -> Profile:
@@ -111,10 +110,10 @@ def plan(trace: Path) -> list[Result]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--requests", type=int, default=3000, help="requests of the first workload")
-    parser.add_argument("--trace", type=Path, default=DATA, help="a trace to plan for; none if it is absent")
+    parser.add_argument("--trace", type=Path, help="a trace to plan for, such as Azure's of conversations")
     given = parser.parse_args()
     results = measure(given.requests)
-    if given.trace.exists():
+    if given.trace is not None:
         results += plan(given.trace)
     report("simulator", results, as_json=given.json)
 
