@@ -70,7 +70,7 @@ lint: venv  ## Check format, style, types, import contracts and the newest commi
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.commit_subject
 
-check: lint  ## Run lint and the fast tests; takes about three minutes.
+check: lint  ## Run lint and the fast tests; takes about eight minutes.
 	$(BIN)/python -m pytest -q -m "not soak" $(FAST)
 
 format: venv  ## Format the code and fix what ruff can fix.
