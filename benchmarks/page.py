@@ -39,6 +39,7 @@ PARTS: dict[str, Part] = {
     "others": Part(2, "engine --cases hf peft --kernels fused"),
     "served": Part(1, "served"),
     "torch": Part(3, "vllm_peer --cases base identical skewed distinct --kernels torch"),
+    "torch_forward": Part(2, "engine --cases without_forward --kernels torch"),
     "long": Part(4, "vllm_peer --cases prefill long --kernels cpp"),
     "beside": Part(2, "engine --cases prefill busy demo --kernels fused"),
     "uneven": Part(3, "engine --cases ragged --kernels fused"),

@@ -62,6 +62,14 @@ TABLES = {
             "distinct": ["vllm_distinct_8_torch", "vllm_distinct_32_torch"],
         },
     ),
+    "torch_forward": Table(
+        "model's modules with packed linears, against torch's forward pass of few operators",
+        ("n = 8", "n = 32"),
+        {
+            "base": _both("torch_without_forward_base"),
+            "distinct": _both("torch_without_forward_distinct"),
+        },
+    ),
     "others": Table(
         "library against",
         ("n = 8", "n = 32"),
