@@ -17,6 +17,7 @@ from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import SavedCatalog
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
+from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import (
     AdapterRef,
@@ -240,17 +241,18 @@ def reserved(driver: SchedulerDriver) -> dict[str, str]:
 
 
 def check_order(driver: SchedulerDriver) -> None:
-    """From now on, nothing is placed while an older request of its class, or a more urgent one, fits somewhere."""
+    """From now on, nothing is placed while an older request of its class, or a more urgent one, fits somewhere. Those
+    for whom a runner is reserved may go first: nobody else may have their place."""
     placer = driver.scheduler.placer
     assign = placer.assign
 
-    def check_and_assign(request: Request, *place: Any) -> None:
+    def check_and_assign(request: Request, runner: Runner, promise: Promise) -> None:
         queue = driver.scheduler.queues[request.group]
-        for other in queue.heads():
+        for other in queue.heads() if queue.reserved.get(runner) is not request else ():
             if (other.request_class, other.key) < (request.request_class, request.key):
                 runners, reserved = driver.scheduler.state.runners_for(other), queue.reserved_from(other)
                 outcome = choose(other, runners, driver.scheduler.config, driver.clock(), reserved=reserved)
                 assert not isinstance(outcome, Chosen), f"{request.id} is placed before {other.id}"
-        assign(request, *place)
+        assign(request, runner, promise)
 
     placer.assign = check_and_assign  # type: ignore[method-assign]

@@ -57,7 +57,6 @@ def test_a_stream_is_refused_as_soon_as_all_runners_are_back():
     driver.attach("r0", pages=50)
     stream(driver)
     driver.attach("r1", pages=50)
-    driver.wait(0.1)
     assert driver.of(effects.SendRefused)
 
 

@@ -112,22 +112,23 @@ class SchedulerState:
     def decide_again(self) -> None:
         """What was left while runners were missed."""
         for group in list(self._undecided):
-            self._decide_base(group)
-            if not self.missed(group):
-                self._undecided.remove(group)
-                self.queue(group).try_all_again()
+            self._decide(group)
 
     def runner_changed(self, runner: Runner) -> None:
         """It has come or gone, or takes work now, or no longer."""
         group = runner.group
         self.catalog_changed = True
         self._adapters_moved(runner, runner.adapters)
-        self._decide_base(group)
+        self._decide(group)
 
-    def _decide_base(self, group: GroupName) -> None:
+    def _decide(self, group: GroupName) -> None:
+        """Which base model the group has, and, when none of its runners is missed any more, who is too large."""
         missed = self.missed(group)
         if missed:
             self._undecided.add(group)
+        elif group in self._undecided:
+            self._undecided.remove(group)
+            self.queue(group).try_all_again()
         if self.bases.runners_changed(group, self.runners_of(group), missed):
             self.bases_changed = self.catalog_changed = True
             self.adapters.base_changed(group)
