@@ -85,12 +85,14 @@ class Driver(SchedulerDriver):
 
 
 class RandomEvents(RuleBasedStateMachine):
+    driver_class = Driver
+    adapters = (adapter("pirate", max_replicas=1), adapter("poet"))
     placed_with_an_adapter = 0
     """The number in all examples so far."""
 
     def __init__(self):
         super().__init__()
-        self.driver = Driver(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2)
+        self.driver = self.driver_class(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2)
         check_order(self.driver)
         self.count = 0
         self.incarnations = dict.fromkeys(INSTANCES, 0)
@@ -111,7 +113,7 @@ class RandomEvents(RuleBasedStateMachine):
         """Request -> its fields, as the gateway sends them."""
         self.send(events.SupervisorConnected())
         self.send(events.GatewayConnected("g0"))
-        self.send(events.CatalogReplaced((pool(),), (adapter("pirate", max_replicas=1), adapter("poet"))))
+        self.send(events.CatalogReplaced((pool(),), self.adapters))
 
     # ------------------------------------------------------------------------------------------------------- carrying
 

@@ -115,7 +115,7 @@ async def test_each_scheduler_saves_the_catalog_in_its_own_term(folder):
         for term in range(1, 4):
             await until(lambda: _term_of(folder / "catalog.json") == term)  # noqa: B023
             await system.control.restart_scheduler()
-            assert system.control.scheduler_service.file_stale, "it has used the catalog of the term before"
+            assert system.control.scheduler.state.pools, "it has used the catalog of the term before"
 
 
 class SchedulerProcess:

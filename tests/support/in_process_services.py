@@ -117,7 +117,7 @@ class InProcessServices:
                 front.open(self.scheduler_service)
                 return self.scheduler_service
 
-            leading = asyncio.create_task(lead(leadership, begin, tick_seconds=0.02, time_scale=self._scale))
+            leading = asyncio.create_task(lead(leadership, begin, time_scale=self._scale))
             await asyncio.sleep(0)  # from here on the service exists
             try:
                 async with GrpcNetwork().serving(self.scheduler_address, front.handlers, grace=0):

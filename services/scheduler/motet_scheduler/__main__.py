@@ -23,11 +23,6 @@ from motet_scheduler.metrics import Metrics
 from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings
 
-TICK_SECONDS = 0.1
-"""Seconds between two ticks, before the time scale: the resolution of deadlines and retries."""
-
-MIN_TICK_SECONDS = 0.02
-
 
 def main() -> None:
     settings, process, addresses, lease = read(Settings), read(ProcessSettings), read(Addresses), read(LeaseSettings)
@@ -54,9 +49,8 @@ def main() -> None:
                     front.open(service)
                     return service
 
-                tick = max(TICK_SECONDS * process.time_scale, MIN_TICK_SECONDS)
                 await run_together(
-                    leader_loop.lead(leadership, begin, tick_seconds=tick, time_scale=process.time_scale),
+                    leader_loop.lead(leadership, begin, time_scale=process.time_scale),
                     predecessor.tell_predecessor(
                         leadership.predecessor,
                         leadership.term,

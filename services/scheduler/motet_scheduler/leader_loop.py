@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import structlog
 
-from motet.clock import every
 from motet.leadership import Leadership
 from motet.task_group import run_together
 from motet_scheduler.event_failures import EventFailures
@@ -22,7 +21,6 @@ async def lead(
     leadership: Leadership,
     begin: Callable[[EventFailures], SchedulerService],
     *,
-    tick_seconds: float,
     time_scale: float = 1.0,
 ) -> None:
     """Run until cancelled. Raises DecisionFailed after too many restarts."""
@@ -30,9 +28,7 @@ async def lead(
     while True:
         service = begin(failures)
         try:
-            await run_together(
-                service.supervisor.run(), every(tick_seconds, service.tick, name="tick"), service.until_it_fails()
-            )
+            await run_together(service.supervisor.run(), service.due_times.run(), service.until_it_fails())
         except DecisionFailed:
             if service.has_failed_enough:
                 raise

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from math import inf
 from typing import Any, ClassVar
 
 import structlog
@@ -10,6 +11,7 @@ import structlog
 from motet.api.v1 import scheduler_pb2, supervisor_pb2
 from motet.api.v1.common_pb2 import Welcome
 from motet.domain import InstanceName, RequestId
+from motet.due_timer import DueTimer
 from motet.errors import Internal, MotetError, NotFound, Overloaded
 from motet.leadership import Leadership
 from motet.rpc import EndStream, Link, Session, Sessions
@@ -29,6 +31,9 @@ from motet_scheduler.policy.values import SchedulerConfig
 from motet_scheduler.welcomed_peers import WelcomedPeers
 
 log = structlog.get_logger(__name__)
+
+TICK_PAUSE_SECONDS = 0.02
+"""Between two ticks at least: the resolution of deadlines and retries."""
 
 FAILED = Internal("the scheduler failed repeatedly on this request and does not place it")
 HELLO_REJECTED = Overloaded("the scheduler failed repeatedly on this hello; connect again in a minute")
@@ -99,6 +104,8 @@ class SchedulerService:
             opened=lambda: self.handle(events.SupervisorConnected()),
             closed=lambda _why: self.handle(events.SupervisorDisconnected()),
         )
+        self.due_times = DueTimer(self._next_due, self.tick, clock=self._clock, pause=TICK_PAUSE_SECONDS)
+        self._saved_at = -inf
         self._announced_term = self.term
         metrics.term.set(self.term)
 
@@ -110,9 +117,17 @@ class SchedulerService:
         self.handle(events.Tick())
         if self._failed.is_set():
             return
-        if self._file is not None and self.file_stale:
+        if self._file is not None and self.file_stale and self._clock() >= self._save_at():
+            self._saved_at = self._clock()
             self.file_stale = not self._file.write(self.scheduler.catalog_to_save(), self.term)
         self._metrics.observe(self.scheduler)
+
+    def _next_due(self) -> float:
+        due = self.scheduler.next_due()
+        return min(due, self._save_at()) if self._file is not None and self.file_stale else due
+
+    def _save_at(self) -> float:
+        return self._saved_at + self.scheduler.config.look_again
 
     # ------------------------------------------------------------------------------------------------------- streams
 
@@ -243,6 +258,7 @@ class SchedulerService:
         if self.scheduler.more_to_try and not self._trying_more:
             self._trying_more = True
             asyncio.get_running_loop().call_soon(self._try_more)  # messages that have come go first
+        self.due_times.changed()
 
     def _try_more(self) -> None:
         self._trying_more = False

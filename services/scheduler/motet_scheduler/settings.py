@@ -6,6 +6,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from motet.addresses import Address
 from motet_scheduler.policy.values import SchedulerConfig
 
+POSITIONS_SECONDS = 1.0
+LOOK_AGAIN_SECONDS = 0.1
+
 
 class Settings(BaseSettings):
     """The parameters of scheduling. Seconds are multiplied by MOTET_TIME_SCALE."""
@@ -104,5 +107,7 @@ class Settings(BaseSettings):
             queue_patience=self.queue_patience_seconds * time_scale,
             report_patience=self.report_patience_seconds * time_scale,
             growth_window=self.growth_seconds * time_scale,
+            positions_every=POSITIONS_SECONDS * time_scale,
+            look_again=LOOK_AGAIN_SECONDS * time_scale,
             timelines=self.timelines,
         )

@@ -67,7 +67,7 @@ LEASE = LeaseSettings(name="it", namespace="here", seconds=6, renew_seconds=4, r
 LOST_LEADERSHIP, GARBLED = "it no longer leads", "the answer is no JSON"
 MAY_END = ("EngineDied", LOST_LEADERSHIP, GARBLED)
 """Why a process may end by itself. The last is at its start only: later it goes on."""
-SCHEDULER_TICK, SUPERVISOR_TICK = 0.1, 0.2
+SUPERVISOR_TICK = 0.2
 LOAD_SECONDS = 0.5
 DRAIN_SECONDS = 2.0
 RESTART_SECONDS = 0.3
@@ -283,7 +283,7 @@ class System:
         async with around.network.serving(address, front.handlers, grace=0):
             await leadership.wait_until_leader()
             await run_together(
-                leader_loop.lead(leadership, begin, tick_seconds=SCHEDULER_TICK),
+                leader_loop.lead(leadership, begin),
                 tell_predecessor(leadership.predecessor, leadership.term, network=around.network),
             )
 

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 from itertools import count
 
 from motet.change_limit import ChangeLimiter
@@ -120,6 +121,10 @@ class Adapters:
         would differ from process to process."""
         self._changes = ChangeLimiter[ObjectName](config.revision_pause)
         """Recent checks, also of adapters that were removed or suspended: they may return."""
+        self.may_be_ordered = False
+        """Whether something has changed since orders were given last, so that others may be due."""
+        self._order_times: list[float] = []
+        """When an order is repeated, or given that could not be given yet. A heap; some are out of date."""
         self._serving: dict[Digest, dict[ObjectName, DigestSource]] | None = None
         """The digests that names point to; None if they must be collected again."""
         self._to_check: list[Adapter] | None = None
@@ -130,6 +135,22 @@ class Adapters:
 
     def __iter__(self) -> Iterator[Adapter]:
         yield from self.by_name.values()
+
+    def order_at(self, at: float) -> None:
+        """Another order may be due then."""
+        heappush(self._order_times, at)
+
+    def orders_due(self) -> float:
+        """When other orders may be due."""
+        if self.may_be_ordered:
+            return -math.inf
+        return self._order_times[0] if self._order_times else math.inf
+
+    def orders_begin(self, now: float) -> None:
+        """What is due now is ordered."""
+        self.may_be_ordered = False
+        while self._order_times and self._order_times[0] <= now:
+            heappop(self._order_times)
 
     # --------------------------------------------------------------------------------------------- what should exist
 
@@ -226,7 +247,7 @@ class Adapters:
         attached = {runner.instance for runner in runners if runner.attached}
         for adapter in self._to_check:
             check = adapter.check
-            if check is not None and (check.instance not in attached or now - check.since > self._policy.load_retry):
+            if check is not None and (check.instance not in attached or now >= check.since + self._policy.load_retry):
                 adapter.check = None
         busy = Counter(adapter.check.instance for adapter in self._to_check if adapter.check is not None)
         # Those that may be given one more check: found once, as many adapters may wait while all runners are busy. All
@@ -238,6 +259,7 @@ class Adapters:
             name = adapter.spec.ref.object
             # An adapter that changes all the time would keep a runner busy. Its newest revision is checked later.
             if not adapter.recheck_requested and not self._changes.may_change(name, now):
+                self.order_at(self._changes.next_at(name))
                 continue
             spec, group = adapter.spec, adapter.wanted.group
             if group not in able:
@@ -252,6 +274,7 @@ class Adapters:
                 able[group].remove(runner)
             order = next(self._orders)
             adapter.check = PendingCheck(order, adapter.wanted, runner.instance, now)
+            self.order_at(now + self._policy.load_retry)
             if not adapter.recheck_requested:
                 adapter.recheck_requested = True
                 self._changes.changed(name, now)
@@ -307,7 +330,6 @@ class Adapters:
         for runner in runners:
             if runner.takes_work:
                 groups.setdefault(runner.group, {})[runner.instance] = runner
-        since = now - self._policy.load_retry
         for adapter in self._replicated:
             spec = adapter.spec
             if (serving := self.usable(adapter)) is None:
@@ -316,7 +338,11 @@ class Adapters:
             have = {one for one, tier in self._holders_of(serving).items() if tier is Tier.DEVICE and one in able}
             if len(have) >= spec.min_replicas:
                 continue
-            have |= {one for one, r in able.items() if r.load_ordered_since(since, serving.digest, spec.ref)}
+            have |= {
+                one
+                for one, r in able.items()
+                if r.load_is_awaited(serving.digest, spec.ref, now, self._policy.load_retry)
+            }
             lacking = sorted(
                 (
                     r
@@ -331,6 +357,7 @@ class Adapters:
     def load(self, runner: Runner, digest: Digest, source: DigestSource, now: float) -> EnsureAdapter:
         """Order a runner to bring an adapter to its device."""
         order = next(self._orders)
+        self.order_at(now + self._policy.load_retry)
         runner.load_ordered(order, digest, source.ref, now)
         return _ensure(order, runner, source, digest, AdapterStage.DEVICE)
 
@@ -381,6 +408,7 @@ class Adapters:
             self._tell_of(digest)
 
     def _tell_of(self, digest: Digest) -> None:
+        self.may_be_ordered = True
         for name in self._serving_sources().get(digest, ()):
             self._to_tell[name] = None
 

@@ -5,7 +5,7 @@ the slots of the adapters count for its first pool that is scaled."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 
 from motet.domain import Digest
 from motet.runner_info import Capacity
@@ -86,17 +86,14 @@ class Autoscaler:
         self._watched: dict[str, _Watched] = {}
         self._capacity: dict[str, Capacity] = {}
         """Of one runner of each pool, kept so that a pool without runners knows what one would take."""
-        self._began_at = state.now
-        self._last_run_at: float | None = None
+        self._next_run_at = state.now
         self.figures: Mapping[str, PoolFigures] = {}
 
     def tick(self) -> None:
         now, config = self._state.now, self._state.config
-        if not self._state.may_place or (
-            self._last_run_at is not None and now - self._last_run_at < config.capacity_every
-        ):
+        if not self._state.may_place or now < self._next_run_at:
             return
-        self._last_run_at = now
+        self._next_run_at = now + config.capacity_every
         groups: dict[GroupName, list[PoolSpec]] = {}
         for name, pool in sorted(self._state.pools.items()):
             groups.setdefault(pool.group, []).append(pool)
@@ -117,7 +114,10 @@ class Autoscaler:
 
     def pools_changed(self) -> None:
         """Run again at the next tick."""
-        self._last_run_at = None
+        self._next_run_at = self._state.now
+
+    def next_due(self) -> float:
+        return self._next_run_at if self._state.may_place and (self._watched or self._state.pools) else inf
 
     def report_all(self) -> None:
         """Report the last result again, to a new operator stream."""
@@ -231,7 +231,7 @@ class Autoscaler:
                 return ScaleDownBlock("RunnerAway", f"{runner.instance} is not connected", stale=True)
             if self._state.now - runner.last_report_at > self._state.config.report_patience:
                 return ScaleDownBlock("ReportsMissing", f"{runner.instance} does not report", stale=True)
-        just_started = self._state.now - self._began_at < self._state.config.report_patience
+        just_started = self._state.now < self._state.reports_by
         if just_started and len(staying) < pool.replicas:
             return JUST_STARTED
         if len({runner.identity.revision for runner in staying}) > 1:

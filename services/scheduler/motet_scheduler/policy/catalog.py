@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from motet.domain import InstanceName, ObjectName
 from motet_scheduler.policy import effects, events
@@ -82,7 +83,21 @@ class CatalogPublisher:
         self._reported &= groups
         self._unreported = groups - self._reported
 
-    def end_reports(self) -> None:
+    def next_due(self) -> float:
+        """When the operator and the gateways are told which runners have which adapters."""
+        return self._residency_due if self._state.adapters.changed and not self._state.catalog_changed else inf
+
+    def look_from(self) -> float:
+        """Other orders about adapters may be due, or a new operator has not heard all yet."""
+        if not self._state.may_place:
+            return inf
+        return -inf if self._operator_since is not None and self._unreported else self._state.adapters.orders_due()
+
+    def look(self) -> None:
+        self.order_adapter_loads()
+        self._end_reports()
+
+    def _end_reports(self) -> None:
         """Tell a new operator of which groups nothing is left to report: the need of all pools is known, and all
         adapters are that a runner can tell of."""
         state, since = self._state, self._operator_since
@@ -168,6 +183,7 @@ class CatalogPublisher:
     def order_adapter_loads(self) -> None:
         if not self._state.may_place:
             return
+        self._state.adapters.orders_begin(self._state.now)
         runners = self._state.runners.values()
         self._state.effects += self._state.adapters.checks(runners, self._state.now)
         self._state.effects += self._state.adapters.replicas(runners, self._state.now)

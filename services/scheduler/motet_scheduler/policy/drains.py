@@ -4,6 +4,8 @@ work.
 The set may name runners that are not attached, for example just after the scheduler has started. A runner's own
 shutdown is kept apart from the set, since it is never taken back."""
 
+from math import inf
+
 from motet.domain import InstanceName
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.parked_requests import on_capacity_freed
@@ -16,7 +18,6 @@ class Drains:
     def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
         self._state = state
         self._lifecycle = lifecycle
-        self._began_at = state.now
         self._declared: dict[InstanceName, Drain] = {}
         self._revision = 0
 
@@ -57,7 +58,12 @@ class Drains:
         for runner in self._state.runners.values():
             self._send(runner)
 
-    def tick(self) -> None:
+    def look_from(self) -> float:
+        """A runner that is to become empty may get requests meanwhile, from gateways that connect again."""
+        waits = any(runner.drain is not None for runner in self._state.runners.values())
+        return -inf if waits or any(not drain.over for drain in self._declared.values()) else inf
+
+    def look(self) -> None:
         for runner in self._state.runners.values():
             drains = (drain for drain in (runner.requested_drain, runner.shutdown_drain) if drain is not None)
             if any(self._state.now >= drain.deadline_at for drain in drains):
@@ -87,7 +93,7 @@ class Drains:
         runner = self._state.runners.get(instance)
         if runner is None:
             # Unknown or forgotten. After a start, a runner of the previous scheduler has this long to attach.
-            return self._state.now - self._began_at > self._state.config.forget_runner
+            return self._state.now >= self._state.attached_by
         if not drain.may_be(runner.identity.incarnation):
             return True  # a new process has replaced it
         return runner.attached and runner.empty

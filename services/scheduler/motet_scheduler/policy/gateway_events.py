@@ -1,5 +1,7 @@
 """Handles what gateways say: requests arrive, are cancelled, get lost, and end."""
 
+from math import inf
+
 from motet.domain import BASE, RequestId, Tenant
 from motet.errors import EngineRestarted, Internal, ModelNotFound, MotetError, PoolSaturated
 from motet.runner_info import NO_TENANT, Failure
@@ -216,7 +218,11 @@ class GatewayEvents:
         if isinstance(request.final_failure, Failure):
             self._lifecycle.refuse(request, request.final_failure)
 
-    def tick(self) -> None:
+    def look_from(self) -> float:
+        """Requests of a gateway that has gone may still run."""
+        return -inf if self._departed else inf
+
+    def look(self) -> None:
         """Forget disconnected gateways and their requests when none of these runs any more."""
         if not self._departed:
             return

@@ -14,6 +14,7 @@ Times begin with a report. So those that are read late, all at once, decide noth
 """
 
 from collections.abc import Mapping
+from math import inf
 
 from motet.domain import RequestId
 from motet.promises import tokens_of
@@ -45,7 +46,7 @@ def sync_ledger(
     # Parked requests first: who pays for the pages that they shared is in the same report.
     for entry in sorted(live, key=lambda entry: not entry.parked):
         key = (entry.request, entry.epoch)
-        if key in ended:
+        if now <= ended.get(key, -inf) + config.unsubmitted_timeout:
             charged_to_ended += entry.pages_to_charge
             continue
         listed.add(key)

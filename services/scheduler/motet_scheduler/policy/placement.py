@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from math import inf
 
 from motet.errors import ContextLengthExceeded
 from motet.runner_info import Failure, Tier
@@ -18,9 +19,6 @@ from motet_scheduler.policy.waiting_reasons import STARTING, explain
 
 EXACT_POSITIONS = 100
 """Positions up to this one are reported when they change, later ones when they change by a tenth."""
-
-POSITIONS_PERIOD = 1.0
-"""Seconds between two rounds of reports of all positions."""
 
 LOOKED_AT_ONCE = 1000
 """At how many positions a tick looks: a round may take several."""
@@ -129,9 +127,7 @@ class Placer:
         source = self._state.adapters.source_of(request.digest, request.adapter)
         if source is not None and runner.tier_of(request.digest) is not Tier.DEVICE:
             promise = Promise(promise.pages, promise.tokens, source.bytes)
-            if not runner.load_ordered_since(
-                self._state.now - self._state.config.load_retry, request.digest, source.ref
-            ):
+            if not runner.load_is_awaited(request.digest, source.ref, self._state.now, self._state.config.load_retry):
                 self._state.emit(self._state.adapters.load(runner, request.digest, source, self._state.now))
         request.epoch += 1
         request.base = request.base or runner.base.digest
@@ -163,20 +159,30 @@ class Placer:
 class Positions:
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
-        self._began_at = state.now
-        self._left: Iterator[tuple[int, Request]] = iter(())
+        self._round_at = state.now + state.config.positions_every
+        """When the next round of reports of all positions begins."""
+        self._next_at = self._round_at
+        """When the round goes on, or the next one begins."""
+        self.left: Iterator[tuple[int, Request]] = iter(())
         """Of this round, as the queues were when it came to them."""
 
     def tick(self) -> None:
+        now, config = self._state.now, self._state.config
+        if now < self._next_at:
+            return
         looked = self._look(LOOKED_AT_ONCE)
-        if looked < LOOKED_AT_ONCE and self._state.now - self._began_at >= POSITIONS_PERIOD:
-            self._began_at = self._state.now
-            self._left = (place for queue in list(self._state.queues.values()) for place in enumerate(queue, 1))
-            self._look(LOOKED_AT_ONCE - looked)
+        if looked < LOOKED_AT_ONCE and now >= self._round_at:
+            self._round_at = now + config.positions_every
+            self.left = (place for queue in list(self._state.queues.values()) for place in enumerate(queue, 1))
+            looked += self._look(LOOKED_AT_ONCE - looked)
+        self._next_at = now + config.look_again if looked == LOOKED_AT_ONCE else self._round_at
+
+    def next_due(self) -> float:
+        return self._next_at if any(len(queue) for queue in self._state.queues.values()) else inf
 
     def _look(self, most: int) -> int:
         looked = 0
-        for position, request in islice(self._left, most):
+        for position, request in islice(self.left, most):
             looked += 1
             if request.waiting and self._state.requests.get(request.id) is request:
                 self.report(request, position)

@@ -6,6 +6,7 @@ asks again; else the stream ends with this error.
 """
 
 from itertools import islice
+from math import inf
 
 from motet.errors import BaseModelReplaced
 from motet.runner_info import Failure
@@ -19,18 +20,25 @@ REPLACED = BaseModelReplaced(
 )
 
 REFUSED_AT_ONCE = 200
-"""Per tick: refusing ten thousand would delay everything else."""
+"""In one look: refusing ten thousand would delay everything else."""
 
 
 class ReplacedBases:
     def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
         self._state = state
         self._lifecycle = lifecycle
-        self._began_at = state.now
 
-    def tick(self) -> None:
+    def look_from(self) -> float:
+        """Requests may wait for another base model than the one that their group has now."""
+        bases = self._state.bases
+        waits = any(
+            queue.bases.keys() - {"", bases.of(group).model.digest} for group, queue in self._state.queues.items()
+        )
+        return self._state.attached_by if waits and self._state.may_place else inf
+
+    def look(self) -> None:
         # After a start, the runners of the previous scheduler have this long to attach.
-        if not self._state.may_place or self._state.now - self._began_at <= self._state.config.forget_runner:
+        if not self._state.may_place or self._state.now < self._state.attached_by:
             return
         for group, queue in self._state.queues.items():
             left = self._bases_left(group) if queue.bases.keys() - {""} else set()

@@ -4,6 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 
 from motet.domain import BASE, RequestId
 from motet.errors import DeadlineExceeded, NoRunner
@@ -199,7 +200,6 @@ class RequestLifecycle:
     def tick(self) -> None:
         self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
         self.expire_deadlines()
-        self._requeue_unlisted()
         again: defaultdict[GroupName, list[Request]] = defaultdict(list)
         while self.retry_times and self.retry_times[0][0] <= self._state.now:
             request = heappop(self.retry_times)[2]
@@ -211,18 +211,26 @@ class RequestLifecycle:
         ]:
             del self.ended[key]
 
-    def _requeue_unlisted(self) -> None:
+    def next_due(self) -> float:
+        """When a request gives up, or may try a runner again."""
+        return min(self.retry_times[0][0] if self.retry_times else inf, self.deadlines.next_due())
+
+    def look_from(self) -> float:
+        """When a placement has not been listed for too long. It may have to stay nevertheless."""
+        return next(iter(self.unlisted.values()), inf) + self._state.config.unlisted_timeout
+
+    def look(self) -> None:
         """Place requests again that their runner has not listed for too long."""
         timeout = self._state.config.unlisted_timeout
         for (name, _), since in list(self.unlisted.items()):
-            if self._state.now - since <= timeout:
+            if self._state.now < since + timeout:
                 return
             request = self._state.requests[name]
             assert request.placement is not None
             runner = self._state.runner_of(request.placement)
             # A runner that has not reported since then may still serve the request: its stream is down, or this
             # process was paused and has not read its reports. Its gateway knows.
-            silent = runner is not None and (not runner.attached or runner.last_report_at - since < timeout)
+            silent = runner is not None and (not runner.attached or runner.last_report_at < since + timeout)
             if silent or request.gateway not in self._state.gateways:
                 continue
             if isinstance(request.final_failure, Failure):
@@ -270,6 +278,13 @@ class Deadlines:
             entry = self._unswept.pop()  # without its last entry, a heap is still one
             if _stands(*entry):
                 heappush(self._heap, entry)
+
+    def next_due(self) -> float:
+        """When the next entry expires that is not stale."""
+        for heap in (self._heap, self._unswept):
+            while heap and not _stands(*heap[0]):
+                heappop(heap)
+        return min((heap[0][0] for heap in (self._heap, self._unswept) if heap), default=inf)
 
     def due(self, now: float) -> bool:
         """Whether an entry has expired; it may be stale."""

@@ -1,6 +1,7 @@
 """Handles what runners say: they attach, report, decline and detach."""
 
 from collections.abc import Iterable
+from math import inf
 
 from motet.domain import InstanceName
 from motet.errors import TABLE, AdapterError, InvalidRequest
@@ -50,7 +51,7 @@ class RunnerEvents:
             self._state.by_group.setdefault(runner.group, []).append(runner)
             self._state.emit(effects.SaveCatalog())
         runner.identity, runner.address, runner.base = event.identity, event.address, event.base
-        runner.attached, runner.kernels = True, event.kernels
+        runner.attached, runner.forget_at, runner.kernels = True, inf, event.kernels
         runner.last_report_at = self._state.now
         if not runner.hung:
             runner.unhealthy = ""
@@ -75,7 +76,7 @@ class RunnerEvents:
         if runner is None:
             return
         runner.attached = False
-        runner.detached_at = self._state.now
+        runner.forget_at = self._state.now + self._state.config.forget_runner
         runner.forget_loads()
         self._state.adapters.connection_changed(runner)
         self._state.runner_changed(runner)
@@ -141,6 +142,9 @@ class RunnerEvents:
 
     def adapter_changed(self, event: events.AdapterStateChanged) -> None:
         adapters, runner, now = self._state.adapters, self._state.runners.get(event.instance), self._state.now
+        adapters.order_at(now + self._state.config.load_retry)
+        if event.failure is not None and event.failure.retry_after > 0:
+            adapters.order_at(now + event.failure.retry_after)
         checked = adapters.checked_by(event)
         if checked is not None:
             if adapters.check_reported(checked, event, now):
@@ -160,11 +164,14 @@ class RunnerEvents:
                 on_capacity_freed(self._state, runner)
 
     def tick(self) -> None:
-        since = self._state.now - self._state.config.load_retry
         for runner in list(self._state.runners.values()):
-            runner.end_loads(since)
-            if not runner.attached and self._state.now - runner.detached_at > self._state.config.forget_runner:
+            runner.end_loads(self._state.now, self._state.config.load_retry)
+            if self._state.now >= runner.forget_at:
                 self._forget(runner)
+
+    def next_due(self) -> float:
+        """When a runner that is away is forgotten."""
+        return min((runner.forget_at for runner in self._state.runners.values()), default=inf)
 
     def _forget(self, runner: Runner) -> None:
         self._remove(runner)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId
 from motet.runner_info import Capacity, KernelState, ResidentAdapter, RunnerIdentity, Tier
@@ -103,7 +104,8 @@ class Runner:
         """The last load of each digest, from the source of each adapter that has it."""
         self._loading: set[Digest] = set()
         self.attached = True
-        self.detached_at = 0.0
+        self.forget_at = inf
+        """When it is forgotten, while it is away."""
         self.last_report_at = 0.0
         """When it last reported."""
         self.requested_drain: Drain | None = None
@@ -214,10 +216,11 @@ class Runner:
         self._loading.add(digest)
         self._note_adapter(digest)
 
-    def load_ordered_since(self, since: float, digest: Digest, adapter: AdapterRef) -> bool:
-        """Whether a load was ordered from this adapter's own source. Another one's may fail where this one does not."""
+    def load_is_awaited(self, digest: Digest, adapter: AdapterRef, now: float, patience: float) -> bool:
+        """Whether a load was ordered not long ago from this adapter's own source. Another one's may fail where this one
+        does not."""
         load = self._loads.get(digest, {}).get(adapter.object)
-        return load is not None and load.at >= since
+        return load is not None and load.at + patience > now
 
     def load_may_be_retried(self, digest: Digest, adapter: AdapterRef, now: float) -> bool:
         """Whether its last load did not fail just now."""
@@ -231,17 +234,17 @@ class Runner:
             return False
         if event.failure is not None:
             load.at, load.retry_at = LAPSED, now + (event.failure.retry_after or load_retry)
-            self.end_loads(now - load_retry)
+            self.end_loads(now, load_retry)
         elif event.order and load.at > LAPSED:
             load.at = now
             self._loading.add(event.digest)
             self._note_adapter(event.digest)
         return True
 
-    def end_loads(self, since: float) -> None:
-        """Expect no longer what was ordered before, and has not been reported on since."""
+    def end_loads(self, now: float, patience: float) -> None:
+        """Expect no longer what was ordered or reported on last for longer than the patience."""
         for digest in list(self._loading):
-            if all(load.at < since for load in self._loads[digest].values()):
+            if all(load.at + patience <= now for load in self._loads[digest].values()):
                 self._loading.discard(digest)
                 self._note_adapter(digest)
 

@@ -5,7 +5,7 @@ passes each event with its time."""
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from motet.domain import BASE
 from motet_scheduler.policy import effects, events
@@ -22,6 +22,23 @@ from motet_scheduler.policy.supervisor_events import SupervisorEvents
 from motet_scheduler.policy.values import Catalog, SchedulerConfig
 
 
+class Timed(Protocol):
+    """Does something at times that it knows."""
+
+    def next_due(self) -> float: ...
+
+    def tick(self) -> None: ...
+
+
+class LookedAt(Protocol):
+    """Has to look from time to time, as long as something waits."""
+
+    def look_from(self) -> float:
+        """From when on: -inf if something waits now, inf if nothing does."""
+
+    def look(self) -> None: ...
+
+
 class Scheduler:
     def __init__(
         self, config: SchedulerConfig, *, now: float, saved: SavedCatalog | None = None, first_order: int = 1
@@ -31,14 +48,22 @@ class Scheduler:
         state = self.state = SchedulerState(config, now, StartupWait(awaited, now + config.startup_wait), first_order)
         self.lifecycle = RequestLifecycle(state)
         self.placer = Placer(state, self.lifecycle)
-        self._positions = Positions(state)
+        self.positions = Positions(state)
         self.capacity = Autoscaler(state)
         self.publisher = CatalogPublisher(state, self.capacity)
-        self._gateway_events = GatewayEvents(state, self.lifecycle, self.placer, self._positions)
+        self._gateway_events = GatewayEvents(state, self.lifecycle, self.placer, self.positions)
         self._drains = Drains(state, self.lifecycle)
         self._replaced_bases = ReplacedBases(state, self.lifecycle)
         self._runner_events = RunnerEvents(state, self.lifecycle, self.publisher, self._drains)
         self._supervisor_events = SupervisorEvents(state, self.lifecycle)
+        self._timed: tuple[Timed, ...] = (state, self.lifecycle, self._runner_events, self.positions, self.capacity)
+        self._looked_at: tuple[LookedAt, ...] = (
+            self.lifecycle,
+            self._gateway_events,
+            self._drains,
+            self._replaced_bases,
+            self.publisher,
+        )
         if saved is not None:
             self.publisher.restore(saved)
         # Public, for metrics and tests to read.
@@ -48,6 +73,8 @@ class Scheduler:
         self.runners = state.runners
         self.adapters = state.adapters
         self.timelines = state.timelines
+        self.look_at = now
+        """When to look again at what has no time of its own."""
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Enqueued: self._gateway_events.enqueued,
             events.GatewayConnected: self._gateway_events.connected,
@@ -130,16 +157,22 @@ class Scheduler:
         assert counted == self.state.adapter_uses, "uses of adapters were miscounted"
         self.state.families.check(self.requests)
 
+    def next_due(self) -> float:
+        """When to send the next Tick: one before does nothing. After a Tick it is later than that one, unless there is
+        more to try. Any other event may make it earlier."""
+        timed = min(self.publisher.next_due(), *(part.next_due() for part in self._timed))
+        return min(timed, max(self.look_from(), self.look_at))
+
+    def look_from(self) -> float:
+        """From when on something waits for what has no time of its own, or may have to wait longer than its own time.
+        It is looked at now and then, as long as it waits."""
+        return min(part.look_from() for part in self._looked_at)
+
     def _tick(self, _event: events.Tick) -> None:
-        self.state.waiting_for_runners.expire(self.state.now)
-        self.state.decide_again()
-        self.lifecycle.tick()
-        self._gateway_events.tick()
-        self._runner_events.tick()
-        self._drains.tick()
-        self._replaced_bases.tick()
-        self.publisher.order_adapter_loads()
-        self._positions.tick()
-        self.capacity.tick()
-        self.publisher.end_reports()
+        for timed in self._timed:
+            timed.tick()
+        if self.state.now >= self.look_at:
+            self.look_at = self.state.now + self.config.look_again
+            for part in self._looked_at:
+                part.look()
         self.state.drop_unused_queues()

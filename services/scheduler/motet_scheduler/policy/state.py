@@ -31,22 +31,23 @@ class StartupWait:
 
     def __init__(self, awaited: Iterable[InstanceName], until: float) -> None:
         self._awaited = set(awaited)
-        self._until: float | None = until if self._awaited else None
+        self.until = until if self._awaited else -inf
+        """When it ends although some are missing. -inf: it has ended."""
 
     @property
     def over(self) -> bool:
-        return self._until is None
+        return self.until == -inf
 
     def runner_attached(self, instance: InstanceName) -> None:
         self._awaited.discard(instance)
         if not self._awaited:
-            self._until = None
+            self.until = -inf
 
     def expire(self, now: float) -> None:
         """The wait may end although some runners are missing."""
-        if self._until is not None and now >= self._until:
+        if now >= self.until:
             self._awaited.clear()
-            self._until = None
+            self.until = -inf
 
 
 class SchedulerState:
@@ -54,7 +55,10 @@ class SchedulerState:
         self.config = config
         self.now = now
         """Of the current event."""
-        self._began_at = now
+        self.reports_by = now + config.report_patience
+        """By then, runners that are there have attached and reported after the start of this scheduler."""
+        self.attached_by = now + config.forget_runner
+        """By then, those that were only away have attached."""
         self.effects: list[Effect] = []
         """Of the current event."""
         self.requests: dict[RequestId, Request] = {}
@@ -92,7 +96,7 @@ class SchedulerState:
 
     def missed(self, group: GroupName) -> float:
         """How many runners of the group may still come back after a start. For those that stay away this ends soon."""
-        if self.now - self._began_at > self.config.report_patience:
+        if self.now >= self.reports_by:
             return 0
         if not self.pools and not self.catalog_known:
             return inf  # nobody has said how many there are
@@ -114,10 +118,19 @@ class SchedulerState:
         for group in list(self._undecided):
             self._decide(group)
 
+    def tick(self) -> None:
+        self.waiting_for_runners.expire(self.now)
+        self.decide_again()
+
+    def next_due(self) -> float:
+        """When the waits after a start end."""
+        started = inf if self.may_place else self.waiting_for_runners.until
+        return min(started, self.reports_by) if self._undecided else started
+
     def runner_changed(self, runner: Runner) -> None:
         """It has come or gone, or takes work now, or no longer."""
         group = runner.group
-        self.catalog_changed = True
+        self.catalog_changed = self.adapters.may_be_ordered = True
         self._adapters_moved(runner, runner.adapters)
         self._decide(group)
 

@@ -215,6 +215,10 @@ class SchedulerConfig:
     """A new reason for the same number of runners is reported this often: reasons change with every request."""
     growth_window: float = 30.0
     """A pool at most doubles within this time."""
+    positions_every: float = 1.0
+    """How often gateways hear the positions of what waits."""
+    look_again: float = 0.1
+    """What waits for something that has no time of its own is looked at this often."""
     timelines: int = 2_000
 
 

@@ -1,0 +1,47 @@
+"""Wakes a policy when it has something to do, and not before."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+
+import structlog
+
+from motet.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+
+class DueTimer:
+    """Calls `ring` when the time of `next_due` comes.
+
+    Whoever may have changed what `next_due` says calls `changed`. That costs next to nothing: the new time is looked at
+    `pause` seconds later, for all changes until then at once. Two calls of `ring` are at least as far apart.
+    """
+
+    def __init__(self, next_due: Callable[[], float], ring: Callable[[], None], *, clock: Clock, pause: float) -> None:
+        self._next_due = next_due
+        self._ring = ring
+        self._clock = clock
+        self._pause = pause
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled. An error of `ring` is logged, and the next call comes nevertheless."""
+        while True:
+            self._changed.clear()
+            wait = self._next_due() - self._clock()
+            if wait > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait if wait < inf else None):
+                        await self._changed.wait()
+                        await asyncio.sleep(self._pause)
+                continue
+            try:
+                self._ring()
+            except Exception:
+                log.exception("periodic_task_failed", work="what is due")
+            await asyncio.sleep(self._pause)

@@ -1,0 +1,85 @@
+"""A policy is woken when something is due."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from math import inf
+
+from motet.due_timer import DueTimer
+from tests.common.virtual_time import in_virtual_time
+
+
+class Policy:
+    """Does something at each of the times, and notes when it was called."""
+
+    def __init__(self, *times, pause=0.0, fails=0):
+        self.clock = asyncio.get_running_loop().time
+        self.times = list(times)
+        self.calls = []
+        self.fails = fails
+        self.timer = DueTimer(self.next_due, self.ring, clock=self.clock, pause=pause)
+
+    def next_due(self):
+        return min(self.times, default=inf)
+
+    def ring(self):
+        self.calls.append(self.clock())
+        self.times = [at for at in self.times if at > self.clock()]
+        if len(self.calls) <= self.fails:
+            raise ValueError
+
+
+@asynccontextmanager
+async def running(policy):
+    task = asyncio.create_task(policy.timer.run())
+    await asyncio.sleep(0)
+    yield policy
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_it_rings_at_each_time_and_at_no_other():
+    async with running(Policy(1.0, 2.5, 7.0)) as policy:
+        await asyncio.sleep(100)
+    assert policy.calls == [1.0, 2.5, 7.0]
+
+
+@in_virtual_time
+async def test_a_time_that_comes_earlier_than_the_known_one_is_kept():
+    async with running(Policy(50.0)) as policy:
+        await asyncio.sleep(1)
+        policy.times.append(2.0)
+        policy.timer.changed()
+        await asyncio.sleep(9)
+    assert policy.calls == [2.0]
+
+
+@in_virtual_time
+async def test_a_time_that_moves_to_later_rings_only_then():
+    async with running(Policy(5.0)) as policy:
+        policy.times = [8.0]
+        await asyncio.sleep(20)
+    assert policy.calls == [8.0]
+
+
+@in_virtual_time
+async def test_it_rings_not_more_often_than_it_should():
+    async with running(Policy(1.0, 1.125, 1.25, 1.75, pause=0.5)) as policy:
+        await asyncio.sleep(20)
+    assert policy.calls == [1.0, 1.5, 2.0]
+
+
+@in_virtual_time
+async def test_an_error_ends_nothing():
+    async with running(Policy(1.0, 2.0, fails=1)) as policy:
+        await asyncio.sleep(20)
+    assert policy.calls == [1.0, 2.0]
+
+
+@in_virtual_time
+async def test_after_its_end_it_is_silent():
+    async with running(Policy(5.0)) as policy:
+        pass
+    policy.timer.changed()
+    await asyncio.sleep(20)
+    assert policy.calls == []

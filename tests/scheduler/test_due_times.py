@@ -1,0 +1,138 @@
+"""A scheduler whose ticks come when `next_due` says so misses nothing: a tick before that does nothing."""
+
+from copy import deepcopy
+from math import inf
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from motet.domain import InstanceName, RequestId
+from motet.runner_info import Failure
+from motet_scheduler.policy import effects, events
+from tests.scheduler.builders import adapter, pool, ready
+from tests.scheduler.test_random_events import Driver, RandomEvents
+
+MOMENT = 1e-6
+
+
+class DueDriver(Driver):
+    """Sends a tick whenever one is due, and tries one before."""
+
+    def send(self, event):
+        decided = super().send(event)
+        while self.scheduler.more_to_try:
+            decided += super().send(events.TryMore())
+        if isinstance(event, events.Tick):
+            assert self.scheduler.next_due() > self.clock(), "a tick was of no use"
+        return decided
+
+    def pass_time(self, seconds, carry_out):
+        end = self.clock() + seconds
+        while (due := max(self.scheduler.next_due(), self.clock())) <= end:
+            self._try_a_tick_before_its_time(self.clock(), due)
+            self.clock.now = due
+            carry_out(self.send(events.Tick()))
+        self._try_a_tick_before_its_time(self.clock(), end)
+        self.clock.now = end
+
+    def _try_a_tick_before_its_time(self, start, due):
+        """Just before its time a tick does nothing, although it looks at everything: so nothing was due in between."""
+        now, scheduler = max(due - MOMENT, (start + due) / 2), self.scheduler
+        if not start < now < due or scheduler.look_from() <= scheduler.look_at:
+            return  # what waits is looked at when its turn comes
+        left = scheduler.positions.left  # a generator, which has no copy; its end is not looked at
+        copy = deepcopy(scheduler, {id(left): iter(())})
+        copy.look_at = now
+        assert copy.handle(events.Tick(), now) == [], f"{due - now:.3g} s before its time, a tick does something"
+
+
+class DueTimes(RandomEvents):
+    driver_class = DueDriver
+    adapters = (adapter("pirate", max_replicas=1), adapter("poet", min_replicas=1))
+
+    # `RandomEvents` checks these.
+    every_request_is_placed_refused_ended_or_waits_with_a_reason = None
+    nobody_waits_who_could_be_placed = None
+    placements_have_the_gateways_epochs = None
+    runners_are_reserved_for_the_overdue_requests_of_now = None
+
+    @rule(seconds=st.sampled_from((0.05, 0.5, 2.0, 12.0)))
+    def wait(self, seconds):
+        self.driver.pass_time(seconds, self.carry_out_all)
+
+
+TestDueTimes = DueTimes.TestCase
+TestDueTimes.settings = settings(
+    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def test_a_scheduler_that_knows_nothing_has_nothing_to_do_after_its_start():
+    driver = ready()
+    driver.send(events.CatalogReplaced((), ()))
+    driver.wait(100)
+    driver.wait(100)
+    assert driver.scheduler.next_due() == inf
+
+
+def test_an_idle_scheduler_computes_the_capacity_and_does_nothing_else():
+    driver = ready()
+    driver.send(events.CatalogReplaced((pool(),), ()))
+    driver.attach()
+    driver.wait(100)
+    dues = []
+    for _ in range(5):
+        dues.append(driver.scheduler.next_due() - driver.clock())
+        driver.clock.now = driver.scheduler.next_due()
+        driver.send(events.Tick())
+    assert dues == pytest.approx([1.0] * 5)
+
+
+def test_positions_are_told_in_the_time_scale():
+    driver = ready(positions_every=0.05)
+    driver.attach(pages=10)
+    driver.enqueue("large", prompt=1, max_tokens=150)
+    driver.enqueue("waits", prompt=1, max_tokens=150)
+    driver.wait(0.2)
+    assert driver.scheduler.next_due() <= driver.clock() + 0.05
+
+
+def run_until(driver, end):
+    """Send the ticks that are due until then. Returns what they did, and when."""
+    said = []
+    while (due := driver.scheduler.next_due()) <= end:
+        driver.clock.now = max(due, driver.clock.now)
+        said += [(driver.clock.now, type(effect)) for effect in driver.send(events.Tick())]
+    driver.clock.now = end
+    return said
+
+
+def test_a_request_is_refused_at_its_deadline():
+    driver = ready()
+    began = driver.clock()
+    driver.enqueue("waits", deadline=5.25)
+    assert (began + 5.25, effects.SendRefused) in run_until(driver, began + 20)
+
+
+def test_a_runner_that_is_away_is_forgotten_in_time():
+    driver = ready(forget_runner=30.125)
+    driver.attach()
+    driver.clock.advance(0.25)
+    driver.detach("r0")
+    run_until(driver, 1030.25)
+    assert driver.scheduler.runners
+    run_until(driver, 1030.375)
+    assert not driver.scheduler.runners
+
+
+def test_a_request_tries_the_runner_again_that_declined_it_as_soon_as_it_may():
+    driver = ready(avoid_after_decline=0.375)
+    driver.attach()
+    driver.enqueue("a")
+    driver.send(events.RunnerDeclined(InstanceName("r0"), RequestId("a"), 1, Failure("declined", "no")))
+    driver.lose("a")
+    assert (driver.clock() + 0.75, effects.SendPlaced) in run_until(driver, driver.clock() + 5), (
+        "twice: it was lost, too"
+    )
