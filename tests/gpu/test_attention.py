@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from motet.domain import KVShape
 from motet_kernels.gpu.attention import GpuAttention
 from motet_kernels.gpu.launches import traced_launches
-from motet_runner.memory.paged import PagedStore
 from tests.gpu.devices import DEVICE, in_types
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 0.03}
@@ -176,15 +174,14 @@ def test_new_keys_and_values_lie_in_the_pages_and_nothing_else_has_changed() -> 
     assert torch.equal(both.pages.nan_to_num(7), before.nan_to_num(7))
 
 
-def test_a_store_of_larger_pages_holds_what_was_attended_to() -> None:
-    shape = KVShape(layers=LAYERS, kv_heads=2, head_dim=16, dtype_bytes=4)
-    store = PagedStore(3, shape, torch.float32, DEVICE, page_tokens=64)
+def test_larger_pages_hold_what_was_attended_to() -> None:
+    pages = torch.zeros(3, LAYERS, 2, 2, 64, 16, dtype=torch.float32, device=DEVICE)
     each = Sequence.random(Shape(4, 2, 16), 0, 100, torch.float32, 0)
-    attention = GpuAttention(store.data)
+    attention = GpuAttention(pages)
     batch = attention.make_batch(np.array([[2, 0]], dtype=np.int32), np.array([[0, 100, 0, 0]], dtype=np.int64))
     out = attention.attend(*(one.to(DEVICE) for one in (each.queries, each.keys, each.values)), LAYER, batch, scale=0.3)
     torch.testing.assert_close(out.double().cpu(), each.expected(0.3), rtol=2e-5, atol=2e-5)
-    keys, values = store.read(store.blocks_of(np.array([[2, 0]]))[LAYER], 1)[:, 0, :, :100].cpu()
+    keys, values = torch.cat((pages[2, LAYER], pages[0, LAYER]), dim=2)[:, :, :100].cpu()
     assert torch.equal(keys, each.keys)
     assert torch.equal(values, each.values)
 

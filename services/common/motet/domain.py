@@ -63,8 +63,8 @@ class KVShape:
     def bytes_per_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
 
-    def bytes_per_page(self, page_tokens: int = PAGE_TOKENS) -> int:
-        return self.bytes_per_token * page_tokens
+    def bytes_per_page(self) -> int:
+        return self.bytes_per_token * PAGE_TOKENS
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], dtype_bytes: int) -> Self:

@@ -70,7 +70,7 @@ class HostPagesAside:
         self._stream = stream
         shape = device.data.shape[1:]
         self._data = _pinned((count, *shape), device)
-        pages = pages_of_a_piece(device.shape.bytes_per_page(device.page_tokens))
+        pages = pages_of_a_piece(device.shape.bytes_per_page())
         self.pieces = deque(
             _Piece(device.data.new_empty((pages, *shape)), stream.model_mark()) for _ in range(PIECES if count else 0)
         )

@@ -22,28 +22,17 @@ COPY_BYTES = 16 * 1024 * 1024
 
 
 class PagedStore:
-    def __init__(
-        self,
-        pages: int,
-        shape: KVShape,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        page_tokens: int = PAGE_TOKENS,
-    ) -> None:
-        """`page_tokens`: other pages than the planner's. With long sequences, attention on a GPU may read larger ones
-        faster."""
+    def __init__(self, pages: int, shape: KVShape, dtype: torch.dtype, device: torch.device) -> None:
         self.pages = pages
-        self.page_tokens = page_tokens
         self.shape = shape
         self.device = device
-        size = pages, shape.layers, 2, shape.kv_heads, page_tokens, shape.head_dim
+        size = pages, shape.layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim
         self.data = prefer_huge_pages(torch.empty(size, dtype=dtype, device=device))
         self.bytes = self.data.view(pages, -1).view(torch.uint8)
         """[pages, bytes of a page] Adapters also lie in pages: see `motet_kernels.RunLayout`."""
         self._numbers = self.bytes.numpy() if device.type == "cpu" else np.empty(0)
         self._tokens = self.data.view(-1, shape.head_dim)
-        self._blocks = self.data.view(-1, page_tokens * shape.head_dim)
+        self._blocks = self.data.view(-1, PAGE_TOKENS * shape.head_dim)
         self._layer = torch.arange(shape.layers, device=device).view(-1, 1) * (2 * shape.kv_heads)
         self._scratch: torch.Tensor | None = None
         halves = np.arange(2 * shape.kv_heads, dtype=np.int64)
@@ -53,8 +42,8 @@ class PagedStore:
         """Where new tokens go: [layers, tokens · 2 · kv_heads] rows of `head_dim` numbers."""
         shape = self.shape
         first = pages * (shape.layers * 2 * shape.kv_heads)
-        rows = ((first[:, None] + self._halves.reshape(1, -1)) * self.page_tokens + offsets[:, None]).reshape(1, -1)
-        return torch.from_numpy(rows).to(self.device) + self._layer * self.page_tokens
+        rows = ((first[:, None] + self._halves.reshape(1, -1)) * PAGE_TOKENS + offsets[:, None]).reshape(1, -1)
+        return torch.from_numpy(rows).to(self.device) + self._layer * PAGE_TOKENS
 
     def blocks_of(self, table: np.ndarray) -> torch.Tensor:
         """Where sequences with pages `table` [sequences, pages] lie: [layers, 2 · sequences · kv_heads · pages]"""
@@ -69,7 +58,7 @@ class PagedStore:
 
     def sequences_a_read(self, pages: int) -> int:
         """How many sequences are best read at once, if each has `pages` pages."""
-        of_one = self.shape.bytes_per_page(self.page_tokens) // self.shape.layers * pages
+        of_one = self.shape.bytes_per_page() // self.shape.layers * pages
         return max(1, READ_BYTES.get(self.device.type, READ_BYTES["cuda"]) // of_one)
 
     def read(self, blocks: torch.Tensor, sequences: int) -> torch.Tensor:
@@ -82,7 +71,7 @@ class PagedStore:
 
     def block(self, blocks: torch.Tensor) -> torch.Tensor:
         """Some of `blocks_of`, of keys or of values: [blocks, page_tokens, head_dim]"""
-        return self._blocks.index_select(0, blocks).view(len(blocks), self.page_tokens, -1)
+        return self._blocks.index_select(0, blocks).view(len(blocks), PAGE_TOKENS, -1)
 
     def copy_out(self, pages: Sequence[int]) -> torch.Tensor:
         return self.gather(pages).to("cpu")
@@ -96,7 +85,7 @@ class PagedStore:
 
     def copy_within(self, pages: Sequence[int], to: Sequence[int]) -> None:
         """No page is in both. A few at a time, because a copy takes as much memory again for a moment."""
-        at_once = max(1, COPY_BYTES // self.shape.bytes_per_page(self.page_tokens))
+        at_once = max(1, COPY_BYTES // self.shape.bytes_per_page())
         for first in range(0, len(pages), at_once):
             part = slice(first, first + at_once)
             self.data.index_copy_(0, self._numbers_of(to[part]), self.gather(pages[part]))
