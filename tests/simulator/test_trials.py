@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from motet.errors import PoolSaturated
+from motet_scheduler.policy.gateway_events import GatewayEvents
 from motet_simulator.trials.__main__ import described
 from motet_simulator.trials.plan import FAULT_KINDS, Fault, draw_plan
 from motet_simulator.trials.run import messages_of, run_trial, shrunk
@@ -59,10 +61,20 @@ def test_requests_are_answered_and_faults_of_every_kind_are_drawn():
     plans = [draw_plan(seed) for seed in range(50)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_KINDS)
     assert all(len(plan.asks) >= 60 and len(plan.faults) >= 8 for plan in plans)
-    outcome = run_trial(replace(plans[1], faults=()))
+    plan = replace(plans[1], faults=(), settings=replace(plans[1].settings, queue_limit=10_000))
+    outcome = run_trial(plan)
     assert outcome.problem == ""
-    stays = sum(one.cancel_after is None for one in plans[1].asks)
-    assert stays <= outcome.answered <= len(plans[1].asks), "who would leave may have its answer before"
+    stays = sum(one.cancel_after is None and one.deadline == 300 and not one.unreadable for one in plan.asks)
+    assert 50 < stays <= outcome.answered <= len(plan.asks), "who would leave may have its answer before"
+
+
+@pytest.mark.parametrize("limit", [10_000, 5])
+def test_a_product_that_refuses_everybody_does_not_pass(limit, monkeypatch):
+    monkeypatch.setattr(GatewayEvents, "_refusal", lambda *_: PoolSaturated("no"))
+    plan = draw_plan(1)
+    outcome = run_trial(replace(plan, faults=(), settings=replace(plan.settings, queue_limit=limit)))
+    assert "refused for room, but" in outcome.problem
+    assert outcome.answered == 0
 
 
 def test_a_failed_plan_is_made_smaller():

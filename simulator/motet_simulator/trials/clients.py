@@ -1,5 +1,6 @@
 """Clients of the gateways. Each knows which tokens it must get."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,17 +24,31 @@ class Client:
     placed_times: int = 0
     problem: str = ""
     ended: Callable[[], None] = lambda: None
+    queue_limit: int = 0
+    may_wait: Callable[["Client"], int] = lambda _: 0
+    """How many other requests may have waited at the scheduler at one time since this one asked."""
+    asked_at: float = 0.0
+    over_at: float = math.inf
     moved_at: float = 0.0
     """When it asked, or got its last token."""
     _expected: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.moved_at = self.now()
+        self.asked_at = self.moved_at = self.now()
         self._expected = tokens_of(self.ask.prompt, self.ask.seed, self.ask.max_tokens)
 
     @property
     def over(self) -> bool:
         return self.left or self.how is not None
+
+    @property
+    def answered(self) -> bool:
+        return self.how is EndReason.LENGTH
+
+    def leave(self) -> None:
+        """It cancels, or its gateway dies."""
+        if not self.over:
+            self.left, self.over_at = True, self.now()
 
     def placed(self) -> None:
         self.placed_times += 1
@@ -53,7 +68,7 @@ class Client:
     def end(self, how: EndReason | MotetError) -> None:
         if self.over:
             self._object(f"ends again, with {how!r}")
-        self.how = how
+        self.how, self.over_at = how, self.now()
         self.ended()
         match how:
             case EndReason():
@@ -62,6 +77,8 @@ class Client:
             case PoolSaturated():
                 if self.tokens:
                     self._object(f"is refused for room after {len(self.tokens)} tokens")
+                elif (others := self.may_wait(self)) < self.queue_limit:
+                    self._object(f"is refused for room, but at most {others} others waited")
             case DeadlineExceeded() | NoRunner():
                 silent = self.now() - self.moved_at
                 if silent < 0.95 * self.ask.deadline:

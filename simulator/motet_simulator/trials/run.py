@@ -88,7 +88,7 @@ class _Trial:
         finally:
             problem, self._closed = self._problem, True
             system.close()
-        answered = sum(client.how is not None for client in system.clients)
+        answered = sum(client.answered for client in system.clients)
         return Outcome(plan, problem, world.now, answered, world.turns)
 
     def _object(self, what: str) -> None:

@@ -72,6 +72,9 @@ LOAD_SECONDS = 0.5
 DRAIN_SECONDS = 2.0
 RESTART_SECONDS = 0.3
 """Until a process that has ended by itself is started again."""
+MAX_UNNOTICED_SECONDS = 25.0
+"""How long a scheduler may keep a request in its queue whose client or gateway has gone: it hears of that at the next
+ping, or when a pause of its own ends."""
 
 Main = Callable[[Process], Coroutine[Any, Any, None]]
 
@@ -168,7 +171,7 @@ class System:
     def _forget(self, host: str) -> None:
         if (gateway := self.gateways.pop(host, None)) is not None:
             for client in gateway.clients:  # its connection breaks
-                client.left = client.left or client.how is None
+                client.leave()
         self.runners.pop(host, None)
         self.schedulers.pop(host, None)
         if host == "supervisor":
@@ -190,12 +193,18 @@ class System:
         if not self._base_of(gateway):
             gateway.unasked.append(ask)
             return
-        client = Client(ask, lambda: self.world.now)
+        client = Client(
+            ask, lambda: self.world.now, queue_limit=self.plan.settings.queue_limit, may_wait=self._may_wait_beside
+        )
         gateway.clients.append(client)
         self.clients.append(client)
         gateway.process.loop.create_task(self._start(gateway, ask, client), name=ask.name)
         if ask.cancel_after is not None:
             gateway.process.loop.call_later(ask.cancel_after, self._leave, gateway, client)
+
+    def _may_wait_beside(self, client: Client) -> int:
+        """Requests of other clients that the scheduler may have had in its queue since this one asked."""
+        return sum(one is not client and one.over_at + MAX_UNNOTICED_SECONDS > client.asked_at for one in self.clients)
 
     async def _start(self, gateway: GatewayParts, ask: Ask, client: Client) -> None:
         prompt = predictor_pb2.Prompt(
@@ -239,7 +248,7 @@ class System:
     @staticmethod
     def _leave(gateway: GatewayParts, client: Client) -> None:
         if not client.over:
-            client.left = True
+            client.leave()
             gateway.dispatcher.cancel(client.ask.name, "the client went away")
 
     # --------------------------------------------------------------------------------------------------- what they run
