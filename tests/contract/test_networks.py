@@ -316,3 +316,45 @@ def test_a_link_and_sessions_meet_again_after_their_stream_broke(run: Callable[[
         await asyncio.gather(running, return_exceptions=True)
 
     run(test)
+
+
+@pytest.mark.parametrize("error", [KeyError("closed"), TimeoutError("closed"), InvalidRequest("closed")])
+def test_a_cancelled_link_ends_although_its_owner_fails_at_that(run: Callable[[Test], None], error: Exception) -> None:
+    async def test(client: Network, server: Network, address: str) -> None:
+        closed: list[str] = []
+
+        def fail(why: str) -> None:
+            closed.append(why)
+            raise error
+
+        link: Link[api.ServeUp, api.ServeDown] = Link(
+            "scheduler", address, SERVE, network=client, greet=list, receive=lambda _: None, closed=fail
+        )
+        running = asyncio.create_task(link.run())
+        async with server.serving(address, {SERVE: Handler()}, grace=0):
+            await until(lambda: link.connected)
+            running.cancel()
+            await asyncio.wait({running}, timeout=1)
+            assert running.cancelled()
+            assert len(closed) == 1
+
+    run(test)
+
+
+def test_a_link_whose_owner_fails_at_a_lost_connection_connects_again(run: Callable[[Test], None]) -> None:
+    async def test(client: Network, server: Network, address: str) -> None:
+        def fail(_: str) -> None:
+            raise KeyError("closed")
+
+        link: Link[api.ServeUp, api.ServeDown] = Link(
+            "scheduler", address, SERVE, network=client, greet=list, receive=lambda _: None, closed=fail
+        )
+        running = asyncio.create_task(link.run())
+        for _ in range(2):
+            async with server.serving(address, {SERVE: Handler()}, grace=0):
+                await until(lambda: link.connected)
+            await until(lambda: not link.connected)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    run(test)

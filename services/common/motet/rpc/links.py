@@ -193,7 +193,7 @@ class Link(Generic[Up, Down]):
                 self._warn(why)
                 await asyncio.sleep(LAST_RETRY_SECONDS)
             except Exception:
-                # The connection could not begin or end as it should. The next one will probably fail in the same way.
+                # The connection could not begin as it should. The next one will probably fail in the same way.
                 log.exception("stream_failed", link=self.peer, address=here)
                 await asyncio.sleep(LAST_RETRY_SECONDS)
                 continue
@@ -267,5 +267,12 @@ class Link(Generic[Up, Down]):
                 if connected:
                     self._down_since = asyncio.get_running_loop().time()
                     log.info("stream_disconnected", link=self.peer, address=address, reason=why)
-                    if self._closed is not None:
-                        self._closed(why)
+                    self._tell_closed(why, address)
+
+    def _tell_closed(self, why: str, address: str) -> None:
+        """Whatever goes wrong there, it must not take the place of why the stream ended: that may be a cancellation."""
+        try:
+            if self._closed is not None:
+                self._closed(why)
+        except Exception:
+            log.exception("stream_failed", link=self.peer, address=address)
