@@ -2,7 +2,7 @@
 
     add_lora(y, x, linear, batch):   y[i] += x[i] · A[adapter(i)] · B[adapter(i)]   for every row i that has an adapter
 
-    y  [rows, out]  changed in place      Aᵀ [rank, in]   rounded up to the back end's tile, padded with zeros
+    y  [rows, out]  updated in place      Aᵀ [rank, in]   rounded up to the back end's tile, padded with zeros
     x  [rows, in]                         B  [rank, out]  carries the adapter's scale
 
 It computes what SGMV does (PU-01, PU-02), for mixed ranks. Rows without an adapter cost nothing. The package knows

@@ -1,4 +1,4 @@
-"""What a fused forward pass of a Llama-shaped decoder is made of, whatever computes it."""
+"""The weights of a fused forward pass of a Llama-shaped decoder, for any implementation."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ PACKED_TYPES = (torch.float32, torch.bfloat16)
 
 
 class PackedLinears(Protocol):
-    """Weights [outputs, inputs] of linears that are fed the same rows, in the order in which some kernels read them.
+    """Weights [outputs, inputs] of linears that are fed the same rows, packed in the layout that some kernels read.
 
     All their results are columns of one matrix.
     """
@@ -20,16 +20,16 @@ class PackedLinears(Protocol):
     inputs: int
     outputs: list[int]
     columns: list[int]
-    """Where the columns of each linear begin; the last one is the number of all columns."""
+    """The first column of each linear; the last entry is the number of all columns."""
 
     def parts(self, weights: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Pack them, a few at a time. Until the last part is there, nobody may multiply with them."""
+        """Pack the weights, a few at a time. They may be used only after the last part."""
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0) -> torch.Tensor:
         """x · Wᵀ (+ bias) with one of the linears, for x [..., inputs]"""
 
     def rows(self, of: torch.Tensor) -> torch.Tensor:
-        """Rows of the first weight again: what an embedding looks up in a matrix that a linear uses, too."""
+        """Unpacks rows of the first weight: for an embedding that shares its matrix with a linear."""
 
 
 Weights = TypeVar("Weights", bound=PackedLinears)
@@ -42,7 +42,7 @@ class LayerWeights(Generic[Weights]):
     qkv_bias: Sequence[torch.Tensor | None]
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    """[head_dim] of each head, before it is rotated"""
+    """[head_dim] the norm's weight for each head, before the rotation"""
     o: Weights
     o_bias: torch.Tensor | None
     mlp_norm: torch.Tensor
@@ -51,11 +51,11 @@ class LayerWeights(Generic[Weights]):
     down: Weights
     down_bias: torch.Tensor | None
     scale: float
-    """Of the scores"""
+    """The softcap of the attention scores"""
     window: int | None
     """How many tokens a token attends to, itself included; None: all"""
     linears: Sequence[Sequence[str]]
-    """What add_lora calls q, k and v; o; gate and up; down"""
+    """The names in add_lora: q, k and v; o; gate and up; down"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class DecoderWeights(Generic[Weights]):
     kv_heads: int
     head_dim: int
     epsilon: float
-    """Of all norms"""
+    """The epsilon of all norms"""
     embedding: torch.Tensor | Weights
     layers: Sequence[LayerWeights[Weights]]
     final_norm: torch.Tensor

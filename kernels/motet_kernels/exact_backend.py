@@ -1,7 +1,7 @@
-"""The back end of exact mode, in plain torch: what a row gets does not depend on the rows beside it.
+"""The back end of exact mode, in plain torch: a row's result does not depend on the other rows.
 
 The bits of a product depend on its shape: libraries choose their code by it. So each product here has TILE_ROWS rows,
-whatever the batch, and each adapter has one path. Rows of others are multiplied, too, and nobody takes their results.
+whatever the batch, and each adapter is computed alone. Rows of other adapters are multiplied too, but not added.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class AdapterRows(NamedTuple):
 
 class ExactBackend:
     tile = 16
-    """Ranks are widths, too."""
+    """Ranks are widths of products, too."""
     copies = False
 
     def __init__(self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype) -> None:

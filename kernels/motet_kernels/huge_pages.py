@@ -1,7 +1,7 @@
 """Memory in huge pages of the operating system, where it has them.
 
-Kernels read adapters and weights faster than a CPU finds the addresses of pages of 4 KiB, above all in a virtual
-machine. Where the operating system gives no huge pages, everything works, only slower.
+With pages of 4 KiB, kernels wait for address translation (TLB misses), above all in a virtual machine. Where the
+operating system gives no huge pages, everything works, only slower.
 """
 
 import ctypes
@@ -15,13 +15,13 @@ from motet_kernels.run_layout import ALIGNMENT_BYTES
 
 HUGE_PAGE = 2 << 20
 CHUNK = 32 << 20
-"""Of memory that several tensors share. What none of them uses costs nothing: it is never touched."""
+"""Bytes that several tensors share. Pages that no tensor uses cost nothing: they are never touched."""
 
 _MADV_HUGEPAGE = 14
 
 
 def prefer_huge_pages(memory: torch.Tensor) -> torch.Tensor:
-    """Asks for huge pages, as far as they fit into this memory, which nobody has used yet. Returns it."""
+    """Asks for huge pages, as far as they fit into this unused memory. Returns the memory."""
     begin, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes
     first, last = -(-begin // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
     if memory.device.type == "cpu" and first < last:
@@ -39,14 +39,14 @@ def _madvise() -> Any:
 
 
 class Chunks:
-    """Memory for tensors that are smaller than a huge page: they lie one after the other in larger pieces."""
+    """Memory for tensors that are smaller than a huge page: they are placed one after the other in larger chunks."""
 
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def empty(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """[count] It keeps its chunk alive."""
+        """[count]; the tensor keeps its chunk alive."""
         begin = -(-self._used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         size = count * dtype.itemsize
         if begin + size > len(self._chunk):

@@ -1,8 +1,8 @@
-"""Adapters of 8-bit integers (G5): half the bytes of bf16, of which distinct adapters cost nearly all that they cost.
+"""Adapters of 8-bit integers (G5): half the bytes of bf16; bytes are nearly the whole cost of distinct adapters.
 
-Row r of A and row r of B meet in one number, x · A[r], which B[r] is multiplied by. So both rows together have one
-scale, in fp32: shrink multiplies its sums by it, and expand knows nothing of scales. A run takes four bytes more for
-each row of its rank and linear, so its size is still proportional to the rank.
+Row r of A and row r of B meet only in x · A[r] times B[r]. So both rows together have one scale, in fp32: shrink
+multiplies its sums by it, and expand needs no scales. A run takes four bytes more for each row of its rank and linear,
+so its size is still proportional to the rank.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True, eq=False)
 class Int8Layout(RunLayout):
-    """The matrices lie as in any run, and after all of them the scales [rank] of each linear."""
+    """The matrices lie as in any run; the scales [rank] of each linear follow after all of them."""
 
     @cached_property
     def scale_offsets(self) -> dict[str, int]:
@@ -33,7 +33,7 @@ class Int8Layout(RunLayout):
 
     @property
     def _scale_bytes(self) -> int:
-        """Of a linear. The rank is a multiple of 16, so each begins where a line of a cache does."""
+        """The bytes of a linear's scales. The rank is a multiple of 16, so each linear's begin at a cache line."""
         return self.rank * SCALE_BYTES
 
     def scales(self, run: torch.Tensor, linear: str) -> torch.Tensor:
@@ -54,12 +54,12 @@ class Int8Layout(RunLayout):
 
 
 def int8_layout(rank: int, groups: Sequence[LinearGroup], dtype: torch.dtype) -> RunLayout:  # noqa: ARG001
-    """`dtype`: what the model computes in, which the run does not depend on"""
+    """`dtype`: the model's data type; the run does not depend on it"""
     return Int8Layout(rank, groups, torch.int8)
 
 
 def _rounded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each row as integers, and what one of them stands for; 0 for a row of zeros"""
+    """Each row as integers, and the row's scale; 0 for a row of zeros"""
     of_one = rows.abs().amax(dim=1) / LARGEST
     integers = rows / torch.where(of_one > 0, of_one, 1.0)[:, None]
     return integers.round().to(torch.int8), of_one

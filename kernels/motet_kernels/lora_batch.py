@@ -7,13 +7,13 @@ class PlacedAdapter(NamedTuple):
     """An adapter whose run is complete."""
 
     name: str
-    """Its digest: adapters of one name have the same bytes, wherever their runs are."""
+    """The adapter's digest: equal names mean equal bytes, wherever the runs are."""
     offset: int
     """Where its run begins, in bytes from the start of the memory."""
     rank: int
-    """Rounded up to the back end's tile."""
+    """The adapter's rank, rounded up to the back end's tile."""
     linears: frozenset[str]
-    """The linears that it changes. For the others there are zeros in its run."""
+    """The linears that it changes. For all others its run holds zeros."""
 
 
 class Segment(NamedTuple):

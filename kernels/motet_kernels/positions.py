@@ -5,5 +5,5 @@ FIRST_POSITIONS = 4096
 
 
 def more_positions(positions: int, longest: int) -> int:
-    """How many a table of `positions` gets, for a sequence of `longest` tokens."""
+    """The new size of a table of `positions`, for a sequence of `longest` tokens."""
     return max(FIRST_POSITIONS, 2 * positions, longest)

@@ -1,6 +1,6 @@
 """Where the matrices of an adapter are inside its run, which is one contiguous piece of memory.
 
-All offsets depend on the rank alone. So an adapter on a device is one number, the place where its run begins: every
+All offsets depend on the rank alone. So an adapter on a device is one number, the address of its run: every
 kernel finds each matrix from there. The bytes of a run are what an adapter costs of the memory for KV (S3-02).
 """
 
@@ -14,8 +14,7 @@ MAX_TILE = 16
 """The most that a back end may round a rank up to. More would waste memory on adapters of small ranks."""
 
 ALIGNMENT_BYTES = 64
-"""The A of every group and every B begin at a multiple of this: a line of a CPU's cache, and more than the widest load
-of a GPU."""
+"""Each group's A and each B are aligned to this: a cache line of a CPU, and more than the widest load of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class RunLayout:
     """The layout of all adapters of one rank, which is a multiple of the back end's tile.
 
     Group after group: first Aᵀ [rank, inputs] of all its linears, as one matrix, then B [rank, outputs] of each. Both
-    have their long side last: on a CPU that was up to three times as fast for one or two rows.
+    are contiguous along the long side: on a CPU that was up to three times as fast for one or two rows.
     """
 
     rank: int
@@ -50,8 +49,8 @@ class RunLayout:
 
     @cached_property
     def parts(self) -> Sequence[tuple[int, int, str]]:
-        """Where matrices begin that are multiplied together, their bytes, and their linear: the As of each group, which
-        have none (""), and each B."""
+        """Offset, bytes and linear of each part that is multiplied as one matrix: each group's A (no linear: ""), each
+        B."""
         of_one = self.rank * self.dtype.itemsize
         found = []
         for group in self.groups:
@@ -77,7 +76,7 @@ class RunLayout:
         return {linear: (group.inputs, outputs) for group in self.groups for linear, outputs in group.outputs.items()}
 
     def begin(self, group: LinearGroup) -> int:
-        """Where the matrices of a group begin, in bytes. Those of the group before it end there."""
+        """The byte where the matrices of a group begin, and those of the previous group end."""
         return self.offsets[next(iter(group.outputs))][0]
 
     def matrices(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +92,7 @@ class RunLayout:
     def write(self, run: torch.Tensor, linear: str, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
         """Put lora_A [rank, in] and lora_B [out, rank], as PEFT saves them, into a run; B gets the scale (PU-08).
 
-        The rows between the adapter's rank and the layout's stay what they are, so a new run must be zeros.
+        The rows between the adapter's rank and the layout's are not written, so a new run must be zeros.
         """
         into_a, into_b = self.matrices(run, linear)
         rank = a.shape[0]
@@ -101,7 +100,7 @@ class RunLayout:
         into_b[:rank] = (b.t().float() * scale).to(self.dtype)
 
     def stored(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Aᵀ [rank, inputs] and B [rank, outputs] of a linear in fp32, as their product is meant. A copy"""
+        """Aᵀ [rank, inputs] and B [rank, outputs] of a linear in fp32: a copy, with scales of integers applied"""
         a, b = self.matrices(run, linear)
         return a.float(), b.float()
 

@@ -1,8 +1,8 @@
-"""Copies of the runs of adapters that compute together, one beside the other, so that one product serves many.
+"""Copies of the runs of adapters in use, side by side, so that one batched product serves many adapters.
 
-A copy is made when an adapter joins the others, never per iteration. The memory of all copies is taken once. The runs
-of one rank make a stack: there, matrices that are multiplied together follow each other with nothing in between. Where
-there is something, torch copies them in each product, which takes several times as long as the product.
+A run is copied when its adapter joins, never per iteration. The memory of all copies is allocated once. The runs of
+one rank make a stack, in which matrices that are multiplied together are contiguous: if they are not, torch copies
+them in each product, which takes several times as long as the product.
 
 Linears that are always added together have their Bs in blocks of one width: q of 512 columns, k and v of 256 are four
 blocks. So one batched product has the columns of all of them, and reads nothing twice.
@@ -19,7 +19,7 @@ from motet_kernels.lora_batch import PlacedAdapter
 from motet_kernels.run_layout import LinearGroup, RunLayout
 
 MAX_BLOCKS = 16
-"""Each block is a product. Where more are needed, one batched product for each linear is not slower."""
+"""Each block is a product. With more blocks, a batched product per linear is not slower."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Blocks:
     spans: dict[str, tuple[int, int]]
     """Linear → its blocks [first, last)"""
     linear_of: torch.Tensor
-    """[blocks] the place in the group of the linear of each"""
+    """[blocks] the index of each block's linear in the group"""
 
     @property
     def count(self) -> int:
@@ -39,7 +39,7 @@ class Blocks:
 
 
 def blocks_of(group: LinearGroup, device: torch.device) -> Blocks | None:
-    """None if the linears of a group, or the one that it has, are better multiplied alone."""
+    """None if the group's linears, or its only one, are better multiplied alone."""
     width = gcd(*group.outputs.values())
     counts = [outputs // width for outputs in group.outputs.values()]
     if len(counts) == 1 or sum(counts) > MAX_BLOCKS:
@@ -51,15 +51,15 @@ def blocks_of(group: LinearGroup, device: torch.device) -> Blocks | None:
 
 
 class RunStack:
-    """Runs of adapters of one rank, as many as the room has places for."""
+    """Runs of adapters of one rank, up to the number of places in the room."""
 
     def __init__(self, layout: RunLayout, room: torch.Tensor, joined: Mapping[str, Blocks]) -> None:
-        """`room`: [places · bytes of a run]. `joined`: linear → the blocks in which it lies."""
+        """`room`: [places · bytes of a run]. `joined`: linear → its blocks."""
         self.layout = layout
         self.joined = dict(joined)
         self.places = places = len(room) // layout.bytes
         self.position: dict[str, int] = {}
-        """Adapter → its place. There are no gaps."""
+        """Adapter → its place. Places are contiguous."""
         whole: dict[int, int] = {}
         self._blocks: dict[int, Blocks] = {}
         """Where the Bs of a group begin in a run → their blocks"""
@@ -81,7 +81,7 @@ class RunStack:
         return self._of(self.layout.begin(group), len(group.outputs) * self.layout.rank)
 
     def b(self, linear: str) -> torch.Tensor:
-        """B [adapters, rank, outputs] of a linear. Of one that lies in blocks it is a copy, made anew."""
+        """B [adapters, rank, outputs] of a linear: a new copy if the linear lies in blocks."""
         blocks = self.joined.get(linear)
         if blocks is None:
             return self._of(self.layout.offsets[linear][1], self.layout.rank)
@@ -104,7 +104,7 @@ class RunStack:
         return found
 
     def hold(self, adapters: Sequence[PlacedAdapter], memory: torch.Tensor) -> None:
-        """Hold these adapters, and no others. Those that stay keep their places, if no place before is empty."""
+        """Hold exactly these adapters. Adapters that stay keep their places, if no place before is empty."""
         position = self.position
         wanted = {adapter.name for adapter in adapters}
         gaps = sorted((position.pop(name) for name in position.keys() - wanted), reverse=True)
@@ -114,7 +114,7 @@ class RunStack:
         self._matrices = {}
         try:
             self._fill(gaps, joining, memory)
-        except BaseException:  # out of memory, say: nobody knows what is where, and all are copied anew
+        except BaseException:  # such as out of memory: the contents are unknown, so all are copied again
             position.clear()
             raise
 
@@ -153,7 +153,7 @@ class RunStacks:
         self._joined: dict[str, Blocks] = {}
 
     def join(self, group: LinearGroup) -> None:
-        """The linears of this group are added together from now on. Stacks that are there already stay as they are."""
+        """The linears of this group are added together from now on. Existing stacks do not change."""
         blocks = blocks_of(group, self._memory.device)
         if blocks is not None:
             self._joined |= dict.fromkeys(group.outputs, blocks)
@@ -162,7 +162,7 @@ class RunStacks:
         return self._stacks.get(rank)
 
     def hold(self, adapters: Iterable[PlacedAdapter]) -> None:
-        """Hold those of these adapters that fit: first those that are there, then by their rank. No others stay."""
+        """Hold exactly the adapters that fit: those already held first, then by rank."""
         by_rank: dict[int, list[PlacedAdapter]] = {}
         left = len(self._copies)
         for adapter in sorted(adapters, key=lambda one: (not self._holds(one), one.rank)):
@@ -184,8 +184,8 @@ class RunStacks:
         return 0 if stack is None else stack.places
 
     def _lay_out(self, by_rank: Mapping[int, Sequence[PlacedAdapter]], left: int) -> None:
-        """Give each rank a part of the memory anew, with places for those that are wanted and an equal share of what is
-        left. So this is rare."""
+        """Divide the memory anew: each rank gets places for its adapters, and an equal share of the rest to make this
+        rare."""
         self._stacks, begin = {}, 0
         for rank, of_rank in sorted(by_rank.items()):
             size = self._layout(rank).bytes

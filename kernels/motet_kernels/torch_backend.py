@@ -1,8 +1,8 @@
 """The back end in plain torch, for any device.
 
 Short segments of adapters of one rank share one batched product, which reads copies of their runs (`run_stacks.py`).
-Long segments (prompts, or many rows of one adapter; see LONG_SEGMENT_ROWS) have two products for themselves, which read
-the adapter in place. So does everything that the copies have no room for.
+Long segments (prompts, or many rows of one adapter; see LONG_SEGMENT_ROWS) have two products of their own, which read
+the adapter in place. So do segments for which the copies have no room.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,19 +26,19 @@ class Together:
 
     linears: tuple[str, ...]
     columns: Sequence[int]
-    """Where the columns of each begin; the last one is the number of all columns."""
+    """The first column of each; the last entry is the number of all columns."""
     group: LinearGroup
     first: int
-    """Where they begin in the group, which has them in this order"""
+    """The first one's index in the group, which has them in this order"""
 
 
 _Views = dict[tuple[str, ...], tuple[torch.Tensor, list[torch.Tensor]]]
-"""Linears → A [inputs, linears · rank] and each B [rank, outputs] of one adapter."""
+"""Linears → one adapter's A [inputs, linears · rank] and each B [rank, outputs]"""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsInPlace:
-    """Rows [start, stop) use an adapter that is read in its run."""
+    """Rows [start, stop) use an adapter that is read in place."""
 
     start: int
     stop: int
@@ -52,7 +52,7 @@ class StackedRows:
 
     stack: RunStack
     linears: frozenset[str]
-    """Those that some of the adapters change."""
+    """The linears that at least one of the adapters changes."""
     width: int
     row_of_place: torch.Tensor
     """[adapters · width] for each place in the blocks, the row that fills it"""
@@ -92,7 +92,7 @@ class TorchBackend:
         return self._layout(-(-rank // self.tile) * self.tile)
 
     def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
-        """Rows in the order of a stack need not be brought together first."""
+        """Rows in the order of their stack need no gather."""
         stack = self._stacks.of(adapter.rank)
         place = None if stack is None else stack.position.get(adapter.name)
         return adapter.rank, adapter.offset if place is None else place - len(self._memory)
@@ -120,8 +120,8 @@ class TorchBackend:
         self._add(y, x, self._alone[linear], batch)
 
     def together(self, linears: Sequence[str], columns: Sequence[int]) -> list[tuple[slice, Together]]:
-        """How `add_lora_together` treats these linears, whose columns lie side by side: those of one group at once, the
-        others alone. Left out are those that no adapter may change."""
+        """How `add_lora_together` treats these linears, whose columns lie side by side: linears of one group at once,
+        others alone; without linears that no adapter may change."""
         names = tuple(linears)
         for group in self._groups:
             if names == tuple(group.outputs):
@@ -133,7 +133,7 @@ class TorchBackend:
     def add_lora_together(
         self, y: torch.Tensor, x: torch.Tensor, linears: Sequence[tuple[slice, Together]], batch: LoraBatch
     ) -> None:
-        """What `add_lora` does, with the results of several linears as columns of y."""
+        """Like `add_lora`, with the results of several linears as columns of y."""
         for columns, of_some in linears:
             self._add(y if columns == slice(None) else y[:, columns], x, of_some, batch)
 
@@ -150,7 +150,7 @@ class TorchBackend:
                         columns = into[:, some.columns[place] : some.columns[place + 1]]
                         columns.addmm_(v[:, place * rank : (place + 1) * rank], several_b[place])
         for stacked in batch.stacked:
-            if not stacked.linears.isdisjoint(some.linears):  # of the adapters that do not change them there are zeros
+            if not stacked.linears.isdisjoint(some.linears):  # adapters that do not change them have zeros
                 _add_stacked(y, x, some, stacked)
 
     def _view(self, rows: RowsInPlace, some: Together) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -166,8 +166,8 @@ _ShortRows = dict[int, dict[PlacedAdapter, list[int]]]
 
 
 def _by_length(segments: Sequence[Segment]) -> tuple[list[Segment], _ShortRows]:
-    """Long segments, and the rows of the others. Segments of one adapter that touch each other become one first, if
-    none of them is long by itself: while an adapter's prompt is computed, its short rows stay where they are."""
+    """Long segments, and the rows of the others. Adjacent short segments of one adapter are merged first, never with a
+    long one: while an adapter's prompt is computed, its short rows stay where they are."""
     long: list[Segment] = []
     short: _ShortRows = {}
     joined: list[Segment] = []
@@ -200,7 +200,7 @@ def _blocks(stack: RunStack, of_adapters: dict[PlacedAdapter, list[int]], device
     in_order = sorted(of_adapters, key=lambda adapter: stack.position[adapter.name])
     rows_of = [of_adapters[adapter] for adapter in in_order]
     width = max(map(len, rows_of))
-    # Places beyond the end of a segment repeat its first row, and nobody takes their results.
+    # Places beyond the end of a segment repeat its first row; their results are dropped.
     row_of_place = [row for rows in rows_of for row in rows + rows[:1] * (width - len(rows))]
     rows = [row for of_adapter in rows_of for row in of_adapter]
     places_used = [block * width + i for block, of_adapter in enumerate(rows_of) for i in range(len(of_adapter))]
@@ -224,7 +224,7 @@ def _add_stacked(y: torch.Tensor, x: torch.Tensor, some: Together, stacked: Stac
     if len(some.linears) < len(some.group.outputs):
         a = a[:, some.first * rank : (some.first + len(some.linears)) * rank]
     whole = stacked.whole
-    rows = x.index_select(0, stacked.row_of_place) if whole is None else x[whole]  # they already lie as the blocks do
+    rows = x.index_select(0, stacked.row_of_place) if whole is None else x[whole]  # already in the blocks' layout
     v = _shrunk(rows.unflatten(0, blocks), a)
     joined = stack.joined.get(some.linears[0])
     if joined is not None and len(some.linears) == len(some.group.outputs):
@@ -243,8 +243,8 @@ def _add_stacked(y: torch.Tensor, x: torch.Tensor, some: Together, stacked: Stac
 
 
 def _add_joined(y: torch.Tensor, v: torch.Tensor, joined: Blocks, stacked: StackedRows) -> None:
-    """v [adapters, rows, linears · rank] times the Bs of all linears of a group, in one batched product. Its B is zeros
-    where an adapter does not change a linear: to multiply with them takes less time than one more operator would."""
+    """v [adapters, rows, linears · rank] times the Bs of all linears of a group, in one batched product. Where an
+    adapter does not change a linear, B is zeros: multiplying by zeros takes less time than one more operator."""
     rank, count = stacked.stack.layout.rank, joined.count
     by_linear = v.unflatten(2, (-1, rank)).transpose(1, 2)
     if count > by_linear.shape[1]:
@@ -262,7 +262,7 @@ def _add_joined(y: torch.Tensor, v: torch.Tensor, joined: Blocks, stacked: Stack
 
 
 def _add_rows(y: torch.Tensor, added: torch.Tensor, stacked: StackedRows) -> None:
-    """`added` [adapters · width, columns]: a product for each place in the blocks"""
+    """`added` [adapters · width, columns]: one product per place in the blocks"""
     if stacked.places_used is not None:
         added = added.index_select(0, stacked.places_used)
     if isinstance(stacked.rows, slice):
@@ -274,7 +274,7 @@ def _add_rows(y: torch.Tensor, added: torch.Tensor, stacked: StackedRows) -> Non
 def _shrunk(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     """x [adapters, rows, inputs] · Aᵀ [adapters, ranks, inputs] → [adapters, rows, ranks]
 
-    Of a second factor torch would make a copy if its matrices did not follow each other; it is faster if they do.
+    torch copies the second factor if its matrices are not contiguous; contiguous ones are also faster.
     """
     if a.is_contiguous():
         return torch.bmm(x, a.transpose(1, 2))

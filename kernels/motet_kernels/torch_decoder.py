@@ -1,9 +1,9 @@
 """The forward pass of a Llama-shaped decoder in plain torch: few operators, and no modules (PU-21, OR-05).
 
-A module costs more than a small operator, and so does each operator that could be left out. Residual additions are part
-of the products before them; q, k and v are rotated and attended where their product has put them. With 8 and 32
-sequences it serves 1.2 to 1.4 times the tokens of modules with packed linears, which is why it is here
-(`python -m benchmarks.engine --cases without_forward`).
+A module costs more than a small operator, and so does each avoidable operator. Residual additions are fused into the
+products before them; q, k and v are rotated and attended in place. With 8 and 32 sequences it serves 1.2 to 1.4 times
+the tokens of modules with packed linears, which is why it is here (`python -m benchmarks.engine --cases
+without_forward`).
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from motet_kernels.torch_backend import LoraBatch, Together, TorchBackend
 from motet_kernels.torch_linear import TorchWeights
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
-"""Gets a layer's number and [rows, heads + 2 · kv_heads, head_dim]: queries and keys, rotated, and values.
+"""Gets a layer's number and [rows, heads + 2 · kv_heads, head_dim]: rotated queries and keys, and values.
 → [rows, heads, head_dim]"""
 
 _Linears = list[tuple[slice, Together]]
@@ -44,7 +44,7 @@ class TorchDecoder:
         self._lora: list[_Lora] = []
 
     def use_lora(self, backend: TorchBackend) -> None:
-        """The back end that adds to the linears. Before this call, no batch may have LoRA."""
+        """The back end that adds LoRA to the linears. Before this call, no batch may have LoRA."""
         self._backend = backend
         self._lora = [_lora(layer, backend) for layer in self._weights.layers]
 
@@ -124,9 +124,10 @@ class TorchDecoder:
 
 
 def rotation_table(halves: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """From cosines and sines [positions, 2, half a head]: those of the whole head [positions, head_dim].
+    """Cosines and sines of whole heads [positions, head_dim], from those of half a head [positions, 2, head_dim / 2].
 
-    The first half of a head gets its second one with the sines' opposite sign.
+
+    The sines of the first half are negated: it subtracts the second half.
     """
     cosines, sines = halves.unbind(1)
     return torch.cat((cosines, cosines), 1).to(dtype), torch.cat((-sines, sines), 1).to(dtype)

@@ -1,7 +1,7 @@
-"""Linears in plain torch: weights side by side and, where this torch can, in the order in which its products read them.
+"""Linears in plain torch: weights side by side and, where this torch can, in the layout that its products read.
 
-torch has operators for that, which it uses when it compiles models. They are not public. So they are tried before they
-are used; without them, or if they give other numbers, the weights stay as they are, and only lie side by side.
+torch has such operators for compiled models. They are not public, so they are tried before they are used: without
+them, or if they give other numbers, the weights keep their layout, and only lie side by side.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ from torch.nn.functional import embedding, linear
 from motet_kernels.decoder_weights import PACKED_TYPES
 
 SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-"""How far a product may be from the usual one in the trial. Its results are about 1."""
+"""How far a product may be from torch's usual product in the trial. Its results are about 1."""
 
 
 def padded(rows: int) -> int:
     """How many rows a product computes for `rows` rows.
 
-    For each number of rows oneDNN keeps a program of its own for each shape of weights, and some hundred KiB with it.
+    Rounded up, as oneDNN keeps a program (some hundred KiB) for each number of rows and shape of weights.
     """
     if rows <= 8:
         return 1 << (rows - 1).bit_length()
@@ -32,7 +32,7 @@ class TorchWeights:
     """See PackedLinears."""
 
     def __init__(self, weights: Sequence[torch.Tensor], *, reordered: bool) -> None:
-        """They are packed by `parts`. `reordered`: in the order of torch's products; see `reorders`."""
+        """`parts` packs the weights. `reordered`: in the layout of torch's products; see `reorders`."""
         self.dtype = weights[0].dtype
         self.inputs = weights[0].shape[1]
         self.outputs = [len(weight) for weight in weights]
@@ -80,7 +80,7 @@ class TorchWeights:
         return embedding(of, self._weight)
 
     def _as_usual(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self._reordered:  # nothing is multiplied
+        if self._reordered:  # there are no rows
             return x.new_empty((*x.shape[:-1], self.columns[-1]))
         return linear(x, self._weight, bias)
 
@@ -99,7 +99,7 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def reorders(dtype: torch.dtype) -> bool:
-    """Whether this torch has the operators, and they give the same numbers."""
+    """True if this torch has the operators, and they give the same numbers."""
     if dtype not in PACKED_TYPES or not torch.backends.mkldnn.is_available():
         return False
     generator = torch.Generator().manual_seed(0)

@@ -1,11 +1,11 @@
 """Kernels for a CPU in C++: compiled once on the machine that uses them, and kept.
 
-`source/` has a plain C interface and needs no headers but the compiler's. `compiler.py` finds a compiler and what the
-CPU can do, `builder.py` makes a library of both or takes one that was made before, `library.py` calls it by ctypes, and
-`self_test.py` refuses it when its results are wrong. `lora_backend.py` is a back end of add_lora,
-`attention.py` is attention over pages. `linear.py` packs the weights of a model's own linears and multiplies with them.
-`steps.py` is what a recorded forward pass consists of, `peepholes/` brings some of its steps together, and `program.py`
-makes one call of them. `amx_permission.py` asks Linux for the CPU's tiles (AMX).
+`source/` has a plain C interface and needs only the compiler's headers. `compiler.py` finds a compiler and the CPU's
+instruction sets, `builder.py` builds a library or takes one that was built before, `library.py` calls it by ctypes, and
+`self_test.py` refuses it when its results are wrong. `lora_backend.py` is a back end of add_lora, `attention.py` is
+attention over pages. `linear.py` packs the weights of a model's own linears and multiplies with them. `steps.py`
+defines the steps of a recorded forward pass, `peepholes/` fuses some of its steps, and `program.py` runs all of them in
+one call. `amx_permission.py` asks Linux for the CPU's tiles (AMX).
 """
 
 from motet_kernels.cpp.attention import AttentionBatch, PagedAttention

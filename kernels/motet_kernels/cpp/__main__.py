@@ -1,5 +1,5 @@
-"""`python -m motet_kernels.cpp LIBRARY` tests a library. A process of its own does it: one with instructions that the
-CPU lacks, or with a wrong address, ends only that one.
+"""`python -m motet_kernels.cpp LIBRARY` tests a library in a process of its own: instructions that the CPU lacks, or a
+wrong address, crash only this process.
 
 `python -m motet_kernels.cpp --install` makes libraries for all CPUs of this architecture, for images.
 """

@@ -1,5 +1,5 @@
-"""Whether Linux lets this process use the CPU's tiles (AMX). A sandbox, or an old Linux, may refuse them although the
-CPU's flags name them, and may say that it supports them."""
+"""Asks Linux for the CPU's tiles (AMX). A sandbox or an old Linux may refuse, although the CPU's flags name them and
+Linux reports support."""
 
 import ctypes
 import platform
@@ -9,7 +9,7 @@ _ASK_FOR_STATE, _TILE_DATA = 0x1023, 18
 
 
 def tiles_allowed() -> bool:
-    """Linux gives them to a process that asks."""
+    """Each process must ask Linux for them."""
     if platform.machine() != "x86_64":
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ASK_FOR_STATE, _TILE_DATA) == 0)

@@ -9,7 +9,7 @@ import torch
 from motet_kernels.cpp.library import TYPES, Library
 
 PAGE_TOKENS = 16
-"""The library's; the caller's pages must have as many."""
+"""The library's page size; the caller's pages must have the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,11 @@ class AttentionBatch:
     """Which rows belong to which sequence, and where its pages are: the same for all layers."""
 
     description: npt.NDArray[np.int64]
-    """What the library calls a Batch"""
+    """The library's `Batch`"""
     address: int
     rows: int
     kept: tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
-    """The arrays that the description points to"""
+    """The arrays to which `description` points"""
 
 
 class PagedAttention:
@@ -60,7 +60,7 @@ class PagedAttention:
         return AttentionBatch(description, description.ctypes.data, int(rows.max(initial=0)), (table, sequences))
 
     def follow(self, batch: AttentionBatch, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences again. `before`: the tokens of each that are there already; `longest`: the tokens of the
+        """The same sequences, grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
         longest one, with the new ones."""
         table, sequences = batch.kept
         sequences[:, 2] = before
@@ -127,6 +127,6 @@ def _check_room(table: npt.NDArray[np.int32], longest: int) -> None:
 
 
 def no_attention(library: Library) -> AttentionBatch:
-    """For programs that have none: of no sequence"""
-    pages = torch.empty(1, 1, 2, 1, PAGE_TOKENS, 1, dtype=torch.float32)  # which nobody looks at
+    """An empty batch, for programs without attention"""
+    pages = torch.empty(1, 1, 2, 1, PAGE_TOKENS, 1, dtype=torch.float32)  # never read
     return PagedAttention(library, pages).make_batch(np.zeros((1, 1), np.int32), np.zeros((0, 4), np.int64))

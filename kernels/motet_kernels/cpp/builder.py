@@ -1,13 +1,13 @@
-"""A library of the sources, for this compiler and this CPU: one that came with the installation, the one in the cache,
+"""Finds or builds the library for this compiler and this CPU: one that came with the installation, one from the cache,
 or a new one.
 
-A library is tested in a process of its own before this one loads it: one with instructions that the CPU lacks, or whose
-file was damaged, would end it. Only then a new one gets its name in the cache, at once. Later starts test it in their
-own process, unless something has changed. The name has the digest of the file: one that differs is removed, and made
-again. Of processes that want the same library, one builds it, and the others wait.
+A library is first tested in a process of its own: instructions that the CPU lacks, or a damaged file, would crash this
+one. Only then a new library gets its name in the cache, atomically. Later starts test it in their own process, unless
+something has changed. The name has the file's digest: a library that differs is removed, and built again. If several
+processes want the same library, one builds it, and the others wait.
 
-An image has no compiler. When it is made, `install` puts a library for each set of instructions beside the packages. A
-wheel for one architecture carries them among the modules. They are tested where they run.
+An image has no compiler. When an image is made, `install` puts a library for each instruction set beside the packages.
+A wheel for one architecture carries them among the modules. They are tested where they run.
 """
 
 import errno
@@ -53,19 +53,19 @@ SOURCE = Path(__file__).parent / "source"
 TEST_SECONDS = 120.0
 
 WAIT_SECONDS = COMPILE_SECONDS + TEST_SECONDS
-"""For another process that builds. After that, this one builds, too."""
+"""How long to wait for another process that builds. After that, this process builds, too."""
 _LOOK_AGAIN_SECONDS = 0.1
 
 ABANDONED_SECONDS = 3600.0
-"""A folder of a build that is older than this belongs to a process that was killed."""
+"""A build folder older than this belongs to a process that was killed."""
 
 UNUSED_SECONDS = 30 * 24 * 3600.0
-"""A library that nobody has begun to use for so long is removed: it was of another version, compiler or CPU."""
+"""A library that no process has loaded for this time is removed: it is of another version, compiler or CPU."""
 
 INSTALLED = Path(sys.prefix) / "motet-kernels"
-"""Libraries that an image has"""
+"""The libraries of an image"""
 PACKAGED = Path(__file__).parent / "libraries"
-"""Libraries that a wheel has"""
+"""The libraries of a wheel"""
 
 _NAME = re.compile(rf"({'|'.join(one.name for one in INSTRUCTION_SETS)})-[0-9a-f]{{24}}(-[0-9a-f]{{64}})?\.so")
 
@@ -74,12 +74,12 @@ _NOT_FOR_HERE = re.compile(
     "ELF|file too short|cannot read file data|version `[^']+' not found|undefined symbol"
     f"|cannot open shared object file: {os.strerror(errno.ENOENT)}"
 )
-"""What Linux says of a file that is no whole library, or links to what this system lacks. All else says nothing of the
-file."""
+"""Linux' messages about an incomplete library, or one that links to what this system lacks. Other errors say nothing
+about the file."""
 WRONG = 3
-"""The status of the process that tests a library, if that is wrong"""
+"""The test process's exit status for a wrong library"""
 _CRASHED_FOR_LACK = ("bad_alloc", *SHORTAGES)
-"""What a program says before it ends without memory, or without a thread. Other crashes are of wrong code."""
+"""Messages of a program that crashes for lack of memory or threads. Other crashes mean wrong code."""
 
 
 class CannotBuild(Exception):
@@ -92,18 +92,18 @@ class Built:
     instructions: str
     """The name of the instruction set"""
     seconds: float
-    """What the build took; 0 if the library was there"""
+    """How long the build took; 0 if the library existed"""
     damaged: str = ""
-    """Why one that was there was made again"""
+    """Why an existing library was built again"""
     skipped: str = ""
-    """Why faster ones do not serve"""
+    """Why faster libraries are not used"""
     unmarked: str = ""
-    """Why nothing says that it has passed its test, so that the next start tests it in a process, too"""
+    """Why there is no mark that it passed its test, so that the next start tests it in a process, too"""
 
 
 def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> Built:
-    """The library of this machine. `compiler` is a name or a path; empty: the first one on the path that is usual.
-    `installed`: the folder of those that came with the installation; None: that of an image, then that of a wheel."""
+    """The library for this machine. `compiler`: a name or a path; empty: the first usual one on the PATH. `installed`:
+    the folder of the installation's libraries; None: an image's, then a wheel's."""
     reasons: list[str] = []
     try:
         usable = usable_sets(reasons)
@@ -118,11 +118,11 @@ def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> 
                 try:
                     built = _build(cache, program, identity, instructions)
                     return replace(built, skipped="; ".join(reasons))
-                except (CompilerError, SelfTestFailed) as error:  # perhaps the compiler is too old for these
+                except (CompilerError, SelfTestFailed) as error:  # the compiler may be too old for these instructions
                     reasons.append(f"{instructions.name}: {error}")
     except CompilerError as error:
         raise CannotBuild("; ".join([*reasons, str(error)])) from error
-    except NotNow as error:  # no slower library takes the place of one that was not tried
+    except NotNow as error:  # an untested library is not replaced by a slower one
         raise CannotBuild("; ".join([*reasons, f"{error}. The next start tries again"])) from error
     except OSError as error:
         raise CannotBuild(f"{error.filename or cache} cannot be used: {error.strerror or error}") from error
@@ -130,8 +130,8 @@ def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> 
 
 
 def install(into: Path = INSTALLED, compiler: str = "", machine: str = "") -> list[Path]:
-    """Make a library for each set of instructions of an architecture, whether this CPU has them or not. `machine`: what
-    the compiler compiles for, by the name that Linux gives it; empty: this one. Raises CompilerError and NotNow."""
+    """Make a library for each instruction set of an architecture, whether this CPU has it or not. `machine`: Linux'
+    name of the target architecture; empty: this machine's. Raises CompilerError and NotNow."""
     program = find_compiler(compiler)
     into.mkdir(parents=True, exist_ok=True)
     made = []
@@ -142,7 +142,7 @@ def install(into: Path = INSTALLED, compiler: str = "", machine: str = "") -> li
 
 
 def usable_sets(reasons: list[str]) -> list[InstructionSet]:
-    """Those that the CPU has, and Linux allows. Why others do not serve is added to `reasons`."""
+    """The sets that the CPU has and Linux allows. `reasons` gets why others are not usable."""
     usable = []
     for instructions in instruction_sets(cpu_flags()):
         if "amx_tile" in instructions.cpu_flags and not tiles_allowed():
@@ -153,11 +153,11 @@ def usable_sets(reasons: list[str]) -> list[InstructionSet]:
 
 
 def _installed(folder: Path, usable: Sequence[InstructionSet], reasons: list[str]) -> Built | None:
-    """The fastest one that this CPU computes right with. Why others do not serve is added to `reasons`."""
-    if not any(folder.glob("*.so")):  # a wheel that was removed leaves the marks of its libraries there
+    """The fastest library that computes right on this CPU. `reasons` gets why others are not usable."""
+    if not any(folder.glob("*.so")):  # a removed wheel leaves its libraries' marks there
         return None
     strange = folder.stat().st_uid not in {0, os.geteuid()} or folder.stat().st_mode & 0o022
-    if strange and folder != PACKAGED:  # whoever may write there may write this module, too
+    if strange and folder != PACKAGED:  # whoever may write there may change this module, too
         reasons.append(f"the folder {folder} must belong to root or to the user of this process, and nobody else may "
                        "write to it")  # fmt: skip
         return None
@@ -193,7 +193,7 @@ def _build(cache: Path, compiler: Path, identity: str, instructions: Instruction
             _check_bytes(path, name)
             library, unmarked = _tested(path)
             with suppress(OSError):  # the folder may be read-only
-                path.touch()  # it is in use
+                path.touch()  # marks it as in use
             _remove_unused(path)
             return Built(library, instructions.name, 0.0, damaged, unmarked=unmarked)
         except SelfTestFailed as error:
@@ -231,7 +231,7 @@ def _digest_of(library: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """What it holds outlives a machine that stops now."""
+    """Its contents survive a machine's crash."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -241,7 +241,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _alone(cache: Path) -> Iterator[None]:
-    """While no other process builds in this folder, or after it has taken too long. The lock ends with the process."""
+    """Waits until no other process builds in this folder, or until a time limit. The lock ends with the process."""
     descriptor = os.open(cache, os.O_RDONLY)
     try:
         deadline = time.monotonic() + WAIT_SECONDS
@@ -260,8 +260,8 @@ def _alone(cache: Path) -> Iterator[None]:
 
 
 def _tested(path: Path) -> tuple[Library, str]:
-    """In a process of its own, unless it has passed there, and then in this one → why the next start does not know that
-    it has passed. Raises SelfTestFailed if it is wrong, and NotNow."""
+    """Tests a library in another process, unless it is marked as passed, and then in this one → why the next start
+    finds no mark that it has passed. Raises SelfTestFailed if it is wrong, and NotNow."""
     mark = PassedMark(path)
     if not mark.take():
         _test_in_a_process(path)
@@ -270,14 +270,14 @@ def _tested(path: Path) -> tuple[Library, str]:
     except SelfTestFailed as error:
         if not path.exists():  # another process has removed it
             raise
-        _test_in_a_process(path)  # its mark says nothing of the libraries that it links to
+        _test_in_a_process(path)  # the mark does not cover the libraries that it links to
         raise NotNow(f"{path.name} passed its test, and not in this process: {error}") from error
     return library, mark.put()
 
 
 def checked(path: Path) -> Library:
     """Loads it into this process. Raises SelfTestFailed if it is wrong, and NotNow if anything else fails: that says
-    nothing of the library, and the next one would fail alike."""
+    nothing about this library, and the next one would fail, too."""
     try:
         library = Library(path)
     except AttributeError as error:
@@ -301,7 +301,7 @@ def _unreadable(path: Path, error: OSError) -> SelfTestFailed | NotNow:
 
 
 def _prepare(cache: Path) -> None:
-    """Whoever may write into the folder may run code in this process."""
+    """Checks who may write into the folder: they may run code in this process."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = cache.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -315,8 +315,8 @@ def _prepare(cache: Path) -> None:
 
 
 def _remove_unused(ours: Path) -> None:
-    """Remove libraries that nobody has begun to use for long. A process that computes with one has it in memory, and
-    one that finds it gone a moment after it looked makes a new one."""
+    """Remove libraries that no process has loaded for long. A process that uses one has it in memory; a process that
+    loses one between check and load builds a new one."""
     for path in ours.parent.glob("*.so"):
         with suppress(OSError):
             if path != ours and _NAME.fullmatch(path.name) and time.time() - path.stat().st_mtime > UNUSED_SECONDS:

@@ -1,4 +1,4 @@
-"""Which compiler this machine has, and which instructions its CPU has."""
+"""Finds this machine's compiler and its CPU's instruction sets."""
 
 import errno
 import os
@@ -18,17 +18,17 @@ NAMES = ("c++", "g++", "clang++")
 OPTIONS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
 
 COMPILE_SECONDS = 300.0
-"""A compiler that takes longer is given up. It usually takes a few seconds."""
+"""A compiler that takes longer is killed. It usually takes a few seconds."""
 
 SHORTAGES = tuple(os.strerror(number) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE))
-"""What the machine had not for a moment: memory, processes, open files"""
+"""Messages of a momentary shortage: memory, processes, open files"""
 _PUT_OFF = re.compile(
     rf"\b(Killed|Terminated|Hangup|Interrupt)\b|{'|'.join((*SHORTAGES, os.strerror(errno.ENOSPC)))}"
     r"|out of memory|memory exhausted|bad_alloc|CPU time limit exceeded"
 )
-"""In a compiler's output: it, or a program that it has started, was ended from outside or had no room"""
+"""In a compiler's output: the compiler or its child was killed from outside, or had no room"""
 CRASHES = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT})
-"""What wrong code ends with. Other signals come from outside."""
+"""The signals of wrong code. Other signals come from outside."""
 
 
 class CompilerError(Exception):
@@ -36,15 +36,15 @@ class CompilerError(Exception):
 
 
 class NotNow(Exception):
-    """This machine had no room or no time, to compile or to test, or this process failed by itself: nothing is known of
-    the compiler or the library. The message is one line."""
+    """This machine lacked room or time to compile or test, or this process failed: that says nothing about the compiler
+    or the library. The message is one line."""
 
 
 @dataclass(frozen=True)
 class InstructionSet:
     name: str
     cpu_flags: frozenset[str]
-    """What the CPU must have, by the names that Linux gives them."""
+    """The CPU flags that it needs, by Linux' names"""
     options: tuple[str, ...]
 
 
@@ -62,11 +62,11 @@ INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
     _x86("avx2", *_AVX2),
     InstructionSet("basic", frozenset(), ()),
 )
-"""The fastest first. The last one is what every CPU of the architecture has: NEON on 64-bit Arm."""
+"""The fastest first. Every CPU of the architecture has the last one: NEON on 64-bit Arm."""
 
 
 def find_compiler(wanted: str = "") -> Path:
-    """The compiler of this name or path, or the first one on the path that is usual."""
+    """The compiler of this name or path, or the first usual one on the PATH."""
     for name in [wanted] if wanted else NAMES:
         if found := shutil.which(name):
             return Path(found)
@@ -78,8 +78,8 @@ def version_of(compiler: Path) -> str:
 
 
 def instruction_sets(cpu_flags: frozenset[str] | None, machine: str = "") -> list[InstructionSet]:
-    """Those that a CPU with these flags has; None: all of an architecture. `machine`: the name that Linux gives it;
-    empty: this one."""
+    """The sets that a CPU with these flags has; None: all of an architecture. `machine`: Linux' name of the
+    architecture; empty: this machine's."""
     if cpu_flags is None:
         cpu_flags = frozenset().union(*(one.cpu_flags for one in INSTRUCTION_SETS)) if _on_x86(machine) else frozenset()
     return [one for one in INSTRUCTION_SETS if one.cpu_flags <= cpu_flags]
@@ -90,7 +90,7 @@ def _on_x86(machine: str = "") -> bool:
 
 
 def cpu_flags() -> frozenset[str]:
-    """What the kernel says that the CPU has and programs may use. Empty where it does not say, or on other CPUs."""
+    """The CPU flags that Linux reports as usable. Empty if it reports none, or on other architectures."""
     if not _on_x86():
         return frozenset()
     try:
@@ -124,6 +124,6 @@ def _run(command: list[str], *, seconds: float) -> str:
 
 
 def first_error(output: str) -> str:
-    """The line of a compiler's or a program's output that says most."""
+    """The most telling line of a compiler's or a program's output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")

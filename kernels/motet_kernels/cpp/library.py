@@ -1,6 +1,6 @@
 """The compiled library, called by ctypes: numbers and addresses in, nothing out.
 
-What cannot be computed raises MemoryError, if memory does not suffice, or RuntimeError.
+A failed call raises MemoryError, if memory does not suffice, or RuntimeError.
 """
 
 import ctypes
@@ -13,12 +13,12 @@ import torch
 from motet_kernels.cpp.amx_permission import tiles_allowed
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""How the library calls the types of elements"""
+"""The library's numbers of element types"""
 
 _NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 _OUT_OF_MEMORY, _FAILED = -1, -2
-"""Instead of an answer, see `source/border.h`"""
+"""The results for errors, see `source/border.h`"""
 
 
 class Library:
@@ -27,7 +27,7 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.loaded = ctypes.CDLL(str(path))
-        tiles_allowed()  # whoever needs them has asked before; each process has to
+        tiles_allowed()  # each process has to ask; the answer was checked before
         self.lanes: int = self._function("motet_lanes", result=_NUMBER)()
         self._failure = self._function("motet_failure", result=ctypes.c_char_p)
         self.add_lora = self._computing(
@@ -54,7 +54,7 @@ class Library:
         self.read = self._function("motet_read", _ADDRESS, _NUMBER, result=ctypes.c_uint64)
 
     def _computing(self, name: str, *arguments: Any) -> Callable[..., int]:
-        """A function that takes memory, or computes on several threads"""
+        """A function that allocates memory, or uses several threads"""
         function = self._function(name, *arguments, result=_NUMBER)
         function.errcheck = self._answer  # type: ignore[attr-defined] # ctypes' own
         return function

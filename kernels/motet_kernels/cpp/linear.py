@@ -1,4 +1,4 @@
-"""Linears in C++: weights packed in the order in which they are read, and products with any number of rows."""
+"""Linears in C++: weights packed in the order of their reads, and products with any number of rows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -8,16 +8,16 @@ import torch
 from motet_kernels.cpp.library import TYPES, Library
 
 Allocate = Callable[[int, torch.dtype], torch.Tensor]
-"""Gives memory for this number of numbers of the type"""
+"""Allocates this number of elements of the type"""
 
 PART_BYTES = 8 << 20
-"""Of weights that are packed at once, where others may want the thread meanwhile"""
+"""How many bytes of weights are packed before others may use the thread"""
 
 
 class PackedWeights:
     """Weights [outputs, inputs] of linears that are fed the same rows, packed one after the other.
 
-    All their results are columns of one matrix. Each linear's columns are rounded up to whole panels of the library.
+    Their results are columns of one matrix. Each linear's columns are rounded up to whole panels of the library.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class PackedWeights:
         later: bool = False,
         allocate: Allocate = lambda count, dtype: torch.empty(count, dtype=dtype),
     ) -> None:
-        """`later`: they are packed by `parts`."""
+        """`later`: `parts` packs the weights."""
         self._library = library
         self.dtype = weights[0].dtype
         self.inputs = weights[0].shape[1]
@@ -38,14 +38,14 @@ class PackedWeights:
         self._begins: list[int] = [0, *accumulate(sizes)]
         widths = [library.packed_width(outputs) for outputs in self.outputs]
         self.columns = [0, *accumulate(widths)]
-        """Where the columns of each linear begin; the last one is the number of all columns."""
+        """The first column of each linear; the last entry is the number of all columns."""
         self._packed = allocate(self._begins[-1], self.dtype)
         if not later:
             for _ in self.parts(weights):
                 pass
 
     def parts(self, weights: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Pack them, a few at a time. Until the last part is there, nobody may multiply with them."""
+        """Pack the weights, a few at a time. They may be used only after the last part."""
         panel: int = self._library.packed_width(1)
         at_once = max(panel, PART_BYTES // (self.inputs * self.dtype.itemsize) // panel * panel)
         for index, weight in enumerate(weights):
@@ -69,14 +69,14 @@ class PackedWeights:
         return address
 
     def address_of(self, index: int, row: int = 0) -> int:
-        """Of one of the weights, or of the panel that begins with this row of it."""
+        """The address of a weight, or of the panel that begins at its row `row`."""
         before: int = self._library.packed_size(row, self.inputs)
         return self.address + (self._begins[index] + before) * int(self.dtype.itemsize)
 
     def linear(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0, *, threads: int | None = None
     ) -> torch.Tensor:
-        """x · Wᵀ (+ bias) with one of the linears, for x [..., inputs]. `threads`: None: as many as torch's"""
+        """x · Wᵀ (+ bias) with one of the linears, for x [..., inputs]. `threads`: None: the same as torch's"""
         outputs = self.outputs[index]
         rows = x.reshape(-1, self.inputs)
         if rows.stride(1) != 1:
@@ -102,7 +102,7 @@ class PackedWeights:
         return y.view(*x.shape[:-1], outputs)
 
     def rows(self, of: torch.Tensor) -> torch.Tensor:
-        """Rows of the first weight again: what an embedding looks up in a matrix that a linear uses, too."""
+        """Unpacks rows of the first weight: for an embedding that shares its matrix with a linear."""
         into = torch.empty((*of.shape, self.inputs), dtype=self.dtype)
         of = of.contiguous()
         if of.numel() and not 0 <= int(of.min()) <= int(of.max()) < self.outputs[0]:

@@ -16,7 +16,7 @@ MAX_RANK = 512
 """The most products of a row that the library has room for"""
 
 KEPT_OFFSETS = 1024
-"""Of how many pairs of a rank and a set of linears, which tenants choose, the offsets are kept"""
+"""For how many pairs of a rank and a set of linears (tenants choose both) the offsets are cached"""
 
 LINEARS_AT_ONCE = 3
 """A forward pass keeps the products of q, k and v of all rows at once."""
@@ -27,7 +27,7 @@ class CppBatch:
     segments: npt.NDArray[np.int64]
     """[segments, 5] first row, end, rank, address of the run, address of its offsets"""
     offsets: Sequence[npt.NDArray[np.int64]]
-    """The arrays at these addresses"""
+    """The arrays whose addresses are in `segments`"""
     address: int
     count: int
     rows: int
@@ -61,7 +61,7 @@ class CppBackend:
         return self._layout(-(-rank // self.tile) * self.tile)
 
     def index_of(self, linear: str) -> int:
-        """What the library calls this linear; -1 if no adapter may change it."""
+        """The library's number of this linear; -1 if no adapter may change it."""
         return self._linears[linear][0] if linear in self._linears else -1
 
     def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
@@ -128,6 +128,6 @@ class CppBackend:
         )
 
     def _find_offsets(self, rank: int, changed: frozenset[str]) -> npt.NDArray[np.int64]:
-        """[linears, 2] where A and B of each linear begin in a run; -1 for those that the adapter does not change."""
+        """[linears, 2] where A and B of each linear begin in a run; -1 for linears that the adapter does not change."""
         of_rank = self._layout(rank).offsets
         return np.array([of_rank[one] if one in changed else (-1, -1) for one in self._linears], dtype=np.int64)

@@ -1,7 +1,8 @@
 """Whether a library has passed its test on this machine: a file beside it says so, and the next start is seconds
 shorter.
 
-The file is away while a process begins to use the library. If that ends the process, the next one tests it again.
+The file is removed while a process begins to use the library. If that crashes the process, the next one tests the
+library again.
 """
 
 import hashlib
@@ -17,17 +18,17 @@ CODE = Path(__file__).parents[1]
 
 
 class PassedMark:
-    """Where files cannot be written, as in an image whose root is read-only, there is none: each start tests again."""
+    """If files cannot be written, as in an image with a read-only root, there is no mark: each start tests again."""
 
     def __init__(self, library: Path) -> None:
         self._library = library
         self._file = mark_of(library)
         self._facts = ""
         self._stays = ""
-        """Why the mark cannot be taken, and so says nothing"""
+        """Why the mark cannot be taken, and so is ignored"""
 
     def take(self) -> bool:
-        """Remove the mark. Returns whether the library has passed, as it is now, where this process runs."""
+        """Remove the mark. Returns True if this very library has passed on this machine."""
         try:
             self._facts = self._find_facts()
             passed = self._file.read_text(encoding="utf-8")
@@ -40,9 +41,9 @@ class PassedMark:
         return passed == self._facts
 
     def put(self) -> str:
-        """The library has passed as it was when the mark was taken. What has replaced it since has not.
+        """Marks the library as passed, as it was when the mark was taken. A later replacement has not passed.
 
-        → why the next start finds no mark that it can take; empty if it does
+        → why the next start finds no usable mark; empty if it finds one
         """
         try:
             self._file.write_text(self._facts, encoding="utf-8")
@@ -51,7 +52,7 @@ class PassedMark:
         return self._stays
 
     def _find_facts(self) -> str:
-        """A hash of all on which the result of the test depends."""
+        """A hash of everything that the test's result depends on."""
         digest = hashlib.sha256(self._library.read_bytes())
         for part in (platform.platform(), *sorted(cpu_flags()), sys.version, torch.__version__):
             digest.update(part.encode() + b"\0")

@@ -1,7 +1,7 @@
 """The forward pass of any decoder in C++, with attention and LoRA, in one call (PU-21, OR-05, OR-17).
 
-A program is a list of steps over the rows of an iteration. Here it is cut into stages; the numbers that only one stage
-needs get a place in the memory of a thread, all others a buffer.
+A program is a list of steps over the rows of an iteration. Here it is cut into stages; values that only one stage needs
+are in a thread's memory, all others in buffers.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ from motet_kernels.cpp.steps import (
 from motet_kernels.positions import more_positions
 
 KINDS = ("linears", "rows", "attention", "choice")
-"""Of stages, as the library counts their time"""
+"""The kinds of stages by which the library counts time"""
 _LINEARS, _ROWS, _ATTENTION = range(3)
 _BUFFER, _SCRATCH, _CONSTANT = range(3)
 _ALIGNED = 64
@@ -76,33 +76,33 @@ class CompiledProgram:
         self._prefetches = prefetches
         self._logits = logits
         self.seconds: npt.NDArray[np.float64] | None = None
-        """What the stages of each of KINDS have taken, if somebody wants to know"""
+        """The time per kind of stage, if it is measured"""
         self._stages = _cut(needed(steps, logits))
         self.layers = sum(stage.kind == _ATTENTION for stage in self._stages)
         self._constants: list[Any] = []
-        """The library has only their addresses."""
+        """Kept alive: the library has only their addresses."""
         self._zero, self._one = torch.zeros(1, dtype=torch.float32), torch.ones(1, dtype=torch.float32)
         self._scratch: dict[Value, int] = {}
         self._scratch_bytes = 0
         self._buffers: dict[Value, int] = {tokens: 0, positions: 1, logits: 2}
         self._row_bytes = [value.row_bytes for value in self._buffers]
         self._given = len(self._buffers)
-        """Buffers that are other memory in each call"""
+        """How many buffers get new memory in each call"""
         self._place_values()
         self._room = 0
-        """Rows that the buffers have room for"""
+        """How many rows the buffers have room for"""
         self._memory: list[torch.Tensor] = []
         self._of_buffer = (Buffer * len(self._row_bytes))(*(Buffer(None, size) for size in self._row_bytes))
         self._paths: list[str] = []
         self._looks_up: dict[ByPosition, list[int]] = {}
-        """Tables, and the instructions that look up in them"""
+        """Table → the instructions that look up in it"""
         self._tables: list[torch.Tensor] = []
         self._tabled = 0
-        """Positions that the tables have"""
+        """How many positions the tables have"""
         self._assemble()
 
     def use_lora(self, backend: CppBackend) -> None:
-        """Which of the linears this back end adds to. Before this call, no batch may have LoRA."""
+        """Sets the back end that adds LoRA to the linears. Before this call, no batch may have LoRA."""
         for linear, path in zip(self._of_linear, self._paths, strict=True):
             linear.lora = backend.index_of(path)
 
@@ -119,9 +119,8 @@ class CompiledProgram:
     ) -> torch.Tensor:
         """Logits [kept rows, vocabulary] of the rows `keep`.
 
-        `longest`: larger than each position. A program without a table of what is computed of positions needs none.
-        `chosen` [kept rows] int64 gets the token of each one's largest logit, -1 where that is infinite or another one
-        is not a number.
+        `longest`: larger than each position; needed only by a program with a table by position. `chosen` [kept rows]
+        int64 gets the token of each row's largest logit: -1 if that is infinite or any logit is NaN.
         """
         rows = tokens.numel()
         self._make_room(rows)
@@ -146,12 +145,12 @@ class CompiledProgram:
         return logits
 
     def _make_room(self, rows: int) -> None:
-        """The buffers have the size of the most rows so far."""
+        """Grows the buffers to the most rows so far."""
         if rows <= self._room:
             return
         room = max(rows, 2 * self._room)
         buffers = [torch.empty(room * size, dtype=torch.uint8) for size in self._row_bytes[self._given :]]
-        # Memory may have run out at any of them. Nothing points to one of them before all are there.
+        # Any allocation may fail, so pointers are set only after all have succeeded.
         for number, buffer in enumerate(buffers, self._given):
             self._of_buffer[number].data = buffer.data_ptr()
         self._memory, self._room = buffers, room
@@ -165,7 +164,8 @@ class CompiledProgram:
         self._tables, self._tabled = tables, positions
 
     def _place_values(self) -> None:
-        """In buffers, or in a thread's memory. Those that are not needed at the same time share a place."""
+        """Places values in buffers or in a thread's memory. Values that are not needed at the same time share a
+        place."""
         first, last = dict[Value, int](), dict[Value, int]()
         for number, stage in enumerate(self._stages):
             for value in values_of(stage.steps):
@@ -298,7 +298,7 @@ class CompiledProgram:
 
 
 def _table_of(library: Library, by_position: ByPosition, positions: int) -> torch.Tensor:
-    """[positions, numbers] as the steps themselves compute them"""
+    """[positions, numbers] computed by the steps themselves"""
     result = by_position.result
     logits, whole = Value(result.size, result.dtype, kept=True), (0, 0, 1)
     keep = Compute("keep", (1, 1, result.size), Place(logits, whole), (Place(result, whole),))
@@ -309,8 +309,8 @@ def _table_of(library: Library, by_position: ByPosition, positions: int) -> torc
 
 
 def _cut(steps: Sequence[Step]) -> list[_StageSteps]:
-    """Linears of the same numbers are one stage, as far as their adapters' products have room, and so are the steps
-    of a row up to the next linear or attention."""
+    """Linears of the same numbers are one stage, if the room for their adapters' products suffices; the steps of a row
+    up to the next linear or attention are another."""
     stages: list[_StageSteps] = []
     waiting = dict(zip(count(), steps, strict=False))
     for number, step in enumerate(steps):
@@ -340,6 +340,6 @@ def _cut(steps: Sequence[Step]) -> list[_StageSteps]:
 
 
 def _end_linears(stages: list[_StageSteps]) -> None:
-    """What adapters change is complete after the next stage of rows, so there must be one."""
+    """LoRA is complete only after the next stage of rows, so there must be one."""
     if stages and stages[-1].kind == _LINEARS and not stages[-1].kept:
         stages.append(_StageSteps(_ROWS, kept=False))

@@ -1,5 +1,4 @@
-"""What a program is in memory: the structures of `source/instructions.h`, by the same names and with the same members
-in the same order."""
+"""The structures of `source/instructions.h`, with the same names and the same members in the same order."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Runs compilers and tests of libraries: programs that may hang, crash, and outlive nobody."""
+"""Runs compilers and tests of libraries: programs that may hang or crash. None outlives this process."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ _WATCHED = Path(__file__).with_name("watched.py")
 
 
 def run(command: Sequence[str], *, seconds: float) -> "subprocess.CompletedProcess[str]":
-    """Raises OSError or subprocess.TimeoutExpired. After that, or if this process ends meanwhile, the program and all
-    that it has started are killed."""
+    """Raises OSError or subprocess.TimeoutExpired. After that, or if this process ends first, the program and all that
+    it has started are killed."""
     watched = [sys.executable, "-I", "-S", str(_WATCHED), *command]
     lives, held = os.pipe()
     try:
@@ -22,14 +22,14 @@ def run(command: Sequence[str], *, seconds: float) -> "subprocess.CompletedProce
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=os.environ | {"LC_ALL": "C"},  # what they say is read
+            env=os.environ | {"LC_ALL": "C"},  # their messages are parsed
         ) as process:
             try:
                 output, errors = process.communicate(timeout=seconds)
             except subprocess.TimeoutExpired:
                 raise subprocess.TimeoutExpired(list(command), seconds) from None
             finally:
-                os.close(held)  # what still runs is killed
+                os.close(held)  # watched.py kills what still runs
                 held = -1
     finally:
         os.close(lives)

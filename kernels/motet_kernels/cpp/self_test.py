@@ -1,6 +1,6 @@
-"""Compares a library with its references, on small sizes: add_lora, linears, attention, the largest number, and
-operations of programs with one operand. Those with several, and what peepholes bring together, are judged by the gate:
-it compares the forward pass of each model that is loaded.
+"""Compares a library with its references, on small sizes: add_lora, linears, attention, argmax, and operations of
+programs with one operand. Operations with several operands, and fused ones, are checked by the gate: it compares the
+forward pass of each model that is loaded.
 """
 
 from collections.abc import Sequence
@@ -21,29 +21,29 @@ from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import LinearGroup
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
-"""How far a result may be off: less than a number that is left out or counted twice"""
+"""The largest error of a result: a number left out or counted twice would exceed it"""
 
-# The kernels work in blocks. Of each kind of block, these sizes have a second one (tests/kernels/test_self_test.py).
+# The kernels work in blocks: with these sizes there are at least two of each kind (tests/kernels/test_self_test.py).
 INPUTS, OUTPUTS = 203, 149
 SEGMENTS = ((8, 1), (16, 1), (24, 2), (8, 5), (40, 37), (16, 4))
-"""Rank and rows of each"""
+"""Rank and rows of each segment"""
 MANY_OUTPUTS = 8300
-"""Of an adapter with one row"""
+"""The outputs for an adapter with one row"""
 
 LINEAR_INPUTS = 523
 LINEAR_ROWS = (*range(1, 14), 37)
 MANY_ROWS = 257
-"""On one thread, which has several panels to keep in its cache"""
+"""The rows of a product on one thread, which keeps several panels in its cache"""
 
 HEADS, KV_HEADS = 6, 2
 SEQUENCES = ((150, 1), (0, 37), (200, 20))
-"""Tokens before, and new rows"""
+"""Tokens before, and new rows, of each sequence"""
 LONG_SEQUENCES = (*SEQUENCES[:2], (260, 90))
-"""Of the type that is computed by tiles, where the CPU has them: their blocks are larger."""
+"""For the type that AMX tiles compute: their blocks are larger."""
 ATTENTION = ((70, None, None), (64, 270, 4.0))
 """Width, window and cap of the scores"""
 SHARPNESS = 4.0
-"""Of scores: an average of hundreds of tokens would hardly show that some are wrong."""
+"""A factor of the scores: an average over hundreds of tokens would hide wrong ones."""
 
 FUNCTIONS = {
     "copy": lambda x: x, "negative": torch.neg, "cube": lambda x: x**3, "rsqrt": torch.rsqrt, "sqrt": torch.sqrt,
@@ -56,7 +56,7 @@ OF_POSITIVE = frozenset({"sqrt", "rsqrt"})
 
 
 class SelfTestFailed(Exception):
-    """The library computes something else, or not at all."""
+    """The library computes wrong results, or none."""
 
 
 def check(library: Library) -> None:
@@ -85,13 +85,13 @@ def _check_add_lora(
         a = torch.randn(rank, INPUTS, generator=random, dtype=torch.float32) / INPUTS**0.5
         b = torch.randn(outputs, rank, generator=random, dtype=torch.float32) / rank**0.5
         a, b = a.to(dtype), b.to(dtype)
-        for linear in group.outputs:  # it changes one of them, and has numbers for both
+        for linear in group.outputs:  # the adapter changes one of them, and has numbers for both
             layout.write(memory[offset : offset + layout.bytes], linear, a, b, 1.0)
         adapter = PlacedAdapter(str(number), offset, rank, frozenset({"linear"}))
         segments.append(Segment(row, row + rows, adapter))
         matrices[adapter.name] = a, b, 1.0
         offset += layout.bytes
-        row += rows + 1  # and one without an adapter
+        row += rows + 1  # and one row without an adapter
     x, y = (torch.randn(row, width, generator=random, dtype=torch.float32).to(dtype) for width in (INPUTS, outputs))
     unchanged, expected = y.clone(), reference.add_lora(y, x, segments, matrices)
     batch = backend.make_batch(segments)
@@ -117,7 +117,7 @@ def _check_linear(library: Library, dtype: torch.dtype) -> None:
 
 
 def _check_largest(library: Library, dtype: torch.dtype) -> None:
-    """Rows as long as INPUTS: the largest number at each place, alone and twice, and rows that have none."""
+    """Rows of INPUTS: the largest number at each place, once and twice, and rows without a largest one."""
     infinity, nan = float("inf"), float("nan")
     rows = torch.randn(INPUTS + 5, INPUTS, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(dtype)
     expected = [*range(INPUTS), -1, -1, -1, -1, 0]
@@ -136,7 +136,7 @@ def _check_largest(library: Library, dtype: torch.dtype) -> None:
 def _check_attention(
     library: Library, dtype: torch.dtype, width: int, window: int | None, softcap: float | None
 ) -> None:
-    """A sequence that decodes and pieces of prompts, each with pages of its own. Their keys lie in `dense`, too."""
+    """A decode and pieces of prompts, each with its own pages. `dense` also has their keys."""
     random = torch.Generator().manual_seed(0)
     sequences = LONG_SEQUENCES if dtype is torch.bfloat16 else SEQUENCES
     counts = [-(-(before + rows) // PAGE_TOKENS) for before, rows in sequences]
@@ -175,7 +175,7 @@ def _check_attention(
 
 
 def _check_program(library: Library, dtype: torch.dtype) -> None:
-    """Each function of all numbers of three rows, of which the last two are kept the other way round."""
+    """Each function of all numbers of three rows. The last two are kept, in reverse order."""
     random = torch.Generator().manual_seed(0)
     x = torch.randn(3, INPUTS, generator=random, dtype=torch.float32).to(dtype) * 3
     keep = torch.tensor([2, 1])

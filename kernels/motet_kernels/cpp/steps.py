@@ -1,6 +1,6 @@
-"""What a forward pass consists of: steps over numbers that each row of an iteration has (PU-21, OR-05, OR-17).
+"""The steps of a forward pass, over numbers that each row of an iteration has (PU-21, OR-05, OR-17).
 
-`program.py` makes one call of the compiled kernels of them, `peepholes` brings some of them together first.
+`peepholes` fuses some of them first; then `program.py` runs all of them in one call of the compiled kernels.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,24 +24,24 @@ OPERATIONS = (
         "silu_times",
     ),
 )
-"""Those of the last line are several of the others in one, see `peepholes`."""
+"""The last group are fused operations, see `peepholes`."""
 
 DIMENSIONS = 3
-"""Of the numbers of a row that an instruction goes through"""
+"""The dimensions in which an instruction goes through a row's numbers"""
 MAX_INPUTS = 5
 
 NUMBER_TYPES = (torch.float32, torch.bfloat16, torch.int64)
-"""Of values, in the order in which programs number them"""
+"""The types of values, in the order of their numbers in programs"""
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """Numbers that each row has. They are written once, perhaps by several instructions."""
+    """Numbers that each row has. Each is written once; several instructions may write parts of a value."""
 
     size: int
     dtype: torch.dtype
     kept: bool = False
-    """Whether only the kept rows have them"""
+    """True if only the kept rows have them"""
 
     @property
     def row_bytes(self) -> int:
@@ -50,7 +50,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an instruction finds its numbers, in a value or in what all rows share. Strides are in numbers."""
+    """Where an instruction finds its numbers, in a value or in something that all rows share. Strides are of
+    elements."""
 
     of: "Value | torch.Tensor | PackedWeights | ByPosition"
     strides: tuple[int, ...] = (0,) * DIMENSIONS
@@ -65,15 +66,15 @@ class Compute:
     """None if it writes keys and values into their pages"""
     inputs: tuple[Place, ...]
     number: int = 0
-    """The layer of keys and values; the rows of a matrix that is looked up in"""
+    """The layer of keys and values, or how many rows a lookup table has"""
     real: float = 0.0
-    """What a norm adds to the mean of squares"""
+    """The epsilon of a norm"""
     also: Place | None = None
-    """Where a sum is kept that is normed, too"""
+    """Where the sum before a fused norm goes"""
 
     @property
     def result(self) -> Place:
-        """Where its numbers go, unless it is a write"""
+        """Where its numbers go; a write of keys and values has none"""
         assert self.out is not None
         return self.out
 
@@ -107,14 +108,14 @@ Step = Compute | Multiply | Attend
 
 @dataclass(frozen=True, eq=False)
 class ByPosition:
-    """A table: its row for a position is what these steps compute of it."""
+    """A table: its row for a position is what these steps compute from the position."""
 
     positions: Value
     steps: Sequence[Step]
     result: Value
 
     address = 0
-    """Until it is there"""
+    """Its address; 0 until it is computed"""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -122,7 +123,7 @@ class ByPosition:
 
 
 def values_of(steps: Iterable[Step]) -> Iterator[Value]:
-    """Those that the steps read or write"""
+    """The values that the steps read or write"""
     for step in steps:
         yield from read_by(step)
         yield from written_by(step)
@@ -145,7 +146,7 @@ def written_by(step: Step) -> list[Value]:
 
 
 def needed(steps: Sequence[Step], logits: Value) -> list[Step]:
-    """Those that something comes of"""
+    """The steps whose results are used"""
     values = {logits}
     found: list[Step] = []
     for step in reversed(steps):

@@ -1,10 +1,10 @@
-"""`python watched.py PROGRAM…` runs a program that ends when whoever started this ends, however that happens.
+"""`python watched.py PROGRAM…` runs a program, and kills it if this script's parent ends in any way.
 
-Standard input is a pipe that nobody writes to: it ends with the process that holds its other end. The program and what
-it starts, such as the parts of a compiler, are one process group, which is killed then. A death signal would reach only
-the first of them.
+Standard input is a pipe that nobody writes to: it ends with the process that holds its other end. Then the process
+group of the program is killed, with all that it has started, such as the parts of a compiler. A death signal would
+reach only the program.
 
-It is a script, and imports nothing of this package: that would take longer than most of what it runs.
+It is a script, and imports nothing of this package: the imports would take longer than most programs that it runs.
 """
 
 import os
@@ -33,7 +33,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     status = main()
-    if status < 0:  # a signal has ended it, and ends this, too
+    if status < 0:  # end by the signal that ended the program
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

@@ -1,5 +1,5 @@
-"""Which rows of an iteration belong to which sequence, and where its pages are: in the device's memory, the same for
-all layers."""
+"""Which rows of an iteration belong to which sequence, and where its pages are: tensors on the device, shared by all
+layers."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Pieces:
-    """What the decodes' programs attend to."""
+    """The pieces that the decodes' programs attend to."""
 
     list: torch.Tensor
     """[all, 4] see `cut_sequences`"""
@@ -23,7 +23,7 @@ class Pieces:
     counts: torch.Tensor
     """[sequences]"""
     current: bool = False
-    """Whether they are those of the sequences' present lengths"""
+    """True if they match the sequences' present lengths"""
 
 
 @dataclass(slots=True)
@@ -31,14 +31,14 @@ class Decodes:
     """Sequences with one new row each."""
 
     rows: torch.Tensor
-    """[sequences] each one's row of the iteration"""
+    """[sequences] each sequence's row of the iteration"""
     lengths: torch.Tensor
-    """[sequences] tokens, with the new one; 0: nobody's, which costs nothing"""
+    """[sequences] tokens, with the new one; 0: no sequence, which costs nothing"""
     table_rows: torch.Tensor
-    """[sequences] each one's row of the page table"""
+    """[sequences] each sequence's row of the page table"""
     cut: Cut
     pieces: dict[int | None, Pieces] = field(default_factory=dict)
-    """By window"""
+    """Window → its pieces"""
 
     def pieces_of(self, window: int | None) -> Pieces:
         found = self.pieces.get(window)
@@ -59,9 +59,9 @@ class Prompts:
     described: torch.Tensor
     """[sequences, 4] first row, new rows, tokens before them, row of the page table"""
     host: Numbers
-    """The same"""
+    """`described` on the host"""
     tiles: dict[int, torch.Tensor] = field(default_factory=dict)
-    """By the rows of a tile: [tiles, 2] sequence, and the first of its new rows that the tile has"""
+    """Rows of a tile → [tiles, 2] sequence, and the tile's first row within its new rows"""
 
     def tiles_of(self, rows: int) -> torch.Tensor:
         found = self.tiles.get(rows)
@@ -71,7 +71,7 @@ class Prompts:
 
 
 def _tiles(described: Numbers, rows: int) -> Numbers:
-    """Those that see most first: they take longest."""
+    """Tiles that see most tokens first: they take longest."""
     each = -(-described[:, 1] // rows)
     sequence = np.repeat(np.arange(len(described)), each)
     first = (np.arange(len(sequence)) - np.repeat(each.cumsum() - each, each)) * rows
@@ -82,28 +82,28 @@ def _tiles(described: Numbers, rows: int) -> Numbers:
 @dataclass(slots=True)
 class GpuAttentionBatch:
     rows: int
-    """Rows of the iteration that the sequences reach to"""
+    """One more than the last row of any sequence"""
     positions: torch.Tensor
     """[rows] the place of each row's token in its sequence"""
     pages: torch.Tensor
-    """[rows] the page that its keys and values go to; -1: none"""
+    """[rows] the page of each row's keys and values; -1: none"""
     offsets: torch.Tensor
-    """[rows] the token of that page"""
+    """[rows] the token's place in that page"""
     table: torch.Tensor
-    """[any, pages] numbers of pages"""
+    """[any, pages] page numbers"""
     decodes: Decodes | None
     prompts: Prompts | None
     kept: tuple[npt.NDArray[np.int32], Numbers] | None
-    """The caller's table and sequences; None: of a graph, which has none"""
+    """The caller's table and sequences; None for a captured graph"""
 
     def changed(self) -> None:
-        """The lengths of the decodes are others than at the last call, and how they are cut is to be found anew."""
+        """The decodes' lengths have changed since the last call, so they must be cut into pieces again."""
         if self.decodes is not None:
             for pieces in self.decodes.pieces.values():
                 pieces.current = False
 
 
 def on_device(numbers: npt.NDArray[np.int64] | npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """As 32-bit numbers, without waiting for what the device does now."""
+    """Copies to the device as 32-bit numbers, without waiting for the device's work."""
     there = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int32))
     return there.clone() if device.type == "cpu" else there.pin_memory().to(device, non_blocking=True)

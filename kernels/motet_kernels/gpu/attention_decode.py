@@ -1,10 +1,10 @@
 """Attention of sequences with one new row each, over pages of keys and values (PU-22), in three kernels.
 
-The first cuts each sequence into pieces, once for all layers that see as much of it. In the second a fixed number of
-programs attends to all pieces: as many as the card runs at once, whatever the lengths, so that a captured graph stays
-right. All query heads of a KV head meet its keys in one product. The third adds the pieces of a sequence up, in their
-order. How a sequence is cut depends on its own length and on the number of rows that there is room for, so its bits do
-not depend on the other sequences.
+The first cuts each sequence into pieces, once for all layers with the same window. In the second a fixed number of
+programs attends to all pieces: as many as the GPU runs at once, whatever the lengths, so that a captured graph stays
+right. All query heads of a KV head meet its keys in one product. The third adds the pieces of a sequence up, in order.
+How a sequence is cut depends on its own length and on the number of rows that there is room for, so its bits do not
+depend on the other sequences.
 """
 
 import triton
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def capped(scores, cap):  # noqa: ANN201 without types, as all of Triton's language
-    """cap · tanh(scores), of which none is too large for its exponential"""
+    """cap · tanh(scores), without overflow for large scores"""
     falling = tl.exp(-2 * tl.abs(scores))
     return cap * tl.where(scores < 0, -1.0, 1.0) * (1 - falling) / (1 + falling)
 
@@ -33,8 +33,8 @@ def _piece(seen, LEAST: tl.constexpr, MOST: tl.constexpr):
 def cut_sequences(
     lengths,
     pieces,  # [all, 4] sequence, first token, end, and the slot of its result; -1: the only piece
-    total,  # [1] how many of them there are
-    counts,  # [sequences] how many each has
+    total,  # [1] how many pieces there are
+    counts,  # [sequences] each sequence's pieces
     sequences,
     window,
     LEAST: tl.constexpr,
@@ -76,16 +76,16 @@ def attend_pieces(
     sums,  # [slots, heads] the logarithm of that sum, to base 2
     pages,  # [pages, layers, 2, kv_heads, PAGE, width]
     layer,
-    table,  # [any, any] numbers of pages
-    table_rows,  # [sequences] each one's row of the table
-    rows,  # [sequences] each one's row of the query
+    table,  # [any, any] page numbers
+    table_rows,  # [sequences] each sequence's row of the table
+    rows,  # [sequences] each sequence's row of the query
     pieces,
     total,
     row_stride,
     head_stride,
     table_stride,
-    scale,  # with a cap: divided by it; without: times log2(e)
-    cap,  # times log2(e)
+    scale,  # scale / cap with a cap, else scale · log2(e)
+    cap,  # cap · log2(e)
     LAYERS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
@@ -125,7 +125,7 @@ def attend_pieces(
             seen = tokens < end
             page = tl.load(own_pages + tokens // PAGE, mask=seen, other=0).to(tl.int64)
             there = page * (LAYERS * 2 * KV_HEADS * PAGE * WIDTH) + tokens % PAGE * WIDTH
-            # Only the sequence's own numbers are read: a weight of zero times NaN would be NaN.
+            # Only the sequence's own values are read: a weight of zero times NaN would be NaN.
             key = tl.load(keys + there[None, :] + across[:, None], mask=seen[None, :] & is_width[:, None], other=0.0)
             value = tl.load(
                 values + there[:, None] + across[None, :], mask=seen[:, None] & is_width[None, :], other=0.0

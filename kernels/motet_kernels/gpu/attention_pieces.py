@@ -1,28 +1,28 @@
-"""How sequences that decode are cut into pieces, which different programs attend to. Pure, and imports no Triton."""
+"""How decoding sequences are cut into pieces for different programs. Pure, and imports no Triton."""
 
 from typing import NamedTuple
 
 SLOTS = 2048
-"""The most results of pieces that are kept at a time: of all sequences with more than one piece together."""
+"""The most results of pieces that are kept at a time, for all sequences with more than one piece together."""
 
 
 class Cut(NamedTuple):
     least: int
     """Tokens of a piece, unless a sequence would have too many pieces"""
     most: int
-    """Pieces of a sequence"""
+    """The most pieces of a sequence"""
 
     def pieces(self, tokens: int) -> int:
-        """Of a sequence that sees `tokens` tokens; the kernel `cut_sequences` finds the same."""
+        """The pieces of a sequence that sees `tokens` tokens; the kernel `cut_sequences` computes the same."""
         needed = -(-tokens // self.most)
         return -(-tokens // max(self.least, -(-needed // self.least) * self.least))
 
 
 def cut_for(rows: int, kv_heads: int, least: int | None = None) -> Cut:
-    """Few sequences need short pieces, or part of the card has nothing to do; with many, long pieces cost less beside
-    their keys and values. `least`: the same pieces for any number of rows that leaves room for them.
+    """Few sequences need short pieces, or part of the GPU idles; with many, long pieces have less overhead. `least`:
+    fixes the length of pieces for any number of rows that leaves room for them.
 
-    Alike for some numbers of rows, so that a sequence's bits seldom depend on how many there are.
+    Ranges of row counts share one cut, so that a sequence's bits seldom depend on the number of rows.
     """
     rows = 1 << max(0, rows - 1).bit_length()
     if least is None:

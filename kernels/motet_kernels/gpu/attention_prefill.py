@@ -1,7 +1,6 @@
 """Attention of sequences with several new rows each: prompts, and parts of them that follow tokens in pages (PU-22).
 
-A program has a tile of some rows of one sequence, with all query heads of one KV head, and walks the keys that they
-see.
+A program has a tile of rows of one sequence, with all query heads of one KV head, and walks the keys that they see.
 """
 
 import triton
@@ -16,15 +15,15 @@ def attend_tiles(
     out,  # [rows, heads, width]
     pages,  # [pages, layers, 2, kv_heads, PAGE, width]
     layer,
-    table,  # [any, any] numbers of pages
+    table,  # [any, any] page numbers
     prompts,  # [sequences, 4] first row, new rows, tokens before them, row of the table
-    tiles,  # [tiles, 2] sequence, and the first of its new rows that the tile has
+    tiles,  # [tiles, 2] sequence, and the tile's first row within its new rows
     row_stride,
     head_stride,
     table_stride,
     window,
-    scale,  # with a cap: divided by it; without: times log2(e)
-    cap,  # times log2(e)
+    scale,  # scale / cap with a cap, else scale · log2(e)
+    cap,  # cap · log2(e)
     LAYERS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
@@ -69,7 +68,7 @@ def attend_tiles(
         own = tokens < end
         page = tl.load(own_pages + tokens // PAGE, mask=own, other=0).to(tl.int64)
         there = page * (LAYERS * 2 * KV_HEADS * PAGE * WIDTH) + tokens % PAGE * WIDTH
-        # Only the sequence's own numbers are read: a weight of zero times NaN would be NaN.
+        # Only the sequence's own values are read: a weight of zero times NaN would be NaN.
         key = tl.load(keys + there[None, :] + across[:, None], mask=own[None, :] & is_width[:, None], other=0.0)
         value = tl.load(values + there[:, None] + across[None, :], mask=own[:, None] & is_width[None, :], other=0.0)
         scores = tl.dot(asked, key, input_precision="ieee") * scale
@@ -80,7 +79,7 @@ def attend_tiles(
             seen = seen & (tokens[None, :] > position[:, None] - window)
         scores = tl.where(seen & own[None, :], scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
-        # A row of the tile may not have met a key that it sees yet.
+        # Some rows of the tile may have seen no key yet.
         taken = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         weights = tl.exp2(scores - taken[:, None])
         kept = tl.exp2(largest - taken)

@@ -1,4 +1,4 @@
-"""Where new keys and values go, and how they come there."""
+"""Finds the places of new keys and values, and writes them there."""
 
 import triton
 import triton.language as tl
@@ -19,7 +19,7 @@ def place_decodes(
     PAGE: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ) -> None:
-    """One new row of each sequence, which is its last token; a sequence of no tokens has none."""
+    """Each sequence's new row is its last token; a sequence of no tokens has none."""
     sequence = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
     is_one = sequence < sequences
     length = tl.load(given_lengths + sequence, mask=is_one, other=0)

@@ -1,9 +1,9 @@
 """The forward pass of a Llama-shaped decoder on a GPU, in few launches (PU-21, OR-05, OR-17).
 
-A layer has four products, which torch computes, two residual additions with the norms after them, one rotation with the
-write of keys and values, one SiLU · up, its attention, and at most eight launches for LoRA. Nothing waits for the
-device, and no number that changes from step to step comes from the host: so the pass can be captured, and what was
-captured computes whatever lies in the tensors of its two batches.
+A layer has four products, which torch computes, two fused residual additions with norms, one rotation with the write of
+keys and values, one SiLU · up, its attention, and at most eight launches for LoRA. Nothing waits for the device, and
+all numbers that change from step to step are on the device: so the pass can be captured, and a replay computes what is
+in the tensors of its two batches.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from motet_kernels.torch_linear import TorchWeights
 
 
 class _Layer(NamedTuple):
-    """What is worked out once of a layer's weights"""
+    """What is derived once from a layer's weights"""
 
     weights: LayerWeights[TorchWeights]
     qkv_bias: torch.Tensor | None
@@ -37,7 +37,7 @@ class GpuDecoder:
         self._backend: GpuBackend | None = None
 
     def use_lora(self, backend: GpuBackend) -> None:
-        """The back end that adds to the linears. Before this call, no batch may have LoRA."""
+        """The back end that adds LoRA to the linears. Before this call, no batch may have LoRA."""
         self._backend = backend
 
     def __call__(
@@ -53,7 +53,7 @@ class GpuDecoder:
     ) -> torch.Tensor:
         """Logits [kept rows, vocabulary] of the rows `keep`.
 
-        rotation [positions, 2, half a head] fp32    pages: those of `attention`    rows: where the tokens are
+        rotation [positions, 2, half a head] fp32    pages: the same as `attention`'s    rows: the tokens' places
         """
         weights = self._weights
         of = weights.embedding

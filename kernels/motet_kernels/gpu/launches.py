@@ -1,4 +1,4 @@
-"""Launches of Triton kernels, which can be counted: in a decode step a launch costs more than most of them compute."""
+"""Launches of Triton kernels, which can be counted: in a decode step most launches cost more than their work."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ _TRACES: list[list[str]] = []
 
 
 def launch(kernel: Any, grid: Sequence[int], *arguments: Any, **options: Any) -> None:
-    """Run a kernel, with as many programs as the grid has places.
+    """Run a kernel, with one program per place of the grid.
 
-    A product and a sum may become one instruction, which rounds once: Triton's default, which a later version changes,
-    and warns of.
+    `enable_fp_fusion`: a product and a sum may round only once. It is Triton's default, but a later version changes
+    that, and warns.
     """
     for trace in _TRACES:
         trace.append(kernel.__name__)
@@ -22,7 +22,7 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, **options: Any) ->
 
 @contextmanager
 def traced_launches() -> Iterator[list[str]]:
-    """The names of the kernels that are launched meanwhile, in their order."""
+    """The names of the kernels launched within this context, in order."""
     trace: list[str] = []
     _TRACES.append(trace)
     try:
@@ -32,5 +32,5 @@ def traced_launches() -> Iterator[list[str]]:
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels, one program after the other, on a CPU."""
+    """True if Triton's interpreter runs the kernels, one program after the other, on a CPU."""
     return bool(triton.knobs.runtime.interpret)

@@ -1,7 +1,7 @@
 """What a decoder layer computes between its products, in one launch each: the residual addition with the norm after it,
 the rotation of queries and keys with the write of keys and values, and SiLU · up (PU-21).
 
-A kernel computes in fp32 and rounds its result once. Only what lies in the tensors changes from step to step: so a
+A kernel computes in fp32 and rounds its result once. Only the contents of tensors change from step to step: so a
 captured graph stays right.
 """
 
@@ -14,13 +14,13 @@ import triton.language as tl
 from motet_kernels.gpu.launches import interpreted, launch
 
 HEADS_AT_ONCE = 8
-"""How many heads a program rotates. With more, a few rows would keep only a few processors busy."""
+"""How many heads a program rotates. With more, a few rows would occupy only a few multiprocessors."""
 
 COLUMNS_AT_ONCE = 1024
 """How many columns of SiLU · up a program computes"""
 
 INTERPRETED_ROWS = 16
-"""How many rows a program computes in the interpreter, which takes as long for one. On a GPU it computes one."""
+"""How many rows a program computes in the interpreter, where one row takes as long. On a GPU it computes one."""
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -51,7 +51,7 @@ def _rotate_and_write_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORMS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
-    """One program for some heads. A head is two halves: one is rotated by the other."""
+    """One program for some heads. Each half of a head is rotated with the other half."""
     place = tl.program_id(0) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     exists = place < count * (HEADS + 2 * KV_HEADS)
     row = (place // (HEADS + 2 * KV_HEADS)).to(tl.int64)
@@ -103,13 +103,13 @@ def _silu_multiply_kernel(gate_up, out, count, width, row_size, ROWS: tl.constex
     there = (row < count) & (column < width)
     gate = tl.load(gate_up + row * row_size + column, mask=there, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * row_size + width + column, mask=there, other=0.0).to(tl.float32)
-    small = tl.exp(-tl.abs(gate))  # never infinite
+    small = tl.exp(-tl.abs(gate))  # cannot overflow
     active = gate * tl.where(gate >= 0, 1.0, small) / (1.0 + small) * up
     tl.store(out + row * width + column, active.to(out.dtype.element_ty), mask=there)
 
 
 class HeadNorms(NamedTuple):
-    """What each head of queries and keys is multiplied with after it was normed, before it is rotated: [head_dim]"""
+    """The norms' weights for each head of queries and keys, applied before the rotation: [head_dim]"""
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -125,7 +125,7 @@ def add_norm(
 ) -> torch.Tensor:
     """hidden += added, in place; → RMSNorm(hidden) · weight [rows, width]
 
-    `added`: None if nothing is. `rows`: the result has these rows only [any] int64, and hidden stays as it was.
+    `added`: None adds nothing. `rows` [any] int64: the result has only these rows, and hidden does not change.
     """
     count, width = hidden.shape if rows is None else (len(rows), hidden.shape[1])
     out = hidden.new_empty((count, width))
@@ -166,12 +166,12 @@ def rotate_and_write(
     norms: HeadNorms | None,
     epsilon: float,
 ) -> None:
-    """Rotate queries in place, and put rotated keys, and values, where they belong.
+    """Rotate queries in place, and write rotated keys and values into their pages.
 
-    qkv [rows, (heads + 2 · kv_heads) · head_dim] as the product has put it    positions [rows]
-    rotation [positions, 2, head_dim / 2] fp32: cosines and sines of half a head; the other half has the same
+    qkv [rows, (heads + 2 · kv_heads) · head_dim] as the product wrote it    positions [rows]
+    rotation [positions, 2, head_dim / 2] fp32: cosines and sines of half a head, the same for both halves
     pages [pages, 2, kv_heads, tokens, head_dim] of one layer, as a view of all pages
-    page_of, offset_of [rows]: where each row's keys and values go; nowhere if the page is negative
+    page_of, offset_of [rows]: where each row's keys and values go; not written if the page is negative
     """
     count = len(qkv)
     if not count:
@@ -208,7 +208,7 @@ def rotate_and_write(
 
 
 def silu_multiply(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up, of gate and up side by side [rows, 2 · width] → [rows, width]"""
+    """silu(gate) · up, with gate and up side by side [rows, 2 · width] → [rows, width]"""
     count, both = gate_up.shape
     width = both // 2
     out = gate_up.new_empty((count, width))

@@ -17,34 +17,34 @@ from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import ALIGNMENT_BYTES, LinearGroup, RunLayout
 
 LINEARS_AT_ONCE = 3
-"""As q, k and v"""
+"""q, k and v"""
 
 KEPT_SETS = 1024
-"""Of how many sets of linears, which tenants choose, the numbers that kernels read are kept"""
+"""For how many sets of linears (tenants choose them) the bit masks are cached"""
 
 INPUTS_OF_A_WARP = 128
 
 SHRINK_WARPS, EXPAND_WARPS = 24, 12
-"""Of a multiprocessor: as many as its registers hold (compute capability 9.0). So all programs run at once."""
+"""Per multiprocessor, limited by its registers (compute capability 9.0). So all programs run at once."""
 
 SHRINK_REGISTERS, EXPAND_REGISTERS = 80, 168
-"""Of a thread, so that the registers hold them whichever Triton compiles: 3.6 would take 128 for shrink, which has two
-stages for the same reason. For numbers of four bytes they do not suffice."""
+"""Per thread, so that all warps fit with any version of Triton: 3.6 would give shrink 128 registers, so shrink also has
+only two stages. Not used for types of four bytes, which need more."""
 
 INTERPRETED_PROGRAMS = 3
 
 
 @dataclass(frozen=True)
 class GpuLoraBatch:
-    """A work list in the GPU's memory, and what lies between shrink and expand. Its tensors stay where they are."""
+    """A work list in the GPU's memory, and the products that shrink gives to expand. Its addresses stay the same."""
 
     room: Room
     work: torch.Tensor
-    """[numbers] int64, see `work_list.py`"""
+    """[length] int64, see `work_list.py`"""
     products: torch.Tensor
-    """[splits · linears · room.products] fp32, as many of the first two as the model's linears need at most"""
+    """[splits · linears · room.products] fp32, with the model's largest splits · linears"""
     empty: bool
-    """Whether nothing has to be launched. A batch that is filled again always launches."""
+    """True if no launch is needed. A batch for captured launches always launches."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class _Call:
     """Linears that are fed the same rows, and whose results lie side by side."""
 
     numbers: Sequence[int]
-    """Of LINEARS_AT_ONCE linears; 0 beyond the last"""
+    """The numbers of LINEARS_AT_ONCE linears; 0 beyond the last"""
     outputs: Sequence[int]
-    """The same; 0 beyond the last"""
+    """Their widths; 0 beyond the last"""
     inputs: int
     count: int
 
@@ -66,12 +66,13 @@ class GpuBackend:
     def __init__(
         self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, *, int8: bool = False
     ) -> None:
-        """`dtype`: of rows, and of adapters unless they are `int8`"""
+        """`dtype`: the type of rows, and of adapters unless they are `int8`"""
         groups, stored = tuple(groups), torch.int8 if int8 else dtype
         whole = memory[: len(memory) // SCALE_BYTES * SCALE_BYTES]
         self._memory, self._scales = whole.view(stored), whole.view(torch.float32)
         self._dtype, self._int8 = dtype, int8
-        # Registers hold integers and what becomes of them together: beside bf16 whole tiles of them, else half of each.
+        # Registers hold int8 tiles and their converted copies: in bf16 tiles stay whole, in other types they are half
+        # as large.
         self._tile_itemsize = dtype.itemsize * (2 if int8 and dtype is not torch.bfloat16 else 1)
         make_layout = int8_layout if int8 else RunLayout
         self._layout = cache(lambda rank: make_layout(rank, groups, dtype))
@@ -87,7 +88,7 @@ class GpuBackend:
 
     @staticmethod
     def room_bytes(groups: Sequence[LinearGroup], rows: int, max_rank: int = MAX_RANK) -> int:
-        """Of the device's memory, what a batch of at most `rows` rows takes"""
+        """Bytes on the device of a batch of at most `rows` rows"""
         max_rank = -(-max_rank // RANK_STEP) * RANK_STEP
         room = room_for(rows, sum(len(group.outputs) for group in groups), max_rank)
         return _most_products(groups) * room.products * 4 + room.size * 8
@@ -107,20 +108,20 @@ class GpuBackend:
         return batch
 
     def fixed_batch(self, max_rows: int) -> GpuLoraBatch:
-        """A batch for captured launches, which is filled again and again, with at most `max_rows` rows."""
+        """A batch for captured launches, to be refilled with at most `max_rows` rows."""
         batch = self._batch(room_for(max_rows, len(self._sizes)), empty=False)
         self._write(batch, [])
         return batch
 
     def fill(self, batch: GpuLoraBatch, segments: Sequence[Segment]) -> None:
-        """Launches that follow on this stream, captured ones too, find these segments in the batch."""
+        """Later launches on this stream, captured ones too, read these segments from the batch."""
         self._write(batch, chunks_of(segments))
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: GpuLoraBatch) -> None:
         self.add_lora_together(y, x, (linear,), batch)
 
     def add_lora_together(self, y: torch.Tensor, x: torch.Tensor, linears: Sequence[str], batch: GpuLoraBatch) -> None:
-        """What `add_lora` does, for linears that are fed the same rows: y has their results side by side."""
+        """Like `add_lora`, for linears that are fed the same rows: y has their results side by side."""
         call = self._call(tuple(linears))
         if x.stride(1) != 1:
             x = x.contiguous()
@@ -185,12 +186,12 @@ class GpuBackend:
         array = write_list(chunks, batch.room, self._memory.itemsize, lambda adapter: self._changed(adapter.linears))
         written = torch.from_numpy(array)
         if batch.work.is_cuda:
-            written = written.pin_memory()  # torch gives it to nobody else before the copy has ended
+            written = written.pin_memory()  # torch does not reuse this memory before the copy ends
         batch.work[: len(array)].copy_(written, non_blocking=True)
 
     def _all_offsets(self) -> npt.NDArray[np.int64]:
-        """[ranks / RANK_STEP, linears, PLACES] where A, B and the scales of each linear begin in a run, in numbers of
-        their types"""
+        """[ranks / RANK_STEP, linears, PLACES] offsets in a run of each linear's A, B and scales, in elements of their
+        type"""
         layouts = [self._layout(rank) for rank in range(RANK_STEP, MAX_RANK + 1, RANK_STEP)]
         return np.array([[self._places_in(layout, linear) for linear in self._sizes] for layout in layouts])
 
@@ -213,5 +214,5 @@ class GpuBackend:
 
 
 def _most_products(groups: Sequence[LinearGroup]) -> int:
-    """Linears and splits that are computed together, at most"""
+    """The largest linears · splits of one group"""
     return max((len(group.outputs) * splits(group.inputs) for group in groups), default=0)

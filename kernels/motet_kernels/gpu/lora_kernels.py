@@ -1,12 +1,11 @@
 """add_lora in two launches: shrink computes v = x · A, expand adds v · B to y (PU-02).
 
-Each launch is as large as the GPU, and its programs walk through a list of work in the GPU's memory (`work_list.py`),
-as long as the batch needs. So nothing waits for adapters that nobody uses, and a captured launch stays right when the
-adapters change (PU-03). Nothing is added by several programs: shrink leaves the sums of each part of the inputs beside
-each other, in fp32, and expand adds them up in the order of the parts. So a row's numbers do not depend on its
-neighbours.
+Each launch is as large as the GPU, and its programs walk a list of work in the GPU's memory (`work_list.py`), whose
+length the batch sets. So unused adapters cost no time, and a captured launch stays right when the adapters change
+(PU-03). Programs never share a sum: shrink writes the sums of each split of the inputs side by side, in fp32, and
+expand adds them up in the order of the splits. So a row's result does not depend on its neighbours.
 
-A program reads its tile of a matrix once, keeps it, and lets the adapter's rows pass, ROWS at a time.
+A program reads its tile of a matrix once, keeps it, and loops over the adapter's rows, ROWS at a time.
 """
 
 import triton
@@ -32,17 +31,16 @@ ENTRIES = tl.constexpr(work_list.ENTRIES)
 CLASS_ENDS = tl.constexpr(work_list.CLASS_ENDS)
 
 PLACES = tl.constexpr(3)
-"""Numbers of a linear in the table of offsets: where A, B and the scales begin"""
+"""Entries of a linear in the table of offsets: A, B and the scales"""
 SCALE_BYTES = tl.constexpr(4)
 
 NOT_SPECIALIZED = ["linears", "linear_0", "linear_1", "linear_2", "fields"]
-"""They differ from layer to layer and from model to model, and a kernel must not be compiled anew for those that are 1
-or divisible by 16."""
+"""They differ by layer and model: a kernel must not be compiled again for values that are 1 or divisible by 16."""
 
 
 @triton.jit
 def _is_changed(chunk, linear):
-    """Whether the adapter of a chunk changes a linear."""
+    """True if the adapter of a chunk changes a linear."""
     word = tl.load(chunk + CHANGED + linear // WORD_BITS)
     return ((word >> (linear % WORD_BITS)) & 1) != 0
 
@@ -55,8 +53,8 @@ def lora_shrink(
 ) -> None:  # fmt: skip
     """products[split, linear, row of a chunk, rank] = x[row, inputs of the split] · A[rank, inputs of the split]
 
-    A tile's inputs are multiplied in PARTS, one for each warp, and then added. INT8: A is of integers, and `scales` is
-    the memory as fp32 (`int8_layout.py`).
+    A tile's inputs are multiplied in PARTS, one for each warp, and then added. INT8: A is int8, and `scales` is the
+    memory viewed as fp32 (`int8_layout.py`).
     """
     SPLITS: tl.constexpr = (INPUTS + TILE - 1) // TILE
     PART: tl.constexpr = TILE // PARTS
@@ -109,8 +107,8 @@ def lora_shrink(
 
 @triton.jit
 def _sum_of_splits(products, places, mask, SPLITS: tl.constexpr, split_size):
-    """v: the sums of the splits, in their order. Each is loaded as a sum of one, or the compiler would bring it into
-    the layout of a product before it is added. Several in one sum take more registers than there are, in Triton 3.6."""
+    """v: the sums of the splits, in order. Each is loaded through tl.sum over one split, else the compiler converts it
+    to a dot's layout before adding. Several splits per tl.sum need too many registers in Triton 3.6."""
     v = tl.zeros(places.shape, tl.float32)
     for split in range(SPLITS):
         one = products + split * split_size + places[None, :, :]
@@ -120,12 +118,12 @@ def _sum_of_splits(products, places, mask, SPLITS: tl.constexpr, split_size):
 
 @triton.jit
 def _times(v, b):
-    """v · B in fp32. Of a v in fp32 the two largest parts in the type of B are multiplied: one alone would lose digits
-    that the sum of x · A has.
+    """v · B in fp32. A v in fp32 is split into two numbers of B's type, both multiplied: one alone would lose digits of
+    x · A.
 
-    In fp16 each row is first divided by a power of two, which is exact: a sum above 65,504 would be infinite, and its
-    other part minus infinity. PEFT, which computes adapters in fp32 unless it is told otherwise, has neither, and a
-    small one would lose digits. What is not finite before stays so.
+    In fp16 each row is first divided by a power of two, which is exact: else a sum above 65,504 becomes infinite (its
+    rest minus infinity), and a small sum loses digits. PEFT has neither: by default it computes adapters in fp32.
+    Values that are not finite stay so.
     """
     if b.dtype == tl.float16:
         unit = _power_of_two(tl.max(tl.abs(v), axis=1))[:, None]
@@ -147,7 +145,7 @@ def _parts_times(v, b):
 
 @triton.jit
 def _power_of_two(number):
-    """The largest that is not above it, between those whose reciprocals are exact: the bits of the exponent alone"""
+    """The largest power of two up to `number`, clamped to those with exact reciprocals: its exponent bits alone"""
     power = (number.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     return tl.minimum(tl.maximum(power, 2.0**-126), 2.0**126)
 
@@ -159,7 +157,7 @@ def _expand_class(
     LINEARS: tl.constexpr, SPLITS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
     OUTPUTS_2: tl.constexpr, HELD: tl.constexpr, COLUMNS: tl.constexpr, LOOPED: tl.constexpr,
 ):  # fmt: skip
-    """The chunks of one class of ranks. LOOPED: ranks above HELD, of which several tiles are read for each ROWS."""
+    """The chunks of one class of ranks. LOOPED: for ranks above HELD, several tiles of B per ROWS rows."""
     TILES_0: tl.constexpr = (OUTPUTS_0 + COLUMNS - 1) // COLUMNS
     TILES_1: tl.constexpr = (OUTPUTS_1 + COLUMNS - 1) // COLUMNS
     TILES_2: tl.constexpr = (OUTPUTS_2 + COLUMNS - 1) // COLUMNS
@@ -227,8 +225,8 @@ def lora_expand(
     OUTPUTS_2: tl.constexpr, COLUMNS_0: tl.constexpr, COLUMNS_1: tl.constexpr, COLUMNS_2: tl.constexpr,
     COLUMNS_3: tl.constexpr,
 ) -> None:  # fmt: skip
-    """y[row, output] += Σ over splits of products[split, linear, row] · B, one class of ranks after the other: whose
-    tiles are narrow are long."""
+    """y[row, output] += Σ over splits of products[split, linear, row] · B, one class of ranks after the other, the
+    highest first: their work takes longest."""
     end_0 = tl.load(work + CLASS_ENDS)
     end_1 = tl.load(work + CLASS_ENDS + 1)
     end_2 = tl.load(work + CLASS_ENDS + 2)

@@ -1,11 +1,11 @@
 """How the matrices of LoRA are cut into the tiles of `lora_kernels.py`. Pure: it imports neither torch nor Triton.
 
-All of it depends on shapes alone, and on nothing of a batch. So a row's numbers are added in one order, whoever
-computes beside it, and a captured launch stays right.
+All of it depends on shapes alone, never on the batch. So a row's numbers are added in one order, whatever the other
+rows, and a captured launch stays right.
 """
 
 ROWS = 16
-"""Rows that are multiplied together: the shortest side of a GPU's matrix products. Fewer are padded, without being
+"""Rows that are multiplied together: the shortest side of a GPU's matrix products. Missing rows are padding, never
 read."""
 
 CHUNK_ROWS = 64
@@ -23,13 +23,13 @@ of these, it takes several of the largest tile, and their products are added."""
 CLASSES = len(HELD_RANKS)
 
 _TILE_BYTES = 16384
-"""Of a tile of B: it stays in registers while the rows pass."""
+"""The most bytes of a tile of B, which stays in registers for all rows."""
 
 _WIDEST_BYTES = 512
 
 
 def rank_class(rank: int) -> int:
-    """The place of its tile in HELD_RANKS"""
+    """The index in HELD_RANKS of the rank's tile"""
     return next((place for place, held in enumerate(HELD_RANKS) if rank <= held), CLASSES - 1)
 
 
@@ -40,15 +40,15 @@ def tile_columns(rank_class: int, widest: int, itemsize: int) -> int:
 
 
 def tile_inputs(inputs: int) -> int:
-    """The columns of a tile of A. Its numbers stay in registers while the rows pass."""
+    """The columns of a tile of A. It stays in registers for all rows."""
     return max(64, min(1024, _power_of_two(inputs)))
 
 
 def splits(inputs: int) -> int:
-    """The sums of x · A that are computed apart, one for each tile of the inputs."""
+    """How many partial sums x · A has, one for each tile of the inputs."""
     return -(-inputs // tile_inputs(inputs))
 
 
 def _power_of_two(number: int) -> int:
-    """The first that is not below it"""
+    """The smallest power of two ≥ `number`"""
     return 1 << (number - 1).bit_length()

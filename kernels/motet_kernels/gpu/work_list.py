@@ -2,8 +2,8 @@
 torch nor Triton.
 
 One list serves all linears of all layers, because the place of a matrix in a run depends on the rank alone. It is made
-when the rows change, and travels to the GPU as one array. Its length lies in the array, too: programs beyond it end at
-once, and rows without an adapter are not in it.
+when the rows change, and travels to the GPU as one array. Its length is in the array, too: programs beyond it end at
+once. Rows without an adapter are not in it.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,24 +27,24 @@ ENTRY_STEPS = 256
 """An entry for shrink is the chunk's number, times this, and which RANK_STEP rows of A."""
 
 _ALIGNED = 16
-"""Each part of the array begins at a multiple of this number, wherever the part before it ends: a kernel is compiled
-anew for pointers that are divisible by 16 in another way."""
+"""Each part of the array is aligned to this, whatever its predecessor's length: kernels are compiled again when a
+pointer's divisibility by 16 changes."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """What an array has room for, and where its parts begin."""
+    """The capacity of an array, and where its parts begin."""
 
     rows: int
     chunks: int
     entries: int
     products: int
-    """Of one linear in one split: Σ rows · rank"""
+    """The products of one linear in one split: Σ rows · rank"""
     linears: int
 
     @property
     def fields(self) -> int:
-        """Numbers of a chunk"""
+        """How many fields a chunk has"""
         return CHANGED + -(-self.linears // WORD_BITS)
 
     @property
@@ -61,7 +61,7 @@ class Room:
 
 
 def room_for(rows: int, linears: int, max_rank: int = MAX_RANK) -> Room:
-    """Enough for `rows` rows, whichever adapters they use."""
+    """Room for `rows` rows with any adapters."""
     return Room(rows, rows, rows * (max_rank // RANK_STEP), rows * max_rank, linears)
 
 
@@ -72,8 +72,8 @@ class Chunk:
 
 
 def chunks_of(segments: Sequence[Segment]) -> list[Chunk]:
-    """At most CHUNK_ROWS rows of one adapter each, wherever they lie in the batch: those of one class of ranks follow
-    each other, longest first, because a GPU is done when its last program is."""
+    """At most CHUNK_ROWS rows of one adapter each, from anywhere in the batch. Chunks of one class of ranks are
+    contiguous, longest first, because a GPU is done when its last program is."""
     rows_of: dict[PlacedAdapter, list[int]] = {}
     for segment in segments:
         rows_of.setdefault(segment.adapter, []).extend(range(segment.start, segment.stop))
@@ -98,7 +98,7 @@ def smallest_room(chunks: Sequence[Chunk], linears: int) -> Room:
 def write_list(
     chunks: Sequence[Chunk], room: Room, itemsize: int, changed: Callable[[PlacedAdapter], Sequence[int]]
 ) -> npt.NDArray[np.int64]:
-    """The array, up to the last number that is used. `changed`: an adapter's words, of WORD_BITS linears each."""
+    """The used part of the array. `changed`: an adapter's words, of WORD_BITS linears each."""
     needed = smallest_room(chunks, room.linears)
     if needed.rows > room.rows or needed.chunks > room.chunks or needed.entries > room.entries:
         raise ValueError(f"{needed.rows} rows of {needed.chunks} chunks do not fit a batch of {room.rows} rows")
@@ -124,7 +124,7 @@ def write_list(
 
 
 def words(changed: Sequence[bool]) -> tuple[int, ...]:
-    """A bit for each linear, as a chunk has them"""
+    """A bit for each linear, packed as in a chunk"""
     return tuple(
         sum(bit << place for place, bit in enumerate(changed[first : first + WORD_BITS]))
         for first in range(0, len(changed), WORD_BITS)

@@ -1,7 +1,7 @@
-"""Steps of a program that one step can do, brought together (PU-21, OR-17).
+"""Fuses steps of a program into one step (PU-21, OR-17).
 
-Each kind knows one shape of steps, as the modules of many families leave it, and no family. Its step gives the bits of
-those that it stands for: it rounds where they round. Whatever has another shape stays as it is.
+Each kind knows one pattern of steps, as the modules of many families compute it, and no family. A fused step gives the
+same bits as the steps that it replaces: it rounds where they round. Steps that match no pattern stay as they are.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -15,7 +15,7 @@ from motet_kernels.cpp.peepholes.rotation import norm_and_rotate, rotate, write_
 from motet_kernels.cpp.steps import Step, Value, needed, read_by, written_by
 
 Find = Callable[[Uses, int], Found | None]
-"""Gets a list of steps, and the number of one of them."""
+"""Gets the steps, and the number of one of them."""
 
 PEEPHOLES: dict[str, Find] = {
     "by_position": by_position,
@@ -26,30 +26,30 @@ PEEPHOLES: dict[str, Find] = {
     "write_rotated": write_rotated,
     "silu_times": silu_times,
 }
-"""In the order in which they look: some look for what others have made."""
+"""In the order in which they run: some match steps that others have fused."""
 
 
 @dataclass(frozen=True)
 class Together:
     steps: list[Step]
-    """Those that something comes of"""
+    """The steps whose results are used"""
     counts: dict[str, int]
-    """How often each kind was found that was looked for"""
+    """How often each kind that was looked for was found"""
     failed: dict[str, Exception]
-    """Kinds whose search ended with an error: their steps stay apart."""
+    """Kinds whose search raised an error: their steps are not fused."""
 
 
 def brought_together(
     steps: Sequence[Step], *, positions: Value, logits: Value, kinds: Collection[str] = PEEPHOLES.keys()
 ) -> Together:
-    """`positions`, `logits`: those of the rows"""
+    """`positions`, `logits`: the values of the rows"""
     together = Together(needed(steps, logits), {}, {})
     for kind, find in PEEPHOLES.items():
         if kind not in kinds:
             continue
         try:
             found = _found(find, Uses(together.steps, positions), logits)
-        except Exception as error:  # what it is there for is speed
+        except Exception as error:  # fusion only adds speed
             found, together.failed[kind] = [], error
         together.counts[kind] = len(found)
         instead = {number: None for one in found for number in one.steps} | {max(one.steps): one.by for one in found}
@@ -59,7 +59,7 @@ def brought_together(
 
 
 def _found(find: Find, uses: Uses, logits: Value) -> list[Found]:
-    """Of those that want the same steps, the first"""
+    """Without overlaps: the first match keeps its steps."""
     taken, all_found = set[int](), list[Found]()
     for number in range(len(uses.steps)):
         found = find(uses, number)
@@ -70,7 +70,7 @@ def _found(find: Find, uses: Uses, logits: Value) -> list[Found]:
 
 
 def _leaves_others(found: Found, uses: Uses, logits: Value) -> bool:
-    """Whether another step reads what is no longer written, or not yet, or writes a part of it"""
+    """True if another step reads a value that is no longer written or not yet, or writes a part of it"""
     place, writes = max(found.steps), written_by(found.by)
     gone = {value for number in found.steps for value in written_by(uses.steps[number])}.difference(writes)
     read = {*read_by(found.by), logits}

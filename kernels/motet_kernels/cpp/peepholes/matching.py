@@ -1,4 +1,4 @@
-"""What peepholes ask of a list of steps: who writes a value, who reads it, and whether two places are the same."""
+"""Queries of peepholes about a list of steps: who writes a value, who reads it, and whether two places are the same."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,12 +8,12 @@ import torch
 from motet_kernels.cpp.steps import Compute, Place, Step, Value, read_by, written_by
 
 TYPES = (torch.float32, torch.bfloat16)
-"""Of the numbers that the steps of peepholes compute"""
+"""The types in which the steps of peepholes compute"""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Some steps, by their numbers, and the one that comes in the place of the last of them."""
+    """The numbers of the matched steps, and the step that replaces them, at the place of the last one."""
 
     steps: frozenset[int]
     by: Compute
@@ -21,7 +21,7 @@ class Found:
 
 class Uses:
     def __init__(self, steps: Sequence[Step], positions: Value) -> None:
-        """`positions`: those of the rows"""
+        """`positions`: the rows' value"""
         self.steps = steps
         self.positions = positions
         self._writers: dict[Value, list[int]] = {}
@@ -39,12 +39,12 @@ class Uses:
         return self._readers.get(of, []) if isinstance(of, Value) else []
 
     def compute(self, number: int, *operations: str) -> Compute | None:
-        """The step, if it is one of these operations."""
+        """The step, if it computes one of these operations."""
         step = self.steps[number]
         return step if isinstance(step, Compute) and step.operation in operations else None
 
     def step(self, number: int) -> Compute:
-        """One of those that only_writer and only_reader have found"""
+        """A step that only_writer or only_reader has found"""
         step = self.steps[number]
         assert isinstance(step, Compute)
         return step
@@ -66,7 +66,7 @@ def same(one: Place | None, other: Place | None) -> bool:
 
 
 def in_sizes(place: Place | None, sizes: Sequence[int], wanted: Sequence[int]) -> Place | None:
-    """The same numbers in the same order, gone through in other sizes; None if strides cannot say that."""
+    """The same numbers in the same order, viewed with other sizes; None if no strides give that view."""
     if place is None:
         return None
     dims = _dimensions(sizes, place.strides)
@@ -85,7 +85,7 @@ def in_sizes(place: Place | None, sizes: Sequence[int], wanted: Sequence[int]) -
 
 
 def _dimensions(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """As few sizes and strides as can be"""
+    """The fewest sizes and strides that describe the same view"""
     dims: list[tuple[int, int]] = []
     for size, stride in zip(sizes, strides, strict=True):
         if size == 1:
@@ -98,7 +98,7 @@ def _dimensions(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int,
 
 
 def is_whole(place: Place | None, sizes: Sequence[int]) -> bool:
-    """Whether these are all numbers of a value, in their order."""
+    """True if these are all numbers of a value, in order."""
     if place is None or not isinstance(place.of, Value) or place.offset:
         return False
     count = place.of.size
@@ -106,5 +106,5 @@ def is_whole(place: Place | None, sizes: Sequence[int]) -> bool:
 
 
 def lie_together(places: Sequence[Place], dtype: torch.dtype) -> bool:
-    """Whether all are of this type, and the numbers of the last dimension one after the other."""
+    """True if all have this type, and the last dimension is contiguous."""
     return dtype in TYPES and all(place.of.dtype is dtype and place.strides[-1] == 1 for place in places)

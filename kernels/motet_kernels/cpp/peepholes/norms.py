@@ -1,5 +1,4 @@
-"""The norm by the root of the mean of squares, as modules compute it: in float32, rounded before the weight or after
-it."""
+"""RMS norms, as modules compute them: in float32, rounded before the weight or after it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from motet_kernels.cpp.steps import Compute, Place, Value
 
 
 def modules_norm(uses: Uses, number: int) -> Found | None:
-    """weight · (x · rsqrt(mean(x · x) + epsilon)), found by its mean"""
+    """weight · (x · rsqrt(mean(x · x) + epsilon)), found from its mean"""
     mean = uses.compute(number, "mean")
     if mean is None:
         return None
@@ -45,8 +44,8 @@ def _weighted(
 ) -> tuple[Place, Place, set[int]] | None:
     """The weight that these float32 numbers are multiplied with, the result, and the steps.
 
-    A model in another type rounds either before this product, and the weight has that type, or after it, and the weight
-    has float32.
+    A model in another type rounds either before this product, with a weight of its type, or after it, with a weight in
+    float32.
     """
     rounded = _following(uses, scale, sizes, "copy") if dtype is not torch.float32 else None
     product = _following(uses, rounded.step if rounded else scale, sizes, "multiply")
@@ -61,7 +60,7 @@ def _weighted(
         after = _following(uses, product.step, sizes, "copy")
         if after is None or product.step.result.of.dtype is not torch.float32:
             return None
-        if not product.other.of.is_contiguous():  # its copy would lie in another way
+        if not product.other.of.is_contiguous():  # its copy would have another layout
             return None
         steps.add(after.number)
         weight, last = replace(weight, of=product.other.of.float()), after
@@ -75,11 +74,11 @@ class _Following:
     number: int
     step: Compute
     other: Place | None
-    """What it also reads"""
+    """The step's other operand"""
 
 
 def _following(uses: Uses, step: Compute, sizes: Sequence[int], operation: str) -> _Following | None:
-    """The one step that reads a result, if it does this"""
+    """The only step that reads a result, if it computes this operation"""
     number = uses.only_reader(step.result.of, operation)
     if number is None:
         return None
@@ -93,7 +92,7 @@ def _following(uses: Uses, step: Compute, sizes: Sequence[int], operation: str) 
 
 
 def _before(uses: Uses, mean: Compute) -> tuple[Place, Place, set[int]] | None:
-    """The float32 numbers whose squares have this mean, what they were before, and the steps."""
+    """The float32 numbers whose squares have this mean, their source before the conversion, and the steps."""
     squares = in_sizes(mean.inputs[0], mean.sizes, mean.sizes)
     number = None if squares is None else uses.only_writer(squares.of, "multiply")
     if squares is None or number is None:
@@ -115,7 +114,7 @@ def _before(uses: Uses, mean: Compute) -> tuple[Place, Place, set[int]] | None:
 
 
 def _after(uses: Uses, mean: Compute) -> tuple[float, Place, set[int]] | None:
-    """What is added to this mean, its inverse root in the mean's sizes, and the steps."""
+    """The epsilon of this mean, its inverse root in the mean's sizes, and the steps."""
     means = in_sizes(mean.result, mean.sizes, mean.sizes)
     added = None if means is None else uses.only_reader(means.of, "add")
     if means is None or added is None:
@@ -136,9 +135,9 @@ def _after(uses: Uses, mean: Compute) -> tuple[float, Place, set[int]] | None:
 
 
 def sum_and_norm(uses: Uses, number: int) -> Found | None:
-    """A norm of all numbers of a sum, which others read later, too"""
+    """A norm of all numbers of a sum that later steps also read"""
     norm = uses.compute(number, "modules_norm")
-    if norm is None or norm.sizes[:-1] != (1, 1):  # of all numbers, and not of those of each head
+    if norm is None or norm.sizes[:-1] != (1, 1):  # of all numbers, not per head
         return None
     x, weight = norm.inputs
     added = uses.only_writer(x.of, "add")

@@ -10,7 +10,7 @@ _MAX_TABLES = 4
 
 
 def by_position(uses: Uses, number: int) -> Found | None:
-    """Found by the cosine or sine. What is done to it alone, such as a change of type, is in the table, too."""
+    """Found from the cosine or sine. Later operations on it alone, such as a conversion, go into the table, too."""
     turn = uses.compute(number, *_TURNS)
     if turn is None or sum(uses.compute(one, *_TURNS) is not None for one in range(len(uses.steps))) > _MAX_TABLES:
         return None
@@ -28,7 +28,7 @@ def by_position(uses: Uses, number: int) -> Found | None:
 
 
 def _alone(uses: Uses, number: int) -> int | None:
-    """The one step that reads what this one computes, if it reads nothing else, and writes all of a value"""
+    """The only step that reads this step's result, if it reads nothing else, and writes a whole value"""
     step = uses.step(number)
     readers = uses.readers(step.result.of)
     if len(readers) != 1:
@@ -44,7 +44,7 @@ def _alone(uses: Uses, number: int) -> int | None:
 
 
 def _before(uses: Uses, last: int) -> set[int] | None:
-    """This step and all that lead to it; None if they compute with more than positions"""
+    """This step and all that it depends on; None if they read more than positions"""
     found, waiting = set[int](), [last]
     while waiting:
         number = waiting.pop()

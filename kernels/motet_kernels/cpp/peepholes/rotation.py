@@ -1,5 +1,5 @@
-"""Queries and keys that are turned by their position: the first half of each head with the second. Before that each
-head may be normed, and keys belong into their pages."""
+"""Rotations of queries and keys: the first half of each head with the second. Before, each head may be normed; after,
+keys are written into their pages."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from motet_kernels.cpp.steps import Compute, Place
 
 
 def rotate(uses: Uses, number: int) -> Found | None:
-    """x · cosines + [-second half of x, first half of x] · sines, found by its sum"""
+    """x · cosines + [-second half of x, first half of x] · sines, found from its sum"""
     add = uses.compute(number, "add")
     if add is None or not all(is_whole(place, add.sizes) for place in (*add.inputs, add.result)):
         return None
@@ -41,7 +41,7 @@ def _rotation(uses: Uses, number: int, straight: int, turned: int) -> Found | No
 
 
 def _partners(uses: Uses, other: Place, sizes: tuple[int, ...]) -> tuple[Place, set[int]] | None:
-    """The numbers x = (first half, second half), and the steps, if `other` is (-second half, first half)."""
+    """x = (first half, second half), and the steps, if `other` is (-second half, first half)."""
     writers, half = uses.writers(other.of), sizes[-1] // 2
     if len(writers) != 2 or sizes[-1] % 2 or not is_whole(other, sizes):
         return None
@@ -67,7 +67,7 @@ def _partners(uses: Uses, other: Place, sizes: tuple[int, ...]) -> tuple[Place, 
 
 
 def _negative(uses: Uses, copied: int, sizes: tuple[int, ...]) -> tuple[Place, tuple[int, int]] | None:
-    """What is copied with the other sign, and the steps"""
+    """The place whose negative is copied, and the steps"""
     copy = uses.compute(copied, "copy")
     if copy is None:
         return None
