@@ -1,1 +1,1 @@
-"""One iteration on the device: the model, its attention, its adapters' rows, the sampler."""
+"""One iteration on the device: the model, attention, LoRA rows, the sampler."""

@@ -1,2 +1,2 @@
-"""Adapters on the device: copied into their runs part by part, and added beside the linears of a model. Files, checks
-and host memory are those of `motet_runner.adapters`."""
+"""Adapters on the device: copied into their runs part by part, and added to the linears' results. Files, checks and
+host memory belong to `motet_runner.adapters`."""

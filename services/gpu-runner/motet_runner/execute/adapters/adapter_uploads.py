@@ -1,7 +1,7 @@
-"""Loads adapters into their runs, so that no sequence waits (PU-07).
+"""Loads adapters into their runs without making sequences wait (PU-07).
 
 A thread reads an adapter into host memory (`host_load.py`). With each plan, the worker's thread copies a part of it
-into the pages that the plan has given it.
+into the pages that the plan gave to the adapter.
 """
 
 import math
@@ -21,11 +21,11 @@ from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memor
 from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
 
 SLICE_BYTES = 2 * 1024 * 1024
-"""Bytes of an adapter that are read during an iteration, and copied before it, while sequences run: a millisecond or
-two."""
+"""How many bytes of an adapter are read during an iteration, and copied before it, while sequences run: a millisecond
+or two."""
 
 HURRY_SECONDS = 0.01
-"""How long an iteration without work waits for an adapter that is still read. Commands wait as long."""
+"""How long an iteration without work waits for an adapter that is still being read. Commands wait equally long."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class _Loading:
     began: float
     copied_bytes: int = 0
     copied: Mark | None = None
-    """A mark after its last copy, once that is launched"""
+    """A mark after the last copy, once that copy is launched"""
 
 
 @dataclass(slots=True)
@@ -52,12 +52,12 @@ class _Arrived:
 
 @dataclass(slots=True)
 class AdapterLoads:
-    """The adapters of one device: those that have arrived, and those on their way."""
+    """The adapters of one device: the loaded ones, and those still being loaded."""
 
     memory: torch.Tensor
     """[pages, bytes of a page]"""
     layout: Callable[[int], RunLayout]
-    """Of the back end"""
+    """The back end's layout by rank"""
     clock: Clock
     stream: CopyStream = field(default_factory=InOrder)
     _arrived: dict[Digest, _Arrived] = field(default_factory=dict)
@@ -69,18 +69,18 @@ class AdapterLoads:
             self._arrived.pop(digest, None)
 
     def placed(self, digest: Digest, first_page: int) -> PlacedAdapter:
-        """An adapter that has arrived, in the run that begins with this page."""
+        """A loaded adapter, whose run begins at this page."""
         arrived = self._arrived[digest]
         return PlacedAdapter(digest, first_page * self.memory.shape[1], arrived.rank, arrived.linears)
 
     def advance(self, begin: Iterable[AdapterLoad], first_page_of: Mapping[int, int], *, hurry: bool) -> LoadResults:
-        """Begin loads, and copy the next part of each that is under way. With `hurry`, when no sequence has to wait
-        meanwhile, wait a moment until more is read, and copy all of it."""
+        """Begin loads, and copy the next part of each current load. With `hurry`, which is set if no sequence has to
+        wait, wait a moment for more bytes, and copy all of them."""
         results = LoadResults()
         for load in begin:
             try:
                 host = HostLoad(load.layout, self.layout(load.layout.rank), pinned=self.memory.is_cuda)
-            except RuntimeError as error:  # the machine gives no more threads
+            except RuntimeError as error:  # no more threads available
                 results.failed += (LoadFailed(load.number, _as_motet_error(error)),)
             else:
                 self._loading[load.number] = _Loading(load.digest, host, self.clock())
@@ -88,7 +88,7 @@ class AdapterLoads:
             if number not in first_page_of:
                 loading.host.give_up()
                 del self._loading[number]
-                self.stream.let_model_wait()  # its pages may be others' at once
+                self.stream.let_model_wait()  # its pages may get other contents at once
                 continue
             try:
                 complete = self._has_arrived(loading, first_page_of[number], hurry=hurry)
@@ -106,12 +106,12 @@ class AdapterLoads:
         return results
 
     def before_copies(self) -> None:
-        """Pages are to be copied or moved, among them those of runs that are on their way."""
+        """To be called before pages are copied or moved, among them those of runs still being loaded."""
         if self._loading:
             self.stream.let_model_wait()
 
     def _has_arrived(self, loading: _Loading, first_page: int, *, hurry: bool) -> bool:
-        """Copy the next part. True if all copies have ended: nobody waits for the last one, unless in a hurry."""
+        """Copy the next part. True if all copies have ended. It waits for the last copy only in a hurry."""
         if loading.copied is None:
             if not self._copy_some(loading, first_page, hurry=hurry):
                 return False

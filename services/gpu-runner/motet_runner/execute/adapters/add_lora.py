@@ -1,4 +1,4 @@
-"""What the engine must know of a back end of add_lora, whichever it is."""
+"""What the engine must know of any back end of add_lora."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ import torch
 from motet_kernels import LinearGroup, LoraBackend, RunLayout
 
 MakeLayout = Callable[[int, Sequence[LinearGroup], torch.dtype], RunLayout]
-"""Gets a rank, a multiple of the tile, and what the model computes in."""
+"""Gets a rank (a multiple of the tile), the groups, and the model's dtype."""
 
 MakeBackend = Callable[[Sequence[LinearGroup], torch.Tensor, torch.dtype, int], LoraBackend[Any]]
-"""Gets the memory [bytes] from which it reads adapters, and how many bytes it may take beside it."""
+"""Gets the groups, the adapters' memory [bytes], the dtype, and how many more bytes it may take."""
 
 
 @dataclass(frozen=True)
 class AddLora:
-    """Tile and layout are the same for all that may follow each other in one engine: adapters stay where they are."""
+    """Back ends that follow each other in one engine share tile and layout: adapters stay where they are."""
 
     make: MakeBackend
     tile: int
     copies: bool
-    """Whether it takes bytes beside the memory"""
+    """True if it takes bytes beside the adapters' memory"""
     make_layout: MakeLayout = RunLayout

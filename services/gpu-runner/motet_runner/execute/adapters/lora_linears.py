@@ -1,7 +1,7 @@
 """Adapters beside the base (PU-05): every linear that sees exactly the iteration's rows may get LoRA added.
 
-The module stays what it is; its `forward` is followed by `add_lora` on the same rows. The base is never changed, and an
-iteration without adapters goes through untouched.
+The module stays; its `forward` is followed by `add_lora` on the same rows. The base is never changed, and an iteration
+without adapters takes no extra work.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,14 +27,14 @@ def features(module: nn.Module) -> tuple[int, int] | None:
 
 
 class LoraLinears:
-    """The linears that an adapter may change, by the linear's path in the base model. The back end is bound to them
-    once the memory is there that it reads adapters from."""
+    """The linears that an adapter may change, by path in the base model. A back end is bound to them when the adapters'
+    memory exists."""
 
     def __init__(
         self, linears: dict[str, nn.Module], dtype: torch.dtype, add_lora: AddLora, groups: Sequence[Sequence[str]] = ()
     ) -> None:
-        """`add_lora`: the first one. `groups`: the linears that are fed the same tensor. One that is in none is a group
-        of its own."""
+        """`add_lora`: the first one to bind. `groups`: linears that are fed the same tensor. A linear in none of them
+        is a group of its own."""
         self.shapes = {path: _shape(path, module) for path, module in linears.items()}
         self._linears = linears
         self._dtype = dtype
@@ -49,19 +49,19 @@ class LoraLinears:
         return self._layout(-(-rank // self._tile) * self._tile)
 
     def run_bytes(self, rank: int) -> int:
-        """What the run of an adapter of this rank takes."""
+        """The bytes of an adapter's run at this rank."""
         return self.layout(rank).bytes
 
     def bind(self, add_lora: AddLora, memory: torch.Tensor, copy_bytes: int) -> LoraBackend[Any]:
-        """Let a back end that reads adapters from `memory` [bytes] add to what the linears compute. It takes at most
-        `copy_bytes` beside it. It may follow another one that has read the same memory."""
+        """Let a back end that reads adapters from `memory` [bytes] add LoRA to the linears' results. It takes at most
+        `copy_bytes` more. It may replace a back end that read the same memory."""
         assert add_lora.tile == self._tile, "the adapters in memory have the layout of another back end"
         self.follow()
         self._backend = add_lora.make(self.groups, memory, self._dtype, copy_bytes)
         return self._backend
 
     def follow(self) -> None:
-        """Let LoRA follow each linear: at first, and those whose weights were packed since."""
+        """Let LoRA follow each linear that is new or whose weights were packed since the last call."""
         for path, module in self._linears.items():
             if module.forward is not self._forwards.get(path):
                 module.forward = self._forwards[path] = self._followed(module.forward, path, *self.shapes[path])
@@ -80,7 +80,7 @@ class LoraLinears:
 
 
 def _groups(shapes: dict[str, tuple[int, int]], shared: Sequence[Sequence[str]]) -> list[LinearGroup]:
-    """All linears in the order of the model; those that share their input come with the first of them."""
+    """All linears in the order of the model; a group comes at the place of its first linear."""
     group_of = {path: tuple(group) for group in shared for path in group}
     in_order = dict.fromkeys(group_of.get(path, (path,)) for path in shapes)
     return [LinearGroup(shapes[group[0]][0], {path: shapes[path][1] for path in group}) for group in in_order]

@@ -1,2 +1,2 @@
-"""An iteration as numbers: the table of rows, and their new tokens in one line. It knows the plan, pages and positions,
-and nothing of models, kernels or sampling."""
+"""An iteration as numbers: the table of rows, and their new tokens as one sequence. It knows the plan, pages and
+positions, but no models, kernels or sampling."""

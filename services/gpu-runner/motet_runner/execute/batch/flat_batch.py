@@ -1,4 +1,4 @@
-"""One iteration as the model sees it: the new tokens of all sequences in one line, and where their KV lies.
+"""One iteration as the model's input: the new tokens of all sequences concatenated, and the places of their KV.
 
 There is no padding between sequences of different lengths (OR-03, S3-06).
 """
@@ -18,14 +18,14 @@ from motet_runner.execute.batch.scored_rows import ScoredRow
 from motet_runner.memory.paged import PagedStore
 
 Watcher = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]], None]
-"""Is called with module, query, key, value and options of an attention call."""
+"""Called with module, query, key, value and options of an attention call."""
 
 
 _NOWHERE = torch.empty(0, dtype=torch.int64)
 
 
 class AttentionOverPages(Protocol):
-    """Attention that reads pages where they are"""
+    """Attention that reads pages in place"""
 
     def attend(
         self,
@@ -42,33 +42,33 @@ class AttentionOverPages(Protocol):
 
 
 class SequenceAttention(AttentionOverPages, Protocol):
-    """The same for whole sequences, such as motet_kernels.cpp.PagedAttention. Its batches are its own."""
+    """An implementation for whole sequences, such as motet_kernels.cpp.PagedAttention, with its own type of batch."""
 
     def make_batch(self, table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> Any:
         """`table` [any, pages] holds page numbers. `sequences` [sequences, 4]: first row, number of rows, tokens before
         them, and the sequence's row of the table."""
 
     def follow(self, batch: Any, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences again. `before`: the tokens of each that are there already; `longest`: the tokens of the
+        """The same sequences, grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
         longest one, with the new ones."""
 
 
 class PagedRows(NamedTuple):
-    """All rows, for attention that reads pages where they are."""
+    """All rows, for attention that reads pages in place."""
 
     attention: AttentionOverPages
     batch: Any
 
 
 class Line(NamedTuple):
-    """Whose the tokens of the iteration are, for what depends on their sequences."""
+    """Which sequence each of the iteration's tokens belongs to."""
 
     rows: list[TableRow]
-    """In the order of the line"""
+    """In the order of the concatenated tokens"""
     sequence_of: np.ndarray
-    """[tokens] the place of each one's row in `rows`"""
+    """[tokens] the index in `rows` of each token's row"""
     positions: np.ndarray
-    """[tokens]"""
+    """[tokens] each token's position in its sequence"""
 
 
 @dataclass(slots=True)
@@ -77,32 +77,32 @@ class FlatBatch:
     input_ids: torch.Tensor
     positions: torch.Tensor
     keep: torch.Tensor
-    """Rows whose logits are wanted"""
+    """The batch's rows whose logits are wanted"""
     sampled: list[TableRow]
     """In the order of `keep`, which is the plan's"""
     scored: list[ScoredRow]
-    """In the order of `keep`, after those that are sampled"""
+    """In the order of `keep`, after the sampled rows"""
     begun: list[int]
-    """Pages that get their first rows in this iteration and are not filled by it: cleared before the model runs"""
+    """Pages that this iteration begins and does not fill: cleared before the model runs"""
     lora: Any
     """The batch of the LoRA back end; None if no row has an adapter"""
     tokens: int
     longest: int
-    """Tokens of the longest sequence, with the new ones"""
+    """How many tokens the longest sequence has, with the new ones"""
     line: Line
     paged: PagedRows | None = None
     writes: torch.Tensor = _NOWHERE
-    """[layers, ...] see PagedStore.rows_of; empty, as `decodes` and `chunks`, where there are `paged` rows"""
+    """[layers, ...] see PagedStore.rows_of; empty, like `decodes` and `chunks`, if there are `paged` rows"""
     decodes: Sequence[DecodeGroup] = ()
     chunks: Sequence[PromptChunk] = ()
     head_rows: torch.Tensor | None = None
-    """Rows for which the head computes, if they are others than those of `keep`: then all"""
+    """The rows that the head computes if they are not `keep`: all rows"""
     choices: torch.Tensor | None = None
-    """[sampled] memory for the token of each one's largest logit; None if no row wants it"""
+    """[sampled] memory for the token of each row's largest logit; None if no row wants it"""
     chosen: torch.Tensor | None = None
-    """The same, once the model call has chosen: -1 where the logits are not finite"""
+    """`choices`, once the model call has filled it: -1 where the logits are not finite"""
     calls: int = 0
-    """Attention calls so far"""
+    """How many attention calls there were so far"""
     watcher: Watcher | None = None
     """Sees each attention call; only the probe has one"""
 
@@ -112,4 +112,4 @@ class FlatBatch:
 
 
 CURRENT: ContextVar[FlatBatch] = ContextVar("motet_flat_batch")
-"""The batch of the model call that is under way."""
+"""The batch of the current model call."""

@@ -1,7 +1,7 @@
 """Makes a FlatBatch of each plan.
 
-Everything that does not depend on the layer is worked out here, once an iteration. Rows are ordered by adapter (PU-10),
-rows of the base last, so that an adapter's rows lie together and the base's cost LoRA nothing.
+Everything that does not depend on the layer is computed here, once per iteration. Rows are sorted by adapter (PU-10),
+base rows last, so that an adapter's rows are contiguous and base rows cost LoRA nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,43 +27,43 @@ WherePlaced = Callable[[Digest, int], PlacedAdapter]
 
 @dataclass(slots=True)
 class _Layout:
-    """Where the rows of an iteration lie. It stays while the same sequences decode."""
+    """The order of an iteration's rows. It is kept while the same sequences decode."""
 
     changes: int
-    """Of the row table"""
+    """The row table's `changes` when this was made"""
     adapters: dict[Digest, int]
-    """The first page of each one's run"""
+    """Adapter → the first page of its run"""
     numbers: tuple[int, ...]
-    """Of the table's rows, in the order of the plan"""
+    """The rows' numbers in the table, in the order of the plan"""
     order: np.ndarray
-    """[sequences] their places in the plan"""
+    """[sequences] each one's index in the plan"""
     rows: list[TableRow]
-    """In that order, as all that follows"""
+    """Sorted by `order`, like all fields below"""
     table_rows: np.ndarray
-    """Their numbers"""
+    """The numbers of `rows` in the table"""
     counts: np.ndarray
-    """New tokens of each"""
+    """How many new tokens each sequence has"""
     firsts: np.ndarray
-    """Where the new tokens of each begin"""
+    """Where each sequence's new tokens begin"""
     sequence_of: np.ndarray
-    """[tokens] the place of each one's sequence"""
+    """[tokens] the index of each token's sequence"""
     within: np.ndarray
-    """[tokens] each one's place among the new ones of its sequence"""
+    """[tokens] each token's index among the new ones of its sequence"""
     keep: torch.Tensor
     sampled: list[TableRow]
-    """In the order of the plan, as `keep`"""
+    """In the order of the plan, like `keep`"""
     greedy: bool
-    """Whether some of them want the largest logit, and nobody other logits"""
+    """True if some rows want the largest logit, and no row wants other logits"""
     scored: list[ScoredRow]
-    """After those, as `keep`"""
+    """In `keep` they follow `sampled`"""
     lora: Any
     attended: Any = None
     buffers: "_DecodeBuffers | None" = None
 
 
 class _DecodeBuffers:
-    """What each iteration of a layout that only decodes writes anew, at the same addresses: to make arrays and tensors
-    of a few numbers takes longer than to fill them."""
+    """Buffers that each iteration of a decode-only layout overwrites, at the same addresses: to make small arrays and
+    tensors takes longer than to fill them."""
 
     def __init__(self, layout: _Layout) -> None:
         count = len(layout.rows)
@@ -74,7 +74,7 @@ class _DecodeBuffers:
         self.choices = torch.empty(count, dtype=torch.int64) if layout.greedy else None
         places = layout.order.tolist()
         self.places = None if places == list(range(count)) else places
-        """The places of the rows in the plan; None: they are in its order"""
+        """The places of the rows in the plan; None: they are in the plan's order"""
 
 
 class FlatBatchBuilder:
@@ -98,11 +98,11 @@ class FlatBatchBuilder:
         self._backend: LoraBackend[Any] | None = None
         self._attention: SequenceAttention | None = None
         self._known: _Layout | None = None
-        """The layout of the newest iteration that only decoded"""
+        """The layout of the last decode-only iteration"""
 
     def use(self, backend: LoraBackend[Any] | None, attention: SequenceAttention | None) -> None:
-        """Make batches for these from now on. `backend`: None if no row ever has an adapter. `attention`: None for
-        torch's."""
+        """Make batches for this back end and attention from now on. `backend`: None if no row ever has an adapter.
+        `attention`: None for torch's."""
         self._backend = backend
         self._attention = attention
         self._known = None
@@ -146,8 +146,8 @@ class FlatBatchBuilder:
         return batch
 
     def _build_paged_decodes(self, plan: StepPlan, layout: _Layout, attention: SequenceAttention) -> FlatBatch:
-        """The same for the usual iteration, in which each row has one new token and nothing depends on the page
-        tables but attention itself."""
+        """Like `build`, for the usual iteration: each row has one new token, and only attention depends on the page
+        tables."""
         buffers = layout.buffers
         if buffers is None:
             buffers = layout.buffers = _DecodeBuffers(layout)
@@ -188,7 +188,7 @@ class FlatBatchBuilder:
             and known.adapters == plan.adapters
         ):
             return known
-        self._known = None  # should memory end now: its batch of adapters is good until another one is made
+        self._known = None  # in case memory runs out now: the old batch of adapters is invalid once a new one is made
         layout = self._lay_out(plan)
         self._known = None if plan.prefills else layout
         return layout
@@ -249,7 +249,7 @@ class FlatBatchBuilder:
         return PagedRows(attention, layout.attended)
 
     def _adapters(self, plan: StepPlan) -> dict[Digest, PlacedAdapter]:
-        """Those of the plan's rows, in the order in which their rows lie best."""
+        """The plan's adapters, in the best order of their rows for the back end."""
         if not plan.adapters:
             return {}
         backend, placed = self._backend, self._placed

@@ -1,4 +1,4 @@
-"""An iteration whose rows do not fit memory together is computed in parts, one after the other."""
+"""An iteration whose rows do not fit into memory together is computed in parts, one after the other."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +14,10 @@ from motet_runner.plan.presets import UNBOUNDED
 
 
 class Parts(Protocol):
-    """What the parts of one iteration bring together"""
+    """The combined results of one iteration's parts"""
 
     out_of_memory: set[int]
-    """Rows that did not fit even alone"""
+    """Rows that did not fit into memory even alone"""
     model_calls: int
     retries: int
 
@@ -35,18 +35,18 @@ class InParts(Generic[Its]):
         compute: Callable[[StepPlan, Its], None],
         no_token: Callable[[RowStep, Its], None],
     ) -> None:
-        """`compute` computes rows at once. It may raise an error of memory, and then it has changed nothing that stays.
-        `no_token`: a row that would be sampled gets none."""
+        """`compute` computes all rows of a plan at once. If it runs out of memory, it must not have changed any lasting
+        state. `no_token` is called for a row that should be sampled but gets no token."""
         self._table = table
         self._vocabulary = vocabulary
         self._device = device
         self._compute_at_once = compute
         self._no_token = no_token
         self.decodes = SizeLimit(UNBOUNDED)
-        """How many decodes are computed at once."""
+        """How many decodes are computed at once"""
 
     def compute(self, plan: StepPlan, parts: Its) -> None:
-        """The rows at once or, when memory does not suffice for all of them, in two partial batches"""
+        """Compute the rows at once or, if memory does not suffice, in two partial batches."""
         logits_fit = fits(plan, self._table, self._vocabulary)
         if logits_fit and plan.count <= self.decodes.size and self._fits(plan, parts):
             return
@@ -55,7 +55,7 @@ class InParts(Generic[Its]):
             self.leave_out(plan, parts)
             return
         self.compute(first, parts)
-        if any(step.row in parts.out_of_memory for step in second.rows):  # the rest of the only row
+        if any(step.row in parts.out_of_memory for step in second.rows):  # `second` is the rest of that row
             self.leave_out(second, parts)
         else:
             self.compute(second, parts)
@@ -67,12 +67,12 @@ class InParts(Generic[Its]):
                 self._no_token(step, parts)
 
     def ended(self, parts: Its) -> None:
-        """All of an iteration is computed."""
+        """To be called when all parts of an iteration are computed."""
         if not parts.retries:
             self.decodes.fitted(parts.model_calls)
 
     def did_not_fit(self, plan: StepPlan, parts: Its) -> None:
-        """To be called when the tensors of the attempt are gone: an exception holds them."""
+        """To be called after the attempt's tensors are freed: the exception holds them."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         parts.retries += 1
@@ -81,8 +81,8 @@ class InParts(Generic[Its]):
             self.decodes.did_not_fit(plan.count)
 
     def _fits(self, plan: StepPlan, parts: Its) -> bool:
-        """Compute the rows at once, if memory suffices for them. A device's memory is given out when work is launched,
-        so this is known before the work is done."""
+        """Compute the rows at once, if memory suffices for them. A device's memory is allocated at the launch, so a
+        failure is known before the work is done."""
         try:
             self._compute_at_once(plan, parts)
         except (MemoryError, RuntimeError) as error:
@@ -95,7 +95,7 @@ class InParts(Generic[Its]):
 
 
 def _partial_plans(plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
-    """Two partial batches: the plan's rows or, if it has only one, the tokens of that."""
+    """Two partial batches: halves of the plan's rows or, if there is only one, of its tokens."""
     rows = plan.rows
     middle = len(rows) // 2
     if middle:

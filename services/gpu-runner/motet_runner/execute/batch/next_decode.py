@@ -1,8 +1,8 @@
-"""The next iteration of rows that only decode, made from the one before it.
+"""The next decode-only iteration, made from the previous one.
 
-In most iterations the same rows compute one more token each. Their batch stays: only tokens and positions in it change,
-and no row of the table is touched, which after a model call would have to come from memory again. The rows get their
-tokens when another iteration comes.
+In most iterations the same rows compute one more token each. Their batch is kept: only its tokens and positions change,
+and no row of the table is touched, because after a model call the table is no longer in the CPU's cache. The rows get
+their tokens when a different iteration comes.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from motet_runner.plan import DecodeRows, StepPlan
 
 class NextDecode:
     def __init__(self, plan: StepPlan, batch: FlatBatch, table: RowTable, attention: SequenceAttention) -> None:
-        """`batch`: of this plan, which only decodes; it is computed, and its rows have their tokens."""
+        """`batch`: the batch of this decode-only plan; it is computed, and its rows have their tokens."""
         assert batch.paged is not None
         self.batch = batch
         self._decodes: DecodeRows = plan.decodes
@@ -32,19 +32,19 @@ class NextDecode:
         place_of = {row.number: place for place, row in enumerate(batch.sampled)}
         order = [place_of[row.number] for row in rows]
         self._order = None if order == list(range(len(order))) else order
-        """For each token of the line, its row's place in the plan; None: it is the same"""
+        """For each token of the batch, its row's index in the plan; None: the orders are equal"""
         self._write([row.tokens[-1] for row in batch.sampled])
         self._columns: list[Sequence[int]] = []
-        """Tokens that the rows do not have yet, in the order of the plan"""
+        """Tokens that are not yet in the rows, in the order of the plan"""
         self._beginning: list[list[tuple[int, int]]] = [[] for _ in range(PAGE_TOKENS)]
-        """Which rows begin a page, and how many pages they had filled now, by the iterations from now"""
+        """Iterations from now → the rows that begin a page then, and how many pages they have filled now"""
         for row, position in zip(rows, self._positions.tolist(), strict=True):
             self._beginning[-position % PAGE_TOKENS].append((row.number, -(-position // PAGE_TOKENS)))
         self._passed = 0
 
     def is_followed_by(self, plan: StepPlan) -> bool:
-        """Whether this plan computes one more token of each of these rows, and changes nothing else. Their adapters lie
-        where they were: else the plan would have copies."""
+        """True if this plan computes one more token of each of these rows, and changes nothing else. Adapters cannot
+        have moved: the plan would have copies."""
         decodes = plan.decodes
         return (
             plan.only_decodes
@@ -52,12 +52,12 @@ class NextDecode:
             and decodes.rows == self._decodes.rows
             and decodes.first_starts == self._decodes.first_starts
             and self._table.changes == self._changes
-            # Else the page table grows, and lies elsewhere.
+            # Else the page table grows, and gets a new address.
             and self.batch.longest < self._table.pages.shape[1] * PAGE_TOKENS
         )
 
     def follow(self, plan: StepPlan) -> FlatBatch:
-        """The batch of this plan. It is the same object as before."""
+        """Updates the batch for this plan. It stays the same object."""
         batch = self.batch
         for row, new_pages in plan.decodes.new_pages.items():
             self._table.extend(row, new_pages)
@@ -74,26 +74,26 @@ class NextDecode:
 
     @property
     def chooses(self) -> bool:
-        """Whether the model's call chooses the tokens."""
+        """True if the model's call chooses the tokens."""
         return self._choices is not None
 
     def chosen(self) -> list[int | None]:
-        """The tokens that it has chosen, in the order of the plan; None where a row is not finite"""
+        """The tokens that the call has chosen, in the order of the plan; None for a row whose logits are not finite"""
         assert self._choices is not None
         tokens: list[int] = self._choices.tolist()
         return [None if token < 0 else token for token in tokens]
 
     def take(self, tokens: Sequence[int | None]) -> None:
-        """Its rows, in the order of the plan, have sampled these tokens."""
+        """Takes the tokens that the rows have sampled, in the order of the plan."""
         column = [UNKNOWN_TOKEN if token is None else token for token in tokens]
         self._write(column)
         self._columns.append(column)
 
     def write_back(self) -> None:
-        """The rows get the tokens that they do not have yet. No iteration follows."""
+        """Appends the missing tokens to the rows. No iteration may follow."""
         for place, row in enumerate(self.batch.sampled):
             row.tokens += [column[place] for column in self._columns]
 
     def _write(self, newest: list[int]) -> None:
-        """What the next iteration begins with: the newest token of each row, in the order of the plan"""
+        """Sets the next iteration's inputs: the newest token of each row, in the order of the plan"""
         self._tokens[:] = newest if self._order is None else [newest[place] for place in self._order]

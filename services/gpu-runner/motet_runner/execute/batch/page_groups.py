@@ -1,5 +1,5 @@
-"""What attention reads that does not follow page tables: decodes of similar lengths together, prompts one by one, each
-with its pages brought together."""
+"""The input of attention that cannot follow page tables: decodes of similar lengths in groups, prompts one by one, each
+with its pages gathered."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,14 +21,14 @@ class DecodeGroup:
     rows: torch.Tensor
     """[sequences] rows of the iteration"""
     scattered: bool
-    """Whether `rows` are other than 0, 1, 2, …"""
+    """True if `rows` are not 0, 1, 2, …"""
     blocks: torch.Tensor
     """[layers, ...] see PagedStore.blocks_of"""
     lengths: torch.Tensor
-    """[sequences, 1] tokens of those that are read that each may see"""
+    """[sequences, 1] how many of the tokens that are read each may attend to"""
     count: int
     tokens: int
-    """Keys read per sequence; the longest one's, rounded up to a page"""
+    """How many keys are read per sequence: the longest one's, rounded up to a page"""
     masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
@@ -44,18 +44,18 @@ class DecodeGroup:
 
 @dataclass(slots=True)
 class PromptChunk:
-    """One sequence's part of a prompt: its rows [first, last), which attend to `before` computed tokens, too."""
+    """One sequence's part of a prompt: rows [first, last), which also attend to `before` earlier tokens."""
 
     first: int
     last: int
     before: int
     blocks: torch.Tensor | None
-    """[layers, ...]; None when nothing came before"""
+    """[layers, ...]; None if no token came before"""
     tokens: int
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-        """[rows, tokens] added to scores; None where plain causality among the chunk's own rows says the same"""
+        """[rows, tokens] added to scores; None if the plain causal mask of the chunk's own rows is equal"""
         if self.before == 0 and (window is None or window >= self.last - self.first):
             return None
         if window not in self.masks:
@@ -75,15 +75,15 @@ def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 class PageGroups:
     def __init__(self, table: RowTable, store: PagedStore, device: torch.device, window: int | None) -> None:
-        """`window`: how many tokens a token attends to, if all layers have a window. Pages before it are not read: they
-        may be others' by now."""
+        """`window`: how many tokens a token attends to, if all layers have a window. Pages before it are not read:
+        other sequences may own them by now."""
         self._table = table
         self._store = store
         self._device = device
         self._window = window
 
     def of(self, steps: list[tuple[int, RowStep]]) -> tuple[list[DecodeGroup], list[PromptChunk]]:
-        """Of rows that begin at these places of the line"""
+        """The groups and chunks of rows whose tokens begin at these places of the batch"""
         decoding: list[tuple[int, RowStep]] = []
         chunks: list[PromptChunk] = []
         for first, step in steps:
@@ -94,7 +94,7 @@ class PageGroups:
         return self._decodes(decoding), chunks
 
     def _decodes(self, decoding: list[tuple[int, RowStep]]) -> list[DecodeGroup]:
-        """Decodes that are attended together: as many as are well read at once, none twice as long as another."""
+        """Groups of decodes: limited by how many sequences are well read at once, and none twice as long as another."""
         if not decoding:
             return []
         places = np.array([first for first, _ in decoding], dtype=np.int64)
@@ -105,7 +105,7 @@ class PageGroups:
         if (pages != pages[0]).any():
             order = np.argsort(-pages, kind="stable")
             places, rows, firsts, lengths, pages = (a[order] for a in (places, rows, firsts, lengths, pages))
-        # Pages beyond a sequence's end repeat the first one that is read, never a neighbour's, and are masked.
+        # Places beyond a sequence's end repeat its first page that is read, never a neighbour's, and are masked.
         beside = np.arange(pages[0])
         read = firsts[:, None] + np.where(beside < pages[:, None], beside, 0)
         table = self._table.pages[rows[:, None], read].astype(np.int64)
@@ -125,7 +125,7 @@ class PageGroups:
         ]
 
     def _groups(self, pages: list[int]) -> Iterator[tuple[int, int, int]]:
-        """Start, stop and longest of each group. `pages` are those that each sequence reads, the longest first."""
+        """Start, stop and longest of each group. `pages`: how many pages each sequence reads, in descending order."""
         start = 0
         while start < len(pages):
             longest = pages[start]

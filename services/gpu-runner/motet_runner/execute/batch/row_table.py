@@ -1,7 +1,7 @@
-"""A worker's own table of rows: what it knows of the sequences that it computes.
+"""A worker's table of rows: the state of the sequences that it computes.
 
-The plan names rows by number and sends only what changes. Page tables lie in buffers that persist: a kernel finds them
-at the same address in every step, until the table has to grow.
+The plan names rows by number and sends only changes. Page tables are in persistent buffers: a kernel finds them at the
+same address in every step, until the table has to grow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from motet_runner.interface import Sampling
 from motet_runner.plan import RowJoin
 
 UNKNOWN_TOKEN = 0
-"""The token of a row that has got none. The plan ends that row; until it does, any token will do."""
+"""Stands for a token that a row did not get. The plan ends that row; until then, any token will do."""
 
 _FIRST_ROWS = 16
 _FIRST_PAGES = 16
@@ -26,16 +26,16 @@ class TableRow:
     number: int
     request: RequestId
     tokens: list[int]
-    """Prompt and output, with the tokens that this worker has sampled."""
+    """Prompt and output, including the tokens that this worker has sampled."""
     prompt_tokens: int
     adapter: Digest
     sampling: Sampling
     seed: int
     choice: int
     adjustment: object = None
-    """What the sampler keeps of this row. A row that joins again begins anew."""
+    """The sampler's state of this row. A row that joins again starts with none."""
     to_score: int | None = None
-    """The place in the prompt of the first token whose log probability is wanted; None: of no token"""
+    """The place in the prompt of the first token whose log probability is wanted; None: none is wanted"""
 
     @property
     def output_tokens(self) -> int:
@@ -45,12 +45,12 @@ class TableRow:
 class RowTable:
     def __init__(self) -> None:
         self.changes = 0
-        """How often rows have changed hands or buffers"""
+        """How often rows have got other sequences, or new buffers"""
         self._rows: dict[int, TableRow] = {}
         self.pages: npt.NDArray[np.int32] = np.zeros((_FIRST_ROWS, _FIRST_PAGES), dtype=np.int32)
-        """[rows, pages] The page table of each row; what lies beyond its count is left over from earlier."""
+        """[rows, pages] The page table of each row; entries beyond its count are stale."""
         self.counts: npt.NDArray[np.int32] = np.zeros(_FIRST_ROWS, dtype=np.int32)
-        """[rows] Pages of each row, with those that a window has left: what stands for them is left over, too."""
+        """[rows] How many pages each row has, including those before its window, whose entries are stale, too."""
 
     def __getitem__(self, row: int) -> TableRow:
         return self._rows[row]
@@ -89,7 +89,7 @@ class RowTable:
         self.counts[row] = last
 
     def move_pages(self, moves: Mapping[int, int]) -> None:
-        """Pages were moved, old page → new page."""
+        """Pages were moved: old page → new page."""
         new_page = np.arange(max(*moves, int(self.pages.max())) + 1, dtype=np.int32)
         new_page[list(moves)] = list(moves.values())
         self.pages[:] = new_page[self.pages]
@@ -98,7 +98,7 @@ class RowTable:
         return self.pages[row, : self.counts[row]]
 
     def _grow(self, rows: int, pages: int) -> None:
-        """Twice as large where it is too small, so that this is rare."""
+        """Doubles a size that is too small, so that growth is rare."""
         old_rows, old_pages = self.pages.shape
         rows = old_rows if rows <= old_rows else max(rows, 2 * old_rows)
         pages = old_pages if pages <= old_pages else max(pages, 2 * old_pages)

@@ -1,5 +1,5 @@
-"""Rows whose prompts are scored. A prompt's logits take as much memory as its tokens times the vocabulary: the worker
-computes an iteration in parts if they are too many."""
+"""Rows whose prompts are scored. The size of a prompt's logits is its tokens times the vocabulary: if they are too
+large, the worker computes an iteration in parts."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ LOGITS_AT_ONCE = 1 << 23
 
 @dataclass(frozen=True, slots=True)
 class ScoredRow:
-    """A row of the table whose prompt is scored, and the places in it."""
+    """A row of the table whose prompt is scored, and the range of its scored tokens."""
 
     row: TableRow
     places: range
@@ -27,7 +27,7 @@ def scored_row(row: TableRow, step: RowStep) -> ScoredRow | None:
 
 
 def fits(plan: StepPlan, table: RowTable, vocabulary: int) -> bool:
-    """Whether the logits that prompts need are few enough for one call of the model."""
+    """True if the logits that prompts need are few enough for one call of the model."""
     found = (scored_row(table[step.row], step) for step in plan.prefills)
     places = sum(len(one.places) for one in found if one is not None)
     return places <= 1 or places * vocabulary <= LOGITS_AT_ONCE

@@ -1,7 +1,7 @@
-"""What exact mode refuses, and the trial by which it finds out that a model keeps its promise.
+"""Exact mode's limits, and the trial that shows whether it can keep its promise with a model.
 
-Exact mode (`tiles.py`) promises that the logits of a token depend on the tokens before it, on the adapter and on the
-position alone, to the last bit. A model whose modules compute several rows together cannot keep that.
+Exact mode (`tiles.py`) promises that the logits of a token depend only on the tokens before it, the adapter and the
+position, to the last bit. A model whose modules compute several rows together cannot keep that promise.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +22,15 @@ from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import RowStep, StepPlan
 
 NAME = "exact"
-"""As `engine.kernels`"""
+"""Its name in `engine.kernels`"""
 
 WIDTH = 16
-"""Numbers that the widest vectors of a CPU hold. In a row of another width, a function treats the last numbers, or the
-first ones of the next row, in another way."""
+"""How many numbers the widest vectors of a CPU hold. If a width is no multiple, a row's last numbers or the next row's
+first ones are computed differently."""
 
 
 def exact_settings(config: EngineConfig) -> EngineConfig:
-    """The settings with which exact mode computes. Raises SetupError for others."""
+    """The settings that exact mode needs. Raises SetupError for settings that contradict them."""
     if config.dtype not in ("auto", "float32"):
         raise SetupError(f"engine.kernels is exact, which computes in float32, and engine.dtype is {config.dtype}.")
     if config.threads not in (None, 1):
@@ -65,7 +65,7 @@ def _reason_by_config(loaded: LoadedModel) -> str | None:
 
 
 def _reason_by_trial(loaded: LoadedModel) -> str | None:
-    """The same tokens, each time with others beside them and in other places of their tiles."""
+    """Computes the same tokens with different neighbours and in different places of their tiles."""
     lengths = {0: TILE_ROWS + 5, 1: 6, 2: 1, 3: TILE_ROWS}
     texts = {
         row: text(length, stride=7, first=11 * row + 3, vocabulary=loaded.vocabulary) for row, length in lengths.items()

@@ -1,9 +1,9 @@
 """Attention of exact mode: each row walks its own blocks of 16 keys, in their order.
 
-Every product and every function of more than one operation has a shape that depends on the model alone, and what is
-added up is added block after block. So the bits of a row depend on its own keys, and on nothing beside it. Where a row
-has fewer blocks than another one of the tile, it meets blocks of its own again, with weights of zero: they change
-nothing. (What lies in a page beyond the tokens of its sequence is finite; `attention.py` says why.)
+Every product and every function of more than one operation has a shape that depends on the model alone, and sums are
+added block after block. So the bits of a row depend on its own keys only. If a row has fewer blocks than another row of
+the tile, it reads some of its own blocks again, with weights of zero: they change nothing. (Page contents beyond a
+sequence's tokens are finite; `attention.py` says why.)
 """
 
 from dataclasses import dataclass, field
@@ -24,12 +24,12 @@ class Blocks:
     """[layers, blocks, rows · kv_heads] see PagedStore.block"""
     values: torch.Tensor
     hidden: torch.Tensor
-    """[blocks, rows, 1, PAGE_TOKENS] keys that the row does not see"""
+    """[blocks, rows, 1, PAGE_TOKENS] keys that the row must not see"""
 
 
 @dataclass(slots=True)
 class Tile:
-    """The same for all layers."""
+    """A batch of one tile, the same for all layers."""
 
     pages: npt.NDArray[np.int32]
     """[rows, pages] The page tables of the rows"""
@@ -37,9 +37,9 @@ class Tile:
     writes: torch.Tensor
     """[layers, ...] see PagedStore.rows_of"""
     count: int
-    """Rows whose keys and values are written; the others are copies"""
+    """How many rows have their keys and values written; the rest are copies"""
     blocks: dict[int | None, Blocks] = field(default_factory=dict)
-    """By window"""
+    """Window → its blocks"""
 
 
 class TileAttention:
@@ -53,7 +53,7 @@ class TileAttention:
         positions: npt.NDArray[np.int64],
         count: int,
     ) -> Tile:
-        """`table` [any, pages]; `rows`: each row's place in it; `count`: the first rows, which are not copies."""
+        """`table` [any, pages]; `rows`: each row's index in it; `count`: how many of the first rows are no copies."""
         pages = table[rows, : int(positions.max()) // PAGE_TOKENS + 1]
         page_of = pages[np.arange(count), positions[:count] // PAGE_TOKENS].astype(np.int64)
         writes = self._store.rows_of(page_of, positions[:count] % PAGE_TOKENS)
@@ -119,7 +119,7 @@ class TileAttention:
 
 
 def _sums(weights: torch.Tensor) -> torch.Tensor:
-    """[..., PAGE_TOKENS] → [..., 1] Half on half: one order, whatever the shape."""
+    """[..., PAGE_TOKENS] → [..., 1] Adds the halves again and again: one order for any shape."""
     while (width := weights.shape[-1]) > 1:
         weights = weights[..., : width // 2] + weights[..., width // 2 :]
     return weights

@@ -1,9 +1,9 @@
 """Exact mode: iterations cut into tiles of 16 tokens, so that a token's numbers do not depend on its neighbours.
 
-What a linear or an element-wise function gives for a row depends, in its last bits, on how many rows there are:
-libraries choose their code by the shape. So the model is called on exactly 16 tokens, again and again, whatever the
-iteration has; a shorter tile is filled with copies of its first token, and nobody takes their results. Tiles come in
-the order of the plan: a token finds the keys of those before it in the pages, or in its own tile.
+The last bits of a linear's or an element-wise function's result for a row depend on the number of rows: libraries
+choose their code by the shape. So the model is called on exactly 16 tokens, again and again, whatever the iteration
+has; a shorter tile is padded with copies of its first token, whose results are dropped. Tiles come in the order of the
+plan: a token finds the keys of earlier tokens in the pages, or in its own tile.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from motet_runner.plan import RowStep, StepPlan
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Where a product is cut into parts for threads, the parts have other shapes."""
+    """With several threads, a product is cut into parts of other shapes."""
     usual = torch.get_num_threads()
     if usual == 1:
         yield
@@ -39,7 +39,7 @@ def one_thread() -> Iterator[None]:
 
 
 def tiles(plan: StepPlan) -> Iterator[StepPlan]:
-    """The rows of a plan in plans of at most 16 tokens. Only the last part of a row samples."""
+    """Cuts a plan into plans of at most 16 tokens. Only the last part of a row samples."""
     steps: list[RowStep] = []
     room = TILE_ROWS
     for step in plan.rows:
@@ -57,7 +57,7 @@ def tiles(plan: StepPlan) -> Iterator[StepPlan]:
 
 
 class Tiles:
-    """How exact mode cuts iterations, see `worker.local_worker.Cut`"""
+    """Cuts iterations for exact mode, see `worker.local_worker.Cut`"""
 
     parts = staticmethod(tiles)
     computing = staticmethod(one_thread)
@@ -68,7 +68,7 @@ class Tiles:
 
 
 class TileBuilder:
-    """Makes a FlatBatch of each plan of at most 16 tokens. See FlatBatchBuilder."""
+    """Makes a FlatBatch of each plan of at most 16 tokens, like FlatBatchBuilder."""
 
     def __init__(
         self, table: RowTable, store: PagedStore, device: torch.device, *, placed: WherePlaced | None = None
@@ -82,7 +82,7 @@ class TileBuilder:
         self._all_rows = torch.arange(TILE_ROWS, device=device)
 
     def use(self, backend: LoraBackend[Any] | None, attention: SequenceAttention | None) -> None:
-        """`backend`: None if no row ever has an adapter. `attention`: None, because tiles have their own."""
+        """`backend`: None if no row ever has an adapter. `attention`: None, because tiles have their own attention."""
         assert attention is None, "tiles have an attention of their own"
         self._backend = backend
 

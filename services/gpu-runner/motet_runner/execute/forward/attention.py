@@ -1,14 +1,13 @@
-"""Our attention, as transformers sees it: one function for every decoder that asks `ALL_ATTENTION_FUNCTIONS` (OR-03).
+"""Our attention, as transformers calls it: one function for every decoder that uses `ALL_ATTENTION_FUNCTIONS` (OR-03).
 
-Linear layers saw all rows at once; here each sequence meets its own keys (selective batching). New keys and values go
-to their pages first. Then the compiled kernels attend to the pages where they are, in one call. Without them, decodes
-are attended in one call a length class, and prompts one by one.
+Linear layers compute all rows at once; here each sequence attends to its own keys (selective batching). New keys and
+values go to their pages first. Then the compiled kernels attend to the pages in place, in one call. Without these
+kernels, decodes take one call per length class, and prompts one call each.
 
-Nothing that is not owned is ever multiplied: a masked key still meets a query, a masked value still meets its weight of
-zero, and 0 × NaN is NaN. Pages are read whole, so the iteration that writes a page's first rows clears it, unless it
-fills it (`FlatBatch.begun`): what its last owner left is gone then, however that one ended. What is read beyond a
-sequence's end is its own page. Every other attention keeps to this, and reads no page but those in the sequence's
-table.
+Only owned memory may be multiplied, since masks do not protect: a masked value still meets its weight of zero, and 0 ×
+NaN is NaN. Pages are read whole, so the iteration that writes a page's first rows clears it, unless it fills it
+(`FlatBatch.begun`): that erases what the last owner left, however it ended. Beyond its end a sequence reads only its
+own page. All other implementations of attention obey this, and read only pages in the sequence's table.
 """
 
 from typing import Any, NamedTuple
@@ -24,17 +23,17 @@ from motet_runner.memory.paged import PagedStore
 NAME = "motet"
 
 UNDERSTOOD = frozenset({"sliding_window", "softcap"})
-"""What changes the result, and is honoured."""
+"""Options that change the result, and are honoured"""
 HARMLESS = frozenset(
     {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "cache_position", "past_key_values",
      "position_embeddings", "logits_to_keep", "return_dict", "output_hidden_states", "token_type_ids",
      "output_router_logits"}
 )  # fmt: skip
-"""What does not. Anything else that is not None makes a model unsupported at load (see `load/model_check.py`)."""
+"""Options that do not change it. Any other that is not None makes a model unsupported (see `load/model_check.py`)."""
 
 
 class How(NamedTuple):
-    """What a layer asks of its attention."""
+    """A layer's options of attention."""
 
     scale: float
     window: int | None
@@ -47,16 +46,16 @@ def register() -> None:
 
 
 def assign_layer(module: torch.nn.Module, layer: int, window: int | None) -> None:
-    """The attention of this module is that of the given layer: its keys and values lie there in each page.
+    """Sets the layer of a module's attention: each page has the layer's keys and values at that index.
 
-    `window`: how many tokens a token attends to there; None: all.
+    `window`: how many tokens a token attends to in this layer; None: all.
     """
     module.motet_layer = layer  # type: ignore[assignment] # nn.Module's attributes are typed as tensors and modules
     module.motet_window = window  # type: ignore[assignment]
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """Who sees whom is known from pages and lengths."""
+    """No mask is needed: pages and lengths determine what each token sees."""
 
 
 def attend(  # noqa: PLR0917 transformers' signature
@@ -74,7 +73,7 @@ def attend(  # noqa: PLR0917 transformers' signature
     batch = CURRENT.get()
     batch.calls += 1
     if batch.watcher is not None:
-        # Transformers makes none for us: one that is there is the model's own.
+        # Transformers makes no mask for us: any mask is the model's own.
         given = {"attention_mask": attention_mask, "sliding_window": sliding_window, "softcap": softcap, **others}
         batch.watcher(module, query, key, value, given)
     layer: int = module.motet_layer  # type: ignore[assignment] # a number: assign_layer
@@ -105,7 +104,7 @@ def attend_heads(batch: FlatBatch, layer: int, how: How, heads: torch.Tensor) ->
     return _attend_written(batch, layer, how, *heads.split((queries, kv_heads, kv_heads), 1))
 
 
-def _attend_written(  # noqa: PLR0917 three of them are one
+def _attend_written(  # noqa: PLR0917 query, key and value belong together
     batch: FlatBatch, layer: int, how: How, by_row: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
     """by_row [rows, heads, dim], key and value [rows, kv_heads, dim], which are also in their pages"""
@@ -144,7 +143,7 @@ def _decode(group: DecodeGroup, store: PagedStore, layer: int, query: torch.Tens
 
 
 def _few_queries(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """softmax(scale · q kᵀ + mask) v by batched products: for few queries, torch's own attention on a CPU takes two to
+    """softmax(scale · q kᵀ + mask) v by batched products: with few queries, torch's own attention on a CPU takes two to
     three times as long."""
     scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)).view(*q.shape[:3], -1)
     shares = torch.softmax(torch.add(mask, scores, alpha=scale), -1).to(v.dtype)

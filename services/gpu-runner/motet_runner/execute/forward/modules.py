@@ -1,4 +1,4 @@
-"""A loaded model, and its forward pass by its own modules: the truth that every other forward pass is compared with."""
+"""A loaded model, and its forward pass by its own modules: the reference for every other forward pass."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,19 +25,19 @@ class LoadedModel:
     linears: dict[str, torch.nn.Module] = field(default_factory=dict)
     """Linears that see exactly the rows of the iteration, by path."""
     linear_groups: list[tuple[str, ...]] = field(default_factory=list)
-    """The same linears, those together that are fed the same tensor, such as q, k and v of a layer."""
+    """The same linears, grouped by the tensor that they are fed, such as q, k and v of a layer."""
     window: int | None = None
     """How many tokens a token attends to, itself included, if all layers have such a window: the widest one."""
     keeps_all: bool = False
-    """Whether the model gives the logits of all rows, whatever is asked"""
+    """True if the model always computes the logits of all rows"""
     rope: LengthRope | None = None
     """Its rope, if the frequencies depend on the length of a sequence"""
     fused: Forward | None = None
-    """Computes what the model computes, in the kernels that serve"""
+    """The forward pass in the kernels that serve; None: the modules serve"""
 
     @property
     def windows(self) -> list[int]:
-        """Of the layers that have one"""
+        """The windows of the layers that have one"""
         of_modules = (getattr(module, "motet_window", None) for module in self.model.modules())
         return [window for window in of_modules if window is not None]
 
@@ -55,6 +55,6 @@ class LoadedModel:
         finally:
             CURRENT.reset(token)
         logits: torch.Tensor = output.logits[0]
-        # The first call of all, that of the probe, keeps fewer rows than it has.
+        # The very first call, the probe's, keeps only some of its rows.
         self.keeps_all = self.keeps_all or len(logits) != len(of_head)
         return logits[batch.keep] if self.keeps_all or batch.head_rows is not None else logits

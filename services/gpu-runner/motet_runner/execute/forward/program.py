@@ -24,8 +24,8 @@ log = structlog.get_logger(__name__)
 
 CHOICE, PREFETCH = "choice", "prefetch"
 SWITCHED_ON = frozenset((*PEEPHOLES, CHOICE, PREFETCH))
-"""What makes programs faster, each of which tests and benchmarks can leave out: steps of these kinds are brought
-together, the program itself chooses the largest logits, and linears prefetch what their adapters read."""
+"""Optimizations of programs, each of which tests and benchmarks can switch off: these peepholes, choosing the largest
+logits in the program, and prefetching adapters in linears."""
 
 
 class RecordedForward:
@@ -56,14 +56,14 @@ class RecordedForward:
 
 
 class RecordedModel:
-    """Records what a model's modules compute while they have their own weights, and makes a forward pass of that once
-    the weights are packed."""
+    """Records what a model's modules compute while they have their own weights, and makes a forward pass of the record
+    once the weights are packed."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._tracing: Tracing | None = None
         self.fault = ""
-        """Why nothing was recorded, in one line"""
+        """Why nothing could be recorded, in one line"""
         try:
             rows = rows_for(loaded.model)
             trace = RowTrace(
@@ -76,7 +76,7 @@ class RecordedModel:
             tracing = Tracing(trace)
             self._logits = tracing.run(recorded_iteration(loaded, *rows), loaded.forward)
             self._tracing = tracing
-        except Exception as error:  # the modules serve, whatever they do
+        except Exception as error:  # the modules can still serve
             self._not_recorded(error)
 
     def forward(

@@ -1,4 +1,4 @@
-"""What computes a model's forward pass without its modules."""
+"""The protocol of forward passes without modules."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ class Forward(Protocol):
     """A model's forward pass in one compiled call, or in few operators"""
 
     def use_lora(self, backend: LoraBackend[Any]) -> None:
-        """Which linears this back end adds to. Before this call, no batch may have LoRA."""
+        """Sets the back end that adds LoRA to the linears. Before this call, no batch may have LoRA."""
 
     def __call__(self, batch: FlatBatch) -> torch.Tensor:
         """Logits [kept rows, vocabulary]"""

@@ -1,1 +1,1 @@
-"""What modules compute for a row, recorded as steps of a program. How steps run is known in `motet_kernels.cpp`."""
+"""Records what modules compute for a row as steps of a program, which `motet_kernels.cpp` runs."""

@@ -1,4 +1,4 @@
-"""What each operation of torch becomes in a program: the handler that records it."""
+"""The handlers that record torch's operations as steps of a program."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from motet_runner.execute.forward.record.unpacked_steps import LinearOf, LookUpO
 from motet_runner.execute.pack.linear_packing import HEAD
 
 _SAME = {"to", "type_as", "contiguous", "clone", "alias", "detach", "dropout", "_to_copy", "float", "lift_fresh"}
-"""What changes nothing but the type of numbers"""
+"""Operations that change at most the type of numbers"""
 _VIEWS = {
     "view", "reshape", "_unsafe_view", "flatten", "transpose", "permute", "unsqueeze", "squeeze", "slice", "select",
     "narrow", "expand", "expand_as", "split", "split_with_sizes", "chunk", "unbind", "unflatten", "t", "movedim",
@@ -28,7 +28,7 @@ _POWERS = {3: "cube", 0.5: "sqrt", -0.5: "rsqrt"}
 
 
 def record(trace: RowTrace, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-    """Raises CannotRecord, or what a call leads to that has other arguments than its handler knows."""
+    """Raises CannotRecord, or any other error if a call has arguments that its handler does not know."""
     if name in _SAME and result.dtype == args[0].dtype:
         trace.know(result, trace.view(args[0]))
     elif name in _VIEWS:
@@ -64,7 +64,7 @@ def _view(trace: RowTrace, name: str, args: tuple[Any, ...], kwargs: dict[str, A
         if tensor.shape != shape.shape:
             raise CannotRecord(f"{name} gives another shape")
         part = View(view.value, shape)
-        trace.row_dimension(part)  # there is one
+        trace.row_dimension(part)  # raises unless there is one
         trace.know(tensor, part)
 
 
@@ -78,7 +78,7 @@ def _pow(trace: RowTrace, result: torch.Tensor, x: Any, exponent: Any) -> None:
 
 
 def _matmul(trace: RowTrace, result: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Of one column and one row, as some models multiply frequencies with positions"""
+    """An outer product (one column · one row): some models multiply frequencies with positions so."""
     if x.dim() != y.dim() or x.dim() < 2 or x.shape[-1] != 1:
         raise CannotRecord("it computes matmul")
     trace.compute("multiply", result, x, y)
@@ -161,7 +161,7 @@ def _repeat_interleave(
 
 def _repeat(trace: RowTrace, result: torch.Tensor, x: torch.Tensor, _repeats: Sequence[int]) -> None:
     view = trace.view(x)
-    trace.know(result, View(view.value, view.shape.expand(result.shape)))  # fails unless there is one of each
+    trace.know(result, View(view.value, view.shape.expand(result.shape)))  # fails if a repeated dimension is above 1
 
 
 def _gather(
@@ -228,7 +228,7 @@ def _look_up(trace: RowTrace, result: torch.Tensor, table: torch.Tensor, index: 
     if by.value.size != 1 or by.value.dtype is not torch.int64 or table.dim() != 2 or not table.is_contiguous():
         raise CannotRecord("it looks up something else than rows of a matrix")
     most = trace.most_tokens if by.value is trace.tokens else trace.most_positions
-    if len(table) < most:  # it was made for this iteration, say, and is longer in a later one
+    if len(table) < most:  # it may be made for this iteration, and be longer in a later one
         raise CannotRecord(f"it looks up in a table of {len(table)} rows, where there may be {most}")
     if table.dtype not in NUMBER_TYPES:
         raise CannotRecord(f"it looks up numbers that are {table.dtype}")
@@ -244,4 +244,4 @@ HANDLERS: dict[str, Callable[..., None]] = {
     "repeat": _repeat, "repeat_interleave": _repeat_interleave, "linear": _linear, "addmm": _addmm,
     "embedding": _look_up, "gather": _gather, "index": _index, "index_select": _index_select,
 }  # fmt: skip
-"""Of the other operations. Each gets the trace, the operation's result and its arguments."""
+"""The handlers of the other operations. Each gets the trace, the operation's result and its arguments."""
