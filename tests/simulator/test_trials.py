@@ -1,5 +1,6 @@
 """The whole system in simulated processes: what must hold holds, whatever a plan does to it."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -7,11 +8,20 @@ from dataclasses import replace
 
 import pytest
 
+from motet.domain import RequestId
 from motet.errors import PoolSaturated
+from motet.sampling import Sampling
+from motet_runner.interface import NewSequence
 from motet_scheduler.policy.gateway_events import GatewayEvents
-from motet_simulator.trials.__main__ import described
+from motet_simulator.fake_engine import FakeEngine
+from motet_simulator.trials.__main__ import described, trial
 from motet_simulator.trials.plan import FAULT_KINDS, Fault, draw_plan
 from motet_simulator.trials.run import messages_of, run_trial, shrunk
+from motet_simulator.trials.system import System
+from motet_simulator.trials.turn_checks import TurnChecks
+from motet_simulator.world import time
+from motet_supervisor.service import SupervisorService
+from tests.simulator.defects import Defect, put_back
 
 SEEDS = 200
 SOAK_SEEDS = 10_000
@@ -97,3 +107,68 @@ def test_a_runner_that_never_comes_back_is_seen_and_described():
     assert "has not ended" in outcome.problem
     assert outcome.problem in described(outcome)
     assert "kind='kill'" in described(outcome)
+
+
+def sequence(name: str, *, pages: int) -> NewSequence:
+    return NewSequence(
+        request=RequestId(name), epoch=1, prompt=(1, 2, 3), promise=pages, sampling=Sampling(max_tokens=9)
+    )
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        Defect("", "motet.lease", "Election._read_or_acquire", "record.term + 1\n", "max(1, record.term - 15)\n"),
+        Defect("", "motet.leadership", "LocalLeadership.__enter__", "self._read() + 1", "(self._read() or 1)"),
+    ],
+    ids=["lease", "file"],
+)
+def test_a_term_that_repeats_is_a_problem(defect):
+    local = defect.module == "motet.leadership"
+    kill = (Fault("kill", 5.0, "scheduler-0", seconds=2.0), Fault("kill", 6.0, "scheduler-1", seconds=2.0))
+    plan = replace(draw_plan(1), faults=kill, settings=replace(draw_plan(1).settings, local=local))
+    assert run_trial(plan).problem == ""
+    with put_back(defect):
+        assert " in which scheduler-" in run_trial(plan).problem
+
+
+def test_one_placement_on_two_runners_is_a_problem_although_no_look_sees_it():
+    checks, engines = TurnChecks(), [FakeEngine(pages=8, max_sequences=2) for _ in range(2)]
+    for engine in engines:
+        engine.add(sequence("r", pages=2))
+    checks.check("one", engines[0].planner)
+    with pytest.raises(AssertionError, match="on one and on other"):
+        checks.check("other", engines[1].planner)
+    checks.forget("one")
+    checks.check("other", engines[1].planner)
+
+
+def test_a_promise_beyond_the_limit_is_a_problem_but_not_a_limit_that_falls():
+    checks, engine = TurnChecks(), FakeEngine(pages=8, max_sequences=3)
+    engine.set_overcommit(2.0)
+    engine.add(sequence("r", pages=8))
+    engine.add(sequence("s", pages=4))
+    checks.check("one", engine.planner)
+    engine.set_overcommit(1.0)
+    checks.check("one", engine.planner)
+    engine.planner.memory.ledger.adopt(RequestId("t"), 1)
+    with pytest.raises(AssertionError, match="one promises 13 pages, 8 at most"):
+        checks.check("one", engine.planner)
+
+
+def test_a_check_or_a_fault_that_fails_is_the_problem_of_its_seed(monkeypatch):
+    monkeypatch.setattr(System, "kill", lambda self, host, *_, **__: {}[host])
+    outcome = run_trial(replace(draw_plan(1), faults=(Fault("kill", 1.0, "runner-0"),)))
+    assert outcome.problem.startswith("KeyError('runner-0') in <lambda>, test_trials.py:")
+
+
+def test_a_trial_in_which_time_stands_still_names_process_and_task(monkeypatch):
+    async def forever():
+        while True:
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(SupervisorService, "tick", lambda self: asyncio.create_task(forever(), name="spinning"))
+    monkeypatch.setattr(time, "MAX_TURNS_AT_ONCE", 1_000)
+    said = trial(1, True)
+    assert "time stands still, the last event was of <supervisor.0, next: the task 'spinning'>" in said
+    assert "seed 1" in said

@@ -214,7 +214,7 @@ def test_processes_that_wake_each_other_without_end_are_found(machines):
             await asyncio.sleep(0)
 
     machines.start("a", main)
-    with pytest.raises(TimeStandsStill):
+    with pytest.raises(TimeStandsStill, match=r"<a\.0, next: the task 'a\.0'>"):
         machines.world.run(1)
 
 
@@ -258,3 +258,51 @@ def test_nobody_at_an_address_is_refused_at_once(machines):
     machines.start("a", main)
     machines.world.run(1)
     assert codes == [(StatusCode.UNAVAILABLE, True)]
+
+
+async def fail() -> None:
+    raise KeyError("gone")
+
+
+def test_a_task_that_fails_unnoticed_is_objected_to(machines):
+    async def main(process: Process) -> None:
+        kept = asyncio.create_task(fail(), name="background")
+        await asyncio.Event().wait()
+        del kept
+
+    machines.start("a", main)
+    machines.world.run(1)
+    assert machines.failures == ["nobody notices that the task 'background' has failed: KeyError('gone')"]
+
+
+def test_a_task_whose_error_is_taken_is_not_objected_to(machines):
+    async def main(process: Process) -> None:
+        waiting = asyncio.gather(asyncio.create_task(fail()), asyncio.create_task(asyncio.sleep(5)))
+        with suppress(KeyError):
+            await waiting
+        with suppress(KeyError):
+            await asyncio.create_task(fail())
+        with suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+        await asyncio.Event().wait()
+
+    machines.start("a", main)
+    machines.world.run(9)
+    assert machines.failures == []
+
+
+def test_each_turn_is_followed_by_its_checks_but_not_one_in_which_the_process_is_killed(machines):
+    checked = []
+
+    async def main(process: Process) -> None:
+        await asyncio.Event().wait()
+
+    process = machines.start("a", main)
+    process.loop.after_turn = lambda: checked.append(machines.world.now)
+    for at in (1, 2, 3):
+        machines.world.at(at, process.loop.call_soon, lambda: None)
+    machines.world.at(4, process.loop.call_soon, process.kill)
+    machines.world.at(5, process.loop.call_soon, lambda: None)
+    machines.world.run(6)
+    assert checked == [0, 1, 2, 3]

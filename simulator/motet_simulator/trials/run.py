@@ -1,15 +1,17 @@
 """Runs one trial, and makes the plan of a failed one smaller."""
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import TypeVar
 
 from motet_simulator.trials.invariants import check_now, check_quiet
 from motet_simulator.trials.logs import errors_go_to
 from motet_simulator.trials.plan import SECONDS, Fault, Plan, draw_plan
 from motet_simulator.trials.system import System
-from motet_simulator.world import Wires, World
+from motet_simulator.world import TimeStandsStill, Wires, World
 from motet_simulator.world.nothing_real import nothing_real
 
 Drawn = TypeVar("Drawn")
@@ -83,8 +85,11 @@ class _Trial:
             else:
                 world.run(end)
             check_quiet(system)
-        except (Violation, AssertionError) as error:
+        except (Violation, AssertionError, TimeStandsStill) as error:
             self._problem = self._problem or str(error) or repr(error)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            self._problem = self._problem or f"{error!r} in {last.name}, {Path(last.filename).name}:{last.lineno}"
         finally:
             problem, self._closed = self._problem, True
             system.close()

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ from motet_simulator.leases import FakeLeaseApi
 from motet_simulator.trials.clients import Client
 from motet_simulator.trials.engine_process import EngineProcess
 from motet_simulator.trials.plan import GATEWAYS, RUNNERS, SCHEDULERS, Ask, Plan
+from motet_simulator.trials.turn_checks import TurnChecks
 from motet_simulator.world import Process, SimulatedDisk, Wires, World, surroundings_of
 from motet_supervisor.metrics import Metrics as SupervisorMetrics
 from motet_supervisor.service import SupervisorService
@@ -117,6 +119,9 @@ class System:
         self.clients: list[Client] = []
         self.draining: dict[str, None] = {}
         self._wires = wires
+        self._turn_checks = TurnChecks()
+        self._terms: dict[int, str] = {}
+        """Each with the process that led in it."""
         self._ended: list[Process] = []
         schedulers = [f"scheduler-{number}" for number in range(1 if plan.settings.local else SCHEDULERS)]
         wires.aliases[SCHEDULER] = tuple(f"{host}:1" for host in schedulers)
@@ -173,6 +178,7 @@ class System:
             for client in gateway.clients:  # its connection breaks
                 client.leave()
         self.runners.pop(host, None)
+        self._turn_checks.forget(host)
         self.schedulers.pop(host, None)
         if host == "supervisor":
             self.supervisor = None
@@ -277,6 +283,8 @@ class System:
         front = LeaderOnly(lambda: leadership.leader_address)
 
         def begin(failures: EventFailures) -> SchedulerService:
+            if (first := self._terms.setdefault(leadership.term, process.name)) != process.name:
+                self.object_to(f"{process.name} leads in term {leadership.term}, in which {first} has led")
             service = self.schedulers[process.host] = SchedulerService(
                 settings.config(1.0),
                 leadership=leadership,
@@ -408,6 +416,7 @@ class System:
             surroundings=around,
         )
         self.runners[process.host] = RunnerParts(process, runner, engine)
+        process.loop.after_turn = partial(self._turn_checks.check, process.host, engine.engine.planner)
         async with around.network.serving(address, {GENERATE: runner.serve_gateway}, grace=0):
             await runner.run()
 

@@ -19,6 +19,9 @@ Ts = TypeVarTuple("Ts")
 THREAD_SECONDS = 0.001
 """How long a function in a thread takes."""
 
+RETRIEVE_SECONDS = 0.001
+"""In this time somebody must have taken the error of a failed task. Who waits for the task takes it at once."""
+
 
 class ProcessLoop(asyncio.BaseEventLoop):
     """`rate` is how fast its clock goes, and `start` what it shows when the process starts. Two processes on two
@@ -27,8 +30,13 @@ class ProcessLoop(asyncio.BaseEventLoop):
     dead = False
     """Whether its process has ended."""
 
-    def __init__(self, world: World, *, rate: float = 1.0, start: float = 0.0, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self, world: World, *, name: str = "", rate: float = 1.0, start: float = 0.0, failed: Callable[[str], None]
+    ) -> None:
         super().__init__()
+        self.name = name
+        self.after_turn: Callable[[], None] = lambda: None
+        """Called after each turn, unless the process has ended in it."""
         self._world = world
         self._rate = rate
         self._zero = start - world.now * rate
@@ -36,7 +44,11 @@ class ProcessLoop(asyncio.BaseEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
         self._turn_due = False
         self._resume_at = 0.0
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        """Those that have not ended."""
+
+    def __repr__(self) -> str:
+        return f"<{self.name}, next: {', '.join(map(_described, self._ready)) or 'nothing'}>"
 
     def __del__(self) -> None:
         """It holds nothing that must be closed."""
@@ -68,14 +80,14 @@ class ProcessLoop(asyncio.BaseEventLoop):
                 handle = ready.popleft()
                 if not handle._cancelled:  # noqa: SLF001
                     handle._run()  # noqa: SLF001
-                if not ready:  # it was killed by what it did
+                if self.dead:  # by what it did
                     return
         finally:
             events._set_running_loop(None)  # noqa: SLF001
         if ready:
             self._schedule_turn()
         self._world.turns += 1
-        self._world.after_turn()
+        self.after_turn()
 
     def _schedule_turn(self) -> None:
         if not self._turn_due:
@@ -133,13 +145,18 @@ class ProcessLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> "asyncio.Task[T]":
         task = asyncio.Task(coro, loop=self, name=None if name is None else str(name), context=context)
-        self.tasks.append(task)
-        if len(self.tasks) > 2 * self._kept:
-            self.tasks = [one for one in self.tasks if not one.done()]
-            self._kept = max(64, len(self.tasks))
+        self.tasks[task] = None
+        task.add_done_callback(self._on_task_done)
         return task
 
-    _kept = 64
+    def _on_task_done(self, task: "asyncio.Task[Any]") -> None:
+        self.tasks.pop(task, None)
+        if task._log_traceback:  # type: ignore[attr-defined]  # noqa: SLF001 - nobody has taken its error yet
+            self.call_later(RETRIEVE_SECONDS, self._object_unless_retrieved, task)
+
+    def _object_unless_retrieved(self, task: "asyncio.Task[Any]") -> None:
+        if task._log_traceback:  # type: ignore[attr-defined]  # noqa: SLF001
+            self._failed(f"nobody notices that the task {task.get_name()!r} has failed: {task.exception()!r}")
 
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
         future: asyncio.Future[T] = self.create_future()
@@ -172,3 +189,9 @@ class ProcessLoop(asyncio.BaseEventLoop):
 def _unless_done(future: "asyncio.Future[Any]", settle: Callable[[Any], None], value: Any) -> None:
     if not future.done():
         settle(value)
+
+
+def _described(handle: asyncio.Handle) -> str:
+    callback = handle._callback  # type: ignore[attr-defined]  # noqa: SLF001
+    owner = getattr(callback, "__self__", None)
+    return f"the task {owner.get_name()!r}" if isinstance(owner, asyncio.Task) else repr(callback)

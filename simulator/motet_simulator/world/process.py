@@ -35,7 +35,9 @@ class Process:
         self.life = life
         self.name = f"{host}.{life}"
         rate = 1.0 + (world.draw("clock rate", host) - 0.5) * 2e-4
-        self.loop = ProcessLoop(world, rate=rate, start=1e3 + 1e6 * world.draw("clock", host, life), failed=failed)
+        self.loop = ProcessLoop(
+            world, name=self.name, rate=rate, start=1e3 + 1e6 * world.draw("clock", host, life), failed=failed
+        )
         self.network = SimulatedNetwork(wires, host, self.loop)
         self.wall_error = 10 * (world.draw("wall clock", host) - 0.5)
         """By how much its wall clock is wrong: a fault may change it."""
@@ -74,7 +76,7 @@ class Process:
     def raise_failure(self) -> None:
         """Raise what ended `main`, or an error if it has not ended."""
         if not self._main.done():
-            raise TimeoutError(f"{self.name} has not ended: {[task for task in self.loop.tasks if not task.done()]}")
+            raise TimeoutError(f"{self.name} has not ended: {list(self.loop.tasks)}")
         self._main.result()
 
     def close(self) -> None:
@@ -83,12 +85,14 @@ class Process:
         self.loop.kill()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for task in self.loop.tasks:
-                if not task.done():
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
-                    coroutine = task.get_coro()
-                    for _ in range(CLOSE_ATTEMPTS):  # each await in a `finally` needs another attempt
-                        with suppress(BaseException):
-                            coroutine.close()
-                            break
+            for task in list(self.loop.tasks):
+                if task.done():  # its process was killed at that time
+                    task._log_traceback = False  # type: ignore[attr-defined]  # noqa: SLF001
+                    continue
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+                coroutine = task.get_coro()
+                for _ in range(CLOSE_ATTEMPTS):  # each await in a `finally` needs another attempt
+                    with suppress(BaseException):
+                        coroutine.close()
+                        break
         self.loop.tasks.clear()

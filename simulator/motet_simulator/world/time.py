@@ -24,8 +24,6 @@ class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.now = 0.0
-        self.after_turn: Callable[[], None] = lambda: None
-        """Called after each turn of a process."""
         self.turns = 0
         self._numbers = itertools.count()
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -44,7 +42,9 @@ class World:
             when, _, do, args = heapq.heappop(events)
             at_once = 0 if when > self.now else at_once + 1
             if at_once > MAX_TURNS_AT_ONCE:
-                raise TimeStandsStill(f"{MAX_TURNS_AT_ONCE} events at {when:.6f} s, the last one {do}{args}")
+                owner = getattr(do, "__self__", None)
+                last = f"{do}{args}" if owner is None else f"of {owner!r}"
+                raise TimeStandsStill(f"time stands still, the last event was {last}")
             self.now = when
             do(*args)
         self.now = max(self.now, until)

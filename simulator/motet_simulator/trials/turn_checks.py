@@ -1,0 +1,32 @@
+"""What must hold after each turn of a runner: what breaks and heals again before the next look counts, too."""
+
+from motet_runner.plan.planner import Planner
+
+
+class TurnChecks:
+    """They are cheap: there are 20 000 turns in a trial."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, set[tuple[str, int]]] = {}
+        self._promised: dict[str, int] = {}
+
+    def check(self, host: str, planner: Planner) -> None:
+        """Raises AssertionError."""
+        live = {(sequence.request, sequence.new.epoch) for sequence in planner.sequences}
+        if live != self._live.get(host):
+            for other, theirs in self._live.items():
+                both = live & theirs
+                assert other == host or not both, f"{sorted(both)} on {other} and on {host}"
+            self._live[host] = live
+        ledger = planner.memory.ledger
+        promised = ledger.promised
+        # The limit may fall below what is promised already.
+        assert promised <= max(ledger.limit, self._promised.get(host, 0)), (
+            f"{host} promises {promised} pages, {ledger.limit} at most"
+        )
+        self._promised[host] = promised
+
+    def forget(self, host: str) -> None:
+        """The process there has ended."""
+        self._live.pop(host, None)
+        self._promised.pop(host, None)
