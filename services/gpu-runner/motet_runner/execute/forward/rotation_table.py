@@ -14,6 +14,6 @@ def rotations(rotary: nn.Module, positions: int, half_head: int) -> torch.Tensor
 
 
 def rotation_bytes(longest: int, head_dim: int) -> int:
-    """What the table takes at most for sequences of up to `longest` tokens: it doubles while the one before, which has
-    fewer positions than these, is still there."""
+    """The most bytes of the table for sequences of up to `longest` tokens: its size doubles, and while it does, the
+    previous table, which has fewer positions than `longest`, still exists."""
     return (max(FIRST_POSITIONS, 2 * longest) + longest) * head_dim * torch.float32.itemsize

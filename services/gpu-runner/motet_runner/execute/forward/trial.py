@@ -1,5 +1,5 @@
-"""Sequences of no request, computed on pages of their own, in iterations as wanted: how a model and its kernels are
-tried out before they serve."""
+"""Sequences of no request, computed on their own pages, in any iterations: for trials of a model and its kernels before
+they serve."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +18,11 @@ from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import DecodeRows, RowJoin, RowStep, StepPlan
 
 MakeAttention = Callable[[torch.Tensor], SequenceAttention | None]
-"""Attention over pages that lie as those of a PagedStore."""
+"""Makes attention over pages in the layout of a PagedStore."""
 
 
 class Trial:
-    """A few texts, of which each iteration computes as many tokens as wanted."""
+    """A few texts; each iteration computes a chosen number of tokens of each."""
 
     def __init__(
         self,
@@ -34,9 +34,8 @@ class Trial:
         adapters: Mapping[int, PlacedAdapter] | None = None,
         before: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        """`attention`: over the pages where they are; None for torch's. `backend`: adds `adapters`, by the number of
-        their text. `before`: pages of other texts that take the place of a text's first ones, which are not
-        computed."""
+        """`attention`: over pages in place; None for torch's. `backend`: adds `adapters`, by the number of their text.
+        `before`: other texts' pages that replace a text's first pages, which are not computed."""
         self._loaded = loaded
         self._adapters = adapters or {}
         before = before or {}
@@ -52,8 +51,8 @@ class Trial:
         join_texts(self._table, dict(enumerate(texts)), self._adapters, before)
 
     def batch(self, counts: Mapping[int, int], *, every_token: bool = True) -> FlatBatch:
-        """The next tokens of these texts. `counts`: how many of each text; `every_token`: the logits of all are kept,
-        not only those of the last ones."""
+        """The next tokens of these texts. `counts`: how many of each text; `every_token`: keep the logits of all
+        tokens, not only of the last ones."""
         steps = [RowStep(row, self._begun[row], count, samples=True) for row, count in counts.items()]
         decodes = [step for step in steps if step.count == 1 and step.start]
         prefills = tuple(step for step in steps if step not in decodes)
@@ -69,7 +68,7 @@ class Trial:
         return batch
 
     def logits(self, counts: Mapping[int, int]) -> dict[int, torch.Tensor]:
-        """The logits [tokens, vocabulary] of the next tokens of these texts. `counts`: how many of each text"""
+        """The logits [tokens, vocabulary] of the next tokens of these texts. `counts`: how many tokens of each text"""
         batch = self.batch(counts)
         numbers = [row.number for row in batch.line.rows]
         by_text = self._loaded.forward(batch).split([counts[number] for number in numbers])
@@ -82,7 +81,7 @@ def join_texts(
     adapters: Mapping[int, PlacedAdapter],
     before: Mapping[int, Sequence[int]],
 ) -> None:
-    """Rows for texts of no request, on pages of their own but for those in `before`"""
+    """Adds rows for texts of no request, on their own pages except those in `before`."""
     free = itertools.count()
     for row, tokens in texts.items():
         table.join(probe_row(row, tokens, Digest(adapters[row].name) if row in adapters else BASE))
@@ -91,7 +90,7 @@ def join_texts(
 
 
 def text(count: int, *, stride: int, first: int, vocabulary: int) -> list[int]:
-    """Any tokens, of the first ones of a vocabulary"""
+    """Some tokens from the beginning of a vocabulary"""
     return [(stride * i + first) % min(vocabulary, 997) for i in range(count)]
 
 
@@ -103,7 +102,7 @@ def recorded_iteration(loaded: LoadedModel, rows: int, kept: int) -> FlatBatch:
 
 
 def decode_probe(loaded: LoadedModel, paged: MakeAttention, rows: int) -> Callable[[], torch.Tensor]:
-    """An iteration in which `rows` sequences get their next token, to be computed as often as wanted."""
+    """An iteration in which `rows` sequences get their next token; it can be computed repeatedly."""
     tokens = text(21, stride=7, first=3, vocabulary=loaded.vocabulary)
     trial = Trial(loaded, [tokens] * rows, attention=paged)
     loaded.forward(trial.batch(dict.fromkeys(range(rows), len(tokens) - 1), every_token=False))

@@ -1,7 +1,7 @@
-"""A model's own modules in wider numbers than those of its weights: the truth that rounded numbers are compared with.
+"""A model's own modules in a wider type than its weights: the reference for rounded results.
 
-Only what is computed is wide. Weights stay as they are and are widened where they are used, one after the other, large
-ones in parts: no second model lies in memory.
+Only results are wide. Weights keep their type and are widened where they are used, one after the other, large ones in
+parts: memory holds no second model.
 """
 
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from motet_runner.execute.forward.modules import LoadedModel
 
 WIDENED_BYTES = 8 * 1024 * 1024
-"""How much of a linear's weight is widened at a time: on a CPU it is still in a cache when it is multiplied."""
+"""How much of a linear's weight is widened at a time: so little that a CPU's cache still holds it for the product."""
 
 _LOOKS_UP = frozenset({"embedding", "index_select", "index", "gather"})
-"""What takes a few numbers of many: they are widened afterwards."""
+"""Operators that select a few numbers of many: the result is widened, not the input."""
 
 
 @contextmanager
 def wide(loaded: LoadedModel, dtype: torch.dtype) -> Iterator[LoadedModel]:
-    """The model, all of whose results are of this type."""
+    """The model with all results in this type."""
     model = loaded.model
     experts = getattr(model, "get_experts_implementation", lambda: None)()
-    if experts is not None:  # others bring all experts together
+    if experts is not None:  # other implementations gather all experts' weights
         model.set_experts_implementation("eager")
     try:
         with Wide(dtype):
@@ -41,12 +41,12 @@ class Wide(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self._dtype = dtype
         self._widened = torch.empty(0, dtype=dtype)
-        """Memory that all parts use: new memory for each would take longer than the product"""
+        """Memory that all parts reuse: to allocate it for each takes longer than the product"""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        if func.is_view:  # `to` is one of them
+        if func.is_view:  # `to` is a view, too
             return func(*map(self._type, args), **{key: self._type(value) for key, value in kwargs.items()})
         if name in _LOOKS_UP:
             return self._wide(func(*args, **kwargs))
@@ -80,7 +80,7 @@ class Wide(TorchDispatchMode):
 
     @staticmethod
     def _as(changed: torch.Tensor, value: Any) -> Any:
-        """In the type of what is changed in place"""
+        """Converted to the type of the tensor that is changed in place"""
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value.to(changed.dtype)
         return value

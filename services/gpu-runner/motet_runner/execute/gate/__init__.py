@@ -1,2 +1,2 @@
-"""The gate: what computes in place of a model's modules must be as near to the truth as they are. It judges, and
-chooses nothing."""
+"""The gate: kernels that replace a model's modules must be as near to the truth as the modules are. It only judges;
+others choose."""

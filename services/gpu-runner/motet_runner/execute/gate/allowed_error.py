@@ -1,4 +1,4 @@
-"""What rounding explains: how far right numbers may be from the truth."""
+"""The error that rounding explains: how far right results may be from the truth."""
 
 from collections.abc import Sequence
 
@@ -9,14 +9,15 @@ from motet_kernels.decoder_weights import PackedLinears
 from motet_runner.execute.forward.wide_modules import Wide
 
 ALLOWED = {torch.float32: 2.0, torch.bfloat16: 1.5, torch.float16: 1.5}
-"""Times the root mean square error of what is known to be right. The largest error would say less: it is noise. In
-float32 it comes from the order of sums, which differs. In 16 bits it comes from the rounding of results, whatever the
-order."""
+"""The allowed error, as a multiple of the root mean square error of right results. The largest error would say less: it
+is noise. In float32 it comes from the order of sums, which differs; in 16 bits from the rounding of results, in any
+order.
+"""
 OF_ONE = 6.0
-"""Times what is allowed: the error of a single token. Many right tokens would hide a wrong one in the mean of all."""
+"""A single token's allowed error, as a multiple of the mean's. The mean of many right tokens would hide a wrong one."""
 LEAST = {torch.float32: 2e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}
-"""An error that is always allowed, as a share of what is computed. Sums of float32 in another order may differ by more
-than half of an error that is small by luck."""
+"""An error that is always allowed, relative to the results. Sums of float32 in another order may differ by more than
+half of an error that is small by luck."""
 
 LINEAR_ROWS = 65
 
@@ -39,7 +40,7 @@ def linear_fault(weights: Sequence[torch.Tensor], packed: PackedLinears) -> str:
 
 
 def allowed(own: float, truth: torch.Tensor, dtype: torch.dtype) -> float:
-    """`own`: the error of what is known to be right"""
+    """`own`: the error of results that are known to be right"""
     return max(ALLOWED[dtype] * own, LEAST[dtype] * rms(truth))
 
 

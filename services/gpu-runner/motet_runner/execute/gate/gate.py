@@ -1,9 +1,9 @@
-"""The gate before all that computes in place of a model's modules: it must be as near to the truth as they are.
+"""The gate for all that replaces a model's modules: it must be as near to the truth as they are.
 
-The truth is what the modules compute in wider numbers, for a few texts. How far the modules are off in the type that
-serves, with torch's kernels, is rounding. That is the yardstick, token by token: what is judged is compared with the
-errors of the very tokens that it computes. Both compute the texts in iterations as they are served: beside each other,
-in chunks and token by token, with adapters on every linear.
+The truth is what the modules compute in a wider type, for a few texts. How far the modules themselves are off in the
+type that serves, with torch's kernels, is rounding: that is the yardstick, token by token. The judged kernels are
+compared with the errors of the very tokens that they compute. Both compute the texts in iterations like those that
+serve: beside each other, in chunks and token by token, with adapters on every linear.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -19,25 +19,24 @@ from motet_runner.execute.gate.yardstick import Judged, Wrong, Yardstick, find_y
 from motet_runner.memory.out_of_memory import device_has_failed
 
 _Part = tuple[torch.Tensor, torch.Tensor]
-"""Of a judgement: the places of tokens among those of all texts, and the mean square of the error of each"""
+"""A part of a judgement: the tokens' places among those of all texts, and the mean square error of each"""
 
 
 class Gate:
-    """What it cannot judge, for whatever reason, it refuses. It does not try again."""
+    """If it cannot judge something for any reason, it refuses it. It does not try again."""
 
     def __init__(self, loaded: LoadedModel, *, threads: Sequence[int] = ()) -> None:
-        """`threads`: with which forward passes are judged, since they may serve with any of them; empty: with those of
-        now"""
+        """`threads`: the numbers of threads with which forward passes are judged, since they may serve with any of
+        them; empty: the present number"""
         self._loaded = loaded
         self._threads = threads
         self.yardstick: Yardstick | None = None
         self._missing = ""
-        """Why there is no yardstick, and none will come"""
+        """Why there will be no yardstick"""
 
     def prepare(self, kernels: Judged) -> Iterator[None]:
         """In parts: find the truth, while the modules have their own weights. If that fails, nothing passes. To be
-        called in inference mode. `kernels`: any of those that may be judged; the numbers of an adapter are the same in
-        all of them."""
+        called in inference mode. `kernels`: any that may be judged; an adapter has the same numbers in all of them."""
         if self.yardstick is not None or self._missing:
             return
         try:
@@ -52,7 +51,7 @@ class Gate:
         return (yield from self.fault_of_forward(kernels, None))
 
     def fault_of_forward(self, kernels: Judged, fused: Forward | None) -> Generator[None, None, str]:
-        """In parts: why this forward pass cannot serve; empty if it can. `prepare` comes before. `fused`: None for the
+        """In parts: why this forward pass cannot serve; empty if it can. Call `prepare` before. `fused`: None for the
         modules"""
         yardstick, dtype = self.yardstick, self._loaded.dtype
         if yardstick is None:
@@ -82,7 +81,7 @@ class Gate:
 
 
 def _with_threads(threads: int, parts: Iterator[_Part]) -> Iterator[_Part]:
-    """Between two of them others may compute, with as many threads as before."""
+    """Between two parts others may compute, with the usual number of threads."""
     while True:
         usual = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -96,12 +95,12 @@ def _with_threads(threads: int, parts: Iterator[_Part]) -> Iterator[_Part]:
 
 
 def not_judged(error: Exception) -> str:
-    """A fault: what failed may do so again. Raises the error if the device computes nothing more."""
+    """A fault: a failure may come again. Raises the error if the device has failed for good."""
     if device_has_failed(error):
         raise error
     return f"not judged: {reason_of(error)}"
 
 
 def reason_of(error: Exception) -> str:
-    """In one line"""
+    """The error in one line"""
     return f"{type(error).__name__}: {error}".partition("\n")[0]

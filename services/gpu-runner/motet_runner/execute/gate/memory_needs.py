@@ -1,4 +1,4 @@
-"""The memory that the gate takes, and whether it is there."""
+"""The memory that the gate takes, and whether it is available."""
 
 from motet.domain import pages_for
 from motet_runner.execute.forward.modules import LoadedModel
@@ -6,26 +6,26 @@ from motet_runner.execute.gate.texts import CROWD, PARTS, SOME, TOKENS, far_posi
 from motet_runner.memory.host_limit import available_host_bytes
 
 LOGIT_BYTES = 16
-"""What the gate takes for each logit of its texts, the truth's included: of a large vocabulary, hundreds of MiB"""
+"""The gate's bytes per logit of its texts, the truth's included: with a large vocabulary, hundreds of MiB"""
 JUDGED_LOGIT_BYTES = 10
-"""What it takes beside the truth for each logit of an iteration: the logit, the true one, and a share of one row's
+"""A judgement's bytes per logit of an iteration, without the truth: the logit, the true one, and a share of one row's
 errors"""
 JUDGED_TOKENS = max(SOME, *(sum(iteration.counts.values()) for iteration in PARTS.iterations))
-"""Of one iteration, at most"""
+"""The most tokens of one iteration"""
 
 FAR_COPIES = 4
-"""Of the keys and values that the token FAR sees in a layer: brought together, in wider numbers, with their scores"""
+"""Copies of the keys and values that the token FAR sees in a layer: gathered, in a wider type, with their scores"""
 
 MIB = 1024 * 1024
 
 
 def room_bytes(loaded: LoadedModel) -> int:
-    """What truth and judgement take at most beside the model and what its forward pass computes in between"""
+    """The most bytes of truth and judgement, without the model and its forward pass's intermediate results"""
     return _page_bytes(loaded) + TOKENS * loaded.vocabulary * LOGIT_BYTES
 
 
 def judgement_bytes(loaded: LoadedModel) -> int:
-    """The same for a judgement alone, once the truth is there"""
+    """The most bytes of a judgement, once the truth exists"""
     return _page_bytes(loaded) + JUDGED_TOKENS * loaded.vocabulary * JUDGED_LOGIT_BYTES
 
 
@@ -35,6 +35,6 @@ def _page_bytes(loaded: LoadedModel) -> int:
 
 
 def check_room(loaded: LoadedModel, needed: int) -> None:
-    """An allocation would succeed, and its use would end the process."""
+    """Raises MemoryError in time: an allocation would succeed, and its use would kill the process."""
     if loaded.device.type == "cpu" and needed > (left := available_host_bytes()):
         raise MemoryError(f"{needed / MIB:.0f} MiB are needed to judge, and {left / MIB:.0f} MiB are left")

@@ -1,7 +1,7 @@
-"""Routers send tokens to the experts of the truth, whatever computes.
+"""Makes routers send tokens to the same experts as in the truth, whatever computes.
 
-Where a router finds two experts nearly alike, rounding decides between them, and its token then differs by far more
-than rounding. The weight that each expert gets stays what was computed.
+If a router finds two experts nearly equal, rounding decides, and its token then differs by far more than rounding. The
+weight of each expert stays as computed.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,38 +12,38 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _DIMENSION = {torch.ops.aten.topk.default: 2, torch.ops.aten.max.dim: 1, torch.ops.aten.gt.Scalar: None}
-"""The operators with which routers choose experts, or leave some out → which argument names the dimension"""
+"""The operators with which routers choose or skip experts → the index of their argument for the dimension"""
 _NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "n_group")
-"""How configurations name the numbers of experts, and of groups of them: some routers choose groups first"""
+"""Configurations' names for the numbers of experts, and of groups of experts: some routers choose groups first"""
 
 
 def choices_of(config: Any) -> frozenset[int]:
-    """Among how many experts or groups routers choose. Empty if the model has none"""
+    """The numbers of experts or groups among which routers choose. Empty if the model has no experts"""
     found = set()
     for part in (config, *vars(config).values()):  # some families describe their feed-forward layers one level down
         for number in (getattr(part, name, None) for name in _NUMBERS):
             if isinstance(number, int) and number:
-                found |= {number, number + (getattr(part, "zero_expert_num", None) or 0)}  # those compute nothing
+                found |= {number, number + (getattr(part, "zero_expert_num", None) or 0)}  # these compute nothing
     return frozenset(found)
 
 
 class SameExperts:
     def __init__(self, tokens: int, choices: frozenset[int]) -> None:
-        """`tokens`: of all texts. `choices`: see `choices_of`"""
+        """`tokens`: how many all texts have. `choices`: see `choices_of`"""
         self._tokens = tokens
         self._choices = choices
         self._decided: list[torch.Tensor] = []
-        """[tokens, …] by each operator, in the order of their calls"""
+        """[tokens, …] the decisions of each operator call, in order"""
 
     @contextmanager
     def noted(self, places: torch.Tensor) -> Iterator[None]:
-        """The truth is computed for these tokens."""
+        """Notes the decisions while the truth of these tokens is computed."""
         with _Decisions(places, self._choices, self._note):
             yield
 
     @contextmanager
     def followed(self, places: torch.Tensor) -> Iterator[None]:
-        """These tokens are computed, for which the truth is known."""
+        """Repeats the truth's decisions while these tokens are computed."""
         if not self._decided:
             yield
             return
@@ -79,7 +79,7 @@ class _Decisions(TorchDispatchMode):
             return result
         scores, decided = args[0], result[1] if isinstance(result, tuple) else result
         if not decided.dim() or decided.dim() != scores.dim() or scores.shape[-1] not in self._choices:
-            return result  # it decides something else: activations compare, too
+            return result  # no router's decision: activations compare, too
         if not _of_rows(scores, args, _DIMENSION[func]) or decided.numel() != len(self._places) * decided.shape[-1]:
             return result
         self._number += 1
@@ -88,5 +88,5 @@ class _Decisions(TorchDispatchMode):
 
 
 def _of_rows(scores: torch.Tensor, args: Any, dimension: int | None) -> bool:
-    """Whether an operator decides each row by itself"""
+    """True if an operator decides each row by itself"""
     return dimension is None or len(args) <= dimension or args[dimension] in (-1, scores.dim() - 1)

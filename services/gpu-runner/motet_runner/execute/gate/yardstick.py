@@ -1,4 +1,4 @@
-"""The truth for a few texts, and how far the modules are from it: token by token, what others are compared with."""
+"""The truth for a few texts, and the modules' error of each token: the yardstick for other forward passes."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -41,7 +41,7 @@ _Matrices = dict[str, list[tuple[torch.Tensor, torch.Tensor] | None]]
 _MakeBackend = Callable[[torch.Tensor], LoraBackend[Any]]
 """Gets the memory [bytes] with the adapters."""
 _Bound = tuple[LoraBackend[Any], dict[int, PlacedAdapter]]
-"""A back end, and where its adapters are, by text"""
+"""A back end, and text → its placed adapter"""
 
 
 class Judged(Protocol):
@@ -64,17 +64,17 @@ class Yardstick:
     groups: Sequence[LinearGroup]
     matrices: _Matrices
     truth: torch.Tensor
-    """[tokens of all texts, vocabulary] logits, rounded to float32: they may wait long for a compiler."""
+    """[tokens of all texts, vocabulary] logits, in float32 to save memory: they may wait long for a compiler."""
     experts: SameExperts
     least: torch.Tensor
     """[tokens] the mean square of an error that is always allowed"""
     own: torch.Tensor
     """[tokens] the mean square of the modules' errors"""
     times: float
-    """As much as these is allowed."""
+    """The allowed multiple of the modules' errors"""
 
     def fault(self, places: torch.Tensor, squares: torch.Tensor) -> str:
-        """Why such errors of these tokens are no rounding; empty if they are. `squares`: the mean square of each"""
+        """Why rounding does not explain these tokens' errors; empty if it does. `squares`: the mean square of each"""
         own, least = self.own[places], self.least[places]
         if not own.isfinite().all():
             return "not judged: the logits of the model's modules are not finite"
@@ -82,7 +82,7 @@ class Yardstick:
         if not off <= most:
             return f"its logits are off by {off:.2g}, and rounding explains {most:.2g}"
         of_one = OF_ONE**2 * torch.maximum(self.times**2 * own, least)
-        worst = (squares - of_one).argmax()  # no quotient: that of two zeros would be the largest
+        worst = (squares - of_one).argmax()  # not by the quotient: 0/0 would be the largest
         off, most = float(squares[worst].sqrt()), float(of_one[worst].sqrt())
         return "" if off <= most else f"its logits are off by {off:.2g} for one token, and rounding explains {most:.2g}"
 
@@ -93,7 +93,7 @@ class Yardstick:
         make: _MakeBackend,
         attention: MakeAttention | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """For each iteration, the places of its tokens in `truth`, and the mean squares of their errors"""
+        """Per iteration, its tokens' places in `truth`, and their mean square errors"""
         bound = self.bound(make, loaded.device)
         for places, logits in self.computed(loaded, session, bound, self.experts.followed, attention):
             right = self.truth[places]
@@ -108,7 +108,7 @@ class Yardstick:
         routed: Callable[[torch.Tensor], AbstractContextManager[None]],
         attention: MakeAttention | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The places of each iteration's tokens in `truth`, and their logits"""
+        """Per iteration, its tokens' places in `truth`, and their logits"""
         backend, of_text = bound
         if loaded.fused is not None:
             loaded.fused.use_lora(backend)
@@ -151,7 +151,7 @@ class Yardstick:
 
 
 def find_yardstick(loaded: LoadedModel, kernels: Judged) -> Generator[None, None, Yardstick]:
-    """In parts"""
+    """Finds the yardstick, in parts."""
     check_room(loaded, room_bytes(loaded))
     lora = LoraLinears(loaded.linears, loaded.dtype, kernels.add_lora, loaded.linear_groups)
     groups, matrices = lora.groups, _random_matrices(loaded, lora)
@@ -168,7 +168,7 @@ def find_yardstick(loaded: LoadedModel, kernels: Judged) -> Generator[None, None
     parts = in_parts(WIDE_LOGIT_BYTES // (loaded.vocabulary * dtype.itemsize))
     computed = yardstick.computed(replace(loaded, dtype=dtype, fused=None), parts, bound, yardstick.experts.noted)
     while True:
-        with wide(loaded, dtype):  # nothing else may be wide between two parts
+        with wide(loaded, dtype):  # between two parts others compute, not wide
             part = next(computed, None)
         if part is None:
             break
@@ -192,12 +192,12 @@ def _square(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _root(squares: torch.Tensor) -> float:
-    """Of the mean of the mean squares of rows"""
+    """The root of the mean of the rows' mean squares"""
     return float(squares.mean().sqrt())
 
 
 class _Truth:
-    """A back end of add_lora for wide numbers"""
+    """A back end of add_lora in the wide type"""
 
     tile = 1
     copies = False
@@ -223,7 +223,7 @@ class _Truth:
 
 
 def _random_matrices(loaded: LoadedModel, lora: LoraLinears) -> _Matrices:
-    """Adapters that add as much as the linears give themselves. Their numbers are those that a run can hold."""
+    """Adapters whose results are as large as the linears' own, rounded to what a run can hold."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -247,8 +247,8 @@ def _random_matrices(loaded: LoadedModel, lora: LoraLinears) -> _Matrices:
 
 @contextmanager
 def _added(loaded: LoadedModel, backend: LoraBackend[Any], batch: FlatBatch) -> Iterator[None]:
-    """Let this back end add to the modules' linears, and not that of the engine, if it is there already. A fused
-    forward pass does so by itself."""
+    """Let this back end add to the modules' linears in place of the engine's back end, if there is one. A fused forward
+    pass adds LoRA by itself."""
     if loaded.fused is not None:
         yield
         return

@@ -1,1 +1,1 @@
-"""Which kernels serve: chosen by name, by test and by what is there, and changed while no sequence lives."""
+"""Which kernels serve: chosen by name, by test and by availability, and changed while no sequence lives."""

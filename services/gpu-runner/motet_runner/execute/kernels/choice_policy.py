@@ -1,8 +1,8 @@
-"""What `engine.kernels` asks for, and what is said of back ends that do not serve. Pure: it is told what is here and
-what has passed its test.
+"""Which kernels `engine.kernels` allows, and the notes about back ends that do not serve. Pure: callers tell it what is
+available and what passed its test.
 
-With `auto` on a GPU, the back end in Triton serves if it passes a test on the model, else torch's. With `auto` on a
-CPU, torch's serves at first, and the compiled one is built meanwhile.
+With `auto` on a GPU, the Triton back end serves if it passes a test on the model, else torch's. With `auto` on a CPU,
+torch's serves at first, while the compiled one is built.
 """
 
 from motet.errors import SetupError
@@ -13,7 +13,7 @@ BEING_BUILT = "the compiled kernels are being built"
 
 class ChoicePolicy:
     def __init__(self, kernels: str, device: str, *, adapter_dtype: str, has_folder: bool) -> None:
-        """`has_folder`: whether there is one for compiled kernels. Raises SetupError for what cannot be."""
+        """`has_folder`: True if compiled kernels have a folder. Raises SetupError for an impossible choice."""
         if kernels not in KNOWN:
             raise SetupError(f"engine.kernels {kernels!r} is unknown. Choose one of {', '.join(KNOWN)}.")
         self.int8 = _is_int8(adapter_dtype, kernels)
@@ -26,12 +26,12 @@ class ChoicePolicy:
         self.wants_triton = self.asked == "triton" or (auto and not on_cpu)
         self.builds_meanwhile = auto and on_cpu and has_folder
         self.packs_at_once = on_cpu and not self.builds_meanwhile
-        """Whether torch's weights are packed at the start. With compiled kernels to come, that is time for nothing."""
+        """True if torch's weights are packed at the start: wasted time if compiled kernels are to follow."""
         self.note = ""
-        """For people: what does not serve, or is not packed, and why"""
+        """For people: which kernels do not serve, or which weights are not packed, and why"""
 
     def not_triton(self, reason: str) -> None:
-        """The back end in Triton is not here, or does not pass its test."""
+        """The Triton back end is not available, or does not pass its test."""
         if self.asked == "triton":
             asked = "engine.adapter_dtype is int8, whose" if self.int8 else "engine.kernels is triton, and its"
             raise SetupError(f"{asked} kernels cannot serve: {reason}. Or use auto.")
@@ -59,7 +59,7 @@ class ChoicePolicy:
         self.note = f"the compiled kernels do not serve: {reason}"
 
     def serve(self, note: str, *, compiled: bool) -> None:
-        """Kernels serve. `note`: what of them does not, and why. `compiled`: whether they are what was waited for"""
+        """Kernels serve. `note`: which parts of them do not, and why. `compiled`: True if they are the compiled ones"""
         if note or compiled:
             self.note = note
 

@@ -57,5 +57,5 @@ class BackgroundBuild:
             self.result = self._compile()
         except CannotBuild as error:
             self.failure = str(error)
-        except Exception as error:  # a build that fails must not end the engine
+        except Exception as error:  # a failed build must not end the engine
             self.failure = f"{type(error).__name__}: {error}"

@@ -1,5 +1,5 @@
-"""The test of a GPU's kernels on the model that they are to serve, before they do: attention and add_lora compute what
-torch computes. Compilers and drivers differ from machine to machine; the answers must not.
+"""The test of a GPU's kernels on the model that they are to serve: attention and add_lora compute what torch computes.
+Compilers and drivers differ from machine to machine; the results must not.
 
 A model's fused forward is tested when it is made (see `packed_model`).
 """
@@ -20,27 +20,27 @@ from motet_runner.execute.kernels.roles import Kernels
 from motet_runner.memory.out_of_memory import device_has_failed
 
 RANKS = (8, 24, 64, 128, 144)
-"""Of the adapters in the test: one for each class of tiles, and one of several tiles"""
+"""The ranks of the test's adapters: one for each class of tiles, and one of several tiles"""
 
 _SCALE = 2.0
 
 
 @runtime_checkable
 class TakesGroups(Protocol):
-    """A back end that adds to all linears of a group at once, as a fused forward asks it to"""
+    """A back end that adds to all linears of a group at once, for a fused forward"""
 
     def add_lora_together(self, y: torch.Tensor, x: torch.Tensor, linears: Sequence[str], batch: Any) -> None: ...
 
 
 def fault_of(loaded: LoadedModel, kernels: Kernels, gate: Gate) -> str:
-    """Why these kernels cannot serve this model; empty if they can. Raises SetupError if the device computes nothing
-    more after their test, so that no others can serve in this process."""
+    """Why these kernels cannot serve this model; empty if they can. Raises SetupError if the device has failed for good
+    in the test, so that no other kernels can serve in this process."""
     try:
         with torch.inference_mode():
             if difference := _lora_differs(loaded, kernels):
                 return f"add_lora gives other numbers (off by {difference:.2g})"
             return _result_of(gate.fault_of(kernels))
-    except Exception as error:  # compilers and drivers raise what they like
+    except Exception as error:  # compilers and drivers may raise anything
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         if device_has_failed(error):
             raise SetupError(
@@ -59,7 +59,7 @@ def _result_of(parts: Generator[None, None, str]) -> str:
 
 
 def _lora_differs(loaded: LoadedModel, kernels: Kernels) -> float:
-    """By how much, in one group of linears of each shape; 0 if by no more than rounding"""
+    """The error of one group of linears of each shape; 0 if rounding explains it"""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -76,7 +76,8 @@ def _lora_differs(loaded: LoadedModel, kernels: Kernels) -> float:
 
 
 def _group_differs(group: LinearGroup, kernels: Kernels, random: Callable[..., torch.Tensor]) -> float:
-    """Adapters of all ranks, of which all but the first leave one of several linears as it is; and rows without one"""
+    """The error for adapters of all ranks, all but the first without one of several linears, and for rows without
+    any"""
     like = random(0)
     device, dtype = like.device, like.dtype
     empty = torch.empty(0, dtype=torch.uint8, device=device)

@@ -1,9 +1,9 @@
-"""The change-over from torch's kernels to the compiled ones, in parts so short that a request may come at any time. If
-there are none, torch's kernels get packed weights in the same way.
+"""The change from torch's kernels to the compiled ones, in parts so short that a request may come at any time. If none
+were compiled, torch's kernels get packed weights in the same way.
 
 The engine calls `advance` while no sequence lives, and each call does one part. Until the last part, torch's kernels
-compute, with those weights packed that are packed so far. After it, the new kernels do. When a part fails, the change
-ends, and the engine goes on with what it has.
+compute, with the weights that are packed so far. After it, the new kernels do. When a part fails, the change ends, and
+the engine goes on with its present kernels.
 """
 
 import time
@@ -25,13 +25,13 @@ log = structlog.get_logger(__name__)
 BUILD_CHECK_SECONDS = 0.25
 
 Switch = Callable[[Kernels, Forward | None], None]
-"""Compute with these kernels and this forward from now on."""
+"""Uses these kernels and this forward from now on."""
 
 Tune = Callable[[Kernels], Iterator[None]]
-"""Measure, in parts, how these kernels compute best, and compute so from then on."""
+"""Measures, in parts, these kernels' best settings, and uses them from then on."""
 
 Told = Callable[[Kernels, str], None]
-"""These kernels serve now. Gets a note, too: what does not serve, or is not packed, and why."""
+"""Is told that these kernels serve now, with a note: what does not serve, or is not packed, and why."""
 
 
 class KernelChange:
@@ -50,7 +50,7 @@ class KernelChange:
         self._choice = choice
         self._loaded = loaded
         self._gate: Gate | None = gate
-        """Until nothing is left to judge: it holds logits"""
+        """None once nothing is left to judge, because it holds logits"""
         self._linears = linears
         self._switch = switch
         self._tune = tune
@@ -58,20 +58,20 @@ class KernelChange:
         self._parts: Iterator[None] | None = None
 
     def begin(self, kernels: Kernels) -> None:
-        """Compute with the kernels to begin with."""
+        """Use these kernels first."""
         assert self._gate is not None
         with torch.inference_mode():
             for _ in self._bring(kernels, self._choice.began):
                 pass
-            if self._choice.waiting:  # now, while no request waits for it
+            if self._choice.waiting:  # now, while no request waits
                 for _ in self._gate.prepare(kernels):
                     pass
         self._forget_gate()
 
     def advance(self) -> float | None:
-        """Compute the next part, if there is one. To be called while no sequence lives.
+        """Do the next part, if there is one. To be called while no sequence lives.
 
-        → the seconds after which the next part may be there; None: nothing is left to do.
+        → the seconds after which a next part may exist; None: nothing is left to do.
         """
         if self._parts is None:
             following = self._choice.built()
@@ -84,13 +84,13 @@ class KernelChange:
         except StopIteration:
             self._parts = None
             return None
-        except Exception as error:  # the kernels that serve are complete
+        except Exception as error:  # the present kernels are complete
             self._parts = None
             self._choice.not_changed(error)
             self._forget_gate()
             return None
         finally:
-            self._linears.follow()  # also those that were packed just now
+            self._linears.follow()  # also linears that were packed just now
         return 0.0
 
     def _change(self, kernels: Kernels) -> Iterator[None]:
@@ -99,10 +99,9 @@ class KernelChange:
         self._forget_gate()
 
     def _bring(self, kernels: Kernels, told: Told) -> Iterator[None]:
-        """Pack the model for these kernels or, if they do not pass the gate, for those that follow; compute with them,
-        and measure."""
+        """Pack the model for these kernels (or for those that follow if they fail the gate), use them, and measure."""
         assert self._gate is not None
-        # A GPU's were tested before they were chosen; torch's are what others are compared with.
+        # A GPU's kernels were tested before they were chosen; torch's kernels are the reference.
         if kernels.compiled and (fault := (yield from self._gate.fault_of(kernels))):
             kernels = self._choice.refused(fault)
         packed = PackedModel(self._loaded, kernels, self._gate, self._switched_on)
@@ -112,7 +111,7 @@ class KernelChange:
         yield
         try:
             yield from self._tune(kernels)
-        except Exception:  # they serve, tuned or not
+        except Exception:  # the kernels serve, tuned or not
             log.exception("kernels_not_tuned", serving=kernels.name)
 
     def _forget_gate(self) -> None:

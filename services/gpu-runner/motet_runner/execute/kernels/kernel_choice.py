@@ -1,8 +1,9 @@
-"""The kernels that an engine begins with, and those that may come later. `choice_policy.py` decides; here are thread,
-log and clock.
+"""The kernels with which an engine begins, and kernels that may follow. `choice_policy.py` decides; here are the
+thread, the log and the clock.
 
-Compiled kernels that passed their test come into use while no sequence lives (`kernel_change.py`): so the numbers of a
-sequence do not change under it. If none come, torch's get packed weights and a forward pass of few operators, too.
+Compiled kernels that passed their test come into use while no sequence lives (`kernel_change.py`): so a sequence's
+numbers do not change while it runs. If none come, torch's kernels get packed weights and a forward pass of few
+operators, too.
 """
 
 import time
@@ -47,7 +48,7 @@ class KernelChoice:
         self._since = time.time()
         self.serving = by_role(torch_back_end(packed=policy.packs_at_once))
         self._to_test = self._triton(device, utilization_percent) if policy.wants_triton else None
-        """Serve if they pass their test"""
+        """Kernels that serve if they pass their test"""
         if policy.asked == "exact":
             self.serving = by_role(EXACT)
         elif policy.asked == "cpp" and cache is not None:
@@ -60,16 +61,16 @@ class KernelChoice:
 
     @property
     def waiting(self) -> bool:
-        """Whether compiled kernels are being built, which may serve later"""
+        """True while compiled kernels are being built"""
         return self._build is not None
 
     @property
     def packing(self) -> Packing | None:
-        """That of the kernels to begin with; None: they do not pack, or are not known before the model is loaded."""
+        """The first kernels' packing; None: they do not pack, or are known only after the model is loaded."""
         return self.serving.packing if self._to_test is None else None
 
     def begin(self, fault_of: FaultOf) -> Kernels:
-        """Those to begin with: a GPU's if they pass their test, or the compiled ones if they are there already."""
+        """The first kernels: a GPU's if they pass their test, or the compiled ones if they are already built."""
         if self._to_test is not None:
             fault = fault_of(self._to_test)
             if not fault:
@@ -80,13 +81,13 @@ class KernelChoice:
         return self.serving
 
     def began(self, kernels: Kernels, note: str) -> None:
-        """The kernels to begin with serve. `note`: what does not serve, or is not packed, and why."""
+        """The first kernels serve. `note`: what does not serve, or is not packed, and why."""
         self._serve(kernels, note)
         log.info("kernels_chosen", serving=self.serving.name, building=self.waiting)
 
     def built(self) -> Kernels | None:
-        """Those that follow, once: the compiled kernels when they are built and tested, or torch's with packed weights
-        if they cannot be built."""
+        """The kernels that follow, once: the compiled kernels when they are built and tested, or torch's with packed
+        weights if they cannot be built."""
         building = self._build
         if building is None or not building.ended:
             return None
@@ -99,13 +100,13 @@ class KernelChoice:
         return _with_torch(of_built(building.result))
 
     def refused(self, fault: str) -> Kernels:
-        """The compiled kernels cannot serve this model → those that do."""
+        """The compiled kernels cannot serve this model → the kernels that serve instead."""
         self._policy.refused(fault)
         log.warning("compiled_kernels_do_not_serve", reason=fault)
         return by_role(torch_back_end(packed=True))
 
     def changed(self, kernels: Kernels, note: str, *, seconds: float) -> None:
-        """These serve now. `seconds`: what the change took, with the requests in between."""
+        """These kernels serve now. `seconds`: how long the change took, including requests in between."""
         self._serve(kernels, note)
         log.info("kernels_changed", serving=kernels.name, seconds=round(seconds, 3))
 
@@ -141,5 +142,5 @@ class KernelChoice:
 
 
 def _with_torch(back_end: BackEnd) -> Kernels:
-    """Torch's has what this one lacks."""
+    """Torch's back end fills the roles that this one lacks."""
     return by_role(back_end, torch_back_end(packed=False))

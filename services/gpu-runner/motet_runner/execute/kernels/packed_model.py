@@ -20,18 +20,18 @@ log = structlog.get_logger(__name__)
 class PackedModel:
     """Brings a model to the kernels, a part at a time, so that others can compute between two parts.
 
-    They compute with the model's modules, of which some have packed weights by then. No sequence may live across a
-    part: results change in their last digits.
+    Until the end, the model's modules compute, some of them with packed weights. No sequence may live across a part:
+    results change in their last digits.
     """
 
     def __init__(
         self, loaded: LoadedModel, kernels: Kernels, gate: Gate, switched_on: Collection[str] = SWITCHED_ON
     ) -> None:
-        """`switched_on`: what a recorded forward pass gains from"""
+        """`switched_on`: optimizations of a recorded forward pass"""
         self.fused: Forward | None = None
-        """At the end: computes what the modules compute, if it passes the gate"""
+        """Set at the end: the fused forward pass, if it passes the gate"""
         self.note = ""
-        """What does not serve, or is not packed, and why"""
+        """Which parts do not serve, or are not packed, and why"""
         self._loaded = loaded
         self._kernels = kernels
         self._gate = gate
@@ -48,7 +48,7 @@ class PackedModel:
         if not of_family and not how.takes_groups_apart:
             groups = [(path,) for group in groups for path in group]
         recorded = None
-        if loaded.rope is None:  # otherwise rotations depend on the lengths of sequences
+        if loaded.rope is None:  # otherwise rotations depend on sequences' lengths
             yield from self._gate.prepare(kernels)
             if kernels.library is not None:
                 recorded = RecordedModel(loaded)
@@ -59,7 +59,7 @@ class PackedModel:
             yield from self._fuse(packing.packed, recorded)
 
     def _pack(self, packing: LinearPacking) -> Iterator[None]:
-        """As much as fits. The other linears stay as they are."""
+        """Packs as many linears as fit into memory. The rest stay unpacked."""
         try:
             yield from packing.parts()
         except Exception as error:
@@ -71,7 +71,7 @@ class PackedModel:
             log.warning("weights_not_packed", linears=packing.unpacked, of=packing.total, reason=packing.fault)
 
     def _fuse(self, packed: dict[str, Packed], recorded: RecordedModel | None) -> Iterator[None]:
-        """If that was recorded, or is of a known family"""
+        """Makes the fused forward pass, if it was recorded or the family is known."""
         try:
             fused = self._forward(packed, recorded)
             fault = "" if fused is None else (yield from self._gate.fault_of_forward(self._kernels, fused))
@@ -81,9 +81,7 @@ class PackedModel:
             log.warning("fused_forward_differs", architecture=self._loaded.architecture, reason=fault)
         else:
             self.fused = fused
-            if (
-                fused is None and recorded is not None and not self.note
-            ):  # what is not packed cannot be recorded, either
+            if fused is None and recorded is not None and not self.note:  # unpacked linears cannot be recorded, either
                 fault = recorded.fault  # the log has it
         if fault:
             self.note = f"the model's modules serve, and not the forward pass of these kernels: {fault}"

@@ -1,5 +1,5 @@
 """The roles of back ends: to add adapters, to attend, to multiply, to compute a whole forward pass. They are chosen
-apart, so a back end may have only some of them."""
+separately, so a back end may have only some roles."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,45 +14,45 @@ from motet_runner.execute.pack.linear_packing import Packing
 
 @dataclass(frozen=True)
 class LargestWork:
-    """What a back end may be asked for at most"""
+    """The largest work that a back end may get"""
 
     rows: int
-    """Of an iteration"""
+    """The rows of an iteration"""
     decodes: int
-    """Of them, rows that decode"""
+    """How many of them decode"""
     max_rank: int
     groups: Sequence[LinearGroup]
     heads: int
     head_dim: int
     layer_bytes: int
-    """Keys and values of the longest sequence in one layer"""
+    """The bytes of the longest sequence's keys and values in one layer"""
 
 
 @dataclass(frozen=True)
 class BackEnd:
-    """None: it has nothing for this role."""
+    """A role is None if the back end does not have it."""
 
     name: str
     add_lora: AddLora | None = None
     attention: MakeAttention | None = None
     packing: Packing | None = None
-    """How its linears want weights"""
+    """How its linears pack weights"""
     makes_forward: MakeForward | None = None
-    """For models shaped like Llama"""
+    """Makes the fused forward of a Llama-shaped model"""
     library: Library | None = None
-    """Compiled on this machine: it runs the programs that are recorded, and is judged before it serves."""
+    """The compiled library: it runs recorded programs, and is judged before it serves."""
     has_threads: bool = False
-    """Whether it computes on threads, of which there may be more or fewer"""
+    """True if its number of threads can be chosen"""
     room_bytes: Callable[[LargestWork], int] = lambda _: 0
-    """Of a GPU's memory, what it keeps beside weights, pages and copies of adapters"""
+    """The bytes that it keeps on a GPU beside weights, pages and copies of adapters"""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What serves in each role"""
+    """The back ends that serve, by role"""
 
     back_ends: Sequence[BackEnd]
-    """Those that have one, the best first"""
+    """The back ends that have a role here, the best first"""
     add_lora: AddLora
     attention: MakeAttention
     packing: Packing | None
@@ -63,12 +63,12 @@ class Kernels:
 
     @property
     def name(self) -> str:
-        """As the log says it"""
+        """The name in the log"""
         return " + ".join(one.name for one in self.back_ends)
 
     @property
     def compiled(self) -> bool:
-        """Whether some of it was compiled on this machine for its CPU"""
+        """True if a part was compiled on this machine for its CPU"""
         return any(one.library is not None for one in self.back_ends)
 
     @property
@@ -80,8 +80,8 @@ class Kernels:
 
 
 def by_role(*back_ends: BackEnd) -> Kernels:
-    """Each role by the first of these that has it; the last one has at least add_lora and attention. A forward pass
-    serves only beside its own attention and add_lora, and so do linears that only it gains from."""
+    """Fills each role with the first back end that has it; the last one has at least add_lora and attention. A forward
+    pass serves only with its own attention and add_lora; so do linears from which only it gains."""
     add_lora = next(one for one in back_ends if one.add_lora is not None)
     attention = next(one for one in back_ends if one.attention is not None)
     packing = next((one for one in back_ends if one.packing is not None), None)

@@ -1,4 +1,4 @@
-"""What torch gives: at first, where nothing else serves, and in exact mode."""
+"""Torch's back end: at first, if nothing else serves, and in exact mode."""
 
 from motet_kernels import ExactBackend, TorchBackend
 from motet_runner.execute.adapters.add_lora import AddLora
@@ -21,7 +21,7 @@ def torch_back_end(*, packed: bool) -> BackEnd:
         TorchPacking() if packed else None,
         TorchForward if packed else None,
         has_threads=True,
-        room_bytes=lambda work: max(READ_BYTES["cuda"], work.layer_bytes),  # of pages that were brought together
+        room_bytes=lambda work: max(READ_BYTES["cuda"], work.layer_bytes),  # gathered pages
     )
 
 
@@ -30,5 +30,5 @@ EXACT = BackEnd(
     AddLora(
         lambda groups, memory, dtype, _: ExactBackend(groups, memory, dtype), ExactBackend.tile, ExactBackend.copies
     ),
-    lambda _: None,  # tiles have an attention of their own
+    lambda _: None,  # tiles have their own attention
 )

@@ -1,5 +1,4 @@
-"""The kernels of a GPU (PU-01, PU-22), and whether they compute here. Imported only when they are asked for: it needs
-Triton."""
+"""The kernels of a GPU (PU-01, PU-22), and whether they run on a device. Imported only on demand: it needs Triton."""
 
 import torch
 
@@ -16,8 +15,8 @@ from motet_runner.execute.pack.linear_packing import SideBySide
 
 
 def triton_back_end(device: torch.device, *, int8: bool = False, utilization_percent: int = 100) -> BackEnd:
-    """`int8`: adapters are of integers. `utilization_percent`: how much of the GPU's memory this process may take in
-    all"""
+    """`int8`: adapters are of integers. `utilization_percent`: the share of the GPU's memory that this process may
+    take"""
     return BackEnd(
         "triton",
         AddLora(
@@ -35,12 +34,12 @@ def triton_back_end(device: torch.device, *, int8: bool = False, utilization_per
 
 def _room_bytes(work: LargestWork) -> int:
     groups = work.groups
-    batches = [(work.rows, work.max_rank), (work.decodes, MAX_RANK)]  # of an iteration, and of all recordings
+    batches = [(work.rows, work.max_rank), (work.decodes, MAX_RANK)]  # an iteration's, and that of all recordings
     return GpuAttention.room_bytes(work.heads, work.head_dim) + sum(
         GpuBackend.room_bytes(groups, rows, rank) for rows, rank in batches if groups
     )
 
 
 def computes_here(device: torch.device) -> bool:
-    """Whether Triton runs on this device: on a CPU only its interpreter does, for tests."""
+    """True if Triton runs on this device: on a CPU only its interpreter does, for tests."""
     return device.type == "cuda" or interpreted()

@@ -1,5 +1,5 @@
-"""What is known of tensors while a model's modules run: which of a row's numbers they have, and the steps that gave
-these."""
+"""What a recording knows of tensors while a model's modules run: which of a row's numbers they hold, and the steps that
+computed them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from motet_runner.execute.forward.record.unpacked_steps import LinearOf, LookUpO
 
 
 class OwnWeight(NamedTuple):
-    """Of a linear or the head, [outputs, inputs]: a view of a part of it is not packed."""
+    """The weight of a linear or the head, [outputs, inputs]: a view of a part of it is not packed."""
 
     path: str
     shape: torch.Size
@@ -27,17 +27,17 @@ class RowTrace:
     def __init__(
         self, weights: dict[int, OwnWeight], dtype: torch.dtype, rows: Rows, *, vocabulary: int, positions: int
     ) -> None:
-        """`weights`: by their addresses. `vocabulary`, `positions`: how many tokens and positions there may ever be"""
+        """`weights`: by address. `vocabulary`, `positions`: the largest numbers of tokens and positions"""
         self.weights, self.dtype, self.rows = weights, dtype, rows
         self.most_tokens, self.most_positions = vocabulary, positions
         self.tokens, self.positions = Value(1, torch.int64), Value(1, torch.int64)
         self.keep = torch.empty(0, dtype=torch.int64)
         """The tensor that selects the rows whose logits are wanted"""
         self.steps: list[Step | LinearOf | LookUpOf] = []
-        # By the tensors that are still there: all that a large model computes would take much memory.
+        # Weak, by tensor: to keep all results of a large model would take much memory.
         self._views = WeakTensorKeyDictionary()
         self._unknown = WeakTensorKeyDictionary()
-        """Tensors that depend on rows in a way that a program cannot compute, and why"""
+        """Tensor that depends on rows in a way that a program cannot compute → why"""
 
     # -- tensors -------------------------------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ class RowTrace:
         return tensor in self._views or tensor in self._unknown
 
     def is_known(self, operand: Any) -> bool:
-        """Whether it is a tensor of rows that a program can compute"""
+        """True for a tensor that depends on rows and that a program can compute"""
         return isinstance(operand, torch.Tensor) and operand in self._views
 
     def check_known(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -69,7 +69,7 @@ class RowTrace:
         return self.rows.dimension(view.shape.shape, kept=view.value.kept)
 
     def path_of(self, weight: torch.Tensor) -> str | None:
-        """Of the linear with this weight [outputs, inputs]; None if that has another one, or is not known"""
+        """The path of the linear with this weight [outputs, inputs]; None if no linear has it as a whole"""
         own = self.weights.get(weight.data_ptr())
         return own.path if own is not None and own.is_all_of(weight) else None
 
@@ -120,7 +120,7 @@ class RowTrace:
         self.steps.append(Compute(operation, *walk(shapes, places, last_apart=last_apart), real=real))
 
     def of_heads(self, tensor: torch.Tensor) -> Place:
-        """[heads, rows, width] as the numbers of a row, of which those of a head lie together"""
+        """[heads, rows, width] as the numbers of a row, with each head contiguous"""
         view = self.view(tensor)
         if tensor.dtype is not self.dtype:
             raise CannotRecord(f"its attention is in {tensor.dtype}")
@@ -129,7 +129,7 @@ class RowTrace:
         return Place(view.value, (0, view.shape.stride(0), 1), int(view.shape.storage_offset()))
 
     def together(self, view: View) -> View:
-        """The same numbers, those of a row one after the other and alone"""
+        """The same numbers in a value of their own, in which each row is contiguous"""
         whole = self.new(view.shape.shape, view.value.dtype, kept=view.value.kept)
         if view.shape.stride() == whole.shape.stride() and view.value.size == whole.value.size:
             return view

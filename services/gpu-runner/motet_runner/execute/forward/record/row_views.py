@@ -1,11 +1,10 @@
-"""How a recording sees a model's tensors: where their numbers lie in the numbers of each row.
+"""How a recording sees a model's tensors: as views of the numbers of each row.
 
-The rows are the dimension of a size that the model has nowhere else. `make_fx(tracing_mode="symbolic")` and
-`torch.export` with a dynamic dimension name it, too: of Llama, Gemma 2, Qwen 3, GPT-NeoX, GPT-2 and Mixtral, through
-our attention and in less than a second, each tensor had at most one symbol, and the kept rows had one of their own.
-They need no such sizes. But both give a graph of operators, of which `row_handlers.py` would still have to find
-strides, constants and weights, and `make_fx` splits each linear into four operators: the lowering would not get
-shorter.
+The row dimension is found by its size, which the model has nowhere else. `make_fx(tracing_mode="symbolic")` and
+`torch.export` with a dynamic dimension name it, too: in Llama, Gemma 2, Qwen 3, GPT-NeoX, GPT-2 and Mixtral, through
+our attention and in less than a second, each tensor had at most one symbol, and the kept rows had their own. They need
+no such sizes. But both give a graph of operators, in which `row_handlers.py` would still have to find strides,
+constants and weights, and `make_fx` splits each linear into four operators: the lowering would not get shorter.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +24,8 @@ class CannotRecord(Exception):
 
 
 class Rows(NamedTuple):
-    """How many rows the iteration has that is recorded, and how many of them are kept. No other dimension may have
-    these sizes."""
+    """How many rows the recorded iteration has, and how many of them are kept. No other dimension may have these
+    sizes."""
 
     all: int
     kept: int
@@ -41,7 +40,7 @@ class Rows(NamedTuple):
         return self.kept if kept else self.all
 
     def laid_out(self, shape: Sequence[int], *, kept: bool) -> torch.Tensor:
-        """On no device, with the numbers of each row together, in the order of the dimensions."""
+        """A meta tensor in which the numbers of each row are contiguous, in the order of the dimensions."""
         row = self.dimension(shape, kept=kept)
         strides, size = [0] * len(shape), 1
         for dim in reversed(range(len(shape))):
@@ -53,8 +52,8 @@ class Rows(NamedTuple):
 
 
 def rows_for(model: PreTrainedModel) -> Rows:
-    """Such that neither a dimension of the model's weights nor a number of its configuration is a multiple of them:
-    then no part of one has their size, such as half a head."""
+    """Numbers of rows that divide no dimension of the model's weights and no number of its configuration: so no part of
+    a dimension has their size, such as half a head."""
     sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
     sizes |= {number for number in _numbers_in(model.config.to_dict()) if number}
     fit = [rows for rows in NUMBERS_OF_ROWS if all(size % rows for size in sizes)]
@@ -72,10 +71,10 @@ def _numbers_in(of: Any) -> Iterator[int]:
 
 
 class View:
-    """A tensor of the model: where its numbers lie in a value.
+    """A tensor of the model as a view of a value.
 
-    `shape` is that tensor on no device, with the strides that it has when the numbers of a row of the value lie
-    together. So torch says what views of it are.
+    `shape` is that tensor on the meta device, with its strides when each row of the value is contiguous. So torch
+    computes views of it.
     """
 
     def __init__(self, value: Value, shape: torch.Tensor) -> None:
@@ -96,8 +95,8 @@ def as_constant(operand: Any) -> torch.Tensor:
 def walk(
     shapes: Sequence[torch.Tensor], of: Sequence[Value | torch.Tensor], *, last_apart: bool = False
 ) -> tuple[tuple[int, ...], Place, tuple[Place, ...]]:
-    """Sizes, and the places of the result and of what it is computed from, in as few dimensions as can be.
-    `last_apart`: the last one is no part of another."""
+    """Sizes, and the places of the result and the operands, in the fewest dimensions. `last_apart`: the last dimension
+    is not merged with others."""
     dims: list[tuple[int, tuple[int, ...]]] = []
     sizes = shapes[0].shape
     for dim, size in enumerate(sizes):

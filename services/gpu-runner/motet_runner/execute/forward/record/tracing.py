@@ -1,10 +1,10 @@
-"""What a model's modules compute for each row of an iteration, recorded while they run: steps of a program for the
+"""Records what a model's modules compute for each row of an iteration, while they run: as steps of a program for the
 compiled kernels. It needs no knowledge of the family.
 
-Only attention mixes rows, and `load/model_check.py` shows that. So everything else is a list of operations on
-the numbers of a row. The rows are found by the size of their dimension: no other dimension has that size. What does not
-depend on the rows is a constant. An operation that is not known here, or that mixes rows, leaves its result unknown;
-the recording is of no use if the logits depend on that, or if the modules look at numbers to decide what to do.
+Only attention mixes rows, which `load/model_check.py` verifies. So everything else is a list of operations on the
+numbers of a row. The rows are found by the size of their dimension: no other dimension has that size. Tensors that do
+not depend on the rows are constants. An operation that is unknown here, or that mixes rows, makes its result unknown;
+the recording fails if the logits depend on such a result, or if the control flow depends on values.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,12 +34,12 @@ class Tracing(TorchDispatchMode):
     # -- what the model is given, and what comes of it -----------------------------------------------------------------
 
     def run(self, batch: FlatBatch, forward: Callable[[FlatBatch], torch.Tensor]) -> Value:
-        """The logits of an iteration of as many rows as the trace says."""
+        """Records an iteration with the trace's numbers of rows → its logits."""
         trace = self.trace
         trace.keep = batch.keep
         for tensor, value in ((batch.input_ids, trace.tokens), (batch.positions, trace.positions)):
             trace.know(tensor, View(value, trace.rows.laid_out(tensor.shape, kept=False)))
-        batch.paged = PagedRows(self, None)  # type: ignore[arg-type] # it takes the place of attention over pages
+        batch.paged = PagedRows(self, None)  # type: ignore[arg-type] # replaces attention over pages
         with _without_masks(), self:
             logits = forward(batch)
         if self._refused:
@@ -61,7 +61,7 @@ class Tracing(TorchDispatchMode):
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """[rows, heads, width] of any numbers"""
+        """Records attention → [rows, heads, width] without real results"""
         trace, (heads, _, width) = self.trace, query.shape
         out = torch.zeros((trace.rows.all, heads, width), dtype=query.dtype)
         try:
@@ -75,7 +75,7 @@ class Tracing(TorchDispatchMode):
         return out
 
     def program(self, packed: dict[str, Packed], biases: dict[str, torch.Tensor | None]) -> list[Step]:
-        """The steps, with the weights where they are packed."""
+        """The steps, with the packed weights."""
         return [step.with_weights(packed, biases) if isinstance(step, LinearOf | LookUpOf) else step
                 for step in self.trace.steps]  # fmt: skip
 
@@ -97,7 +97,7 @@ class Tracing(TorchDispatchMode):
             try:
                 self.trace.check_known(given)
                 record(self.trace, name, args, kwargs, result)
-            except Exception as error:  # the modules serve, whatever they do
+            except Exception as error:  # the modules can still serve
                 why = str(error) if isinstance(error, CannotRecord) else f"{name}: {error}"
                 for output in outputs:
                     self.trace.forget(output, why)
@@ -108,7 +108,7 @@ class Tracing(TorchDispatchMode):
 
 
 def weights_by_address(model: Any, linears: dict[str, nn.Module]) -> dict[int, OwnWeight]:
-    """What a RowTrace must know of the weights."""
+    """Address → the weight, for a RowTrace."""
     head = model.get_output_embeddings()
     weights = {path: weight_of(module) for path, module in linears.items()}
     if head is not None:
@@ -118,8 +118,8 @@ def weights_by_address(model: Any, linears: dict[str, nn.Module]) -> dict[int, O
 
 @contextmanager
 def _without_masks() -> Iterator[None]:
-    """Our attention has no masks, and there is no padding. Without this, transformers looks at positions to find out
-    which mask it needs, and at tokens to warn of padding."""
+    """Our attention has no masks, and there is no padding. Without this, transformers reads positions to find out which
+    mask it needs, and tokens to warn of padding."""
     nothing = (
         (masking_utils, "find_packed_sequence_indices"),
         (PreTrainedModel, "warn_if_padding_and_no_attention_mask"),

@@ -1,4 +1,4 @@
-"""Steps of which a recording knows only whose weights they read: these are packed later."""
+"""Steps whose weights a recording knows only by path: they are packed later."""
 
 import torch
 
@@ -14,7 +14,7 @@ def _of_library(packed: Packed) -> PackedWeights:
 
 
 class LinearOf:
-    """A linear, of which only the path is known"""
+    """A linear, known by its path only"""
 
     def __init__(self, x: Value, offset: int, y: Value, path: str, *, has_bias: bool) -> None:
         self._x, self._offset, self._y, self._path, self._has_bias = x, offset, y, path, has_bias
@@ -30,7 +30,7 @@ class LinearOf:
 
 
 class LookUpOf:
-    """A row of a matrix: of the head's packed weights if `table` is None."""
+    """A row of a matrix: a row of the head's packed weights if `table` is None."""
 
     def __init__(self, out: Value, table: torch.Tensor | None, index: Value, rows: int, width: int) -> None:
         self._out, self._table, self._index, self._rows, self._width = out, table, index, rows, width
