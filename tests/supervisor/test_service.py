@@ -53,7 +53,7 @@ def ordered_parks(system, method):
 def test_a_tick_says_for_how_long_the_supervisor_did_not_run():
     clock = FakeClock()
     settings = SupervisorSettings(heartbeat_seconds=2.0)
-    service = SupervisorService(settings.config(1.0), metrics=Metrics(CollectorRegistry()), clock=clock, tick=0.2)
+    service = SupervisorService(settings.config(1.0), metrics=Metrics(CollectorRegistry()), clock=clock)
     identity = RunnerIdentity(instance="r0", incarnation="1", pool="default/demo")
     service.supervisor.handle(events.RunnerConnected(identity, Capacity(pages=100)), clock())
     clock.advance(300)

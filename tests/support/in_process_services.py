@@ -13,7 +13,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, scheduler_pb2
-from motet.clock import every
 from motet.leadership import LocalLeadership
 from motet.rpc import Link
 from motet.transport.methods import SYNC
@@ -138,7 +137,7 @@ class InProcessServices:
 
         async with GrpcNetwork().serving(self.supervisor_address, service.handlers, grace=0):
             up.set()
-            await every(0.02, service.tick, name="tick")
+            await service.due_times.run()
 
 
 class FakeOperator:

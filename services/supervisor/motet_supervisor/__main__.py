@@ -4,7 +4,6 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from motet.clock import every
 from motet.health import Health
 from motet.service_main import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
@@ -13,23 +12,17 @@ from motet_supervisor.metrics import Metrics
 from motet_supervisor.service import SupervisorService
 from motet_supervisor.settings import Settings
 
-TICK_SECONDS = 0.2
-"""Seconds between two ticks, before the time scale."""
-
-MIN_TICK_SECONDS = 0.02
-
 
 def main() -> None:
     settings, process, addresses = read(Settings), read(ProcessSettings), read(Addresses)
     surroundings = real_surroundings()
 
     async def supervise(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
-        tick = max(TICK_SECONDS * process.time_scale, MIN_TICK_SECONDS)
         service = SupervisorService(
-            settings.config(process.time_scale), metrics=Metrics(registry), clock=surroundings.clock, tick=tick
+            settings.config(process.time_scale), metrics=Metrics(registry), clock=surroundings.clock
         )
         async with surroundings.network.serving(addresses.supervisor_address, service.handlers, process=health):
-            await run_until(stop, every(tick, service.tick, name="tick"))
+            await run_until(stop, service.due_times.run())
 
     run("supervisor", process, supervise)
 

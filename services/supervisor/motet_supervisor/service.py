@@ -1,13 +1,13 @@
 """The supervisor's two streams: turns messages into events and effects into messages. Makes no decisions itself."""
 
 import itertools
-from math import inf
 
 import structlog
 
 from motet.api.v1 import supervisor_pb2
 from motet.clock import Clock
 from motet.domain import InstanceName
+from motet.due_timer import DueTimer
 from motet.rpc import Session, Sessions
 from motet.runner_info import RunnerIdentity
 from motet.terms import check_leaders_term, check_term
@@ -23,11 +23,9 @@ log = structlog.get_logger(__name__)
 
 
 class SupervisorService:
-    def __init__(self, config: SupervisorConfig, *, metrics: Metrics, clock: Clock, tick: float = inf) -> None:
-        """`tick`: seconds between two calls of `tick`, if this process runs as it should."""
+    def __init__(self, config: SupervisorConfig, *, metrics: Metrics, clock: Clock) -> None:
         self.supervisor = Supervisor(config)
-        self._tick = tick
-        self._ticked_at = clock()
+        self.due_times = DueTimer(self.supervisor.next_due, self.tick, clock=clock, pause=config.max_sleep / 4)
         self._metrics = metrics
         self._clock = clock
         self.runners: Sessions[RunnerIdentity, supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Sessions(
@@ -45,9 +43,7 @@ class SupervisorService:
         self._scheduler_numbers = itertools.count(1)
 
     def tick(self) -> None:
-        now = self._clock()
-        late, self._ticked_at = max(0.0, now - self._ticked_at - self._tick), now
-        self._handle(events.Tick(late))
+        self._handle(events.Tick(late=max(0.0, self._clock() - self.supervisor.tick_by)))
         self._metrics.observe(self.supervisor)
 
     # ------------------------------------------------------------------------------------------------------- streams
@@ -111,6 +107,7 @@ class SupervisorService:
                     self.runners.send(effect.instance, conversion.order(effect, self.supervisor.term))
                 case _:
                     self.schedulers.broadcast(conversion.scheduler_message(effect))
+        self.due_times.changed()
 
     def _count(self, effect: effects.Effect) -> None:
         match effect:

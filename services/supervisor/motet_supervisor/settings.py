@@ -9,8 +9,9 @@ from motet.domain import ParkMethod
 from motet.ledger import MAX_OVERCOMMIT, MIN_OVERCOMMIT
 from motet_supervisor.policy.values import SupervisorConfig
 
-REMIND_SECONDS, FORGET_SECONDS = 10.0, 50.0
-"""How often a hang is reported again, and when a runner whose stream is down is forgotten, before the time scale."""
+MAX_SLEEP_SECONDS, REMIND_SECONDS, FORGET_SECONDS = 0.4, 10.0, 50.0
+"""The longest time between two ticks, how often a hang is reported again, and when a runner whose stream is down is
+forgotten, before the time scale."""
 
 
 class Settings(BaseSettings):
@@ -50,6 +51,7 @@ class Settings(BaseSettings):
     def config(self, time_scale: float) -> SupervisorConfig:
         return SupervisorConfig(
             heartbeat=self.heartbeat_seconds * time_scale,
+            max_sleep=MAX_SLEEP_SECONDS * time_scale,
             remind=REMIND_SECONDS * time_scale,
             forget=FORGET_SECONDS * time_scale,
             hang=self.hang_seconds * time_scale,

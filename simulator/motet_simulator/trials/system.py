@@ -12,7 +12,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, predictor_pb2, runner_pb2
-from motet.clock import every
 from motet.domain import BASE, Digest, ObjectName
 from motet.kube import KubeObject
 from motet.leadership import Candidacy, LocalLeadership
@@ -69,7 +68,6 @@ LEASE = LeaseSettings(name="it", namespace="here", seconds=6, renew_seconds=4, r
 LOST_LEADERSHIP, GARBLED = "it no longer leads", "the answer is no JSON"
 MAY_END = ("EngineDied", LOST_LEADERSHIP, GARBLED)
 """Why a process may end by itself. The last is at its start only: later it goes on."""
-SUPERVISOR_TICK = 0.2
 LOAD_SECONDS = 0.5
 DRAIN_SECONDS = 2.0
 RESTART_SECONDS = 0.3
@@ -310,10 +308,9 @@ class System:
             settings.config(1.0),
             metrics=SupervisorMetrics(CollectorRegistry()),
             clock=around.clock,
-            tick=SUPERVISOR_TICK,
         )
         async with around.network.serving(SUPERVISOR, service.handlers):
-            await every(SUPERVISOR_TICK, service.tick, name="tick")
+            await service.due_times.run()
 
     async def _run_predictor(self, process: Process) -> None:
         around = self._surroundings(process)

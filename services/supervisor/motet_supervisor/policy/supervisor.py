@@ -5,6 +5,7 @@ stuck."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import inf, nextafter
 from typing import Any, ClassVar
 
 from motet.domain import InstanceName, RequestId
@@ -24,6 +25,8 @@ class Supervisor:
         self.highest_term = 0
         self._no_leader_since: float | None = None
         self._now = self._ticked_at = 0.0
+        self.tick_by = inf
+        """A tick that comes later shows that this process runs late."""
         self._lateness = 0.0
         """How late ticks were recently."""
         self._effects: list[effects.Effect] = []
@@ -42,7 +45,17 @@ class Supervisor:
         self._now = now
         self._effects = []
         self._handlers[type(event)](self, event)
+        if self.has_leader:
+            self._no_leader_since = None
+        elif self._no_leader_since is None:
+            self._no_leader_since = now
+        self.tick_by = min(self.tick_by, now + self.config.max_sleep) if self.runners else inf
         return self._effects
+
+    def next_due(self) -> float:
+        """When to send the next Tick, if no other event makes it earlier. What has no time of its own, such as orders
+        without effect, is looked at with each."""
+        return min(self.tick_by, *map(self._due_of, self.runners.values())) if self.runners else inf
 
     # ------------------------------------------------------------------------------------------------------- runners
 
@@ -170,14 +183,10 @@ class Supervisor:
 
     def _scheduler_disconnected(self, event: events.SchedulerDisconnected) -> None:
         self._schedulers.pop(event.scheduler, None)
-        if not self.has_leader and self._no_leader_since is None:
-            self._no_leader_since = self._now
 
     def _note_term(self, scheduler: int, term: int) -> None:
         self._schedulers[scheduler] = term
         self.highest_term = max(self.highest_term, term)
-        if self.has_leader:
-            self._no_leader_since = None
 
     def _resumable(self, event: events.Resumable) -> None:
         if event.term < self.highest_term:
@@ -197,8 +206,7 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------------------------- time
 
     def _tick(self, event: events.Tick) -> None:
-        if not self.has_leader and self._no_leader_since is None:
-            self._no_leader_since = self._now
+        self.tick_by = inf  # begins again
         self._note_lateness(event.late)
         for runner in list(self.runners.values()):
             runner.excuse(event.late, self._now)
@@ -207,21 +215,36 @@ class Supervisor:
                 self._answer_overflows(runner)
                 self._resume_without_scheduler(runner)
 
-    def _watch_health(self, runner: WatchedRunner) -> None:
-        silent = self._now - runner.last_message_at
-        if not runner.connected and silent > self.config.forget:
-            del self.runners[runner.instance]
-            return
+    def _due_of(self, runner: WatchedRunner) -> float:
+        """When it is reported or forgotten if it sends nothing: just after its time, as it has all of that."""
+        forgotten = inf if runner.connected else self._forgotten_after(runner)
         if runner.unhealthy:
-            if self._now - runner.unhealthy_reported_at > self.config.remind:
+            return nextafter(min(forgotten, self._reminded_after(runner)), inf)
+        return nextafter(min(forgotten, self._silent_after(runner), self._hung_after(runner)), inf)
+
+    def _forgotten_after(self, runner: WatchedRunner) -> float:
+        return runner.last_message_at + self.config.forget
+
+    def _reminded_after(self, runner: WatchedRunner) -> float:
+        return runner.unhealthy_reported_at + self.config.remind
+
+    def _silent_after(self, runner: WatchedRunner) -> float:
+        return runner.last_message_at + self._longest_silence(runner)
+
+    def _hung_after(self, runner: WatchedRunner) -> float:
+        progress = runner.progress
+        return progress.moved_at + max(self.config.hang, self.config.hang_steps * progress.slowest_step)
+
+    def _watch_health(self, runner: WatchedRunner) -> None:
+        if not runner.connected and self._now > self._forgotten_after(runner):
+            del self.runners[runner.instance]
+        elif runner.unhealthy:
+            if self._now > self._reminded_after(runner):
                 self._report_again(runner)
-            return
-        if silent > self._longest_silence(runner):
+        elif self._now > self._silent_after(runner):
             self._report_silent(runner)
-            return
-        without_step = self._now - runner.progress.moved_at
-        limit = max(self.config.hang, self.config.hang_steps * runner.progress.slowest_step)
-        if without_step > limit:
+        elif self._now > self._hung_after(runner):
+            without_step = self._now - runner.progress.moved_at
             self._mark_unhealthy(
                 runner, f"its engine has work and took no step for {without_step:.1f} seconds", hung=True
             )

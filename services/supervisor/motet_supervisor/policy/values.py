@@ -16,6 +16,9 @@ class SupervisorConfig:
     probably do, or if the runner sends only its reports, as earlier versions do."""
     lateness_factor: float = 4.0
     """By how many seconds more a runner may be silent for each second by which this process was late recently."""
+    max_sleep: float = 0.4
+    """While there are runners, a tick comes at least this often: it shows how late this process runs, and looks at what
+    has no time of its own. A pause that no tick shows is shorter: it costs a runner no more than one heartbeat."""
     remind: float = 10.0
     """A runner that still hangs, or is still silent, is reported again this often."""
     forget: float = 50.0
