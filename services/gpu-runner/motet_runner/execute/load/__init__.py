@@ -1,2 +1,2 @@
-"""From a folder of files to a model that we serve right, or to the reason why not. Nothing here runs once requests
-come, but rope whose frequencies depend on a length."""
+"""Turns a folder of files into a model that we serve right, or into the reason why not. Only ropes whose frequencies
+depend on a length run here during requests."""

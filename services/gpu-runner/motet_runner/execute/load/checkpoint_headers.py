@@ -1,6 +1,6 @@
 """The weights of a model folder: one safetensors file, or several that an index lists.
 
-`Checkpoint` reads the headers alone and refuses a folder whose files do not belong together, before a weight is read.
+`Checkpoint` reads the headers alone and refuses a folder with files of different models, before a weight is read.
 """
 
 import json
@@ -23,7 +23,7 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool,
 }  # fmt: skip
-"""Without the types of eight bits and less that only quantised weights have."""
+"""Types of quantised weights (eight bits and less) are missing."""
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -42,16 +42,16 @@ class TensorEntry:
 
 
 class Checkpoint:
-    """The headers of all files. Raises ModelFolderError if a file is missing or damaged, or if they do not fit."""
+    """The headers of all files. Raises ModelFolderError if a file is missing or damaged, or of another model."""
 
     def __init__(self, folder: Path, dtype: str | None = None) -> None:
-        """`dtype`: the type of the weights by config.json, in the words of torch."""
+        """`dtype`: the type of the weights in config.json, by torch's name."""
         self.folder = folder
         index = _read_index(folder)
         names = sorted(set(index.values())) if index is not None else [ONE_FILE]
         self.tensors: dict[str, TensorEntry] = {}
         self.stored: str | None = None
-        """The type of most weights, as the files call it; None: there are none."""
+        """The type of most weights, by the files' name; None: there are no weights."""
         for file in names:
             for entry in _read_header(folder / file):
                 other = self.tensors.setdefault(entry.name, entry)
@@ -69,15 +69,15 @@ class Checkpoint:
         return sum(entry.bytes for entry in self.tensors.values())
 
     def bytes_as(self, dtype: torch.dtype) -> int:
-        """Of all weights once floating-point numbers have this type."""
+        """The bytes of all weights once floating-point numbers have this type."""
         return sum(
             math.prod(entry.shape) * dtype.itemsize if entry.dtype in FLOATS else entry.bytes
             for entry in self.tensors.values()
         )
 
     def check_shapes(self, model: torch.nn.Module) -> None:
-        """Compare with a model without weights. A tensor that transformers renames or merges is compared later, when
-        it is loaded."""
+        """Compare with a model without weights. Tensors that transformers renames or merges are compared later, when
+        they are loaded."""
         for name, wanted in model.state_dict().items():
             entry = self.tensors.get(name)
             if entry is not None and entry.shape != tuple(wanted.shape):
@@ -93,8 +93,8 @@ class Checkpoint:
                 )
 
     def _check_dtypes(self, configured: str | None) -> None:
-        """One type in all files. A few tensors of another, such as a norm's, are usual beside the others, so a file is
-        refused only if all of it has other types than the rest."""
+        """Checks that all files have the same type. A few tensors of another type, such as a norm's, are usual, so a
+        file is refused only if all of its tensors have other types."""
         sizes: dict[Path, Counter[str]] = {}
         for entry in self.tensors.values():
             if entry.dtype not in DTYPES:
@@ -132,7 +132,7 @@ def other_shape(
 
 
 def _read_index(folder: Path) -> dict[str, str] | None:
-    """Tensor → file. None if the model has one file, which transformers, too, prefers to an index."""
+    """Tensor → file. None if the model has one file, which we prefer to an index, like transformers."""
     path = folder / INDEX
     if (folder / ONE_FILE).is_file():
         return None

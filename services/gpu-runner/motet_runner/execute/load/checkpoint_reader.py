@@ -1,11 +1,11 @@
-"""The weights of a checkpoint, read where transformers wants them.
+"""Reads the weights of a checkpoint for transformers.
 
 `CheckpointReader` lends transformers a state dict of tensors that are still on disk. Transformers renames, merges
 and ties them as `from_pretrained` always does, and reads each once, in its threads: our `StoredTensor` reads by
-`preadv`, straight into memory of the type and on the device that the model wants.
+`preadv`, directly into memory of the model's type and device.
 
-Transformers' own reader maps the files. That keeps the weights in the page cache, where a file that is cut later kills
-the process; and when the type changes, as from bfloat16 to float32, it holds both copies.
+Transformers' own reader maps the files. That keeps the weights in the page cache, where a file that is truncated later
+kills the process; and for a change of type, as from bfloat16 to float32, it holds both copies.
 """
 
 import math
@@ -26,16 +26,15 @@ from motet_runner.execute.load.checkpoint_headers import DTYPES, Checkpoint, Ten
 from motet_runner.interface import LoadProgress
 
 STAGING_BYTES = 8 << 20
-"""What a thread reads at once when the bytes are converted or sent to another device. It bounds the memory beside the
-weights."""
+"""How much a thread reads at once if the bytes are converted or sent to another device. It bounds the extra memory."""
 
 CHECKED_NUMBERS = 1 << 17
-"""How many weights are checked at once. To sum bfloat16 numbers torch copies them to float32: that is little then."""
+"""How many weights are checked at once. To sum bfloat16 numbers torch copies them to float32: so the copy is small."""
 
 PROGRESS_SECONDS = 1.0
 
 MAPPED_BYTES = 128 << 10
-"""Tensors of at least this size get memory of their own from the operating system, when they are on a CPU."""
+"""On a CPU, tensors of at least this size get their own memory mapping."""
 
 
 def ignore_progress(read_bytes: int, total: int) -> None:
@@ -44,7 +43,7 @@ def ignore_progress(read_bytes: int, total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a state dict that is still on disk. Transformers reads it as it reads the slices of safetensors: by
+    """A tensor of a state dict that is still on disk. Transformers reads it like a slice of safetensors: by
     `stored[...]` and `.to(device, dtype)`, in one of its threads."""
 
     entry: TensorEntry
@@ -55,13 +54,13 @@ class StoredTensor:
         return self
 
     def to(self, *, device: object, dtype: torch.dtype | None) -> torch.Tensor:  # noqa: ARG002 - transformers gives it
-        """The tensor. The model wants `dtype`. The device is the reader's: transformers knows only the CPU unless
+        """The tensor in `dtype`. `device` is ignored in favour of the reader's: transformers knows only the CPU unless
         accelerate is installed."""
         return self.reader.read(self.entry, dtype)
 
 
 class CheckpointReader:
-    """Open files. When the block ends, no thread reads, and the files are closed."""
+    """Open files. When the block ends, no thread reads any more, and the files are closed."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, on_progress: LoadProgress) -> None:
         self._checkpoint = checkpoint
@@ -90,7 +89,7 @@ class CheckpointReader:
     ) -> None:
         self._ended = True
         for thread in self._threads - {threading.current_thread()}:
-            thread.join()  # transformers has told its threads to end, and waits for none
+            thread.join()  # transformers has told its threads to end, but does not wait for them
         for descriptor in self._files.values():
             with suppress(OSError):
                 os.close(descriptor)
@@ -125,7 +124,7 @@ class CheckpointReader:
         return result
 
     def _staging(self) -> torch.Tensor:
-        """One for each thread: freed and made for each tensor, they would leave holes between the weights."""
+        """One buffer per thread: a buffer per tensor would fragment the memory between the weights."""
         if not hasattr(self._local, "staging"):
             self._local.staging = torch.empty(STAGING_BYTES, dtype=torch.uint8, device="cpu")
         staging: torch.Tensor = self._local.staging
@@ -138,7 +137,7 @@ class CheckpointReader:
         while done < len(memory):
             if self._ended:
                 raise ModelFolderError("loading ended")
-            # Reads of some MiB, because a read can't be stopped.
+            # Small reads (some MiB), because a read can't be stopped.
             part = memory[done : done + STAGING_BYTES]
             try:
                 count = os.preadv(self._files[entry.file], [part], entry.start + offset + done)
@@ -170,7 +169,7 @@ def _refuse_what_is_not_finite(entry: TensorEntry, values: torch.Tensor) -> None
 
 
 def _is_finite(values: torch.Tensor) -> bool:
-    """A sum is fast, and finite only if all numbers are; each is looked at if it is not."""
+    """A sum is fast, and finite only if all numbers are; if it is not finite, each number is checked."""
     if not values.is_floating_point():
         return True
     wide = torch.float32 if values.itemsize < torch.float32.itemsize else values.dtype
@@ -179,9 +178,9 @@ def _is_finite(values: torch.Tensor) -> bool:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory that goes back to the operating system as soon as the tensor is gone: transformers stacks the experts of a
-    layer, and then frees them. `malloc` would keep their memory and use it for nothing, because nearly all tensors are
-    read before the first ones are freed, and stacks are larger than what each expert leaves."""
+    """Memory that returns to the operating system with the tensor: transformers stacks the experts of a layer, and then
+    frees them. `malloc` would keep that memory unused, because nearly all tensors are read before the first ones are
+    freed, and stacks are larger than the gaps that experts leave."""
     count = math.prod(shape)
     if device.type != "cpu" or count * dtype.itemsize < MAPPED_BYTES:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -32,7 +32,7 @@ def device_named(wanted: str) -> torch.device:
 
 
 def cuda_is_usable() -> bool:
-    """Logs the reason if a GPU is there and cannot be used, as with an old driver: others would wonder why a CPU
+    """Logs the reason if a GPU exists and cannot be used, as with an old driver: else nobody would know why a CPU
     computes."""
     if torch.cuda.is_available():
         return True
@@ -63,11 +63,11 @@ def check_card(device: torch.device) -> None:
 
 
 def has_code_for(capability: tuple[int, int], architectures: Collection[str]) -> bool:
-    """`architectures`: `sm_90` is code that runs on this and later minor versions of one major version, `compute_90`
-    is compiled on the machine for all later ones."""
+    """`architectures`: `sm_90` is code for this and later minor versions of one major version; `compute_90` is compiled
+    on the machine for all later versions."""
     for architecture in architectures:
         kind, _, number = architecture.partition("_")
-        digits = number.rstrip("af")  # of one chip, or of one family
+        digits = number.rstrip("af")  # suffixes: for one chip, or one family
         has = int(digits[:-1]), int(digits[-1])
         if kind == "compute" and has <= capability:
             return True

@@ -25,5 +25,5 @@ def dtype_named(wanted: str, device: torch.device, raw: dict[str, Any]) -> torch
 
 
 def _lacks_bfloat16(device: torch.device) -> bool:
-    """GPUs before NVIDIA's Ampere"""
+    """True for GPUs before NVIDIA's Ampere"""
     return device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)

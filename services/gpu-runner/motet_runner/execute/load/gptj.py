@@ -1,4 +1,4 @@
-"""GPT-J takes its attention from a table of its own, not from `ALL_ATTENTION_FUNCTIONS`: ours goes in there."""
+"""GPT-J takes its attention from its own table, not from `ALL_ATTENTION_FUNCTIONS`: this puts ours into that table."""
 
 import torch
 from transformers.models.gptj import modeling_gptj
@@ -7,7 +7,7 @@ from motet_runner.execute.forward import attention
 
 
 class Attention(modeling_gptj.GPTJAttention):  # type: ignore[misc] # transformers is not typed here
-    """Projections and rotation are the model's; who meets which keys is ours."""
+    """Projections and rotation are the model's; attention to the keys is ours."""
 
     def _attn(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None = None

@@ -1,7 +1,7 @@
 """Rope whose frequencies depend on a length, computed per sequence (see `plan.length_rope`).
 
-The model's own module computes them. It takes the length from the largest position that it is given: so the rows of
-equal length go through it together, and a position that stands for this length goes with them.
+The model's own module computes them. It takes the length from the largest position of a call: so rows of equal length
+go through it together, with one extra position that stands for this length.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Rotations = tuple[torch.Tensor, ...]
 
 
 def length_rope(config: Any) -> tuple[LengthRope, float] | None:
-    """The model's rope, and by how much its context is longer than its configuration says; None for other types."""
+    """The model's rope, and the factor of its context to the configured one; None for other types."""
     raw = config.to_dict()
     found = [rope for rope in ropes_of(raw) if rope.get("rope_type") in PER_CALL_ROPE]
     if not found:
@@ -38,7 +38,7 @@ def length_rope(config: Any) -> tuple[LengthRope, float] | None:
 
 
 def compute_per_sequence(model: torch.nn.Module, rope: LengthRope) -> list["PerSequence"]:
-    """Let all modules of the model that compute such a rope compute it so."""
+    """Make all modules of the model that compute such a rope compute it per sequence."""
     found = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
@@ -49,7 +49,7 @@ def compute_per_sequence(model: torch.nn.Module, rope: LengthRope) -> list["PerS
 
 
 class PerSequence:
-    """Stands for the `forward` of a module."""
+    """Replaces the `forward` of a module."""
 
     def __init__(self, forward: Callable[..., Rotations], rope: LengthRope) -> None:
         self.calls = 0
@@ -75,7 +75,7 @@ class PerSequence:
     def _of_length(
         self, x: torch.Tensor, positions: torch.Tensor, length: int, *others: Any, **options: Any
     ) -> Rotations:
-        if self._rope.grows:  # the module keeps the frequencies of the longest call, until a short one follows
+        if self._rope.grows:  # the module keeps the longest call's frequencies until a short call resets them
             self._forward(x, positions.new_zeros(1, 1), *others, **options)
         standing_in = positions.new_full((1, 1), length - 1)
         rotations = self._forward(x, torch.cat((positions, standing_in), dim=1), *others, **options)
@@ -83,7 +83,7 @@ class PerSequence:
 
 
 def _lengths(batch: FlatBatch, rope: LengthRope) -> np.ndarray:
-    """[rows] what each one's frequencies depend on; the original context stands for all that is not longer."""
+    """[rows] the length on which each row's frequencies depend, at least the original context."""
     line = batch.line
     lengths: np.ndarray
     if rope.grows:

@@ -1,4 +1,4 @@
-"""Loading a base model: its configuration, its files, its modules, and the check that it is one we serve right."""
+"""Loading a base model: its configuration, its files, its modules, and the check that we serve it right."""
 
 import json
 import re
@@ -29,7 +29,7 @@ from motet_runner.supported_models import read_supported_config
 _KEEPS_A_STATE = re.compile(
     r"Mamba|SSM|Rwkv|LSTM|Recurrent|RgLru|DeltaNet|(Linear|Lightning)Attention|ShortConv|Retention"
 )
-"""In the names of classes"""
+"""Found in the names of classes"""
 
 ChooseDtype = Callable[[Checkpoint], torch.dtype]
 
@@ -47,8 +47,8 @@ def load(
     utilization_percent: int = 100,
     choose_dtype: ChooseDtype = always_float32,
 ) -> LoadedModel:
-    """`utilization_percent`: how much of a GPU's memory this process may take in all. `choose_dtype`: what `auto` is on
-    a CPU."""
+    """`utilization_percent`: the share of a GPU's memory that this process may take. `choose_dtype`: chooses the type
+    for `auto` on a CPU."""
     attention.register()
     raw = read_supported_config(folder)
     if raw.get("model_type") == "gptj":
@@ -66,13 +66,13 @@ def load(
         needed = checkpoint.bytes_as(torch_dtype)
         GpuMemory.of(torch_device).check_weights(needed, utilization_percent, str(torch_dtype).removeprefix("torch."))
     model = _with_weights(checkpoint, torch_dtype, torch_device, on_progress)
-    model = model.to(torch_device).eval().requires_grad_(False)  # moves buffers that are not in the files
+    model = model.to(torch_device).eval().requires_grad_(False)  # also moves buffers that are not in the files
     name = type(model).__name__
     try:
         return _probed(model, folder, torch_dtype, torch_device)
     except MotetError:
         raise
-    except Exception as error:  # whatever a model does that ours does not fit
+    except Exception as error:  # a model may do anything that our attention does not support
         if is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {_first_line(error)}"
@@ -133,7 +133,7 @@ def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
                 state_dict=reader.state_dict(),
                 dtype=dtype,
                 attn_implementation=attention.NAME,
-                ignore_mismatched_sizes=True,  # they are refused below, by their names
+                ignore_mismatched_sizes=True,  # refused below, by name
                 output_loading_info=True,
             )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
@@ -142,7 +142,7 @@ def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
                 f"not yet: {type(empty).__name__} takes its attention from a table of its own, not through "
                 "transformers' attention interface."
             ) from error
-        if "conversion of the weights" in str(error):  # refers to a report, which we do not print
+        if "conversion of the weights" in str(error):  # it refers to a report, which we do not print
             raise ModelFolderError(
                 f"{folder}: {type(empty).__name__} stacks some weights, such as a layer's experts, and one of these is "
                 "missing or has another shape. Copy all files of the model there again."
@@ -160,7 +160,7 @@ def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
 
 
 def _refuse_states(model: nn.Module) -> None:
-    """Its config may not tell: some have such a module beside the attention of each layer."""
+    """The config may not tell: some models have such a module beside each layer's attention."""
     for path, module in model.named_modules():
         if path and (isinstance(module, _ConvNd) or _KEEPS_A_STATE.search(type(module).__name__)):
             raise ModelFolderError(
@@ -170,19 +170,19 @@ def _refuse_states(model: nn.Module) -> None:
 
 
 def quiet() -> None:
-    """Progress bars and advice of the library are not this process's log."""
+    """Keeps the library's progress bars and advice out of this process's log."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
 
 
 def _gpt_names(config: Any) -> dict[str, Any]:
-    """Configs map old names to new ones as attributes, not in their dictionary."""
+    """Configs map old names to new ones only as attributes, not in their dictionary."""
     names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
     return {name: value for name in names if (value := getattr(config, name, None)) is not None}
 
 
 def _eos(folder: Path, config: Any) -> tuple[int, ...]:
-    """The generation config's word, else the model's: stop tokens of a chat model are often only in the former."""
+    """The generation config's EOS tokens, else the model's: a chat model's are often only in the former."""
     path = folder / "generation_config.json"
     eos = None
     if path.is_file():

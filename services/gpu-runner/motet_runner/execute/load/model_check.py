@@ -1,8 +1,8 @@
-"""Finding out, by running it, that a model is one we serve right.
+"""Checks, by running a model, that we serve it right.
 
-`set_attn_implementation` only warns for some models and their own attention runs on; some mix tokens outside attention.
-So a probe looks: our attention is called exactly once a layer, with the shapes the KV pages have; a sequence has the
-same logits whoever is beside it, and when it is cut in two. It also tells each attention module which layer it is.
+With `set_attn_implementation`, some models only warn and use their own attention; some mix tokens outside attention. So
+a probe checks: our attention is called exactly once per layer, with the shapes of the KV pages; a sequence has the same
+logits with any neighbours, and when it is cut in two. It also assigns each attention module its layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,13 +19,13 @@ from motet_runner.execute.forward.trial import Trial, text
 from motet_runner.execute.forward.wide_modules import wide
 
 EXACT = torch.float64
-"""In which the probe compares logits: rounding is then far below whatever a mixed-in token changes."""
+"""The type in which the probe compares logits: its rounding is far below the effect of a mixed-in token."""
 SAME = 1e-9
-"""By which share of the largest two logits may differ there, because products have other shapes"""
+"""The allowed difference of logits, relative to the largest: products have other shapes"""
 
 
 class ModelCheck:
-    """Runs a handful of tokens through the model and looks on."""
+    """Runs a handful of tokens through the model and observes it."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -33,8 +33,8 @@ class ModelCheck:
         self._seen: list[torch.nn.Module] = []
         self._windows: list[int | None] = []
         self._fed: dict[str, list[tuple[torch.Tensor, float]]] = {}
-        """Linear → its inputs and the sum of each, in the order of the first call. They are kept, so that no two have
-        the same id. One that was changed between two calls has another sum."""
+        """Linear → its inputs and the sum of each, in the order of the first call. The inputs are kept alive, so that
+        ids are unique. An input that was changed between two calls has another sum."""
 
     def run(self) -> None:
         loaded = self._loaded
@@ -68,7 +68,7 @@ class ModelCheck:
         return text(count, stride=stride, first=first, vocabulary=self._loaded.vocabulary)
 
     def _check_neighbours(self, tokens: list[int]) -> None:
-        """Beside others of equal lengths, all products have equal shapes: what differs in one bit was mixed in."""
+        """With neighbours of equal lengths, all products have equal shapes: a different bit comes from a neighbour."""
         neighbours = [[self._text(count, stride=11, first=count + mark) for count in (6, 5)] for mark in (0, 400)]
 
         def beside(loaded: LoadedModel, before: list[int], after: list[int]) -> torch.Tensor:
@@ -78,7 +78,7 @@ class ModelCheck:
         one, other = (beside(self._loaded, *texts) for texts in neighbours)
         if torch.equal(one, other):
             return
-        # Only how many rows an expert gets depends on the neighbours: other shapes, and other last digits.
+        # The number of rows that an expert gets depends on neighbours: other shapes, so other last digits.
         with wide(self._loaded, EXACT) as exact:
             one, other = (beside(exact, *texts) for texts in neighbours)
         self._check_mixture("beside another", one, other)
@@ -95,7 +95,7 @@ class ModelCheck:
         return begun[0]
 
     def _check_attention(self, exact: LoadedModel, tokens: list[int], expected: torch.Tensor) -> None:
-        """Ours against that of transformers"""
+        """Compares our attention with transformers' own"""
         model = exact.model
         model.set_attn_implementation("eager")
         try:
@@ -164,7 +164,7 @@ class ModelCheck:
 
     @contextmanager
     def _watch_linears(self) -> Iterator[None]:
-        """What each linear is fed. Only those that see exactly the rows of the iteration can take LoRA row by row."""
+        """Notes each linear's inputs. Only linears that see exactly the iteration's rows can take LoRA row by row."""
 
         def watch(path: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
             return lambda _, args: self._fed.setdefault(path, []).append((args[0], float(args[0].double().sum())))
@@ -182,5 +182,5 @@ class ModelCheck:
 
 
 def _difference(expected: torch.Tensor, logits: torch.Tensor) -> float:
-    """The largest one, as a share of the largest number"""
+    """The largest difference, relative to the largest number"""
     return float((logits - expected).abs().max()) / max(float(expected.abs().max()), torch.finfo(EXACT).tiny)

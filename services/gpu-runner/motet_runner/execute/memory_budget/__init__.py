@@ -1,1 +1,1 @@
-"""How many pages of keys, values and adapters fit into memory beside everything else."""
+"""How many pages of keys, values and adapters fit into memory, after everything else."""

@@ -1,4 +1,4 @@
-"""What an iteration takes of a GPU's memory beside weights and pages."""
+"""The GPU memory of an iteration, without weights and pages."""
 
 import torch
 
@@ -8,11 +8,11 @@ from motet_runner.execute.forward.trial import Trial
 from motet_runner.memory.out_of_memory import is_out_of_memory
 
 LOGITS_COPIES = 3
-"""As many tensors in float32 of the size of the logits does the sampler hold at once."""
+"""How many float32 tensors of the logits' size the sampler holds at once"""
 
 
 def compute_largest_iteration(loaded: LoadedModel, prompt_tokens: int, decodes: int) -> torch.Tensor:
-    """Compute a prompt's chunk beside decodes, all of which are sampled → logits"""
+    """Compute a prompt's chunk together with decodes, and sample all of them → logits"""
     lengths = [max(1, prompt_tokens), *([1] * decodes)]
     trial = Trial(loaded, [[0] * length for length in lengths])
     with torch.inference_mode():
@@ -20,7 +20,7 @@ def compute_largest_iteration(loaded: LoadedModel, prompt_tokens: int, decodes: 
 
 
 def activation_bytes(loaded: LoadedModel, prompt_tokens: int, decodes: int) -> int:
-    """Of the largest iteration up to its logits, measured on the GPU. Its pages are counted, too: they are few."""
+    """The largest iteration's bytes, up to its logits, measured on the GPU. They include its few pages."""
     before = torch.cuda.memory_allocated(loaded.device)
     torch.cuda.reset_peak_memory_stats(loaded.device)
     try:

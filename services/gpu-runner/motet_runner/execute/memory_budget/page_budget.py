@@ -1,4 +1,4 @@
-"""The memory that the pages of KV and adapters get: what is left beside weights and everything else, item by item."""
+"""The memory for the pages of KV and adapters: what weights and all other items leave."""
 
 from collections.abc import Mapping
 
@@ -27,11 +27,11 @@ MIB = 1024 * 1024
 CPU_KV_MIB = 512
 
 RANK_RESERVED = 16
-"""The usual rank. `max_resident_adapters` of this rank get memory beside the KV of a CPU's default."""
+"""The usual rank. A CPU's default adds memory for `max_resident_adapters` of this rank to its KV."""
 
 
 def copy_bytes_of(kernels: Kernels, linears: LoraLinears, config: EngineConfig) -> int:
-    """What their back end takes beside the pages, for copies of adapters that compute together."""
+    """The back end's bytes for copies of adapters that compute together, beside the pages."""
     return config.max_resident_adapters * linears.run_bytes(RANK_RESERVED) if kernels.add_lora.copies else 0
 
 
@@ -73,7 +73,7 @@ def whole_pages(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, con
 
 
 def kept_bytes(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, config: EngineConfig) -> dict[str, int]:
-    """Of a GPU's memory, what is taken once and kept, beside pages and copies of adapters"""
+    """GPU memory that is allocated once and kept, beside pages and copies of adapters"""
     decodes, longest = config.max_concurrent_sequences, config.max_model_length or loaded.max_positions
     pages, page_bytes = pages_for(longest), loaded.shape.bytes_per_page()
     work = LargestWork(
@@ -96,7 +96,7 @@ def kept_bytes(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, conf
 def computing_bytes(
     loaded: LoadedModel, kernels: Kernels, config: EngineConfig, kept: Mapping[str, int]
 ) -> dict[str, int]:
-    """Of a GPU's memory, what iterations take. The engine computes them in parts where it is not there."""
+    """GPU memory that iterations take. Without it, the engine computes them in parts."""
     decodes = config.max_concurrent_sequences
     items = {
         "largest_iteration": activation_bytes(loaded, config.prefill_chunk_tokens, decodes),
@@ -104,7 +104,7 @@ def computing_bytes(
         "sampler": sampler_bytes(loaded, decodes + 1),
         "adjustments": adjustment_bytes(ROWS_OF_EACH * decodes, loaded.vocabulary),
     }
-    # Weights are packed and the forward pass is judged before all of these are there, one after the other.
+    # The weights are packed, and then the forward pass is judged, before these items are allocated.
     free = sum(items.values()) + kept["kernels"]
     start = 0
     if kernels.packing is not None:
@@ -114,6 +114,6 @@ def computing_bytes(
 
 
 def _largest_group_bytes(loaded: LoadedModel, packing: Packing) -> int:
-    """What is there twice for a moment while weights are packed"""
+    """The bytes that exist twice for a moment while weights are packed"""
     groups = [[weight_of(loaded.linears[path]) for path in group] for group in loaded.linear_groups]
     return max((packing.bytes_beside(group) for group in groups), default=0)

@@ -1,1 +1,1 @@
-"""The weights of linears, packed as kernels read them. Which kernels serve is chosen elsewhere."""
+"""The weights of linears, packed in the kernels' layout. Which kernels serve is chosen elsewhere."""

@@ -1,6 +1,6 @@
-"""The linears of a model as kernels read them: their weights packed, in place of the originals.
+"""A model's linears with packed weights in the kernels' layout, which replace the originals.
 
-The modules stay and compute with the packed weights, so memory holds one copy, for them and for the fused forward.
+The modules compute with the packed weights, too, so memory holds one copy for them and for the fused forward.
 """
 
 from abc import ABC, abstractmethod
@@ -25,26 +25,26 @@ MIB = 1024 * 1024
 
 
 class Packing(ABC):
-    """How some kernels want weights"""
+    """How some kernels pack weights"""
 
     dtypes: Sequence[torch.dtype] = PACKED_TYPES
-    """Those of weights that are packed"""
+    """The types of weights that are packed"""
     takes_groups_apart = True
-    """Whether one of several linears that were packed together takes no longer than if it were packed alone"""
+    """True if a linear that was packed with others takes no longer than one that was packed alone"""
     only_fused = False
-    """Whether nothing but a fused forward gains from it"""
+    """True if only a fused forward gains from it"""
 
     def available_bytes(self) -> int:
-        """What memory has left where the weights are"""
+        """The free bytes of the memory where the weights are"""
         return available_host_bytes()
 
     @abstractmethod
     def bytes_beside(self, weights: Sequence[torch.Tensor]) -> int:
-        """What packing them takes beside them"""
+        """The bytes that packing takes beside the weights"""
 
     @abstractmethod
     def begin(self, weights: Sequence[torch.Tensor], *, looked_up: bool) -> PackedLinears:
-        """To be packed together, by its `parts`. `looked_up`: an embedding uses them, too."""
+        """Weights to be packed together by the result's `parts`. `looked_up`: an embedding uses them, too."""
 
 
 class TorchPacking(Packing):
@@ -52,7 +52,7 @@ class TorchPacking(Packing):
 
     def bytes_beside(self, weights: Sequence[torch.Tensor]) -> int:
         size = sum(weight.nbytes for weight in weights)
-        return size if len(weights) == 1 else 2 * size  # several are brought together first
+        return size if len(weights) == 1 else 2 * size  # several are concatenated first
 
     def begin(self, weights: Sequence[torch.Tensor], *, looked_up: bool) -> TorchWeights:
         return TorchWeights(weights, reordered=not looked_up and reorders(weights[0].dtype))
@@ -71,20 +71,20 @@ class LibraryPacking(Packing):
 
 
 class SideBySide(Packing):
-    """For a GPU: matrices as they were, one below the other."""
+    """For a GPU: the matrices in their own layout, concatenated."""
 
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     only_fused = True
 
     def __init__(self, device: torch.device, utilization_percent: int) -> None:
-        """`utilization_percent`: how much of the GPU's memory this process may take in all"""
+        """`utilization_percent`: the share of the GPU's memory that this process may take"""
         self._device = device
         self._percent = utilization_percent
 
     def available_bytes(self) -> int:
         if self._device.type != "cuda":
             return super().available_bytes()
-        torch.cuda.empty_cache()  # what was replaced until now has other sizes than what comes
+        torch.cuda.empty_cache()  # freed blocks have other sizes than the next ones
         return GpuMemory.of(self._device).left(self._percent)
 
     def bytes_beside(self, weights: Sequence[torch.Tensor]) -> int:
@@ -96,14 +96,14 @@ class SideBySide(Packing):
 
 @dataclass(frozen=True)
 class Packed:
-    """Where the weights of a linear are: one of those that were packed together."""
+    """A linear's packed weights: its index among the linears that were packed together."""
 
     weights: PackedLinears
     index: int
 
 
 FaultOf = Callable[[Sequence[torch.Tensor], PackedLinears], str]
-"""Gets weights, and the same ones packed: why these cannot replace them; empty if they can."""
+"""Gets weights and their packed form → why it cannot replace them; empty if it can."""
 
 HEAD = ""
 """The path of the model's head, whatever the model calls it"""
@@ -113,7 +113,7 @@ class LinearPacking:
     """Replaces the weights of a model's linears, those of a group together, and of its head.
 
     After each part, every linear computes with its own weights or with its packed ones. Beside all weights, memory
-    holds those of one group, while they are packed.
+    holds only a second copy of one group's, while they are packed.
     """
 
     def __init__(
@@ -124,13 +124,13 @@ class LinearPacking:
         packing: Packing,
         fault_of: FaultOf,
     ) -> None:
-        """`fault_of`: what fails keeps its own weights."""
+        """`fault_of`: linears with a fault keep their own weights."""
         self.packed: dict[str, Packed] = {}
-        """By path"""
+        """Path → its packed weights"""
         self.total = len(linears)
-        """Linears, without the head"""
+        """How many linears there are, without the head"""
         self.fault = ""
-        """Why some are not packed, if their products are wrong then"""
+        """Why some are not packed, if their products were wrong"""
         self._model = model
         self._linears = linears
         self._groups = groups
@@ -139,12 +139,12 @@ class LinearPacking:
 
     @property
     def unpacked(self) -> int:
-        """Linears that have their own weights"""
+        """How many linears keep their own weights"""
         return self.total - len(self.packed.keys() - {HEAD})
 
     def parts(self) -> Iterator[None]:
-        """Raises MemoryError or RuntimeError if memory does not suffice for the next ones. What is packed by then
-        stays."""
+        """Raises MemoryError or RuntimeError if memory does not suffice for the next weights. Those packed before stay
+        packed."""
         for group in self._groups:
             weights = [weight_of(self._linears[path]) for path in group]
             dtype = weights[0].dtype
@@ -163,9 +163,9 @@ class LinearPacking:
     def _pack(
         self, weights: Sequence[torch.Tensor], *, looked_up: bool = False
     ) -> Generator[None, None, PackedLinears | None]:
-        """None if their products are wrong"""
+        """None if the packed weights' products are wrong"""
         needed, available = self._packing.bytes_beside(weights), self._packing.available_bytes()
-        if needed > available:  # an allocation would succeed, and its use would end the process
+        if needed > available:  # an allocation would succeed, and its use would kill the process
             raise MemoryError(f"{needed / MIB:.0f} MiB are needed for a moment, and {available / MIB:.0f} MiB are left")
         packed = self._packing.begin(weights, looked_up=looked_up)
         yield from packed.parts(weights)
@@ -175,7 +175,7 @@ class LinearPacking:
         return None if fault else packed
 
     def _pack_head(self) -> Iterator[None]:
-        """The embedding looks up in the packed weights when both are one matrix."""
+        """The embedding reads the packed weights if it shares its matrix with the head."""
         head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
         if type(head) is not nn.Linear or head.weight.dtype not in self._packing.dtypes:
             return
@@ -186,7 +186,7 @@ class LinearPacking:
         if tied:
             looks_up = weights.rows if type(embedding) is nn.Embedding else _Embedding(embedding, weights)
             some = torch.tensor([[1, 0, len(head.weight) - 1]], device=head.weight.device)
-            if not torch.equal(looks_up(some), embedding(some)):  # it does something else, so both keep their weights
+            if not torch.equal(looks_up(some), embedding(some)):  # not a plain look-up, so both keep their weights
                 return
             embedding.forward = looks_up
         _replace(head, weights, 0)
@@ -197,7 +197,7 @@ class LinearPacking:
 
 
 class _Embedding:
-    """An embedding that does more than look up, such as Gemma's: it gets the rows of these tokens as all its rows."""
+    """An embedding that does more than look up, as Gemma's: a call's rows temporarily become its whole weight."""
 
     def __init__(self, embedding: nn.Module, weights: PackedLinears) -> None:
         self._embedding = embedding

@@ -1,1 +1,1 @@
-"""From logits to tokens. What computes the logits, and what becomes of the tokens, is not known here."""
+"""From logits to tokens. It does not know what computes the logits or uses the tokens."""

@@ -1,4 +1,4 @@
-"""What one row's options change about its logits: penalties, bias, and ends that come too early. Pure."""
+"""How one row's options change its logits: penalties, bias, and EOS tokens that come too early. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from motet_runner.interface import Sampling
 
 @dataclass(slots=True)
 class Adjustment:
-    """Follows the tokens of a row. What a step costs does not depend on how many there are."""
+    """Follows the tokens of a row. A step's cost does not depend on their number."""
 
     sampling: Sampling
     prompt_tokens: int
@@ -26,9 +26,9 @@ class Adjustment:
         return bool(penalised or sampling.logit_bias or output_tokens < sampling.min_tokens)
 
     def follow(self, tokens: Sequence[int]) -> tuple[dict[int, float], Sequence[int]]:
-        """What is to be added to each token for which that has changed, and the tokens that are new in the row.
+        """Token → what is now added to its logit, where that has changed; and the row's new tokens.
 
-        Presence and frequency penalties count the output, as OpenAI says.
+        Presence and frequency penalties count the output, as OpenAI specifies.
         """
         began, new = self._counted, tokens[self._counted :]
         output = tokens[max(began, self.prompt_tokens) :]

@@ -1,8 +1,8 @@
 """What top-k, top-p and min-p keep of each row of probabilities.
 
-The tokens of a row have an order: the most likely first, equally likely ones by their ids. Each cut keeps the first
-ones of that order: top-k the first `top_k`; top-p a token while those before it have less than top_p together, of what
-top-k keeps; min-p those with at least its part of the largest probability. The first token always stays.
+The tokens of a row have an order: the most likely first, equally likely ones by id. Each cut keeps the first tokens of
+that order: top-k the first `top_k`; top-p each token that has less than top_p of top-k's total before it; min-p tokens
+with at least its share of the largest probability. The first token is always kept.
 """
 
 from dataclasses import dataclass
@@ -11,34 +11,34 @@ import numpy as np
 import torch
 
 ALL = 1 << 62
-"""As top_k: no cut."""
+"""The top_k that cuts nothing"""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Each [rows, 1]."""
+    """All tensors are [rows, 1]."""
 
     top_k: torch.Tensor
     """int64; less than the vocabulary, or ALL"""
     top_p: torch.Tensor
     """float64; infinity keeps all"""
     min_p: torch.Tensor | None
-    """float32; 0 keeps all, and None all of all rows"""
+    """float32; 0 keeps all; None: no row has a min_p"""
 
     def of(self, rows: torch.Tensor) -> "Cuts":
         return Cuts(self.top_k[rows], self.top_p[rows], None if self.min_p is None else self.min_p[rows])
 
 
 def is_cut_within(first: torch.Tensor, cuts: Cuts) -> bool:
-    """Whether all that each row keeps is among its first tokens, and not all of these are kept. `first`: their
-    probabilities with a minus."""
+    """True if each row's kept tokens are among its first tokens, and at least one of these is cut. `first`: their
+    negated probabilities."""
     numbers, top_k, top_p = first.numpy(), cuts.top_k.numpy(), cuts.top_p.numpy()
-    # Without the last one, which is not to be kept.
+    # Without the last token, which must be cut.
     reached = -numbers[:, :-1].sum(axis=-1, keepdims=True, dtype=np.float64) >= top_p
     if cuts.min_p is not None:
-        # What top-p keeps is a part of what top-k keeps, but min-p asks for the largest only.
+        # top-p depends on top-k's total, but min-p only on the largest probability.
         reached |= -numbers[:, -1:] < cuts.min_p.numpy() * -numbers[:, :1]
-    # What top-k keeps in all must be known where top-p is a part of it.
+    # If top-p cuts, top-k's total must be known.
     reached &= (top_k == ALL) | (top_p >= 1)
     reached |= top_k < numbers.shape[1]
     return bool(reached.all())
@@ -47,10 +47,10 @@ def is_cut_within(first: torch.Tensor, cuts: Cuts) -> bool:
 def cut(
     likely: torch.Tensor, negated: torch.Tensor, cuts: Cuts, *, ask: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The probabilities with 0 for what the cuts remove, and the smallest that they keep. `likely`: some tokens of each
-    row in the order of their ids; `negated`: the same, most likely first, with a minus: a search needs a rising order.
-    It may lack the last ones, if the cuts keep fewer than those given. `ask` whether equal ones are cut apart, which
-    saves work if none are.
+    """The probabilities with 0 for tokens that are cut, and the smallest kept probability. `likely`: some tokens of
+    each row in the order of their ids; `negated`: the same, negated, most likely first, because a search needs
+    ascending order. It may lack the last ones, if the cuts keep fewer than those given. `ask`: find out whether equal
+    probabilities are cut apart, which saves work if none are.
     """
     upto = exact_sums(negated).neg_()
     count = cuts.top_k.clamp(max=negated.shape[1])
@@ -71,5 +71,5 @@ def cut(
 
 
 def exact_sums(values: torch.Tensor) -> torch.Tensor:
-    """Cumulative and exact. With dtype=float64 alone, cumsum takes ten times as long."""
+    """Exact cumulative sums. `cumsum(dtype=float64)` without a conversion first takes ten times as long."""
     return values.double().cumsum(dim=-1)

@@ -1,7 +1,7 @@
-"""Penalties, bias and forbidden ends of all rows that have some, counted on the device.
+"""Penalties, bias and forbidden EOS tokens of all rows that have some, counted on the device.
 
-What is added to each logit of a row changes with the token that it has got, which the host does not know yet. So the
-device counts it by itself, as `Adjustment` does on the host, with the same arithmetic: float64, rounded once.
+What is added to a row's logits changes with its newest token, which the host does not know yet. So the device counts by
+itself, like `Adjustment` on the host, with the same arithmetic: float64, rounded once.
 """
 
 from collections import Counter
@@ -22,11 +22,11 @@ _FIRST_TOKENS = 4
 _NO_TOKEN = -1
 
 _OF_TOKENS = {"_ends": _NO_TOKEN, "_biased": _NO_TOKEN, "_bias": 0}
-"""Buffers with a column for each end or biased token of a slot, and what is where a slot has none"""
+"""Buffers with a column for each EOS or biased token of a slot → the value of unused columns"""
 _BUFFERS = ("_added", "_divisors", "_times", "_presence", "_frequency", "_repetition", "_forbids", *_OF_TOKENS)
-"""All with a row for each slot"""
+"""All buffers, each with a row per slot"""
 _BYTES_OF_A_TOKEN = 12
-"""Of the first three, in each slot. The others are small beside them."""
+"""Bytes per slot and token of the first three. The other buffers are small."""
 
 
 class _Slot(NamedTuple):
@@ -36,7 +36,7 @@ class _Slot(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The next tokens of some rows: their places in the tables of all slots, and what is there from then on"""
+    """The next tokens of some rows: their places in the slots' tables, and the new values there"""
 
     places: torch.Tensor
     times: torch.Tensor
@@ -52,9 +52,9 @@ class DeviceAdjustments:
         self._eos = eos
         self._vocabulary = vocabulary
         self._slots: dict[int, _Slot] = {}
-        """By the row's number"""
+        """Row number → its slot"""
         self._forbidding: set[int] = set()
-        """Numbers of rows whose ends must not come yet"""
+        """Numbers of rows whose EOS tokens are still forbidden"""
         self._free: list[int] = []
         f32, f64, i64 = torch.float32, torch.float64, torch.int64
         self._added = self._empty(0, vocabulary, dtype=f32)
@@ -75,12 +75,12 @@ class DeviceAdjustments:
             self._free.append(slot.number)
 
     def slots_of(self, rows: Sequence[TableRow]) -> np.ndarray:
-        """[rows] A row that has none gets one. All of its tokens must be known then."""
+        """[rows] Each row's slot. A row without a slot gets one, for which all of its tokens must be known."""
         return np.array([self._slot(row) for row in rows], dtype=np.int64)
 
     def follow(self, rows: Sequence[TableRow], parcel: Parcel) -> Callable[[dict[str, torch.Tensor]], None] | None:
-        """Rows whose ends may come from now on: what travels, and what is done when it has arrived. Most iterations
-        have none."""
+        """Allows EOS tokens from now on in rows that are long enough: adds to the parcel, and returns what to do with
+        it on arrival. Most iterations have no such row."""
         allowed = [
             row for row in rows if row.number in self._forbidding and row.output_tokens >= row.sampling.min_tokens
         ]
@@ -99,19 +99,19 @@ class DeviceAdjustments:
         return arrived
 
     def apply(self, logits: torch.Tensor, slots: torch.Tensor, *, repeats: bool) -> torch.Tensor:
-        """`repeats`: whether some of these rows have a repetition penalty"""
+        """`repeats`: True if some of these rows have a repetition penalty"""
         divisors = self._divisors.index_select(0, slots) if repeats else None
         return adjusted(logits, self._added.index_select(0, slots), divisors)
 
     def counted(self, slots: torch.Tensor, tokens: torch.Tensor) -> "Counted":
-        """What changes when each of these rows has got a token"""
+        """The changes after each of these rows gets a token"""
         places = slots * self._vocabulary + tokens
         times = self._times.view(-1).index_select(0, places) + 1
         added = self._added_to(slots, tokens, times)
         return Counted(places, times, self._repetition.index_select(0, slots), added)
 
     def count(self, counted: "Counted") -> None:
-        """They have got it. This takes no memory."""
+        """Applies the changes. This allocates no memory."""
         self._times.view(-1).index_copy_(0, counted.places, counted.times)
         self._divisors.view(-1).index_copy_(0, counted.places, counted.divisors)
         self._added.view(-1).index_copy_(0, counted.places, counted.added)
@@ -122,7 +122,7 @@ class DeviceAdjustments:
         self._added.view(-1).index_copy_(0, places, added)
 
     def _added_to(self, slots: torch.Tensor, tokens: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
-        """What is added to the logits of these tokens, which have come `times` times; see `Adjustment`"""
+        """What is added to the logits of tokens that have come `times` times; see `Adjustment`"""
         of_token = self._biased.index_select(0, slots) == tokens[:, None]
         bias = torch.where(of_token, self._bias.index_select(0, slots), 0.0).sum(dim=1)
         penalty = self._presence.index_select(0, slots) + times * self._frequency.index_select(0, slots)
@@ -143,7 +143,7 @@ class DeviceAdjustments:
         number = self._free.pop()
         try:
             self._write(number, row, sorted(ends), bias, added, tokens)
-        except BaseException:  # out of memory, say: the row begins anew
+        except BaseException:  # such as out of memory: the row's slot is made again later
             self._free.append(number)
             raise
         self._slots[row.number] = _Slot(number, row, tuple(ends))
@@ -187,7 +187,7 @@ class DeviceAdjustments:
         self._forbids[slot].fill_(row.output_tokens < sampling.min_tokens)
 
     def _make_room(self, tokens: int) -> None:
-        """For another slot, and for `tokens` ends and biased tokens of each. Twice as large where it is too small."""
+        """Make room for one more slot, and for `tokens` EOS or biased tokens per slot. Sizes double."""
         slots, width = self._ends.shape
         more_tokens = max(0, max(tokens, 2 * width) - width) if tokens > width else 0
         more_slots = 0 if self._free else max(slots, _FIRST_SLOTS)
@@ -199,7 +199,7 @@ class DeviceAdjustments:
                 buffers[name] = _wider(buffers[name], more_tokens, nothing)
         if more_slots:
             buffers = {name: _longer(buffer, more_slots) for name, buffer in buffers.items()}
-        # All together: memory may have run out at any of them.
+        # Set all together, because any allocation may fail.
         for name, buffer in buffers.items():
             setattr(self, name, buffer)
         self._free += range(slots, slots + more_slots)
@@ -209,7 +209,7 @@ class DeviceAdjustments:
 
 
 def adjustment_bytes(rows: int, vocabulary: int) -> int:
-    """What `rows` rows take of the device's memory. While the slots become more, the former ones are still there."""
+    """The bytes of `rows` rows on the device. While the number of slots grows, the old buffers still exist."""
     slots = _FIRST_SLOTS
     while slots < rows:
         slots *= 2

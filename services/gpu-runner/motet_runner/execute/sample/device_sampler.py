@@ -1,7 +1,7 @@
-"""From logits to tokens on a device that computes by itself; the host learns them later.
+"""From logits to tokens on an asynchronous device; the host learns them later.
 
-The arithmetic is that of `host_sampler.py`, and so are the tokens. Nothing here asks the device for a value: which rows
-need what is known from their options, and the uniform numbers depend on (seed, choice, position) alone.
+The arithmetic is the same as in `host_sampler.py`, and so are the tokens. Nothing here asks the device for a value: the
+rows' options tell which rows need what, and the uniform numbers depend on (seed, choice, position) alone.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from motet_runner.memory.link import Link
 from motet_runner.memory.parcel import Parcel
 
 NOT_FINITE = -1
-"""Instead of a token, of a row whose logits are not finite"""
+"""Stands for the token of a row whose logits are not finite"""
 
 _NUMBERS = "numbers"
 """The name of the uniform numbers in a parcel"""
@@ -39,7 +39,7 @@ class DeviceSampler:
         self._adjustments.leave(row)
 
     def prepare(self, rows: Sequence[TableRow], parcel: Parcel) -> "Sampling":
-        """What the next tokens of these rows need. Their newest tokens need not be known, but where they are."""
+        """Prepares the sampling of these rows' next tokens. The newest tokens may be unknown, but not their places."""
         layout = self._known
         if layout is None or not layout.has(rows):
             layout = self._known = _Layout(rows, self._link, self._adjustments, self._vocabulary)
@@ -57,10 +57,10 @@ class DeviceSamples:
     tokens: torch.Tensor
     """[rows] int64"""
     logprobs: list[Best] = field(default_factory=list)
-    """Of the rows that ask for some: those of the tokens [rows], and the best ones with their tokens [rows, most]"""
+    """For rows that ask for them: the tokens' log probabilities [rows], and the best tokens with theirs [rows, most]"""
 
     def newest(self) -> torch.Tensor:
-        """[rows] What each row goes on with: with token 0 where its logits are not finite, because then it ends"""
+        """[rows] Each row's next input: token 0 if its logits are not finite, because then the row ends"""
         return self.tokens.clamp(min=0)
 
     @property
@@ -82,7 +82,7 @@ class Sampling:
 
     @property
     def asks(self) -> bool:
-        """Whether some rows ask for log probabilities"""
+        """True if some rows ask for log probabilities"""
         return bool(self._layout.asking)
 
     def sample(
@@ -110,19 +110,19 @@ class Sampling:
         return DeviceSamples(tokens, found)
 
     def counted(self, samples: DeviceSamples) -> list[Counted]:
-        """What changes when the rows have got these tokens"""
+        """The changes after the rows get these tokens"""
         return [
             self._adjustments.counted(group.slots, samples.tokens.index_select(0, group.places).clamp(min=0))
             for group in self._layout.adjusted
         ]
 
     def count(self, counted: Sequence[Counted]) -> None:
-        """They have got them. This takes no memory, and it is the only change that stays."""
+        """Applies the changes. This allocates no memory, and is the only lasting change."""
         for one in counted:
             self._adjustments.count(one)
 
     def logprobs(self, found: Sequence[torch.Tensor]) -> dict[int, Logprobs]:
-        """Those of `sample`, now on the host → by the places of the rows"""
+        """`found`: `sample`'s, now on the host → row's place → its log probabilities"""
         layout = self._layout
         return dict(zip(layout.asking, read(found, layout.counts), strict=True)) if layout.asking else {}
 
@@ -160,7 +160,7 @@ class _Group:
         self.temperature = link.upload(temperatures(asked))
         self.cuts = cuts_of(asked, vocabulary, link.upload) if kind.cut else None
         self.slots = self.places
-        """Those of the adjustments, if there are some"""
+        """The rows' slots, if they are adjusted"""
 
 
 class _Layout(RowLayout):
@@ -169,11 +169,11 @@ class _Layout(RowLayout):
         self.groups = [
             _Group(kind, rows, places, link, vocabulary) for kind, places in self.by_kind.items() if kind != GREEDY
         ]
-        """Without the rows of which the largest logit is all that is wanted"""
+        """Without the rows that want only their largest logit's token"""
         self.adjusted = [group for group in self.groups if group.kind.adjusted]
         for group in self.adjusted:
             group.slots = link.upload(adjustments.slots_of(group.rows))
         self.counts = alternatives([rows[place] for place in self.asking], vocabulary)
         if self.asking:
             self.places = link.upload(np.array(self.asking, dtype=np.int64))
-            """Of the rows that ask for log probabilities"""
+            """The places of the rows that ask for log probabilities"""

@@ -1,8 +1,7 @@
-"""Draws one token from each row of logits: temperature, then top-k, top-p and min-p, then one number a token.
+"""Draws one token from each row of logits: temperature, then top-k, top-p and min-p, then one uniform number per token.
 
 Probabilities are float32, rounded to multiples of 2^-52. Float64 adds such numbers without an error, in any order. So
-the same numbers give the same token whatever else is computed beside the row, and a short cut gives the very token
-that the whole row gives.
+the same numbers give the same token whatever the other rows, and the short cut gives the same token as the whole row.
 """
 
 import numpy as np
@@ -11,27 +10,27 @@ import torch
 from motet_runner.execute.sample.cuts import ALL, Cuts, cut, exact_sums, is_cut_within
 
 CANDIDATES = 128
-"""How many of a row's most likely tokens the short cut looks at. They suffice if the cuts keep fewer."""
+"""How many of a row's most likely tokens the short cut looks at. They suffice if the cuts keep fewer tokens."""
 
 SHORT_CUT_FROM = 32_768
-"""With fewer tokens in the vocabulary, sorting all of a row costs no more than looking for the candidates."""
+"""With fewer tokens in the vocabulary, sorting a whole row costs no more than finding the candidates."""
 
 BLOCK = 64
-"""How many numbers a CPU adds up at once. Then it looks into one block only: cumulative sums of all take longer."""
+"""A CPU adds numbers up in blocks, and then searches one block only: cumulative sums of all take longer."""
 
 _ROUNDS = 2.0**-29
-"""A float32 from this on, up to its double, is a multiple of 2^-52: adding it rounds what is smaller."""
+"""Every float32 in [this, 2 · this) is a multiple of 2^-52: adding this rounds smaller numbers."""
 
 
 def probabilities(logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """[rows, vocabulary] `largest`: each row's largest logit, finite. Less that, no logit can leave the numbers."""
+    """[rows, vocabulary] `largest`: each row's largest logit, finite. Its subtraction prevents overflow."""
     return (logits - largest).div_(temperature).softmax(dim=-1).add_(_ROUNDS).sub_(_ROUNDS)
 
 
 def draw(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts | None) -> torch.Tensor:
-    """[rows] The token of each row of probabilities that its number in [0, 1) stands for; `numbers` [rows, 1].
+    """[rows] The token that each row's number in [0, 1) selects; `numbers` [rows, 1].
 
-    What the cuts keep lies side by side, in the order of token ids, each as wide as it is likely.
+    The kept tokens divide the range in the order of their ids, each in proportion to its probability.
     """
     if cuts is None:
         return _at(likely, numbers)
@@ -41,8 +40,8 @@ def draw(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts | None) -> torc
     ids = ids.sort(dim=-1).values
     kept, smallest = cut(likely.gather(1, ids), ordered.neg(), cuts)
     tokens = ids.gather(1, _at(kept, numbers)[:, None]).squeeze(1)
-    # All tokens that are more likely than the last candidate are candidates. So nothing is missing among those kept if
-    # the least likely of them is one. What top-k keeps in all must be known where top-p is a part of it.
+    # All tokens that are more likely than the last candidate are candidates. So no kept token is missing if the least
+    # likely kept one is among them. If top-p cuts, top-k's total must be known.
     missing = smallest <= ordered[:, -1:]
     missing |= (cuts.top_k > CANDIDATES) & (cuts.top_k < ALL) & (cuts.top_p < 1)
     if bool(missing.any()):
@@ -52,7 +51,7 @@ def draw(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts | None) -> torc
 
 
 def draw_without_waiting(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts | None) -> torch.Tensor:
-    """The same tokens, for a device that computes by itself: no value comes to the host to decide what is computed."""
+    """Like `draw`, for an asynchronous device: the control flow needs no value from it."""
     if cuts is None:
         return _at(likely, numbers)
     kept, _ = cut(likely, likely.neg().sort(dim=-1).values, cuts, ask=False)
@@ -60,7 +59,7 @@ def draw_without_waiting(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts
 
 
 def _may_suffice(likely: torch.Tensor, cuts: Cuts) -> bool:
-    """Whether the candidates of some row can be all that the cuts keep. In a flat row, so few never reach top_p."""
+    """True if the candidates of some row can be all kept tokens. In a flat row, they never reach top_p."""
     if cuts.min_p is not None:
         return True
     most = CANDIDATES * likely.amax(dim=-1, keepdim=True)
@@ -77,7 +76,7 @@ def _draw_from_all(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts) -> t
 
 
 def _at(likely: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """[rows] Where the number lies: the first place up to which there is more than its part of the row."""
+    """[rows] The token that the number selects: the first whose cumulative sum exceeds its share of the total."""
     if likely.device.type == "cpu" and likely.shape[1] > 2 * BLOCK:
         return _at_by_blocks(likely, numbers)
     upto = exact_sums(likely)
@@ -85,7 +84,7 @@ def _at(likely: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _at_by_blocks(likely: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """The same: no sum has an error, so it does not matter in which order one is made."""
+    """Like `_at`, by blocks: sums are exact in any order."""
     rows, size = likely.shape
     if size % BLOCK:
         likely = torch.nn.functional.pad(likely, (0, -size % BLOCK))

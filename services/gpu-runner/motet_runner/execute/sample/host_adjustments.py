@@ -1,7 +1,7 @@
-"""Penalties, bias and forbidden ends of all rows, on the device.
+"""Penalties, bias and forbidden EOS tokens of all rows, counted on the host and kept as tensors.
 
-Two buffers persist between steps: what is added to each logit, and what a logit that repeats is divided by. They have
-a row for each row of the table. A step changes the few numbers in them that the newest tokens change.
+Two buffers persist between steps: what is added to each logit, and the divisors of repeated logits. They have a row per
+row of the table. A step changes only the few numbers that the newest tokens change.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ class AdjustedLogits:
         self._divisors = torch.empty(0, 0, dtype=torch.float32)
 
     def follow(self, rows: Sequence[TableRow], like: torch.Tensor) -> None:
-        """Take in the tokens that these rows have got. `like`: their logits."""
+        """Count the rows' new tokens. `like`: their logits."""
         try:
             self._follow(rows, like)
         except BaseException:
-            # Out of memory, say. What was not written is not missed: these rows begin anew.
+            # Such as out of memory. No change is lost: these rows begin anew.
             for row in rows:
                 row.adjustment = None
             raise
@@ -55,13 +55,13 @@ class AdjustedLogits:
         _write(self._divisors, divisors)
 
     def apply(self, logits: torch.Tensor, rows: torch.Tensor, *, repeats: bool) -> torch.Tensor:
-        """`rows`: their numbers in the table. `repeats`: whether some have a repetition penalty; it counts prompt and
+        """`rows`: their numbers in the table. `repeats`: True if some have a repetition penalty; it counts prompt and
         output and comes first, as in transformers."""
         return adjusted(logits, self._added[rows], self._divisors[rows] if repeats else None)
 
 
 def adjusted(logits: torch.Tensor, added: torch.Tensor, divisors: torch.Tensor | None) -> torch.Tensor:
-    """Each [rows, vocabulary]. `divisors`: None if no row has a repetition penalty."""
+    """All tensors are [rows, vocabulary]. `divisors`: None if no row has a repetition penalty."""
     if divisors is not None:
         # One of the two parts is 0. This takes a fifth of the time of `where`, which branches.
         logits = torch.addcmul(logits.clamp(min=0).div_(divisors), logits.clamp(max=0), divisors)
@@ -69,7 +69,7 @@ def adjusted(logits: torch.Tensor, added: torch.Tensor, divisors: torch.Tensor |
 
 
 def _with_row(buffer: torch.Tensor, row: int, like: torch.Tensor) -> torch.Tensor:
-    """A buffer that has this row. Twice as large where it is too small, so that this is rare."""
+    """A buffer that has this row. If too small, it doubles, so copies are rare."""
     rows = len(buffer)
     if row < rows:
         return buffer

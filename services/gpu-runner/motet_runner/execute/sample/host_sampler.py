@@ -1,9 +1,9 @@
 """From logits to tokens, for all rows of the batch together.
 
-Randomness is a function of (seed, choice, position) alone: a sequence that was parked, moved or batched otherwise goes
-on alike. One uniform number a token, looked up in the distribution in the order of token ids.
+Randomness is a function of (seed, choice, position) alone: a sequence that was parked, moved or batched differently
+continues the same. Each token takes one uniform number, looked up in the distribution in the order of token ids.
 
-Rows that need the same work form a group. What the groups need is laid out when the rows of the batch change.
+Rows that need the same work form a group. The groups are made when the rows of the batch change.
 """
 
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ from motet_runner.interface import Logprobs
 
 _INFINITY = 0x7F80
 _MINUS_INFINITY = 0xFF80
-"""Their bits in bfloat16"""
+"""The bits of both infinities in bfloat16"""
 
 CPU_GROUP = 1 << 18
-"""Logits of a group on a CPU, so that what is computed from them stays in its cache."""
+"""The most logits of a group on a CPU, so that its intermediate results stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
     tokens: list[int | None]
-    """In the order of the rows; None where a row is not finite"""
+    """In the order of the rows; None for a row whose logits are not finite"""
     logprobs: dict[int, Logprobs]
-    """By the places of the rows that ask for them"""
+    """Place of a row that asks for them → its log probabilities"""
 
 
 class Sampler:
@@ -40,11 +40,11 @@ class Sampler:
         self._adjusted = AdjustedLogits(eos)
         self._batch: _Batch | None = None
         self._float32 = torch.empty(0, 0, dtype=torch.float32)
-        """Memory for logits: to allocate it in each step takes longer than to fill it."""
+        """Memory for logits: to allocate it in each step takes longer than to fill it"""
 
     @property
     def chose_largest(self) -> bool:
-        """Whether the newest rows wanted nothing but the token of their largest logit. Then they never will."""
+        """True if the last rows wanted only the token of their largest logit. They never want more later."""
         return self._batch is not None and self._batch.greedy
 
     def sample(self, logits: torch.Tensor, rows: list[TableRow], chosen: torch.Tensor | None = None) -> Samples:
@@ -139,7 +139,7 @@ def _split(places: list[int], like: torch.Tensor) -> list[list[int]]:
 
 
 def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The largest logit of each row [rows, 1], NaN where one is; its token [rows]; whether it is finite [rows, 1]."""
+    """The largest logit of each row [rows, 1], NaN if any is NaN; its token [rows]; whether it is finite [rows, 1]."""
     # On a CPU, NumPy's search is many times faster than torch's.
     if logits.device.type == "cpu":
         numbers = logits.numpy()
@@ -151,8 +151,8 @@ def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def _largest_bfloats(logits: torch.Tensor) -> list[int | None]:
-    """The token of each row's largest logit, None where one is not finite. By the bits of the logits, without a copy as
-    floats, which takes longer: read as integers, positive numbers keep their order and negative ones stay below 0."""
+    """The token of each row's largest logit, None if one is not finite. It compares the bits of the logits, since a
+    copy as floats takes longer: read as integers, positive numbers keep their order and negative ones stay below 0."""
     bits = logits.view(torch.int16).numpy()
     tokens = bits.argmax(axis=-1)
     largest = bits[np.arange(len(bits)), tokens]

@@ -1,5 +1,5 @@
-"""The log probability of a token, and those of as many alternatives as its row asks for: of the model's own
-distribution, before temperature, penalties and cuts."""
+"""The log probability of a token, and those of the alternatives that its row asks for: of the model's own distribution,
+before temperature, penalties and cuts."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from motet_runner.interface import Logprobs
 
 
 class Best(NamedTuple):
-    """Where the logits are"""
+    """Log probabilities, on the logits' device"""
 
     chosen: torch.Tensor
     """[rows]"""
@@ -22,19 +22,19 @@ class Best(NamedTuple):
 
 
 def best(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Best:
-    """`tokens` [rows]; `count`: alternatives of each row, at most"""
+    """`tokens` [rows]; `count`: the most alternatives of a row"""
     logs = logits.float().log_softmax(dim=-1)
     values, ids = logs.topk(count, dim=-1)
     return Best(logs.gather(1, tokens[:, None]).squeeze(1), values, ids)
 
 
 def alternatives(rows: Sequence[TableRow], vocabulary: int) -> list[int]:
-    """How many each of these rows asks for"""
+    """How many alternatives each of these rows asks for"""
     return [min(row.sampling.top_logprobs, vocabulary) for row in rows]
 
 
 def read(found: Sequence[torch.Tensor], counts: Iterable[int]) -> list[Logprobs]:
-    """`found`: of `best`, where the host may read it; `counts`: alternatives of each row"""
+    """`found`: `best`'s result in memory that the host may read; `counts`: how many alternatives each row wants"""
     rows = zip(*(numbers.tolist() for numbers in found), counts, strict=True)
     return [
         Logprobs(chosen, tuple(zip(ids[:count], values[:count], strict=True))) for chosen, values, ids, count in rows

@@ -1,6 +1,6 @@
-"""Log probabilities of prompts, from the logits of the tokens before.
+"""Log probabilities of prompts, each from the logits of the previous token.
 
-A prompt's logits take as much memory as its tokens times the vocabulary. A few rows at a time become probabilities.
+The size of a prompt's logits is its tokens times the vocabulary. So only a few rows at a time become probabilities.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,11 +13,11 @@ from motet_runner.interface import Logprobs
 from motet_runner.plan.prompt_scores import PromptScores
 
 CPU_BLOCK = 1 << 18
-"""Logits that become probabilities together, so that they stay in a CPU's cache."""
+"""How many logits become probabilities together: so few that they stay in a CPU's cache."""
 
 
 def scores_of(logits: torch.Tensor, scored: Iterable[ScoredRow]) -> dict[int, PromptScores]:
-    """`logits` are those of all places, one row after the other. → by the row's number"""
+    """`logits`: of all places, one row after the other → row number → its scores"""
     found, at = {}, 0
     for one in scored:
         found[one.row.number] = _scores(logits[at : at + len(one.places)], one)
@@ -49,21 +49,21 @@ def _scores(logits: torch.Tensor, scored: ScoredRow) -> PromptScores:
 
 
 def alternatives(scored: ScoredRow, vocabulary: int) -> int:
-    """How many of the best tokens it asks for beside each of its own"""
+    """How many of the best tokens the row wants beside each of its own"""
     return min(scored.row.sampling.prompt_logprobs or 0, vocabulary)
 
 
 Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of some places, where the logits are: whether all logits are finite [], and the fields of `Best`"""
+"""Scores of some places, on the logits' device: whether all logits are finite [], and the fields of `Best`"""
 
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Scores:
-    """`tokens` [places] are those that followed."""
+    """`tokens` [places]: the tokens that followed"""
     return torch.isfinite(logits.amax(dim=-1)).all(), *best(logits, tokens, count)
 
 
 def read_scores(first: int, found: Sequence[torch.Tensor]) -> PromptScores:
-    """`first`: the place of the first of them"""
+    """`first`: the place of the first score"""
     finite, chosen, values, ids = found
     logprobs = read((chosen, values, ids), [values.shape[1]] * len(chosen))
     return PromptScores(first, logprobs, bool(finite))

@@ -1,4 +1,4 @@
-"""The rows that sample together, by what they need: what both samplers keep while the rows are the same."""
+"""The rows that sample together, by their needs: both samplers keep it while the rows are the same."""
 
 import operator
 from collections import defaultdict
@@ -12,14 +12,14 @@ class RowLayout:
     def __init__(self, rows: Sequence[TableRow], vocabulary: int) -> None:
         self._rows = list(rows)
         self.by_kind: dict[Kind, list[int]] = defaultdict(list)
-        """The places of the rows of each kind"""
+        """Kind → the places of its rows"""
         for place, row in enumerate(rows):
             self.by_kind[Kind.of(row, vocabulary)].append(place)
         self.asking = [place for place, row in enumerate(rows) if row.sampling.logprobs]
-        """The places of those that ask for log probabilities"""
+        """The places of the rows that ask for log probabilities"""
         self.greedy = self.by_kind.keys() <= {GREEDY} and not self.asking
-        """Whether the largest logit of each row is all that is wanted"""
+        """True if all rows want only the token of their largest logit"""
 
     def has(self, rows: Sequence[TableRow]) -> bool:
-        """Whether these are its rows. A row that has left and joined again is another one."""
+        """True if these are its rows. A row that has left and joined again is a different row."""
         return len(rows) == len(self._rows) and all(map(operator.is_, rows, self._rows))

@@ -1,4 +1,4 @@
-"""What rows ask of the sampler, in numbers: what each needs, and what it is drawn with. Pure."""
+"""What rows need of the sampler, as numbers: their kinds of work, and the parameters of their draws. Pure."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from motet_runner.execute.sample.cuts import ALL, Cuts
 from motet_runner.interface import Sampling
 
 COLDEST = 1e-4
-"""Below this a temperature is as good as greedy, and dividing by it would leave the numbers."""
+"""Below this a temperature is as good as greedy, and dividing by it would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def temperatures(asked: Sequence[Sampling]) -> npt.NDArray[np.float32]:
 
 
 def cuts_of(asked: Sequence[Sampling], vocabulary: int, upload: Callable[[np.ndarray], torch.Tensor]) -> Cuts:
-    """`upload` brings numbers to where the logits are."""
+    """`upload` copies numbers to the logits' device."""
     top_k = np.array([[one.top_k if 0 < one.top_k < vocabulary else ALL] for one in asked], dtype=np.int64)
     top_p = np.array([[one.top_p if one.top_p < 1 else np.inf] for one in asked], dtype=np.float64)
     min_p = None
@@ -54,7 +54,7 @@ def cuts_of(asked: Sequence[Sampling], vocabulary: int, upload: Callable[[np.nda
 
 
 def uniforms(rows: Sequence[TableRow]) -> npt.NDArray[np.float64]:
-    """[rows, 1] What the next token of each is drawn with"""
+    """[rows, 1] The uniform number that draws each row's next token"""
     return np.array([[uniform(row.seed, row.choice, len(row.tokens))] for row in rows], dtype=np.float64)
 
 

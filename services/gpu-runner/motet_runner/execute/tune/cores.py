@@ -1,4 +1,4 @@
-"""The cores that this process may use: those that it is not kept from, as far as its quota goes."""
+"""The cores that this process may use, by its affinity and its quota."""
 
 import math
 import os
@@ -17,9 +17,9 @@ def allowed_cores() -> int:
 
 
 def quota(mount: Path = MOUNT, own_groups: Path = OWN_GROUPS) -> float:
-    """The least quota, in cores, of the control groups that this process is in; infinite without any.
+    """The smallest quota, in cores, of this process's control groups; infinite without any.
 
-    A part of a core does not count as one: a thread on it would stop in mid-step, and the others would wait for it.
+    A fraction of a core does not count: its thread would stop in mid-step, and the other threads would wait for it.
     """
     least = math.inf
     for line in _text(own_groups).splitlines():
@@ -34,13 +34,13 @@ def quota(mount: Path = MOUNT, own_groups: Path = OWN_GROUPS) -> float:
 
 
 def _upwards(group: str) -> list[str]:
-    """The group and all above it. In a container the last one is its own."""
+    """The group and all its parents. In a container the last one is the container's own."""
     parts = group.strip("/").split("/")
     return ["/".join(parts[:count]) for count in range(len(parts), -1, -1)]
 
 
 def _of_max(text: str) -> float:
-    """`max 100000`, or microseconds of all cores in each period."""
+    """From `max 100000`, or from a number of microseconds of all cores per period."""
     match text.split():
         case [quota, period] if quota != "max":
             return int(quota) / int(period)

@@ -1,8 +1,8 @@
-"""Which type a model computes in on a CPU where nobody has set it (`engine.dtype: auto`).
+"""The type in which a model computes on a CPU if nobody has set it (`engine.dtype: auto`).
 
-Files in bfloat16 are served in bfloat16 where the CPU multiplies it and the kernels that serve are not slower with it:
-half the bytes are read, and the numbers are those that were saved. All others are served in float32, which changes no
-number of theirs. The choice is kept beside the compiled kernels, for weights of these shapes on this machine.
+Files in bfloat16 are served in bfloat16 if the CPU multiplies it and the serving kernels are not slower with it: half
+the bytes are read, and the numbers are the saved ones. All other files are served in float32, which changes none of
+their numbers. The choice is kept beside the compiled kernels, for weights of these shapes on this machine.
 """
 
 import statistics
@@ -27,35 +27,35 @@ CANDIDATES = (torch.float32, torch.bfloat16)
 
 MEASURED_ROWS = 8
 MEASURED_NUMBERS = 8 << 20
-"""Of all weights together: more than the caches near a core hold, and packed in a moment."""
+"""How many weights are measured: more than the caches near a core hold, and quickly packed"""
 ROUNDS = 9
 MEASURE_SECONDS = 0.3
-"""When these are over, no new round begins."""
+"""After this time, no new round begins."""
 
 LEAST_GAIN = 1.1
-"""float32 must be faster by so much: it takes twice the memory."""
+"""float32 must be faster by this factor: it takes twice the memory."""
 
 FILE = "dtypes.json"
 
 
 class DtypeChoice:
     def __init__(self, kernels: str, packing: Packing | None, *, compiled_follow: bool, folder: Path | None) -> None:
-        """`kernels`: the name of those to begin with, and `packing` theirs; None: not known. `compiled_follow`: the
-        compiled ones may take their place. `folder`: where choices are kept; None: nowhere."""
+        """`kernels`: the name of the first kernels, and `packing` theirs; None: not known. `compiled_follow`: compiled
+        kernels may replace them. `folder`: where choices are kept; None: nowhere."""
         self._kernels = kernels
         self._packing = packing
         self._compiled_follow = compiled_follow
         self._kept = KeptChoices(folder / FILE, "dtype") if folder is not None else None
 
     def __call__(self, checkpoint: Checkpoint) -> torch.dtype:
-        """Of a model with these files."""
+        """The type for a model with these files."""
         matrix = largest_matrices(checkpoint)
         if checkpoint.stored != "BF16" or matrix is None:
             return _chosen(torch.float32, f"the files have {checkpoint.stored}")
         if not multiplies_bfloat16():
             return _chosen(torch.float32, "this CPU does not multiply bfloat16")
         if self._packing is None:
-            if self._compiled_follow:  # and cannot be measured before they are there
+            if self._compiled_follow:  # they cannot be measured before they are built
                 return _chosen(torch.bfloat16, "this CPU multiplies bfloat16")
             return _chosen(torch.float32, "there is nothing to measure it with")
         return self._measured(self._packing, *matrix)
@@ -76,7 +76,7 @@ class DtypeChoice:
 
 
 def largest_matrices(checkpoint: Checkpoint) -> tuple[tuple[int, int], int] | None:
-    """The shape of those that make up most of the model, and how many to measure with. None: there is no matrix."""
+    """The shape of the matrices with most of the model's weights, and how many to measure. None: there is no matrix."""
     numbers: Counter[tuple[int, int]] = Counter()
     for tensor in checkpoint.tensors.values():
         if tensor.dtype in FLOATS and len(tensor.shape) == 2 and min(tensor.shape) > 0:
@@ -92,7 +92,7 @@ def largest_matrices(checkpoint: Checkpoint) -> tuple[tuple[int, int], int] | No
 def measure(
     calls: Mapping[torch.dtype, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
 ) -> dict[torch.dtype, Sequence[float]]:
-    """Seconds of each call, in turns: what disturbs affects both alike."""
+    """Seconds of each call, in turns: so a disturbance affects both equally."""
     seconds: dict[torch.dtype, list[float]] = {dtype: [] for dtype in calls}
     for _ in range(1 + ROUNDS):
         for dtype, call in calls.items():
@@ -101,7 +101,7 @@ def measure(
             seconds[dtype].append(clock() - before)
         if sum(map(sum, seconds.values())) > MEASURE_SECONDS:
             break
-    return {dtype: taken[1:] or taken for dtype, taken in seconds.items()}  # the first round finds cold weights
+    return {dtype: taken[1:] or taken for dtype, taken in seconds.items()}  # the first round finds a cold cache
 
 
 def preferred(seconds: Mapping[torch.dtype, Sequence[float]]) -> torch.dtype:

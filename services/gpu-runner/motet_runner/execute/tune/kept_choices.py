@@ -1,4 +1,4 @@
-"""What was measured at one start and need not be measured at the next: a file beside the compiled kernels."""
+"""Results of measurements that the next start need not repeat: a file beside the compiled kernels."""
 
 import json
 import os
@@ -12,16 +12,16 @@ import structlog
 log = structlog.get_logger(__name__)
 
 KEPT_SECONDS = 7 * 24 * 3600.0
-"""A machine may get other neighbours."""
+"""Choices expire: a machine may get other neighbours."""
 
 
 @dataclass(frozen=True)
 class KeptChoices:
-    """A file of choices. Whatever is wrong with it, it is as if nothing had been kept."""
+    """A file of choices. A damaged file counts as an empty one."""
 
     path: Path
     what: str
-    """What is chosen, as the file and the log call it"""
+    """The name of the choice in the file and the log"""
 
     def find(self, key: str) -> Any:
         entry = self._read().get(key)

@@ -1,4 +1,4 @@
-"""How many threads an engine uses where nobody has set it: those with which an iteration was fastest.
+"""How many threads an engine uses if nobody has set it: the number with the fastest iteration.
 
 The compiled kernels' results are the same with any number; torch's may differ in their last digits. The choice is kept
 beside the compiled kernels, for this model on this machine.
@@ -26,18 +26,18 @@ log = structlog.get_logger(__name__)
 MEASURED_ROWS = 8
 ROUNDS = 9
 MEASURE_SECONDS = 0.3
-"""When these are over, no new round begins."""
+"""After this time, no new round begins."""
 
 LEAST_GAIN = 1.1
-"""More threads must be faster by so much: they take cores from other processes."""
+"""More threads must be faster by this factor: they take cores from other processes."""
 
 FILE = "threads.json"
 QUIET = 1.25
-"""By how much the usual call may be slower than the fastest one on a machine that does nothing else."""
+"""How many times slower than the fastest the median call may be on an otherwise idle machine"""
 
 
 def threads_to_begin_with(asked: int | None) -> int:
-    """`asked`: what somebody has set. More than there are cores would only wait for each other."""
+    """`asked`: the number that somebody has set. More threads than cores would only wait for each other."""
     if asked is None:
         return 1
     if not isinstance(asked, int) or asked < 1:
@@ -49,14 +49,14 @@ def threads_to_begin_with(asked: int | None) -> int:
 
 
 def threads_to_judge(asked: int | None) -> list[int]:
-    """With which the gate judges compiled kernels: as many as somebody has `asked` for, or the fewest and the most that
-    may be chosen."""
+    """The numbers of threads with which the gate judges compiled kernels: the number that somebody has `asked` for, or
+    the fewest and the most that may be chosen."""
     counts = candidates(usable_cores())
     return [torch.get_num_threads()] if asked is not None else sorted({counts[0], counts[-1]})
 
 
 def candidates(cores: int) -> list[int]:
-    """Half of them, too: two cores may be one with two threads."""
+    """Includes half the cores: two of them may be threads of one core."""
     return sorted({1, cores // 2, cores} - {0}) if cores > 2 else list(range(1, cores + 1))
 
 
@@ -70,15 +70,15 @@ def fastest(seconds: dict[int, Sequence[float]]) -> int:
 
 
 def quiet(seconds: Mapping[Any, Sequence[float]]) -> bool:
-    """Whether nothing disturbed the calls. Only then another start would choose the same."""
+    """True if nothing disturbed the calls. Only then would another start choose the same."""
     return all(statistics.median(taken) <= QUIET * min(taken) for taken in seconds.values())
 
 
 def measure(
     call: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
 ) -> Generator[None, None, dict[int, Sequence[float]]]:
-    """Seconds of calls with each number of threads, in turns: what disturbs affects all alike. Between two calls others
-    may compute."""
+    """Seconds of calls with each number of threads, in turns: so a disturbance affects all equally. Between two calls
+    others may compute."""
     seconds: dict[int, list[float]] = {threads: [] for threads in counts}
     usual = torch.get_num_threads()
     for _ in range(1 + ROUNDS):
@@ -91,7 +91,7 @@ def measure(
             yield
         if sum(map(sum, seconds.values())) > MEASURE_SECONDS:
             break
-    # The first round finds weights that were never read, and threads that were never started.
+    # In the first round, weights are read and threads are started for the first time.
     return {threads: taken[1:] or taken for threads, taken in seconds.items()}
 
 

@@ -1,5 +1,5 @@
 """What both workers do: they arrange pages, rows and adapters as the plan says, compute its rows in as many parts as
-memory asks for, and report. The link says where tokens lie; when they are read, each worker says."""
+memory needs, and report. Each worker decides when tokens are read; the link decides where they are."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -29,14 +29,14 @@ from motet_runner.plan import RowJoin, RowStep, StepPlan, StepResult
 from motet_runner.plan.prompt_scores import PromptScores
 
 LogitsTap = Callable[[list[RequestId], torch.Tensor], None]
-"""Gets the requests that are sampled now, and their logits before any penalty: [requests, vocabulary]."""
+"""Gets the requests that are sampled now, and their logits before penalties: [requests, vocabulary]."""
 
 WARM_UP_TOKENS = 128
 
 
 @dataclass(slots=True)
 class Flight:
-    """An iteration that was launched, and what its parts have brought together"""
+    """An iteration that was launched, and the combined results of its parts"""
 
     number: int
     began: Mark
@@ -44,7 +44,7 @@ class Flight:
     swapped: SwapTime = field(default_factory=SwapTime)
     ended: Mark | None = None
     unread: list[Callable[["Flight"], None]] = field(default_factory=list)
-    """What reads the results that are on their way to the host, in the order of the plan"""
+    """Functions that read results being copied to the host, in the order of the plan"""
     sampled: list[int | None] = field(default_factory=list)
     logprobs: dict[int, Logprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, PromptScores] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Builder(Protocol):
 
 class BaseWorker(ABC):
     _measured = 1
-    """Launches of which the last one is measured"""
+    """How many launches `measure` makes; only the last is measured"""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class BaseWorker(ABC):
         self.tiers = tiers
         self._link: Link = link_to(loaded.device, clock)
         self.on_logits: LogitsTap | None = None
-        """Is called in each iteration that samples. It may wait for the device."""
+        """Called in each iteration that samples. It may wait for the device."""
         self.table = RowTable()
         self._placed = None if loads is None else loads.placed
         self.builder: Builder = FlatBatchBuilder(
@@ -97,7 +97,7 @@ class BaseWorker(ABC):
         self._flights: deque[Flight] = deque()
 
     def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None:
-        """Compute with these from the next iteration on. `attention`: None for torch's."""
+        """Compute with this back end and attention from the next iteration on. `attention`: None for torch's."""
         self.builder.use(backend, attention)
         self._backend, self._attention = backend, attention
 
@@ -138,7 +138,7 @@ class BaseWorker(ABC):
         )
 
     def measure(self, max_length: int) -> tuple[float, float]:
-        """Seconds to prefill a token and to copy a page, on pages that nobody uses yet."""
+        """Seconds to prefill a token and to copy a page, on pages that are not in use yet."""
         tokens = min(WARM_UP_TOKENS, max_length)
         with torch.inference_mode():
             self._link.mark().wait()
@@ -159,7 +159,7 @@ class BaseWorker(ABC):
         return seconds / tokens, ended.seconds_since(began)
 
     def _arrange(self, plan: StepPlan) -> LoadResults:
-        """All that comes before the rows"""
+        """Carries out all of the plan that comes before its rows."""
         loads = self.loads
         if loads is not None:
             loads.forget(plan.gone)
@@ -194,7 +194,7 @@ class BaseWorker(ABC):
         self._flights.append(flight)
 
     def _collect(self, flight: Flight) -> None:  # noqa: B027 nothing is left where `launch` computes to the end
-        """All of it is computed: the host takes what it does not have yet."""
+        """The iteration is computed: the host reads the results that it does not have yet."""
 
     def _tap(self, batch: FlatBatch, logits: torch.Tensor) -> None:
         if batch.sampled and self.on_logits is not None:
@@ -202,8 +202,8 @@ class BaseWorker(ABC):
 
     @abstractmethod
     def _compute_rows(self, plan: StepPlan, flight: Flight) -> None:
-        """At once. If memory does not suffice, it has changed nothing that stays."""
+        """Compute all rows at once. If memory runs out, no lasting state may have changed."""
 
     @abstractmethod
     def _no_token(self, step: RowStep, flight: Flight) -> None:
-        """This row would be sampled, and memory does not suffice for it."""
+        """Called for a row that should be sampled and does not fit into memory."""

@@ -1,4 +1,4 @@
-"""Work of a device that is captured once and computed again and again, over what then lies in the same tensors."""
+"""Work of a device that is captured once and replayed, on the then contents of the same tensors."""
 
 from collections.abc import Callable
 
@@ -7,18 +7,18 @@ import torch
 from motet_runner.memory.out_of_memory import is_out_of_memory
 
 WARM_UP_CALLS = 2
-"""Before a capture: what is compiled or allocated at the first call must not be part of it."""
+"""Calls before a capture: first-call compilations and allocations must not be captured."""
 
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Gets work on tensors that stay where they are, and may call it. → launches the work once more. Raises NotCaptured."""
+"""Gets work on tensors with fixed addresses, and may call it → launches the work again. Raises NotCaptured."""
 
 
 class NotCaptured(Exception):
-    """This work cannot be captured, and can be launched as it is."""
+    """This work cannot be captured, but can be launched normally."""
 
     def __init__(self, error: Exception) -> None:
-        # The error of the end of a capture hides the one that ended it.
+        # The error at the end of a capture hides the error that ended it.
         first: BaseException = error
         while first.__context__ is not None:
             first = first.__context__
@@ -27,13 +27,13 @@ class NotCaptured(Exception):
 
 
 def call_again(compute: Callable[[], None]) -> Callable[[], None]:
-    """On a CPU: the same function over the same tensors"""
+    """For a CPU: replays by calling the same function"""
     compute()
     return compute
 
 
 class CudaGraphs:
-    """CUDA graphs. They run one after the other, so all of them share the memory for what is between."""
+    """CUDA graphs. They run one after the other, so all of them share the memory for intermediate results."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -49,10 +49,10 @@ class CudaGraphs:
         model.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Only this thread: another one may ask for pinned memory meanwhile, for an adapter that it reads.
+            # Restricts only this thread: another thread may allocate pinned memory meanwhile, to read an adapter.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 compute()
-        except (MemoryError, RuntimeError) as error:  # such as one of a model that asks the device for a value
+        except (MemoryError, RuntimeError) as error:  # such as from a model that asks the device for a value
             raise NotCaptured(error) from error
         return graph.replay
 

@@ -1,8 +1,8 @@
-"""Iterations in which each row has one new token, recorded for a few numbers of rows (PU-22, OR-14).
+"""Decode-only iterations, recorded for a few numbers of rows (PU-22, OR-14).
 
-A recording depends on the number of rows alone. Which rows they are, how long, on which pages and with which adapters
-lies in tensors that it reads; so none of that needs another recording. Rows up to the next number that is recorded are
-nobody's: they have no keys, no adapter and no page.
+A recording depends on the number of rows alone. It reads from tensors which rows they are, how long, on which pages and
+with which adapters; so a change of these needs no new recording. Rows up to the next recorded number are padding: they
+have no keys, no adapter and no page.
 """
 
 from bisect import bisect_left
@@ -40,7 +40,7 @@ class FixedAttention(AttentionOverPages, Protocol):
 
 @runtime_checkable
 class FixedLora(Protocol):
-    """A back end of add_lora whose batches can be filled again, such as `motet_kernels.gpu.lora_backend.GpuBackend`"""
+    """A back end of add_lora whose batches can be refilled, such as `motet_kernels.gpu.lora_backend.GpuBackend`"""
 
     def fixed_batch(self, max_rows: int) -> Any: ...
 
@@ -55,21 +55,21 @@ def recorded_sizes(most: int) -> list[int]:
 
 @dataclass(slots=True)
 class CapturedGraph:
-    """Of one number of rows"""
+    """The recording for one number of rows"""
 
     rows: torch.Tensor
-    """[size] int64, as DeviceRows counts them"""
+    """[size] int64, rows as DeviceRows numbers them"""
     batch: FlatBatch
     chosen: torch.Tensor
     """[size] The token of each row's largest logit"""
     replay: Callable[[], None] | None = None
     calls: int = 0
-    """Attention calls of one pass"""
+    """How many attention calls one pass makes"""
     numbers: tuple[int, ...] = ()
-    """The rows of the table that `rows` holds"""
+    """The numbers in the table of the rows in `rows`"""
 
     def fill(self, numbers: tuple[int, ...], rows: torch.Tensor) -> None:
-        """`rows` [size] as DeviceRows counts them; `numbers`: what stands for them on the host"""
+        """`rows` [size] rows as DeviceRows numbers them; `numbers`: the host's numbers of the same rows"""
         self.numbers = ()
         self.rows.copy_(rows)
         self.numbers = numbers
@@ -88,7 +88,7 @@ class DecodeGraphs:
         most: int,
         longest: int,
     ) -> None:
-        """`most` rows of an iteration, and `longest` tokens of a sequence"""
+        """`most`: rows of an iteration; `longest`: tokens of a sequence"""
         self.loaded = loaded
         self._store = store
         self._rows = rows
@@ -98,49 +98,49 @@ class DecodeGraphs:
         self._longest = longest
         self._graphs: dict[int, CapturedGraph] = {}
         self._logits: torch.Tensor | None = None
-        """[most rows, vocabulary] Of all recordings: each one's own would take many times as much memory"""
+        """[most rows, vocabulary] Shared by all recordings: one per recording would take many times the memory"""
         self.recordings = 0
         sizes = recorded_sizes(most)
         self._lora = None if backend is None else backend.fixed_batch(max(sizes))
-        """Of all recordings: one of fewer rows reads the first ones"""
+        """Shared by all recordings: a smaller one reads the first rows"""
         self._adapters: object = None
-        """What it was filled for"""
+        """The `adapters` for which it was filled"""
         self._record_all(sizes)
         self._sizes = sorted(self._graphs)
 
     def graph_for(self, rows: int) -> CapturedGraph | None:
-        """That of the next number from `rows` on; None: no recording has enough"""
+        """The smallest recording with at least `rows` rows; None: none is large enough"""
         at = bisect_left(self._sizes, rows)
         return self._graphs[self._sizes[at]] if at < len(self._sizes) else None
 
     def fill_adapters(self, adapters: object, segments: Callable[[], Sequence[Segment]]) -> None:
-        """`adapters`: something that is equal only where the segments are"""
+        """`adapters`: a key that is equal only if the segments are equal"""
         if self._backend is not None and self._adapters != adapters:
             self._adapters = None
             self._backend.fill(self._lora, segments())
             self._adapters = adapters
 
     def replay(self, graph: CapturedGraph) -> torch.Tensor:
-        """→ logits [size, vocabulary]. They and the chosen tokens are good until the next replay. The chosen token of
-        each row is its newest one now."""
+        """→ logits [size, vocabulary]. They and the chosen tokens are valid until the next replay. It makes each row's
+        chosen token its newest one."""
         assert graph.replay is not None
         graph.replay()
         assert self._logits is not None
         return self._logits[: len(graph.rows)]
 
     def undo(self, graph: CapturedGraph) -> None:
-        """The rows have their former newest tokens again, as if the last replay had not been."""
+        """Restores the rows' newest tokens from before the last replay."""
         self._rows.newest.index_copy_(0, graph.rows, graph.batch.input_ids[0])
         self._rows.before.index_copy_(0, graph.rows, graph.batch.positions[0])
 
     def _record_all(self, sizes: Sequence[int]) -> None:
-        """The largest first: the others find enough memory where it was."""
+        """Records the largest first: its freed memory suffices for the others."""
         for size in sorted(sizes, reverse=True):
             try:
                 self._graphs[size] = self._record(size)
             except NotCaptured as error:
                 _warn(size, str(error))
-                if not error.for_memory:  # the others would fail as well
+                if not error.for_memory:  # smaller ones would fail as well
                     break
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
@@ -173,7 +173,7 @@ class DecodeGraphs:
         return graph
 
     def _compute(self, graph: CapturedGraph) -> None:
-        """The pass that is recorded. All that differs from one replay to the next lies in tensors."""
+        """The pass that is recorded. All that differs between replays is in tensors."""
         batch, rows, here = graph.batch, graph.rows, self._rows
         is_one = rows != NOBODY
         batch.input_ids[0].copy_(here.newest.index_select(0, rows))
@@ -183,7 +183,7 @@ class DecodeGraphs:
         batch.calls, batch.chosen = 0, None
         logits = self.loaded.forward(batch)
         graph.calls = batch.calls
-        if self._logits is None:  # in the first call of the largest one
+        if self._logits is None:  # in the first call of the largest recording
             self._logits = torch.empty_like(logits)
         self._logits[: len(rows)].copy_(logits)
         graph.chosen.copy_(largest_tokens(logits) if batch.chosen is None else batch.chosen)

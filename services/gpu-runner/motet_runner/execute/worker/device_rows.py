@@ -1,7 +1,7 @@
-"""What a device knows of its rows, at addresses that stay: newest tokens, lengths, page tables.
+"""A device's state of its rows, at fixed addresses: newest tokens, lengths, page tables.
 
-The host sends only what the device cannot know by itself: a row that has joined, new pages. Tokens that the device has
-sampled, and lengths that grow by one, it has.
+The host sends only what the device cannot know by itself: a row that has joined, new pages. The device itself keeps the
+tokens that it has sampled, and the lengths that grow by one.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from motet_runner.memory.link import Link
 from motet_runner.memory.parcel import Parcel
 
 NOBODY = 0
-"""A row that no sequence has. Those of the table come after it."""
+"""A row without a sequence, for padding. The table's rows follow it."""
 
 _AS_IT_IS = -1
 _FEWEST = 4
@@ -25,24 +25,24 @@ _NEW_PAGES = "new_pages"
 
 class DeviceRows:
     def __init__(self, link: Link, rows: int, pages: int) -> None:
-        """`rows`: how many there are at first. `pages`: of the longest sequence"""
+        """`rows`: how many there are at first. `pages`: the longest sequence's"""
         device = link.device
         self.newest = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-        """[rows] The token of each that is computed next"""
+        """[rows] Each row's next input token"""
         self.before = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-        """[rows] Tokens before that one"""
+        """[rows] How many tokens come before that token"""
         self.pages = torch.zeros((rows + 1, pages), dtype=torch.int32, device=device)
         """[rows, pages] Page tables"""
         self._newest_at: dict[int, int] = {}
-        """Row → the place of its newest token in its sequence, if the device has sampled it"""
+        """Row → its newest token's place in its sequence, if the device sampled the token"""
         self._before: dict[int, int] = {}
-        """Row → what the device has there"""
+        """Row → the device's value of `before`"""
         self._pages: dict[int, int] = {}
         """Row → how many of its pages the device has"""
 
     @staticmethod
     def room_bytes(rows: int, pages: int) -> int:
-        """Of the device's memory, for `rows` rows"""
+        """Bytes on the device for `rows` rows"""
         return (rows + 1) * (8 + 8 + 4 * pages)
 
     def leave(self, row: int) -> None:
@@ -50,29 +50,28 @@ class DeviceRows:
             known.pop(row, None)
 
     def move_pages(self) -> None:
-        """All page tables are to be sent anew."""
+        """All page tables must be sent again."""
         self._pages.clear()
 
     def have(self, rows: Sequence[TableRow], places: Sequence[int]) -> list[bool]:
-        """Which of these tokens, by their places in the sequences, the device has sampled itself"""
+        """For each of these places in the rows' sequences: True if the device has sampled its token"""
         return [self._newest_at.get(row.number) == place for row, place in zip(rows, places, strict=True)]
 
     def got(self, rows: Sequence[TableRow], numbers: torch.Tensor, tokens: torch.Tensor) -> None:
         """Each of these rows has got its next token. `numbers` [rows]: from `numbers_of`, on the device. The host may
-        learn the tokens later, but it knows how many there are. This takes no memory."""
+        learn the tokens later, but it knows how many there are. This allocates no memory."""
         self.newest.index_copy_(0, numbers, tokens)
         for row in rows:
             self._newest_at[row.number] = len(row.tokens)
 
     def went_on(self, rows: Sequence[TableRow]) -> None:
-        """A recording has computed the newest token of each. The one after it is in its place, and there is one more
-        before it."""
+        """A recording has computed the rows' newest tokens: the next tokens have replaced them, and `before` has grown
+        by one."""
         for row in rows:
             self._newest_at[row.number] = self._before[row.number] = len(row.tokens)
 
     def make_room(self, rows: int) -> bool:
-        """For `rows` rows of the table. → whether something has another address now: rarely, because there is twice
-        the room then"""
+        """Makes room for `rows` rows of the table → True if addresses have changed: rarely, because sizes double."""
         have = len(self.newest) - 1
         if rows <= have:
             return False
@@ -84,12 +83,12 @@ class DeviceRows:
         return True
 
     def prepare(self, rows: Sequence[TableRow], starts: Sequence[int], table: RowTable, parcel: Parcel) -> None:
-        """What the device lacks to compute the newest token of each row travels."""
+        """Puts into the parcel what the device lacks to compute each row's newest token."""
         updates, new_pages = [], []
         for row, start in zip(rows, starts, strict=True):
             number = row.number
             if self._newest_at.get(number) != start or self._before.get(number) != start:
-                # A token that the device has sampled is not known here, but then only its place may be wrong.
+                # A token that the device has sampled is unknown here; then only its place may need an update.
                 token = _AS_IT_IS if self._newest_at.get(number) == start else row.tokens[start]
                 updates.append((number + 1, token, start))
             known, count = self._pages.get(number, 0), int(table.counts[number])
@@ -104,7 +103,7 @@ class DeviceRows:
     def arrived(
         self, rows: Sequence[TableRow], starts: Sequence[int], table: RowTable, sent: dict[str, torch.Tensor]
     ) -> None:
-        """What `prepare` has put into the parcel is on the device."""
+        """Applies what `prepare` has put into the parcel, now on the device."""
         if _UPDATES in sent:
             numbers, tokens, before = sent[_UPDATES].unbind(1)
             kept = self.newest.index_select(0, numbers)

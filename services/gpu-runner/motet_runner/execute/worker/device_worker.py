@@ -1,7 +1,7 @@
-"""The worker of a device that computes by itself: `launch` hands an iteration over, `collect` waits for it (OR-12).
+"""The worker of an asynchronous device: `launch` hands an iteration over, `collect` waits for it (OR-12).
 
-What it must know to launch an iteration is in the plan: it never asks the device for a value. A row of the host's table
-has the unknown token in the place of each one that is on its way.
+The plan has all that is needed to launch an iteration: the worker never asks the device for a value. Until a token has
+come to the host, a row of the host's table has the unknown token in its place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,28 +31,28 @@ from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import RowJoin, RowStep, StepPlan
 
 ROWS_OF_EACH = 2
-"""Rows of the table for each sequence that an iteration may have: parked ones give theirs back, so that is plenty."""
+"""Rows of the table per sequence of an iteration: plenty, because parked sequences free their rows."""
 
 
 def computes_by_itself(device: torch.device) -> bool:
-    """Whether a device goes on while the host does something else"""
+    """True if a device computes asynchronously to the host"""
     return device.type == "cuda"
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of the model whose results are on their way."""
+    """A call of the model whose results are being copied to the host."""
 
     rows: Sequence[TableRow]
     places: Sequence[int]
-    """Of the sampled tokens in their sequences"""
+    """The sampled tokens' places in their sequences"""
     sampling: Sampling | None
     scored: Sequence[ScoredRow]
     results: Returning | None
-    """None: of no row anything is wanted."""
+    """None: no row wants anything."""
 
     def read(self, flight: Flight) -> None:
-        """They have arrived: each row gets its token in the place of the unknown one."""
+        """Reads the results, which have arrived: each row's unknown token is replaced with its token."""
         if self.results is None:
             return
         tensors = self.results.read()
@@ -73,7 +73,7 @@ class _Call:
 
 
 class DeviceWorker(BaseWorker):
-    _measured = 2  # at the first, kernels are compiled
+    _measured = 2  # the first one compiles kernels
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class DeviceWorker(BaseWorker):
         rows: int,
         longest: int,
     ) -> None:
-        """`rows` of an iteration at most, of sequences of at most `longest` tokens"""
+        """`rows`: the most rows of an iteration; `longest`: the most tokens of a sequence"""
         super().__init__(loaded, store, tiers, clock=clock, loads=loads)
         self.sampler = DeviceSampler(self._link, frozenset(loaded.eos_token_ids), loaded.vocabulary)
         self.rows = DeviceRows(self._link, ROWS_OF_EACH * rows, pages_for(longest))
@@ -94,15 +94,15 @@ class DeviceWorker(BaseWorker):
         self._capture = capture_for(loaded.device)
         self.graphs: DecodeGraphs | None = None
         self.recordings = 0
-        """Of decodes, so far"""
+        """How many decodes were recorded so far"""
 
     def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None:
         super().use(backend, attention)
         self._record()
 
     def _record(self) -> None:
-        """Record decodes, where attention and LoRA have batches that stay where they are. A rope that depends on the
-        lengths of sequences asks the host for them."""
+        """Record decodes, if attention and LoRA have batches with fixed addresses. A rope that depends on sequences'
+        lengths would need them from the host."""
         self.graphs = None
         attention, backend = self._attention, self._backend
         if (
@@ -138,7 +138,7 @@ class DeviceWorker(BaseWorker):
             self._record()
 
     def _collect(self, flight: Flight) -> None:
-        """Here the host reads what the device has computed since `launch`: the tokens, and their log probabilities."""
+        """The host reads what the device has computed since `launch`: tokens and log probabilities."""
         for read in flight.unread:
             read(flight)
 
@@ -147,7 +147,7 @@ class DeviceWorker(BaseWorker):
         self.table[step.row].tokens.append(UNKNOWN_TOKEN)
 
     def _compute_rows(self, plan: StepPlan, flight: Flight) -> None:
-        """At once, from a recording if there is one for them"""
+        """Compute all rows at once, from a recording if one is large enough."""
         graph = None if self.graphs is None or plan.prefills else self.graphs.graph_for(plan.count)
         if self.graphs is not None and graph is not None:
             self._replay(plan, flight, self.graphs, graph)
@@ -176,7 +176,7 @@ class DeviceWorker(BaseWorker):
             results = [*samples.parts, *results]
             newest, counted = samples.newest(), sampling.counted(samples)
         call = self._call(rows, sampling, batch.scored, results)
-        # Until here nothing that stays was changed, because memory may run out. What follows takes none.
+        # Until here no lasting state has changed, because memory may run out. What follows allocates none.
         if sampling is not None and newest is not None:
             sampling.count(counted)
             self.rows.got(rows, sent["rows"], newest)
@@ -185,7 +185,7 @@ class DeviceWorker(BaseWorker):
         flight.padding += batch.input_ids.numel() - batch.tokens
 
     def _replay(self, plan: StepPlan, flight: Flight, graphs: DecodeGraphs, graph: CapturedGraph) -> None:
-        """The same for an iteration in which each row has one new token, from its graph."""
+        """Like `_compute_at_once` for a decode-only iteration, from its graph."""
         numbers, starts, table = plan.decodes.rows, plan.decodes.starts, self.table
         rows, parcel = [table[number] for number in numbers], Parcel()
         count, size = len(rows), len(graph.rows)
@@ -215,10 +215,10 @@ class DeviceWorker(BaseWorker):
             newest = None if sampling.greedy else samples.newest()
             counted = sampling.counted(samples)
             call = self._call(rows, sampling, (), samples.parts)
-        except BaseException:  # out of memory, say: the rows are computed again, in parts
+        except BaseException:  # such as out of memory: the rows are computed again, in parts
             graphs.undo(graph)
             raise
-        # What follows takes no memory.
+        # What follows allocates no memory.
         sampling.count(counted)
         self.rows.went_on(rows)
         if newest is not None:
@@ -240,13 +240,13 @@ class DeviceWorker(BaseWorker):
         scored: Sequence[ScoredRow],
         results: Sequence[torch.Tensor],
     ) -> _Call:
-        """A call of the model has been launched, and its results are on their way to the host."""
+        """Begins to copy the results of a launched call of the model to the host."""
         returning = Returning(self._link, results) if results else None
         return _Call(rows, [len(row.tokens) for row in rows], sampling, scored, returning)
 
     def _on_the_device(self, batch: FlatBatch) -> list[tuple[int, int]]:
-        """Inputs that the device has sampled: their places in the line, and their rows of the table. It takes them from
-        there, whether the host knows them by now or not."""
+        """Inputs that the device has sampled: their places in the batch, and their rows. They are read on the device,
+        even if the host already knows them."""
         line = batch.line
         lasts = np.bincount(line.sequence_of).cumsum() - 1
         held = self.rows.have(line.rows, line.positions[lasts].tolist())
@@ -255,7 +255,7 @@ class DeviceWorker(BaseWorker):
         ]
 
     def _scores(self, logits: torch.Tensor, scored: Sequence[ScoredRow]) -> list[torch.Tensor]:
-        """The parts of `prompt_logprobs.Scores` of each row, one after the other"""
+        """The parts of each row's `prompt_logprobs.Scores`, concatenated"""
         found: list[torch.Tensor] = []
         first = 0
         for one in scored:

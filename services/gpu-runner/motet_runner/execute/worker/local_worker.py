@@ -24,17 +24,17 @@ from motet_runner.plan import RowStep, StepPlan
 
 
 class Cut(Protocol):
-    """How iterations are cut into calls of the model where not memory alone decides that, as `Tiles` of exact mode"""
+    """How iterations are cut into calls of the model for other reasons than memory, such as exact mode's `Tiles`"""
 
     def builder(
         self, table: RowTable, store: PagedStore, device: torch.device, placed: WherePlaced | None
     ) -> Builder: ...
 
     def parts(self, plan: StepPlan) -> Iterator[StepPlan]:
-        """In their order"""
+        """The parts, in order"""
 
     def computing(self) -> AbstractContextManager[None]:
-        """Around all of them"""
+        """A context around all parts"""
 
 
 class LocalWorker(BaseWorker):
@@ -57,7 +57,7 @@ class LocalWorker(BaseWorker):
         if cut is not None:
             self.builder = cut.builder(self.table, store, loaded.device, self._placed)
         self.again: NextDecode | None = None
-        """The newest iteration, if others like it may follow"""
+        """The last iteration, if the next one may be like it"""
 
     def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None:
         self._end_of_decoding()
@@ -71,7 +71,8 @@ class LocalWorker(BaseWorker):
         super().launch(plan)
 
     def _next_decode(self, again: NextDecode, plan: StepPlan) -> None:
-        """Without torch's operators, if the model's call chooses the tokens: each of them looks for its kernel anew."""
+        """If the model's call chooses the tokens, it uses no torch operators, since each operator has a dispatch
+        cost."""
         flight = Flight(plan.number, self._link.mark())
         batch = again.follow(plan)
         try:
@@ -102,7 +103,7 @@ class LocalWorker(BaseWorker):
         return logits
 
     def _end_of_decoding(self) -> None:
-        """Rows have their tokens, and the next iteration is another one."""
+        """Writes the tokens to the rows: a different iteration follows."""
         if self.again is not None:
             self.again.write_back()
             self.again = None
@@ -114,7 +115,7 @@ class LocalWorker(BaseWorker):
         with self._cut.computing():
             for part in self._cut.parts(plan):
                 failed = tuple(step for step in part.rows if step.row in flight.out_of_memory)
-                if failed:  # the rest of a row, which comes first
+                if failed:  # the rest of a row, which is the first step
                     self.in_parts.leave_out(part.with_rows(failed), flight)
                 rest = tuple(step for step in part.rows if step not in failed)
                 if rest:
@@ -145,6 +146,6 @@ class LocalWorker(BaseWorker):
             self.again = NextDecode(plan, batch, self.table, self._attention)
 
     def _may_go_on(self, plan: StepPlan, batch: FlatBatch) -> bool:
-        """Whether iterations like this one may follow without a look at its rows."""
+        """True if iterations like this one may follow without reading its rows."""
         only_decodes = bool(plan.decodes) and not plan.prefills and batch.paged is not None
         return only_decodes and self.loaded.device.type == "cpu" and self.sampler.chose_largest
