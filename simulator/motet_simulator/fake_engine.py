@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId
-from motet.errors import Declined
+from motet.errors import Declined, MotetError
 from motet.ledger import Ledger
+from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import (
     EngineInfo,
     EngineReport,
@@ -27,6 +28,7 @@ from motet_runner.interface import (
 )
 from motet_runner.plan import (
     LoadArrived,
+    LoadFailed,
     Planner,
     RowJoin,
     RowStep,
@@ -52,7 +54,8 @@ def fail() -> None:
     raise RuntimeError("this prompt ends the engine")
 
 
-def token_at(prompt: tuple[int, ...], seed: int, index: int, adapter: Digest = BASE) -> int:
+def token_at(prompt: tuple[int, ...], seed: int, index: int, adapter: str = BASE) -> int:
+    """`adapter`: what is in its file, after the base model of the engine if that has a name."""
     return zlib.crc32(f"{prompt}{seed}{index}{adapter}".encode()) % VOCABULARY
 
 
@@ -61,7 +64,7 @@ def logprob_at(prompt: tuple[int, ...], place: int, adapter: Digest = BASE) -> f
     return -(zlib.crc32(f"{prompt[: place + 1]}{adapter}".encode()) % 80) / 8
 
 
-def tokens_of(prompt: tuple[int, ...], seed: int, count: int, adapter: Digest = BASE) -> list[int]:
+def tokens_of(prompt: tuple[int, ...], seed: int, count: int, adapter: str = BASE) -> list[int]:
     """The whole answer that a request must get, also when it was moved."""
     return [token_at(prompt, seed, index, adapter) for index in range(count)]
 
@@ -88,6 +91,11 @@ class FakeEngine(PlannedEngine):
     plan_ahead: int = 0
     decline_rate: float = 0.0
     seed: int = 0
+    base: str = ""
+    """Other base models answer with other tokens."""
+    reads: Callable[[AdapterLayout], str] | None = None
+    """Reads an adapter's file when it is loaded; the adapter's tokens depend on that. Raises MotetError. None: they
+    depend on its digest."""
     deadly: int | None = None
     dies: Callable[[], object] = fail
     target_modules: dict[str, tuple[int, int]] = field(
@@ -199,14 +207,22 @@ class _FakeWorker:
         """Each row, and how many tokens it has."""
         self._steps_left: dict[int, int] = {}
         """Of each load."""
+        self._read: dict[Digest, str] = {}
+        """What was in the files of the adapters that were loaded."""
 
     def launch(self, plan: StepPlan) -> None:
         for row in plan.leaves:
             del self._rows[row]
         for join in plan.joins:
             self._rows[join.row] = join, len(join.tokens)
+        failed = []
         for load in plan.loads:
-            self._steps_left[load.number] = self._engine.load_steps
+            try:
+                self._read[load.digest] = load.digest if self._engine.reads is None else self._engine.reads(load.layout)
+            except MotetError as error:
+                failed.append(LoadFailed(load.number, error))
+            else:
+                self._steps_left[load.number] = self._engine.load_steps
         under_way = {number: left - 1 for number, left in self._steps_left.items() if number in plan.loading}
         arrived = [number for number, left in under_way.items() if left <= 0]
         self._steps_left = {number: left for number, left in under_way.items() if left > 0}
@@ -217,6 +233,7 @@ class _FakeWorker:
                 sampled=tuple(token for token in sampled if token is not None),
                 prompt_logprobs={step.row: scores for step in plan.prefills if (scores := self._score(step))},
                 arrived=tuple(LoadArrived(number, self._engine.step_seconds) for number in arrived),
+                failed=tuple(failed),
             )
         )
 
@@ -245,4 +262,5 @@ class _FakeWorker:
         if not step.samples:
             return None
         self._rows[step.row] = row, tokens + 1
-        return token_at(prompt, row.seed, tokens - row.prompt_tokens, row.adapter)
+        adapter = self._read[row.adapter] if row.adapter != BASE else BASE
+        return token_at(prompt, row.seed, tokens - row.prompt_tokens, self._engine.base + adapter)

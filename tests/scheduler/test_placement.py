@@ -454,6 +454,34 @@ def test_after_a_takeover_the_scheduler_accepts_unknown_digests_until_runners_ha
     assert driver.of(effects.SendRefused)[0].failure.code == "model_not_found"
 
 
+def test_a_request_for_a_revision_that_turns_out_to_be_replaced_is_not_placed_again_and_again():
+    """After a takeover it is accepted, as its adapter is undecided. Then no runner could ever load that revision."""
+    driver = SchedulerDriver()
+    driver.gateway()
+    driver.state(adapter())
+    driver.attach()
+    driver.wait(1.0)
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate")
+    assert driver.where("a") == "r0"
+    driver.certify(digest=Digest("sha256:newer"))
+    driver.lose("a")
+    assert [refused.failure.code for refused in driver.of(effects.SendRefused)] == ["model_not_found"]
+
+
+def test_a_request_for_a_replaced_revision_still_goes_where_it_is_resident():
+    driver = SchedulerDriver()
+    driver.gateway()
+    driver.state(adapter())
+    for instance in ("r0", "r1"):
+        driver.attach(instance, resident=(resident(PIRATE),))
+    driver.wait(1.0)
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate")
+    first = driver.where("a")
+    driver.certify(digest=Digest("sha256:newer"))
+    driver.lose("a")
+    assert {first, driver.where("a")} == {"r0", "r1"}
+
+
 def test_a_deadlines_message_says_what_the_request_waited_for():
     driver = ready()
     driver.attach(max_sequences=1)

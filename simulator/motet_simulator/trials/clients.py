@@ -5,18 +5,47 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from motet.api.v1 import runner_pb2
-from motet.errors import DeadlineExceeded, InvalidRequest, MotetError, NoRunner, PoolSaturated, RequestKillsEngines
+from motet.errors import (
+    AdapterError,
+    BaseModelReplaced,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    MotetError,
+    NoRunner,
+    PoolSaturated,
+    RequestKillsEngines,
+)
+from motet_gateway.catalog import Catalog, Target
 from motet_gateway.generation import EndReason
 from motet_simulator.fake_engine import tokens_of
 from motet_simulator.trials.plan import Ask
 
+REPLACED = ModelNotFound, BaseModelReplaced
+MAX_ATTEMPTS = 3
+"""After a model was replaced: as in `motet_gateway.answers`."""
+
 
 @dataclass(slots=True)
 class Client:
-    """The sink of one request. `problem` says what it must never see."""
+    """The sink of one request. `problem` says what it must never see.
+
+    As the gateway's answers do, it asks again if its model was replaced before its first token.
+    """
 
     ask: Ask
     now: Callable[[], float]
+    catalog: Callable[[], Catalog]
+    """Of its gateway."""
+    start_again: "Callable[[Client], None]"
+    adapter_may_fail: bool = False
+    adapter_may_be_missing: bool = False
+    base_may_change: bool = False
+    target: Target | None = None
+    """What its model's name meant when it was asked last."""
+    refused: tuple[Target, Catalog | None] | None = None
+    """Which target was refused last, and the catalog of then if the base model was replaced: it waits for another."""
+    attempts: int = 0
     tokens: list[int] = field(default_factory=list)
     how: EndReason | MotetError | None = None
     left: bool = False
@@ -35,7 +64,23 @@ class Client:
 
     def __post_init__(self) -> None:
         self.asked_at = self.moved_at = self.now()
-        self._expected = tokens_of(self.ask.prompt, self.ask.seed, self.ask.max_tokens)
+
+    @property
+    def request(self) -> str:
+        """Another one for each attempt: late messages about earlier ones may still arrive."""
+        return f"{self.ask.name}-{self.attempts}" if self.attempts else self.ask.name
+
+    def starts(self, target: Target) -> None:
+        self.target, self.moved_at = target, self.now()
+        weights = "".join(target.weights)
+        self._expected = tokens_of(self.ask.prompt, self.ask.seed, self.ask.max_tokens, weights)
+
+    def waits_for_another(self, target: Target, catalog: Catalog) -> bool:
+        """Whether this target was refused a moment ago."""
+        if self.refused is None:
+            return False
+        refused, under = self.refused
+        return refused.weights == target.weights and (under is None or under is catalog)
 
     @property
     def over(self) -> bool:
@@ -68,6 +113,11 @@ class Client:
     def end(self, how: EndReason | MotetError) -> None:
         if self.over:
             self._object(f"ends again, with {how!r}")
+        if isinstance(how, REPLACED) and self.target is not None and not self.tokens and self.attempts < MAX_ATTEMPTS:
+            self.refused = self.target, self.catalog() if isinstance(how, BaseModelReplaced) else None
+            self.attempts += 1
+            self.start_again(self)
+            return
         self.how, self.over_at = how, self.now()
         self.ended()
         match how:
@@ -86,6 +136,12 @@ class Client:
                         f"ends by its deadline of {self.ask.deadline:.1f} s, but was silent for {silent:.1f} s only"
                     )
             case InvalidRequest() if self.ask.unreadable:
+                pass
+            case AdapterError() if self.adapter_may_fail:
+                pass
+            case ModelNotFound() if self.adapter_may_be_missing:
+                pass
+            case BaseModelReplaced() if self.base_may_change:
                 pass
             case RequestKillsEngines() if self.placed_times > 1:
                 pass  # no request kills engines here, but faults that meet the same one again look like that

@@ -1,5 +1,11 @@
 """What must hold at any time, and what must hold once all faults have ended."""
 
+from motet.domain import ObjectName
+from motet_operator.reconcile.conditions import condition_of
+from motet_scheduler.service import SchedulerService
+from motet_simulator.trials.adapters import digest_of
+from motet_simulator.trials.operator import TENANT
+from motet_simulator.trials.plan import AdapterChange
 from motet_simulator.trials.system import System
 
 
@@ -9,8 +15,51 @@ def check_now(system: System) -> None:
         assert not client.problem, client.problem
     for service in system.schedulers.values():
         service.scheduler.check()
+        _check_serving(system, service)
     for runner in system.runners.values():
         runner.engine.engine.check()
+
+
+def _check_serving(system: System, service: SchedulerService) -> None:
+    """A serving digest has the bytes of its revision. If a revision's files are replaced where they are, those of a
+    later one may have been found there."""
+    for adapter in service.scheduler.adapters:
+        if adapter.serving is None:
+            continue
+        name, key = adapter.spec.ref.name, adapter.serving.key
+        changes = [one for one in system.objects.history[name] if one.source == key.source and not one.deleted]
+        first = int(key.content_stamp) if key.content_stamp else 0
+        digests = {digest_of(one.content) for one in changes if one.number >= first}
+        assert adapter.serving.digest in digests, f"{name}: {adapter.serving.digest} was never at {key}"
+
+
+def _check_adapters(system: System) -> None:
+    """Gateways serve what is declared, and the operator says so."""
+    objects = system.objects
+    entries = {
+        host: {one.ref.name: one for one in gateway.dispatcher.catalog.current.adapters}
+        for host, gateway in system.gateways.items()
+    }
+    for name, history in objects.history.items():
+        last = history[-1]
+        status = objects.statuses.get(ObjectName(TENANT, name))
+        for host, adapters in entries.items():
+            if last.deleted:
+                assert name not in adapters, f"{host} still serves {name}"
+            else:
+                assert name in adapters, f"{host} does not know {name}"
+                if last.content < AdapterChange.BROKEN:
+                    assert adapters[name].digest == digest_of(last.content), f"{host} serves an old revision of {name}"
+                else:
+                    assert adapters[name].HasField("failure"), f"{host} does not know that {name} is broken"
+        if last.deleted:
+            continue
+        assert status is not None, f"the operator has no status of {name}"
+        ready = condition_of(status.conditions, "Ready")
+        if last.content < AdapterChange.BROKEN:
+            assert status.serves, f"{name} is not Ready: {ready}"
+            found = status.artifact.digest if status.artifact is not None else None
+            assert found == digest_of(last.content), f"the status of {name} says {found}"
 
 
 def check_quiet(system: System) -> None:
@@ -19,7 +68,7 @@ def check_quiet(system: System) -> None:
     for client in system.clients:
         assert client.over, f"{client.ask.name} has not ended: {len(client.tokens)} of {client.ask.max_tokens} tokens"
     for host, gateway in system.gateways.items():
-        assert not gateway.unasked, f"{host} has no catalog"
+        assert not gateway.unasked, f"{host}: {[client.ask.name for client in gateway.unasked]} wait for a catalog"
         assert not gateway.dispatcher.choices, f"{host} still has {list(gateway.dispatcher.choices)}"
         assert gateway.dispatcher.scheduler.connected, f"{host} has no scheduler"
     assert system.leader is not None, "nobody leads"
@@ -31,6 +80,7 @@ def check_quiet(system: System) -> None:
         known = scheduler.runners.get(host)  # type: ignore[call-overload]
         assert known is not None, f"the scheduler does not know {host}"
         assert not known.ledger, f"the scheduler's ledger of {host} has {dict(known.ledger)}"
+    _check_adapters(system)
     assert system.supervisor is not None
     for supervised in system.supervisor.supervisor.runners.values():
         assert not supervised.sequences, (

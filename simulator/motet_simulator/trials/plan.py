@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from motet.runner_info import RequestClass
 
@@ -20,6 +20,10 @@ FaultKind = Literal[
     "clock jumps",
     "leases away",
     "leases garbled",
+    "source away",
+    "source slow",
+    "disk full",
+    "new base",
 ]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
@@ -42,6 +46,7 @@ class Ask:
     tenant: str
     request_class: RequestClass
     seed: int
+    adapter: str = ""
     cancel_after: float | None = None
     """Seconds until the client leaves."""
     deadline: float = 300.0
@@ -49,11 +54,35 @@ class Ask:
     """Its estimate has a number that no scheduler takes: it alone is refused."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterChange:
+    """Somebody applies an adapter's manifest, or deletes it."""
+
+    BROKEN: ClassVar = 100
+
+    at: float
+    name: str
+    number: int
+    """The next change of this adapter has the next number."""
+    deleted: bool = False
+    content: int = 0
+    """Which bytes. Two adapters of one content have the same digest. From BROKEN on they fit no base model."""
+    in_place: bool = False
+    """Its files are replaced where they are. Otherwise each change has another source."""
+    min_replicas: int = 0
+    max_replicas: int = RUNNERS
+
+    @property
+    def source(self) -> str:
+        return f"file:///adapters/{self.name}" if self.in_place else f"hf://adapters/{self.name}-{self.number}"
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     kind: FaultKind
     at: float
     host: str
+    """Of a source: the adapter's name. A new base model is everybody's."""
     other: str = ""
     """Of a break, a partition or a slow way: the host at its other end."""
     seconds: float = 0.0
@@ -73,6 +102,9 @@ class TrialSettings:
     plan_ahead: int = 0
     overcommit: float = 1.0
     force_promise_pages: int = 0
+    adapter_pages: int = 1
+    adapter_slots: int = 8
+    cached_adapters: int = 8
     local: bool = False
     """One scheduler with a lock file, as on one machine; otherwise two that elect a leader."""
 
@@ -84,15 +116,30 @@ class Plan:
     asks: tuple[Ask, ...]
     faults: tuple[Fault, ...]
     settings: TrialSettings = field(default_factory=TrialSettings)
+    changes: tuple[AdapterChange, ...] = ()
 
     @property
     def drawn_events(self) -> int:
-        return len(self.asks) + len(self.faults)
+        return len(self.asks) + len(self.faults) + len(self.changes)
+
+    def may_be_missing(self, adapter: str) -> bool:
+        """Whether this adapter is not there all the time."""
+        changes = [one for one in self.changes if one.name == adapter]
+        return any(one.deleted for one in changes) or (bool(changes) and changes[0].at > 0)
+
+    def may_fail(self, adapter: str) -> bool:
+        """Whether something happens to this adapter by which its requests may fail."""
+        changes = [one for one in self.changes if one.name == adapter]
+        return (
+            any(one.deleted or one.content >= AdapterChange.BROKEN for one in changes)
+            or (len(changes) > 1 and changes[0].in_place)
+            or any(one.kind == "disk full" or one.host == adapter for one in self.faults)
+        )
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}, {self.settings}"]
         events = [(ask.at, f"  {ask.at:6.3f} {ask}") for ask in self.asks]
-        events += [(fault.at, f"  {fault.at:6.3f} {fault}") for fault in self.faults]
+        events += [(one.at, f"  {one.at:6.3f} {one}") for one in (*self.faults, *self.changes)]
         lines += [line for _, line in sorted(events)]
         return "\n".join(lines)
 
@@ -109,23 +156,58 @@ def draw_plan(seed: int) -> Plan:
         plan_ahead=random.choice((0, 1)),
         overcommit=random.choice((1.0, 1.0, 1.5)),
         force_promise_pages=random.choice((0, 0, 2)),
+        adapter_pages=random.choice((1, 2, 8)),
+        adapter_slots=random.choice((1, 2, 8)),
+        cached_adapters=random.choice((1, 2, 8)),
         local=random.random() < 0.3,
     )
-    return Plan(seed, tuple(_draw_asks(random, settings)), tuple(_draw_faults(random)), settings)
+    changes = _draw_changes(random)
+    adapters = tuple(dict.fromkeys(one.name for one in changes))
+    asks = _draw_asks(random, settings, adapters)
+    return Plan(seed, tuple(asks), tuple(_draw_faults(random, adapters)), settings, tuple(changes))
 
 
-def _draw_asks(random: Random, settings: TrialSettings) -> list[Ask]:
+def _draw_changes(random: Random) -> list[AdapterChange]:
+    """A life for each adapter: what is there from the start, later revisions, and sometimes a deletion between."""
+    changes = []
+    contents = random.choice((3, 12))
+    for adapter in range(random.choice((0, 1, 2, 5))):
+        at, in_place = 0.0, random.random() < 0.3
+        for number in range(random.choice((1, 2, 4, 8))):
+            at += random.expovariate(1 / 4) if number else random.choice((0.0, 0.0, 5 * random.random()))
+            if at > SECONDS:
+                break
+            least = random.choice((0, 0, 1, RUNNERS))
+            changes.append(
+                AdapterChange(
+                    at=at,
+                    name=f"a{adapter}",
+                    number=number,
+                    deleted=number > 0 and random.random() < 0.2,
+                    content=random.randrange(contents) + (AdapterChange.BROKEN if random.random() < 0.1 else 0),
+                    in_place=in_place,
+                    min_replicas=least,
+                    max_replicas=max(least, random.choice((1, RUNNERS, RUNNERS))),
+                )
+            )
+    return changes
+
+
+def _draw_asks(random: Random, settings: TrialSettings, adapters: tuple[str, ...]) -> list[Ask]:
     count = random.randint(60, 110)
     at_once = min(settings.max_sequences, settings.pages * PAGE_TOKENS // 150)
     steps_per_second = RUNNERS * max(1, at_once) / settings.step_seconds
     load = random.choice((0.2, 0.5, 0.9, 1.5, 3.0))
     window = min(SECONDS, 1.2 * SECONDS / load)  # what is left at the end must have ended before the last check
     mean = max(4.0, min(120.0, load * window * steps_per_second / count))
-    largest = min(settings.pages * PAGE_TOKENS, 1024)
+    largest_of_all = min(settings.pages * PAGE_TOKENS, 1024)
     asks = []
     unreadable = random.choice((0.0, 0.0, 0.03))
     for number in range(count):
         huge = random.random() < 0.02
+        adapter = random.choice(adapters) if adapters and random.random() < 0.6 else ""
+        beside = settings.adapter_pages if adapter else 0
+        largest = min(largest_of_all, (settings.pages - beside) * PAGE_TOKENS)
         prompt = random.randint(largest // 2, largest - 2) if huge else min(int(random.expovariate(1 / 60)) + 1, 400)
         prompt = min(prompt, largest - 2)
         tokens = max(1, min(int(random.expovariate(1 / mean)) + 1, 300, largest - prompt))
@@ -139,6 +221,7 @@ def _draw_asks(random: Random, settings: TrialSettings) -> list[Ask]:
                 tenant=random.choice(("acme", "acme", "umbrella", "initech")),
                 request_class=random.choice(tuple(RequestClass)),
                 seed=random.getrandbits(32),
+                adapter=adapter,
                 cancel_after=random.random() * 3 if random.random() < 0.1 else None,
                 deadline=random.uniform(2, 10) if random.random() < 0.05 else 300.0,
                 unreadable=random.random() < unreadable,
@@ -159,7 +242,7 @@ def hosts() -> list[str]:
     ]
 
 
-def _draw_faults(random: Random) -> list[Fault]:
+def _draw_faults(random: Random, adapters: tuple[str, ...]) -> list[Fault]:
     kinds = random.sample(FAULT_KINDS, len(FAULT_KINDS) // 2 + 1)
     everywhere = hosts()
     faults = []
@@ -169,5 +252,7 @@ def _draw_faults(random: Random) -> list[Fault]:
         other = random.choice([one for one in everywhere if one != host])
         if kind.startswith("engine") or kind == "drain":
             host = f"runner-{random.randrange(RUNNERS)}"
+        elif kind.startswith("source"):
+            host = random.choice(adapters or ("",))
         faults.append(Fault(kind, at, host, other, random.choice((0.2, 1.0, 3.0, 8.0)) * random.uniform(0.5, 1.5)))
     return sorted(faults, key=lambda fault: fault.at)

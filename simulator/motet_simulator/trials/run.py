@@ -11,7 +11,7 @@ from motet_simulator.trials.invariants import check_now, check_quiet
 from motet_simulator.trials.logs import errors_go_to
 from motet_simulator.trials.plan import SECONDS, Fault, Plan, draw_plan
 from motet_simulator.trials.system import System
-from motet_simulator.world import TimeStandsStill, Wires, World
+from motet_simulator.world import Process, TimeStandsStill, Wires, World
 from motet_simulator.world.nothing_real import nothing_real
 
 Drawn = TypeVar("Drawn")
@@ -71,6 +71,11 @@ class _Trial:
     def _run(self) -> Outcome:
         world, system, plan = self._world, self._system, self._plan
         try:
+            for change in plan.changes:
+                if change.at > 0:
+                    world.at(change.at, system.change, change)
+                else:
+                    system.change(change)
             system.start_all()
             for ask in plan.asks:
                 world.at(ask.at, system.ask, ask)
@@ -107,12 +112,20 @@ class _Trial:
         self._world.after(CHECK_SECONDS if self._world.now < SECONDS else QUIET_CHECK_SECONDS, self._check_again)
 
     def _inject(self, fault: Fault) -> None:
-        system, wires, world = self._system, self._wires, self._world
-        if fault.host not in system.processes:
-            return  # a second scheduler, where there is one only
-        process = system.processes[fault.host]
+        system, world, seconds = self._system, self._world, fault.seconds
+        match fault.kind:
+            case "source away":
+                system.sources.away_until[fault.host] = world.now + seconds
+            case "source slow":
+                system.sources.slow_until[fault.host] = world.now + seconds
+            case "new base":
+                system.replace_base()
+            case _ if fault.host in system.processes:  # else a second scheduler, where there is one only
+                self._inject_into(system.processes[fault.host], fault)
+
+    def _inject_into(self, process: Process, fault: Fault) -> None:
+        system, wires, world, seconds = self._system, self._wires, self._world, fault.seconds
         runner = system.runners.get(fault.host)
-        seconds = fault.seconds
         match fault.kind:
             case "kill":
                 system.kill(fault.host, seconds)
@@ -127,8 +140,11 @@ class _Trial:
             case "slow":
                 wires.slowness[fault.host, fault.other] = 100.0, world.now + seconds
             case "drain":
-                self._set_drain(fault.host, True)
-                world.after(seconds, self._set_drain, fault.host, False)
+                system.set_drain(fault.host, True)
+                world.after(seconds, system.set_drain, fault.host, False)
+            case "disk full":
+                system.fill_disk(fault.host, True)
+                world.after(seconds, system.fill_disk, fault.host, False)
             case "clock jumps":
                 process.wall_error += 100 * (world.draw("jump", fault.at) - 0.5)
             case "leases away":
@@ -146,13 +162,6 @@ class _Trial:
                 runner.engine.slowness = 20.0
                 world.after(seconds, setattr, runner.engine, "slowness", 1.0)
 
-    def _set_drain(self, host: str, drains: bool) -> None:
-        if drains:
-            self._system.draining[host] = None
-        else:
-            self._system.draining.pop(host, None)
-        self._system.processes["operator"].loop.call_soon(self._system.tell_operator)
-
 
 def _is_quiet(system: System) -> bool:
     try:
@@ -163,9 +172,10 @@ def _is_quiet(system: System) -> bool:
 
 
 def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
-    """A smaller plan that fails, too: without the faults and requests that have nothing to do with it."""
+    """A smaller plan that fails, too: without the faults, changes and requests that have nothing to do with it."""
     faults = _fewest(plan.faults, lambda kept: fails(replace(plan, faults=kept)))
     plan = replace(plan, faults=faults)
+    plan = replace(plan, changes=_fewest(plan.changes, lambda kept: fails(replace(plan, changes=kept))))
     return replace(plan, asks=_fewest(plan.asks, lambda kept: fails(replace(plan, asks=kept))))
 
 

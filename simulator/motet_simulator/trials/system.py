@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, predictor_pb2, runner_pb2
-from motet.domain import BASE, Digest, ObjectName
+from motet.domain import Digest
+from motet.errors import MotetError
 from motet.kube import KubeObject
 from motet.leadership import Candidacy, LocalLeadership
 from motet.lease import Election
@@ -21,14 +21,12 @@ from motet.settings import Addresses, LeaseSettings
 from motet.surroundings import Surroundings
 from motet.task_group import run_together
 from motet.transport.methods import GENERATE
-from motet_gateway.catalog import CurrentCatalog
+from motet_gateway.catalog import CurrentCatalog, Target
 from motet_gateway.dispatcher import Dispatcher, GenerationRequest
 from motet_gateway.estimator import Estimator
 from motet_gateway.held_requests import HeldRequests
+from motet_gateway.identity.caller import Caller
 from motet_gateway.metrics import Metrics as GatewayMetrics
-from motet_operator.reconcile import CatalogSnapshot, RunnerDrain
-from motet_operator.reconcile.plan import PoolEntry
-from motet_operator.sync import SchedulerSync
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics as PredictorMetrics
 from motet_predictor.service import PredictorService
@@ -48,11 +46,14 @@ from motet_scheduler.metrics import Metrics as SchedulerMetrics
 from motet_scheduler.predecessor import tell_predecessor
 from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings as SchedulerSettings
-from motet_simulator.fake_engine import FakeEngine
+from motet_simulator.fake_engine import PAGE_BYTES, FakeEngine
 from motet_simulator.leases import FakeLeaseApi
+from motet_simulator.trials.adapters import AdapterCache, AdapterSources, SimulatedAdapterFiles
 from motet_simulator.trials.clients import Client
 from motet_simulator.trials.engine_process import EngineProcess
-from motet_simulator.trials.plan import GATEWAYS, RUNNERS, SCHEDULERS, Ask, Plan
+from motet_simulator.trials.operator import INSTANCES, POOL, TENANT, DeclaredObjects, TrialOperator
+from motet_simulator.trials.plan import GATEWAYS, SCHEDULERS, AdapterChange, Ask, Plan
+from motet_simulator.trials.served import ServedRevisions
 from motet_simulator.trials.turn_checks import TurnChecks
 from motet_simulator.world import Process, SimulatedDisk, Wires, World, surroundings_of
 from motet_supervisor.metrics import Metrics as SupervisorMetrics
@@ -61,15 +62,14 @@ from motet_supervisor.settings import Settings as SupervisorSettings
 
 SCHEDULER, SUPERVISOR, PREDICTOR = "scheduler:1", "supervisor:1", "predictor:1"
 ADDRESSES = Addresses(scheduler_address=SCHEDULER, supervisor_address=SUPERVISOR, predictor_address=PREDICTOR)
-POOL = ObjectName("default", "demo")
-BASE_DIGEST = Digest("sha256:" + "b" * 64)
 PROMISE_RULE = preset_named("paged-chunk").promise
 LEASE = LeaseSettings(name="it", namespace="here", seconds=6, renew_seconds=4, retry_seconds=1)
 LOST_LEADERSHIP, GARBLED = "it no longer leads", "the answer is no JSON"
 MAY_END = ("EngineDied", LOST_LEADERSHIP, GARBLED)
 """Why a process may end by itself. The last is at its start only: later it goes on."""
 LOAD_SECONDS = 0.5
-DRAIN_SECONDS = 2.0
+REPLACED_AFTER_SECONDS, NEXT_REPLACED_AFTER_SECONDS = 3.0, 4.0
+"""When the base model is replaced: from a runner's drain to its end, and from the drain of one runner to the next."""
 RESTART_SECONDS = 0.3
 """Until a process that has ended by itself is started again."""
 MAX_UNNOTICED_SECONDS = 25.0
@@ -84,11 +84,10 @@ class GatewayParts:
     process: Process
     dispatcher: Dispatcher
     estimator: Estimator
-    revision: tuple[int, int] = (0, 0)
-    """Of the catalog that it serves."""
+    served: ServedRevisions
     clients: list[Client] = field(default_factory=list)
-    unasked: list[Ask] = field(default_factory=list)
-    """They wait for a first catalog."""
+    unasked: list[Client] = field(default_factory=list)
+    """They wait for another catalog: for a first one, or one in which their model is ready."""
 
 
 @dataclass(slots=True)
@@ -107,15 +106,19 @@ class System:
         self.object_to = object_to
         self.processes: dict[str, Process] = {}
         self.disks: dict[str, SimulatedDisk] = {}
+        self.caches: dict[str, AdapterCache] = {name: AdapterCache() for name in INSTANCES}
+        self.sources = AdapterSources(world)
+        self.objects = DeclaredObjects(max_sequences=plan.settings.max_sequences, ready=lambda: self.runners)
+        self.base = 0
+        """The number of the base model that runners load from now on."""
         self.leases = FakeLeaseApi()
         self.leases_garbled = False
         self.schedulers: dict[str, SchedulerService] = {}
         self.supervisor: SupervisorService | None = None
-        self.operator: SchedulerSync | None = None
+        self.operator: TrialOperator | None = None
         self.gateways: dict[str, GatewayParts] = {}
         self.runners: dict[str, RunnerParts] = {}
         self.clients: list[Client] = []
-        self.draining: dict[str, None] = {}
         self._wires = wires
         self._turn_checks = TurnChecks()
         self._terms: dict[int, str] = {}
@@ -129,7 +132,7 @@ class System:
             "predictor": self._run_predictor,
             "operator": self._run_operator,
             **{f"gateway-{number}": self._run_gateway for number in range(GATEWAYS)},
-            **{f"runner-{number}": self._run_runner for number in range(RUNNERS)},
+            **dict.fromkeys(INSTANCES, self._run_runner),
         }
 
     @property
@@ -161,6 +164,14 @@ class System:
             self._forget(host)
             self.world.after(seconds, self.start, host)
 
+    def fill_disk(self, host: str, full: bool) -> None:
+        self._disk(host).full = full
+        if (cache := self.caches.get(host)) is not None:
+            cache.full = full
+
+    def _disk(self, host: str) -> SimulatedDisk:
+        return self.disks.setdefault(host, SimulatedDisk())
+
     def close(self) -> None:
         for process in [*self._ended, *self.processes.values()]:
             process.close()
@@ -184,49 +195,116 @@ class System:
             self.operator = None
 
     def _surroundings(self, process: Process) -> Surroundings:
-        return surroundings_of(process, self.disks.setdefault(process.host, SimulatedDisk()))
+        return surroundings_of(process, self._disk(process.host))
+
+    # ------------------------------------------------------------------------------------------------- what is declared
+
+    def change(self, change: AdapterChange) -> None:
+        """Somebody applies or deletes the manifest of an adapter. Its files are there before."""
+        if not change.deleted:
+            self.sources.put(change)
+        self.objects.change(change)
+        self._tell_operator()
+
+    def set_drain(self, host: str, drains: bool) -> None:
+        if not drains:
+            self.objects.draining.pop(host, None)
+        elif self.operator is not None:
+            self.objects.draining[host] = self.operator.drain_deadline()
+        self._tell_operator()
+
+    def _tell_operator(self) -> None:
+        if self.operator is not None:
+            self.processes["operator"].loop.call_soon(self.operator.changed)
+
+    def replace_base(self) -> None:
+        """Another base model: one runner after the other drains, ends, and comes back with it."""
+        self.base += 1
+        for number, host in enumerate(INSTANCES):
+            self.world.after(number * NEXT_REPLACED_AFTER_SECONDS, self.set_drain, host, True)
+            self.world.after(number * NEXT_REPLACED_AFTER_SECONDS + REPLACED_AFTER_SECONDS, self._replace_runner, host)
+
+    def _replace_runner(self, host: str) -> None:
+        self.kill(host, RESTART_SECONDS)
+        self.set_drain(host, False)
 
     # ---------------------------------------------------------------------------------------------------------- clients
 
     def ask(self, ask: Ask) -> None:
         """A client asks. If its gateway is not there, it goes elsewhere."""
-        if (gateway := self.gateways.get(f"gateway-{ask.gateway}")) is not None:
-            gateway.process.loop.call_soon(self._ask, gateway, ask)
-
-    def _ask(self, gateway: GatewayParts, ask: Ask) -> None:
-        if not self._base_of(gateway):
-            gateway.unasked.append(ask)
+        gateway = self.gateways.get(f"gateway-{ask.gateway}")
+        if gateway is None:
             return
         client = Client(
-            ask, lambda: self.world.now, queue_limit=self.plan.settings.queue_limit, may_wait=self._may_wait_beside
+            ask,
+            now=lambda: self.world.now,
+            queue_limit=self.plan.settings.queue_limit,
+            may_wait=self._may_wait_beside,
+            catalog=lambda: gateway.dispatcher.catalog.current,
+            start_again=lambda client: self._start_again(gateway, client),
+            adapter_may_fail=self.plan.may_fail(ask.adapter),
+            adapter_may_be_missing=self.plan.may_be_missing(ask.adapter),
+            base_may_change=any(fault.kind == "new base" for fault in self.plan.faults),
         )
         gateway.clients.append(client)
         self.clients.append(client)
-        gateway.process.loop.create_task(self._start(gateway, ask, client), name=ask.name)
+        loop = gateway.process.loop
+        loop.call_soon(self._ask, gateway, client)
         if ask.cancel_after is not None:
-            gateway.process.loop.call_later(ask.cancel_after, self._leave, gateway, client)
+            loop.call_later(ask.cancel_after, self._leave, gateway, client)
 
     def _may_wait_beside(self, client: Client) -> int:
         """Requests of other clients that the scheduler may have had in its queue since this one asked."""
         return sum(one is not client and one.over_at + MAX_UNNOTICED_SECONDS > client.asked_at for one in self.clients)
 
-    async def _start(self, gateway: GatewayParts, ask: Ask, client: Client) -> None:
+    def _ask(self, gateway: GatewayParts, client: Client) -> None:
+        """As the gateway's answers do: resolve the name of the model, and wait until it can be served."""
+        catalog, ask = gateway.dispatcher.catalog, client.ask
+        if client.over:
+            return
+        if not catalog.known:
+            gateway.unasked.append(client)
+            return
+        model = f"{TENANT}/{ask.adapter}" if ask.adapter else "demo"
+        try:
+            target = catalog.current.resolve(model, Caller(ask.tenant))
+            waits = target.not_ready_reason() or client.waits_for_another(target, catalog.current)
+        except MotetError as error:
+            client.target = None
+            client.end(error)
+            return
+        if waits:
+            gateway.unasked.append(client)
+            return
+        client.starts(target)
+        gateway.process.loop.create_task(self._start(gateway, client, target), name=client.request)
+
+    def _start_again(self, gateway: GatewayParts, client: Client) -> None:
+        assert client.target is not None
+        gateway.process.loop.call_soon(self._ask, gateway, client)
+
+    async def _start(self, gateway: GatewayParts, client: Client, target: Target) -> None:
+        ask, request = client.ask, client.request
         prompt = predictor_pb2.Prompt(
-            request=ask.name, tenant=ask.tenant, prompt_tokens=len(ask.prompt), max_tokens=ask.max_tokens
+            request=request,
+            tenant=ask.tenant,
+            adapter=target.adapter_name,
+            prompt_tokens=len(ask.prompt),
+            max_tokens=ask.max_tokens,
         )
         (estimate,) = await gateway.estimator.estimate([prompt])
         if client.left:
             return
         if ask.unreadable:
             estimate.rank = math.nan
-        base = self._base_of(gateway)
+        salt = prefix_salt(Digest(target.base_digest), Digest(target.adapter_digest), ask.tenant)
         order = GenerationRequest(
-            request=ask.name,
+            request=request,
             tenant=ask.tenant,
             group=str(POOL),
-            adapter="",
-            adapter_digest=BASE,
-            base_digest=base,
+            adapter=target.adapter_name,
+            adapter_digest=target.adapter_digest,
+            base_digest=target.base_digest,
             request_class=common_pb2.RequestClass.ValueType(ask.request_class),
             prompt_ids=list(ask.prompt),
             choice=0,
@@ -234,26 +312,19 @@ class System:
             seed=ask.seed,
             estimate=estimate,
             deadline_seconds=ask.deadline,
-            prefix_hints=prompt_hints(prefix_salt(base, BASE, ask.tenant), ask.prompt),
+            prefix_hints=prompt_hints(salt, ask.prompt),
         )
         outcome = predictor_pb2.Outcome(
-            request=ask.name, tenant=ask.tenant, output_tokens=ask.max_tokens, estimate=estimate
+            request=request, tenant=ask.tenant, output_tokens=ask.max_tokens, estimate=estimate
         )
         client.ended = lambda: gateway.estimator.observe(outcome)
         gateway.dispatcher.start(order, client)
 
     @staticmethod
-    def _base_of(gateway: GatewayParts) -> Digest:
-        """The base model that it may tokenise for; empty: it knows of none yet."""
-        catalog = gateway.dispatcher.catalog
-        groups = catalog.current.groups if catalog.known else ()
-        return Digest(groups[0].base_digest) if groups else BASE
-
-    @staticmethod
     def _leave(gateway: GatewayParts, client: Client) -> None:
         if not client.over:
             client.leave()
-            gateway.dispatcher.cancel(client.ask.name, "the client went away")
+            gateway.dispatcher.cancel(client.request, "the client went away")
 
     # --------------------------------------------------------------------------------------------------- what they run
 
@@ -320,30 +391,8 @@ class System:
             await asyncio.Event().wait()
 
     async def _run_operator(self, process: Process) -> None:
-        self.operator = SchedulerSync(SCHEDULER, lambda: None, surroundings=self._surroundings(process))
-        self.tell_operator()
+        self.operator = TrialOperator(SCHEDULER, self.objects, self._surroundings(process))
         await self.operator.run()
-
-    def tell_operator(self) -> None:
-        """Have the operator declare the pool, and which runners drain."""
-        if self.operator is None:
-            return
-        pool = PoolEntry(
-            pool=POOL,
-            group=POOL,
-            served_name="demo",
-            model_uri="file:///demo",
-            replicas=RUNNERS,
-            max_sequences=self.plan.settings.max_sequences,
-            tenants=("*",),
-        )
-        now = surroundings_of(self.processes["operator"], SimulatedDisk()).wall()
-        deadline = datetime.fromtimestamp(now + DRAIN_SECONDS, UTC)
-        drains = [
-            RunnerDrain(instance=host, pool=POOL, revision="", deadline=deadline, begun=True) for host in self.draining
-        ]
-        runners = [f"runner-{number}" for number in range(RUNNERS)]
-        self.operator.send_state(CatalogSnapshot(pools=(pool,)), drains, runners)
 
     async def _run_gateway(self, process: Process) -> None:
         around = self._surroundings(process)
@@ -358,22 +407,22 @@ class System:
             held=HeldRequests(lambda: None, around.clock),
             clock=around.clock,
         )
-        parts = self.gateways[process.host] = GatewayParts(process, dispatcher, estimator)
+        served = ServedRevisions(self.objects.history)
+        parts = self.gateways[process.host] = GatewayParts(process, dispatcher, estimator, served)
 
         def on_catalog() -> None:
-            revision = dispatcher.catalog.current.revision
-            if revision < parts.revision:
-                self.object_to(f"{process.name} serves catalog {revision} after {parts.revision}")
-            parts.revision = revision
+            if problem := served.problem_of(dispatcher.catalog.current):
+                self.object_to(f"{process.name} {problem}")
             waiting, parts.unasked = parts.unasked, []
-            for ask in waiting:
-                self._ask(parts, ask)
+            for client in waiting:
+                self._ask(parts, client)
 
         dispatcher.catalog.listen(on_catalog)
         await run_together(dispatcher.run(), estimator.run())
 
     async def _run_runner(self, process: Process) -> None:
         wanted, around = self.plan.settings, self._surroundings(process)
+        base, cache = base_digest(self.base), self.caches[process.host]
         engine = EngineProcess(
             FakeEngine(
                 pages=wanted.pages,
@@ -382,6 +431,10 @@ class System:
                 host_pages=wanted.host_pages,
                 protect_after_steps=64,
                 plan_ahead=wanted.plan_ahead,
+                adapter_slots=wanted.adapter_slots,
+                adapter_pages=wanted.adapter_pages,
+                base=base,
+                reads=cache.read,
             ),
             clock=around.clock,
             step_seconds=wanted.step_seconds,
@@ -393,15 +446,17 @@ class System:
         )
         accepted, metrics = AcceptedRequests(), RunnerMetrics(CollectorRegistry(), wall=around.wall)
         adapters = AdapterRegistry(
-            _NoAdapters(),  # type: ignore[arg-type]
-            capacity=1,
+            SimulatedAdapterFiles(
+                process, cache, self.sources, base=base, adapter_bytes=wanted.adapter_pages * PAGE_BYTES
+            ),
+            capacity=wanted.cached_adapters,
             users_of=accepted.users_of,
             post=engine.post,
             metrics=metrics,
             surroundings=around,
         )
         runner = LoadedRunner(
-            facts=RunnerFacts(identity, address, engine.engine.info, BASE_DIGEST, BASE_DIGEST, PROMISE_RULE),
+            facts=RunnerFacts(identity, address, engine.engine.info, base, base, PROMISE_RULE),
             model="demo",
             engine=engine,
             adapters=adapters,
@@ -418,10 +473,9 @@ class System:
             await runner.run()
 
 
-class _NoAdapters:
-    """The files of a pool without adapters."""
-
-    async def clear_partial(self) -> None: ...
+def base_digest(number: int) -> Digest:
+    """Of the base model with this number. No adapter has it."""
+    return Digest(f"sha256:b{number:063x}")
 
 
 class _NoStore:

@@ -15,6 +15,7 @@ from itertools import count
 
 from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
+from motet.errors import ModelNotFound
 from motet.runner_info import Failure, ResidentAdapter, Tier
 from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ForgetManifest, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
@@ -30,6 +31,10 @@ from motet_scheduler.policy.values import (
     GroupName,
     RevisionKey,
     SchedulerConfig,
+)
+
+REVISION_REPLACED = ModelNotFound(
+    "This revision of the adapter is no longer served. Send the request again to use the current revision."
 )
 
 CHECKS_AT_ONCE = 4
@@ -235,6 +240,10 @@ class Adapters:
         return any(
             adapter.undecided for adapter in self.by_name.values() if group is None or adapter.spec.group == group
         )
+
+    def is_replaced(self, digest: Digest, adapter: str, group: GroupName) -> bool:
+        """Whether a request wants a revision that no adapter has any more, and whose source nobody knows."""
+        return digest != BASE and self.source_of(digest, adapter) is None and not self.undecided(group)
 
     # ----------------------------------------------------------------------------------------------- towards serving
 

@@ -2,10 +2,11 @@
 
 from math import inf
 
-from motet.domain import BASE, RequestId, Tenant
-from motet.errors import EngineRestarted, Internal, ModelNotFound, MotetError, PoolSaturated
+from motet.domain import RequestId, Tenant
+from motet.errors import EngineRestarted, Internal, MotetError, PoolSaturated
 from motet.runner_info import NO_TENANT, Failure
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters import REVISION_REPLACED
 from motet_scheduler.policy.placement import Placer, Positions
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
@@ -147,16 +148,9 @@ class GatewayEvents:
             return PoolSaturated(
                 f"Too many requests ({len(queue)}) wait for this model. Send yours again in a few seconds."
             )
-        adapters = self._state.adapters
-        if (
-            event.digest != BASE
-            and self._state.catalog_known
-            and adapters.source_of(event.digest, event.adapter) is None
-            and not adapters.undecided(event.group)
-        ):
-            return ModelNotFound(
-                "This revision of the adapter is no longer served. Send the request again to use the current revision."
-            )
+        replaced = self._state.adapters.is_replaced
+        if self._state.catalog_known and replaced(event.digest, event.adapter, event.group):
+            return REVISION_REPLACED
         return None
 
     def _refuse(

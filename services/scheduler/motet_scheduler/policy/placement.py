@@ -5,9 +5,11 @@ from functools import partial
 from itertools import islice
 from math import inf
 
+from motet.domain import BASE
 from motet.errors import ContextLengthExceeded
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects
+from motet_scheduler.policy.adapters import REVISION_REPLACED
 from motet_scheduler.policy.queue import Outcome, Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
@@ -95,6 +97,9 @@ class Placer:
         reserved = queue.reserved_from(request) if not runners else ()
         found = choose(request, able, state.config, state.now, near=near, reserved=reserved)
         if isinstance(found, Chosen):
+            if self._cannot_be_loaded(request, found.runner):
+                self._lifecycle.refuse(request, Failure.of(REVISION_REPLACED))
+                return Outcome.REFUSED
             queue.remove_placed(request)
             self.assign(request, found.runner, found.promise)
             return Outcome.PLACED
@@ -107,6 +112,13 @@ class Placer:
         if not request.waiting_reason:
             explain(state, request)
         return None
+
+    def _cannot_be_loaded(self, request: Request, runner: Runner) -> bool:
+        """Whether it wants a revision that is no longer served: it was enqueued before that was known."""
+        state = self._state
+        if request.digest == BASE or request.digest in runner.resident or not state.catalog_known:
+            return False
+        return state.adapters.is_replaced(request.digest, request.adapter, request.group)
 
     def refuse_too_large(self, request: Request) -> bool:
         """Refuse an untried request that no runner could ever hold. Behind an older one of its tenant it would be
