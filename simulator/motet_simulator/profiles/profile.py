@@ -8,7 +8,7 @@ draw runs of neighbours from it, because slow iterations come together.
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -196,30 +196,48 @@ class StepTimes:
         self._law = profile.law
         self._seed = seed
         decoding, prompts = profile.residuals.decoding, profile.residuals.prompts
-        self._decoding = decoding or prompts or (1.0,)
-        self._prompts = prompts or decoding or (1.0,)
+        self._decoding = _Neighbours(decoding or prompts or (1.0,))
+        self._prompts = _Neighbours(prompts or decoding or (1.0,))
         self._run = -1
         self._chance = 0
 
     def seconds(self, step: int, work: Work) -> float:
-        return self._law.seconds(work) * self._factor(step, self._prompts if work.prefill else self._decoding)
+        residuals = self._prompts if work.prefill else self._decoding
+        return self._law.seconds(work) * residuals.at(self._place(step), 1)[0]
 
     def decoding(self, first_step: int, count: int, work: Work) -> list[float]:
         """The seconds of `count` iterations in which the same sequences decode. `work` is that of the first."""
-        law, residuals, factor = self._law, self._decoding, self._factor
-        constant = law.fixed + law.seconds_of_decodes(work.decodes)
-        of_adapters = law.adapters * work.adapters
+        law = self._law
+        constant, of_adapters = law.fixed + law.seconds_of_decodes(work.decodes), law.adapters * work.adapters
+        of_context, context, decodes = law.context, work.context, work.decodes
+        factors: list[float] = []
+        while len(factors) < count:
+            step = first_step + len(factors)
+            of_run = RUN_OF_RESIDUALS - step % RUN_OF_RESIDUALS
+            factors += self._decoding.at(self._place(step), min(of_run, count - len(factors)))
         return [
-            (constant + law.context * (work.context + work.decodes * number) + of_adapters)
-            * factor(first_step + number, residuals)
-            for number in range(count)
+            (constant + of_context * (context + decodes * number) + of_adapters) * factor
+            for number, factor in enumerate(factors)
         ]
 
-    def _factor(self, step: int, residuals: tuple[float, ...]) -> float:
+    def _place(self, step: int) -> int:
         run, place = divmod(step, RUN_OF_RESIDUALS)
         if run != self._run:
             self._run, self._chance = run, _mixed(self._seed * 0x9E3779B97F4A7C15 + run)
-        return residuals[(self._chance + place) % len(residuals)]
+        return self._chance + place
+
+
+class _Neighbours:
+    """Residuals in the order in which they were seen. After the last one comes the first."""
+
+    def __init__(self, residuals: tuple[float, ...]) -> None:
+        self._count = len(residuals)
+        self._again = residuals + tuple(islice(cycle(residuals), RUN_OF_RESIDUALS))
+
+    def at(self, place: int, count: int) -> tuple[float, ...]:
+        """`count` neighbours, at most those of a run."""
+        first = place % self._count
+        return self._again[first : first + count]
 
 
 def _mixed(number: int) -> int:

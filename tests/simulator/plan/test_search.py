@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -18,10 +19,10 @@ from tests.simulator.setups import profile, workload
 REQUESTS = list(workload(4, 250, rate=25))
 
 
-def search(slo: Slo, *, most_runners: int = 32) -> Search:
+def search(slo: Slo, *, most_runners: int = 32, progress: Callable[[int, int], None] = lambda *_: None) -> Search:
     setup = Setup(profile=profile(max_sequences=4), runners=1, lengths="exact")
     survey = Survey.of(REQUESTS, setup.profile)
-    return Search(setup, lambda: iter(REQUESTS), (), slo, survey=survey, most_runners=most_runners)
+    return Search(setup, lambda: iter(REQUESTS), (), slo, survey=survey, most_runners=most_runners, progress=progress)
 
 
 def test_a_search_begins_where_the_work_could_be_done_at_all() -> None:
@@ -53,8 +54,8 @@ def test_the_answer_suffices_and_one_less_does_not(ttft: float) -> None:
     assert sentence(found, slo).startswith(f"{most} runner")
 
 
-def test_a_simulation_ends_as_soon_as_the_promise_is_broken() -> None:
-    slo = Slo(ttft=0.3)
+@pytest.mark.parametrize("slo", [Slo(ttft=0.3), Slo(tpot=0.013)])
+def test_a_simulation_ends_as_soon_as_the_promise_is_broken(slo: Slo) -> None:
     found = search(slo).fewest([0])
     early = [trial for trial in found.trials.values() if not trial.complete]
     assert early
@@ -63,8 +64,10 @@ def test_a_simulation_ends_as_soon_as_the_promise_is_broken() -> None:
 
 def test_nobody_can_keep_it() -> None:
     slo = Slo(ttft=2.0, tpot=0.005)
-    found = search(slo).fewest([0, 1])
+    tried: list[tuple[int, int]] = []
+    found = search(slo, progress=lambda *which: tried.append(which)).fewest([0, 1])
     assert set(found.fewest.values()) == {None}
+    assert len(tried) == len(set(tried)), "no simulation is begun again to see its end"
     text = sentence(found, slo)
     assert text.startswith(
         "No number of runners that was tried keeps ttft 2 s and tpot 5 ms for 95 % of the requests: "
