@@ -60,7 +60,7 @@ class Answered:
     """What a search has found."""
 
     fewest: dict[int, int | None]
-    """Seed → runners. None: none of those that were tried suffices."""
+    """Seed → the fewest runners that suffice, or None if no number that was tried does."""
     trials: dict[tuple[int, int], Trial]
     """(Runners, seed) → what was seen there."""
     most_tried: int

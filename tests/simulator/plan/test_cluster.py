@@ -11,8 +11,8 @@ from motet_scheduler.policy import events
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
 from motet_simulator.plan.cluster import Cluster, Setup
-from motet_simulator.plan.outcome import quantile
 from motet_simulator.profiles.profile import StepLaw, Work
+from motet_simulator.quantiles import quantile
 from motet_simulator.workloads.request import WorkloadRequest
 from tests.simulator.setups import LAW, profile, workload
 

@@ -9,11 +9,12 @@ import pytest
 
 from motet.errors import SetupError
 from motet_simulator.plan.cluster import Setup
-from motet_simulator.plan.outcome import Outcome, quantile
+from motet_simulator.plan.outcome import Outcome
 from motet_simulator.plan.plot import svg
-from motet_simulator.plan.search import Search, Survey
+from motet_simulator.plan.search import Answered, Search, Survey, Trial
 from motet_simulator.plan.sentence import as_object, sentence, table
 from motet_simulator.plan.slo import Slo, shown
+from motet_simulator.quantiles import quantile
 from tests.simulator.setups import profile, workload
 
 REQUESTS = list(workload(4, 250, rate=25))
@@ -113,6 +114,17 @@ def test_of_one_number_it_says_whether_it_keeps_the_promise() -> None:
     assert "above 300 ms" in text
 
 
+def test_too_many_refusals_are_said_as_such() -> None:
+    """No time is named that nobody has measured."""
+    outcome = Outcome(first_tokens=[0.1] * 9, per_token=[0.01] * 9, seconds=1.0, busy_seconds=(1.0,))
+    outcome.refusals["pool_saturated"] = 1
+    found = Answered({0: None}, {(1, 0): Trial(1, 0, outcome, complete=True)}, 1)
+    assert sentence(found, Slo(ttft=0.5, tpot=0.1)) == (
+        "No number of runners that was tried keeps ttft 500 ms and tpot 100 ms for 95 % of the requests: with 1 runner "
+        "more than 5 % get no answer; 1 of 10 requests was refused (pool_saturated)."
+    )
+
+
 # -- promises ------------------------------------------------------------------------------------------------------
 
 
@@ -135,6 +147,18 @@ def test_a_refused_request_misses_every_promise() -> None:
     assert slo.misses(outcome) == {"ttft": pytest.approx(0.9 / 0.5)}
     outcome.refusals["pool_saturated"] = 10
     assert slo.misses(outcome) == {"ttft": math.inf, "tpot": math.inf}
+
+
+def test_answers_of_one_token_are_answers() -> None:
+    """They have no time per token, and miss no promise of one."""
+    slo = Slo(tpot=0.1)
+    outcome = Outcome(first_tokens=[0.1] * 99, per_token=[])
+    outcome.refusals["pool_saturated"] = 1
+    assert slo.seen(outcome) == {"tpot": 0}
+    outcome.per_token = [0.2]
+    assert slo.seen(outcome) == {"tpot": 0.2}
+    outcome.refusals["pool_saturated"] = 9
+    assert slo.seen(outcome) == {"tpot": math.inf}
 
 
 def test_quantiles_are_those_of_the_values() -> None:
