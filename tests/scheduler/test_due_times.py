@@ -11,8 +11,7 @@ from hypothesis.stateful import rule
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.catalog import SavedCatalog
-from tests.scheduler.builders import SchedulerDriver, adapter, pool, ready
+from tests.scheduler.builders import adapter, pool, ready
 from tests.scheduler.test_random_events import Driver, RandomEvents
 
 MOMENT = 1e-6
@@ -117,25 +116,6 @@ def test_a_request_is_refused_at_its_deadline():
     assert (began + 5.25, effects.SendRefused) in run_until(driver, began + 20)
 
 
-def test_who_is_too_large_is_refused_when_the_wait_for_other_runners_ends():
-    driver = SchedulerDriver(report_patience=10.125)
-    driver.gateway()
-    driver.state(pools=(pool(replicas=2),))
-    began = driver.clock()
-    driver.attach(pages=10)
-    driver.enqueue("large", prompt=16 * 20)
-    assert (began + 10.125, effects.SendRefused) in run_until(driver, began + 20)
-
-
-def test_requests_are_placed_when_the_wait_after_a_start_ends():
-    driver = SchedulerDriver(saved=SavedCatalog(runners=(InstanceName("gone"),)), startup_wait=2.125)
-    began = driver.clock()
-    driver.gateway()
-    driver.attach()
-    driver.enqueue("waits")
-    assert (began + 2.125, effects.SendPlaced) in run_until(driver, began + 20)
-
-
 def test_a_runner_that_is_away_is_forgotten_in_time():
     driver = ready(forget_runner=30.125)
     driver.attach()
@@ -156,14 +136,3 @@ def test_a_request_tries_the_runner_again_that_declined_it_as_soon_as_it_may():
     assert (driver.clock() + 0.75, effects.SendPlaced) in run_until(driver, driver.clock() + 5), (
         "twice: it was lost, too"
     )
-
-
-def test_another_runner_soon_loads_the_adapter_of_one_that_has_gone():
-    driver = ready()
-    driver.attach("r0")
-    driver.state(adapter(min_replicas=1))
-    driver.certify()
-    driver.attach("r1")
-    run_until(driver, driver.clock() + 0.25)
-    driver.detach("r0")
-    assert effects.EnsureAdapter in [kind for _, kind in run_until(driver, driver.clock() + 0.1)]
