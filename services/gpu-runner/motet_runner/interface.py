@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from motet import sampling
 from motet.domain import BASE, Digest, ParkMethod, RequestId
@@ -172,8 +172,9 @@ class StateChanged:
 Event = OverflowAhead | ParkedNow | ResumedNow | AdapterLoaded | AdapterEvicted | AdapterFailed | StateChanged
 
 
-class EngineSequenceReport(NamedTuple):
-    """One sequence of the engine, as its report lists it. There are many, and tuples are quickly made."""
+@dataclass(frozen=True, slots=True)
+class EngineSequenceReport:
+    """One sequence of the engine, as its report lists it."""
 
     request: RequestId
     epoch: int
@@ -192,7 +193,8 @@ class EngineSequenceReport(NamedTuple):
     the sequence shares pages that another one pays for. None: the whole promise."""
 
 
-class EngineAdapterReport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class EngineAdapterReport:
     digest: Digest
     bytes: int
     live: int

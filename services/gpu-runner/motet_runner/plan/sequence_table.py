@@ -42,15 +42,15 @@ class SequenceTable:
 
     def live_on(self, adapter: Digest) -> int:
         """Sequences that need the adapter on the device. A parked one does not: it loads again when it comes back."""
-        return self._users.get(adapter, 0) - self._parked.get(adapter, 0)
+        return self._users[adapter] - self._parked[adapter]
 
     def live_adapters(self) -> Iterator[Digest]:
         """The adapters that live sequences need on the device, and the base."""
-        return (adapter for adapter, users in self._users.items() if users > self._parked.get(adapter, 0))
+        return (adapter for adapter, users in self._users.items() if users > self._parked[adapter])
 
     def users_of(self, adapter: Digest) -> int:
         """Sequences that need the adapter now or, once they come back, later."""
-        return self._users.get(adapter, 0)
+        return self._users[adapter]
 
     def count(self, *states: State) -> int:
         return sum(sequence.state in states for sequence in self)
