@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from motet.api.v1 import scheduler_pb2 as api
-from motet.errors import InvalidRequest, NotFound
+from motet.errors import InvalidRequest, NotFound, SetupError
+from motet.health import Health
 from motet.rpc import EndStream, Link, Session, Sessions
-from motet.transport import CallFailed, Network, ServerStream, StatusCode
-from motet.transport.methods import ASSETS, EXPLAIN, SERVE
+from motet.transport import CallFailed, Channel, Network, ServerStream, StatusCode
+from motet.transport.methods import ASSETS, ATTACH, EXPLAIN, SERVE
+from tests.common.test_addresses import free_port
 from tests.common.waiting import PATIENCE_S, until
 from tests.contract.networks import NETWORKS, Test
 
@@ -356,5 +358,112 @@ def test_a_link_whose_owner_fails_at_a_lost_connection_connects_again(run: Calla
             await until(lambda: not link.connected)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+    run(test)
+
+
+def test_a_server_that_stops_gives_its_calls_their_grace_and_takes_no_more(run: Callable[[Test], None]) -> None:
+    async def test(client: Network, server: Network, address: str) -> None:
+        began: list[str] = []
+
+        async def brief(stream: ServerStream[Any, Any]) -> None:
+            await stream.accept()
+            began.append("brief")
+            await asyncio.sleep(0.3)
+
+        async def wait(_: Any) -> None:
+            began.append("endless")
+            await asyncio.Event().wait()
+
+        endless = Handler(wait)
+        handlers = {SERVE: brief, ATTACH: endless}
+        async with client.channel(address) as channel:
+            async with server.serving(address, handlers, grace=0.6):
+                streams = [channel.stream(SERVE), channel.stream(ATTACH)]
+                reading = [asyncio.create_task(stream.receive_all(lambda _: None)) for stream in streams]
+                await until(lambda: len(began) == 2)
+                late = asyncio.create_task(_call_soon(channel))
+            code, _ = await failure(late)
+            assert code in (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
+            async with asyncio.timeout(PATIENCE_S):
+                await reading[0]  # its handler has ended by itself, so it ends well
+            await failure(reading[1])
+            assert endless.ended == "CancelledError"
+
+    run(test)
+
+
+async def _call_soon(channel: Channel) -> None:
+    await asyncio.sleep(0.1)
+    await channel.stream(SERVE).connected()
+
+
+def test_a_process_is_as_ready_as_its_server(run: Callable[[Test], None]) -> None:
+    async def test(_client: Network, server: Network, address: str) -> None:
+        process = Health()
+        async with server.serving(address, {}, ready=False, grace=0, process=process) as serving:
+            assert process.unready_reason() == "starting"
+            await serving.set_ready(False, "it loads")
+            assert process.unready_reason() == "it loads"
+            await serving.set_ready(True)
+            assert process.unready_reason() == ""
+        assert process.unready_reason() == "stopping"
+
+    run(test)
+
+
+def test_two_servers_do_not_get_one_address(run: Callable[[Test], None]) -> None:
+    async def test(_client: Network, server: Network, address: str) -> None:
+        if address.startswith("unix:"):  # there the file of a dead process may be left, so a new server takes it over
+            address = f"127.0.0.1:{free_port('127.0.0.1')}"
+        async with server.serving(address, {}, grace=0):
+            with pytest.raises(SetupError, match=f"cannot listen on {address}"):
+                async with server.serving(address, {}, grace=0):
+                    pass
+        async with server.serving(address, {}, grace=0):
+            pass
+
+    run(test)
+
+
+@pytest.mark.parametrize("code", [StatusCode.NOT_FOUND, StatusCode.OK])
+def test_all_who_wait_for_one_stream_hear_of_its_end(run: Callable[[Test], None], code: StatusCode) -> None:
+    async def test(client: Network, server: Network, address: str) -> None:
+        go = asyncio.Event()
+
+        async def wait(stream: ServerStream[Any, Any]) -> None:
+            await go.wait()
+            if code is not StatusCode.OK:
+                await stream.end(code, "")
+
+        async with server.serving(address, {SERVE: wait}, grace=0), client.channel(address) as channel:
+            stream = channel.stream(SERVE)
+            waiting = [asyncio.create_task(stream.receive_all(lambda _: None))]
+            waiting += [asyncio.create_task(stream.connected()) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            go.set()
+            _, late = await asyncio.wait(waiting, timeout=2)
+            assert not late
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(test)
+
+
+def test_a_download_is_read_while_it_goes_on(run: Callable[[Test], None]) -> None:
+    async def test(client: Network, server: Network, address: str) -> None:
+        read = asyncio.Event()
+
+        async def assets(_: Any) -> AsyncIterator[Any]:
+            yield ASSETS.down(name="first")
+            await read.wait()
+            yield ASSETS.down(name="second")
+
+        async with server.serving(address, {ASSETS: assets}, grace=0), client.channel(address) as channel:
+            names = []
+            async with asyncio.timeout(PATIENCE_S), aclosing(channel.download(ASSETS, ASSETS.up())) as chunks:
+                async for chunk in chunks:
+                    names.append(chunk.name)
+                    read.set()
+            assert names == ["first", "second"]
 
     run(test)

@@ -180,6 +180,109 @@ def test_a_machine_without_power_says_nothing_and_a_killed_process_is_noticed_at
         process.close()
 
 
+def test_a_short_partition_does_not_end_a_longer_one(machines):
+    heard, ends, _ = streams_between(machines)
+    machines.world.at(10, machines.wires.partition, "client", "server", 50)
+    machines.world.at(12, machines.wires.partition, "client", "server", 1)
+    machines.world.run(21)
+    assert len(heard) < 101
+    assert sorted(ends) == ["client: UNAVAILABLE", "server"]
+
+
+def test_partitions_that_overlap_are_noticed_as_one(machines):
+    _, ends, ended_at = streams_between(machines)
+    machines.world.at(10, machines.wires.partition, "client", "server", 4)
+    machines.world.at(13.9, machines.wires.partition, "client", "server", 50)
+    machines.world.run(30)
+    assert len(ends) == 2
+    assert all(15 <= at <= 20.1 for at in ended_at), "after the first, not after the second began"
+
+
+def connections(machines: Machines, *, at: float) -> list[tuple[str, float]]:
+    """How attempts of a client to connect to server:1 end, one from this time on, and after how many seconds."""
+    ends: list[tuple[str, float]] = []
+
+    async def client(process: Process) -> None:
+        await asyncio.sleep(at)
+        began = machines.world.now
+        async with process.network.channel("server:1") as channel:
+            try:
+                await channel.stream(SERVE).connected()
+                ends.append(("connected", machines.world.now - began))
+            except CallFailed as error:
+                ends.append((error.details, machines.world.now - began))
+        await asyncio.Event().wait()
+
+    machines.start("client", client)
+    return ends
+
+
+def test_a_machine_without_power_is_silent_and_one_with_power_refuses(machines):
+    async def server(process: Process) -> None:
+        await asyncio.Event().wait()
+
+    process = machines.start("server", server)
+    ends = connections(machines, at=2)
+    machines.world.at(1, lambda: process.kill(power=True))
+    machines.world.run(40)
+    assert ends == [("connection timed out", pytest.approx(20, abs=0.5))]
+    other = Machines()
+    ends = connections(other, at=2)
+    other.start("server", server)
+    other.world.run(40)
+    assert ends == [("connection refused", pytest.approx(0, abs=0.5))]
+    machines.processes += other.processes
+
+
+def test_a_machine_that_has_power_again_refuses(machines):
+    async def server(process: Process) -> None:
+        await asyncio.Event().wait()
+
+    process = machines.start("server", server)
+    ends = connections(machines, at=3)
+    machines.world.at(1, lambda: process.kill(power=True))
+    machines.world.at(2, lambda: machines.start("server", server, 1))
+    machines.world.run(40)
+    assert ends == [("connection refused", pytest.approx(0, abs=0.5))]
+
+
+@pytest.mark.parametrize("way", [("client", "server"), ("server", "client")])
+def test_a_refusal_does_not_pass_a_partition(machines, way):
+    machines.wires.partition(*way, 4)
+    ends = connections(machines, at=1)
+    machines.world.run(10)
+    assert ends == [("connection refused", pytest.approx(3, abs=0.5))]
+
+
+@pytest.mark.parametrize("way", [("client", "server"), ("server", "client")])
+def test_a_stream_that_begins_behind_a_partition_is_given_up(machines, way):
+    async def server(process: Process) -> None:
+        async def handle(stream: ServerStream) -> None:
+            await stream.accept()
+
+        async with process.network.serving("server:1", {SERVE: handle}, grace=0):
+            await asyncio.Event().wait()
+
+    machines.start("server", server)
+    machines.wires.partition(*way, 60)
+    ends = connections(machines, at=1)
+    machines.world.run(70)
+    assert ends == [("ping timeout", pytest.approx(7.5, abs=2.6))]
+
+
+def test_refused_connections_leave_nothing_behind(machines):
+    async def main(process: Process) -> None:
+        for _ in range(50):
+            async with process.network.channel("nobody:1") as channel:
+                with suppress(CallFailed):
+                    await channel.stream(SERVE).connected()
+        await asyncio.Event().wait()
+
+    machines.start("a", main)
+    machines.world.run(30)
+    assert [len(machines.wires.host(name).streams) for name in ("a", "nobody", "")] == [0, 0, 0]
+
+
 def test_a_sender_waits_for_a_reader_that_does_not_read(machines):
     sent = 0
 
@@ -244,6 +347,55 @@ def test_a_lock_ends_with_its_process_and_files_do_not(machines):
     machines.world.run(3)
     assert terms == [0, 1]
     assert machines.failures == []
+
+
+def test_an_ended_process_writes_nothing_and_unlocks_nothing(machines):
+    disk = SimulatedDisk()
+
+    async def main(process: Process) -> None:
+        around = surroundings_of(process, disk)
+        held = around.disk.lock("lock")  # type: ignore[arg-type]
+        around.disk.replace("kept", b"before")  # type: ignore[arg-type]
+        if process.life == 0:
+            await asyncio.sleep(1)
+            process.kill()
+            machines.start("a", main, 1)
+            around.disk.replace("kept", b"after")  # type: ignore[arg-type]
+            around.disk.remove("kept")  # type: ignore[arg-type]
+            held.write(b"after")
+            held.close()
+        await asyncio.Event().wait()
+
+    machines.start("a", main)
+    machines.world.run(3)
+    assert disk.files == {"kept": b"before"}
+    with pytest.raises(BlockingIOError):
+        disk.lock("lock", machines.processes[0])  # type: ignore[arg-type]
+
+
+def test_a_wall_clock_stays_wrong_when_its_process_starts_again(machines):
+    shown = []
+
+    async def main(process: Process) -> None:
+        shown.append(surroundings_of(process, SimulatedDisk()).wall() - machines.world.now)
+        process.machine.wall_error += 100
+        await asyncio.Event().wait()
+
+    first = machines.start("a", main)
+    machines.world.at(1, first.kill)
+    machines.world.at(2, lambda: machines.start("a", main, 1))
+    machines.world.run(3)
+    assert shown[1] - shown[0] == pytest.approx(100)
+
+
+def test_names_do_not_depend_on_other_chance(machines):
+    async def main(process: Process) -> None:
+        await asyncio.Event().wait()
+
+    process = machines.start("a", main)
+    one, other = (surroundings_of(process, SimulatedDisk()) for _ in range(2))
+    other.random.random()
+    assert one.new_id(8) == other.new_id(8)
 
 
 def test_nobody_at_an_address_is_refused_at_once(machines):

@@ -146,7 +146,7 @@ class _Trial:
                 system.fill_disk(fault.host, True)
                 world.after(seconds, system.fill_disk, fault.host, False)
             case "clock jumps":
-                process.wall_error += 100 * (world.draw("jump", fault.at) - 0.5)
+                process.machine.wall_error += 100 * (world.draw("jump", fault.at) - 0.5)
             case "leases away":
                 system.leases.away = True
                 world.after(seconds, setattr, system.leases, "away", False)

@@ -19,8 +19,9 @@ Ts = TypeVarTuple("Ts")
 THREAD_SECONDS = 0.001
 """How long a function in a thread takes."""
 
-RETRIEVE_SECONDS = 0.001
-"""In this time somebody must have taken the error of a failed task. Who waits for the task takes it at once."""
+RETRIEVE_SECONDS = 1.0
+"""In this time somebody must take the error of a failed task. Who waits for the task takes it at once; who waits for
+another one before, a little later."""
 
 
 class ProcessLoop(asyncio.BaseEventLoop):

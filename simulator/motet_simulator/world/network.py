@@ -3,7 +3,8 @@
 Messages of one stream keep their order in each direction. Their delays have a long tail. A stream may break and lose
 what is under way; then each side notices at once, or up to ten seconds later. A partition stops one direction between
 two hosts: messages wait, as in TCP, until it ends or until a side notices that its pings stay unanswered. A side whose
-peer does not read waits.
+peer does not read waits. A machine that is switched on refuses a connection where nobody listens; one that is off, and
+one behind a partition, is silent.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from motet.errors import MotetError
+from motet.errors import MotetError, SetupError
 from motet.health import Health
 from motet.transport import (
     CallFailed,
@@ -26,7 +27,10 @@ from motet.transport import (
     StreamMethod,
     UnaryMethod,
     Up,
+    spread,
+    status_of,
 )
+from motet.transport.over_grpc.server import HANDLER_END_SECONDS
 from motet_simulator.world.loop import ProcessLoop
 from motet_simulator.world.time import World
 
@@ -38,6 +42,9 @@ TAIL = 0.6
 PING_SECONDS = (5.0, 10.0)
 """When a side notices that its peer is gone: with pings every 5 s that may take 5 s."""
 
+CONNECT_SECONDS = 20.0
+"""When gRPC gives up a connection to a machine that is silent."""
+
 WINDOW_BYTES = 256 * 1024
 """What may be under way or unread in one direction of a stream before its sender waits."""
 
@@ -45,6 +52,7 @@ OK: "Status" = (StatusCode.OK, "")
 REFUSED: "Status" = (StatusCode.UNAVAILABLE, "connection refused")
 RESET: "Status" = (StatusCode.UNAVAILABLE, "connection reset by peer")
 UNANSWERED: "Status" = (StatusCode.UNAVAILABLE, "ping timeout")
+SILENT: "Status" = (StatusCode.UNAVAILABLE, "connection timed out")
 STOPPED: "Status" = (StatusCode.UNAVAILABLE, "the server stops")
 
 Status = tuple[StatusCode, str]
@@ -57,11 +65,22 @@ class _Aborted(Exception):
 
 
 @dataclass(slots=True)
-class _Host:
+class Host:
+    """A machine. It outlives its processes."""
+
     name: str
-    servers: "dict[str, SimulatedServer]" = field(default_factory=dict)
+    wall_error: float
+    """By how much its wall clock is wrong: a fault may change it."""
     streams: "dict[_Stream, None]" = field(default_factory=dict)
     opened: int = 0
+    off: bool = False
+    """It has no power. A process that starts there says that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    began: float
+    until: float
 
 
 class Wires:
@@ -72,20 +91,24 @@ class Wires:
         self.record = record
         self.slowness: dict[tuple[str, str], tuple[float, float]] = {}
         """Between two hosts: by how much delays are longer, and until when."""
-        self._hosts: dict[str, _Host] = {}
+        self._hosts: dict[str, Host] = {}
         self._servers: dict[str, SimulatedServer] = {}
         self.aliases: dict[str, tuple[str, ...]] = {}
         """Addresses behind which there are several others: one of those that listen is taken."""
-        self._blocked: dict[tuple[str, str], float] = {}
+        self._partitions: dict[tuple[str, str], _Partition] = {}
 
-    def host(self, name: str) -> _Host:
-        return self._hosts.setdefault(name, _Host(name))
+    def host(self, name: str) -> Host:
+        if name not in self._hosts:
+            self._hosts[name] = Host(name, wall_error=10 * (self.world.draw("wall clock", name) - 0.5))
+        return self._hosts[name]
 
     def server_at(self, address: str, *of: object) -> "SimulatedServer | None":
         behind = [one for one in self.aliases.get(address, (address,)) if one in self._servers]
         return self._servers[behind[int(self.world.draw("server", *of) * len(behind))]] if behind else None
 
     def listen(self, server: "SimulatedServer") -> None:
+        if server.address in self._servers:
+            raise SetupError(f"cannot listen on {server.address}: it is in use")
         self._servers[server.address] = server
 
     def stop_listening(self, server: "SimulatedServer") -> None:
@@ -96,6 +119,7 @@ class Wires:
 
     def host_died(self, name: str, *, power: bool = False) -> None:
         """All processes of the host have ended. Its kernel tells their peers, unless the whole machine is gone."""
+        self.host(name).off = power
         for server in [one for one in self._servers.values() if one.host == name]:
             self.stop_listening(server)
         for stream in list(self.host(name).streams):
@@ -103,12 +127,31 @@ class Wires:
 
     def partition(self, source: str, target: str, seconds: float) -> None:
         """Nothing that `source` sends reaches `target` for this long."""
-        began, self._blocked[source, target] = self.world.now, self.world.now + seconds
+        now, before = self.world.now, self._partitions.get((source, target))
+        if before is not None and before.until > now:
+            partition = _Partition(before.began, max(before.until, now + seconds))
+        else:
+            partition = _Partition(now, now + seconds)
+        self._partitions[source, target] = partition
         for stream in self._between(source, target):
-            for end in (stream.client, stream.server):
-                notices = began + self._ping(stream, end)
-                if notices < began + seconds:
-                    self.world.at(notices, end.breaks, UNANSWERED)
+            self._pings_fail(stream, partition)
+
+    def opened(self, stream: "_Stream", *hosts: str) -> None:
+        """A stream begins, which has a process on these hosts."""
+        for name in hosts:
+            self.host(name).streams[stream] = None
+        one, other = stream.client.host, stream.server.host
+        for way in ((one, other), (other, one)):
+            partition = self._partitions.get(way)
+            if partition is not None and partition.until > self.world.now:
+                self._pings_fail(stream, partition)
+
+    def _pings_fail(self, stream: "_Stream", partition: _Partition) -> None:
+        began = max(partition.began, stream.began)
+        for end in (stream.client, stream.server):
+            notices = began + self.ping_seconds(stream, end, began)
+            if notices < partition.until:
+                self.world.at(notices, end.breaks, UNANSWERED)
 
     def break_streams(self, one: str, other: str) -> None:
         """All streams between two hosts break, and what is under way is lost."""
@@ -116,17 +159,21 @@ class Wires:
             stream.lose_all()
             for end in (stream.client, stream.server):
                 late = self.world.draw("notices late", stream.name, end.is_client, self.world.now) < 0.5
-                self.world.after(self._ping(stream, end) if late else FASTEST_SECONDS, end.breaks, RESET)
+                seconds = self.ping_seconds(stream, end, self.world.now) if late else FASTEST_SECONDS
+                self.world.after(seconds, end.breaks, RESET)
 
-    def _ping(self, stream: "_Stream", end: "_End") -> float:
+    def ping_seconds(self, stream: "_Stream", end: "_End", silent_since: float) -> float:
+        """How long a side waits for its peer before it counts as gone."""
         low, high = PING_SECONDS
-        return low + (high - low) * self.world.draw("ping", stream.name, end.is_client, self.world.now)
+        return low + (high - low) * self.world.draw("ping", stream.name, end.is_client, silent_since)
 
     def _between(self, one: str, other: str) -> "list[_Stream]":
-        return [stream for stream in self.host(one).streams if {stream.client.host, stream.server.host} == {one, other}]
+        streams = self.host(one).streams | self.host(other).streams
+        return [stream for stream in streams if {stream.client.host, stream.server.host} == {one, other}]
 
     def blocked_until(self, source: str, target: str) -> float:
-        return self._blocked.get((source, target), 0.0)
+        partition = self._partitions.get((source, target))
+        return 0.0 if partition is None else partition.until
 
     def delay(self, source: str, target: str, *of: object) -> float:
         tail: float = (1.0 - self.world.draw(*of)) ** -TAIL
@@ -176,6 +223,27 @@ class _Pipe:
             self._target.loop.call_soon(do, *args)
 
 
+class _Waiters:
+    """Those that wait for the next change."""
+
+    __slots__ = ("_futures", "_loop")
+
+    def __init__(self, loop: ProcessLoop) -> None:
+        self._loop = loop
+        self._futures: list[asyncio.Future[None]] = []
+
+    async def wait(self) -> None:
+        future = self._loop.create_future()
+        self._futures.append(future)
+        await future
+
+    def wake(self) -> None:
+        futures, self._futures = self._futures, []
+        for future in futures:
+            if not future.done():
+                future.set_result(None)
+
+
 class _End:
     """One side of a stream."""
 
@@ -187,6 +255,8 @@ class _End:
         """How the stream has ended for this side."""
         self.task: asyncio.Task[None] | None = None
         """Of the handler, on the server's side."""
+        self.begun = is_client
+        """Whether this side has heard of the stream."""
         self.cancelled = False
         self.accepted = False
         self.stream: _Stream
@@ -196,28 +266,28 @@ class _End:
         self.decode: Callable[[bytes], Any]
         self._wires = wires
         self._inbox: deque[bytes] = deque()
-        self._changed: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
+        self._changed = _Waiters(loop)
+        self._room = _Waiters(loop)
 
     # ------------------------------------------------------------------------------------------------ what arrives here
 
     def on_accepted(self) -> None:
         self.accepted = True
-        self._wake()
+        self._changed.wake()
 
     def on_message(self, message: bytes) -> None:
         self.accepted = True
         if self.status is None:
             self._inbox.append(message)
-            self._wake()
+            self._changed.wake()
 
     def on_end(self, status: Status) -> None:
         """The stream has ended, on the other side or below."""
         if self.status is not None:
             return
         self.status = status
-        self._wake()
-        self._make_room()
+        self._changed.wake()
+        self._room.wake()
         self.stream.side_ended(self)
         if self.task is not None:
             # gRPC cancels the handler; it may see that its client sends no more before that.
@@ -226,28 +296,28 @@ class _End:
 
     def on_read(self, size: int) -> None:
         self.out.unread -= size
-        self._make_room()
+        self._room.wake()
 
     def breaks(self, status: Status) -> None:
         """This side notices that the connection is gone."""
-        if self.status is None:
+        if self.status is None and self.begun:
             self.out.send(self.stream.other(self).on_end, RESET)
             self.loop.call_soon(self.on_end, status)
 
     # ---------------------------------------------------------------------------------------------- what this side does
 
     async def connected(self) -> None:
-        while not self.accepted:
+        while not self.accepted and self.status is None:
+            await self._changed.wait()
+        if not self.accepted:
             self._raise_if_failed()
-            await self._change()
 
     async def accept(self) -> None:
         self.out.send(self.stream.other(self).on_accepted)
 
     async def send(self, message: Any) -> None:
         while self.status is None and self.out.unread > WINDOW_BYTES:
-            self._room = self.loop.create_future()
-            await self._room
+            await self._room.wait()
         if self.status is not None:
             raise CallFailed(*self.status)
         encoded = self.encode(message)
@@ -263,13 +333,32 @@ class _End:
     async def receive_all(self, receive: Callable[[Any], None]) -> None:
         while True:
             while self._inbox and not self.cancelled:
-                message = self._inbox.popleft()
-                self.out.send(self.stream.other(self).on_read, len(message))
-                receive(self.decode(message))
+                receive(self._take())
             if self.status is not None:
                 self._raise_if_failed()
                 return
-            await self._change()
+            await self._changed.wait()
+
+    async def messages(self) -> AsyncGenerator[Any, None]:
+        """As `receive_all`, for one who may not have time for the next one at once."""
+        while True:
+            while self._inbox and not self.cancelled:
+                yield self._take()
+            if self.status is not None:
+                self._raise_if_failed()
+                return
+            await self._changed.wait()
+
+    async def request(self) -> Any:
+        """The only message of a client that sends one."""
+        while not self._inbox:
+            await self._changed.wait()
+        return self._take()
+
+    def _take(self) -> Any:
+        message = self._inbox.popleft()
+        self.out.send(self.stream.other(self).on_read, len(message))
+        return self.decode(message)
 
     def _raise_if_failed(self) -> None:
         if self.cancelled:
@@ -293,21 +382,9 @@ class _End:
         if self.status is None:
             self.out.send(self.stream.other(self).on_end, status)
             self.status = status
-            self._wake()
-            self._make_room()
+            self._changed.wake()
+            self._room.wake()
             self.stream.side_ended(self)
-
-    async def _change(self) -> None:
-        self._changed = self.loop.create_future()
-        await self._changed
-
-    def _wake(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-
-    def _make_room(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
 
 
 class _Stream:
@@ -316,6 +393,7 @@ class _Stream:
         self.method = method
         self.client = client
         self.server = server
+        self.began = wires.world.now
         self._wires = wires
         client.stream = server.stream = self
         client.out = server.into = _Pipe(wires, f"{name} up", client, server)
@@ -323,8 +401,6 @@ class _Stream:
         encoded = isinstance(method, StreamMethod) and method.encoded
         client.encode, server.decode = method.up.SerializeToString, method.up.FromString
         server.encode, client.decode = (bytes if encoded else method.down.SerializeToString), method.down.FromString
-        for host in (client.host, server.host):
-            wires.host(host).streams[self] = None
 
     def other(self, end: _End) -> _End:
         return self.server if end is self.client else self.client
@@ -344,9 +420,7 @@ class _Stream:
         self.side_ended(mine)
         if power:
             mine.out.lose()
-            low, high = PING_SECONDS
-            late = low + (high - low) * world.draw("ping", self.name, world.now)
-            world.after(late, theirs.breaks, UNANSWERED)
+            world.after(self._wires.ping_seconds(self, theirs, world.now), theirs.breaks, UNANSWERED)
         elif world.draw("drops", self.name) < 0.5:
             mine.out.send(theirs.on_end, RESET, by_kernel=True)
         else:
@@ -356,22 +430,28 @@ class _Stream:
 
 
 class SimulatedServer:
-    def __init__(self, wires: Wires, host: str, loop: ProcessLoop, address: str, handlers: Handlers) -> None:
+    def __init__(
+        self, wires: Wires, host: str, loop: ProcessLoop, address: str, handlers: Handlers, *, process: Health
+    ) -> None:
         self.address = address
         self.host = host
         self.loop = loop
         self._wires = wires
         self._handlers = handlers
         self.running: dict[asyncio.Task[None], _End] = {}
-        self.ready = False
-        self._process: Health | None = None
+        self._process = process
+        self._stops = False
 
     async def set_ready(self, ready: bool, why: str = "") -> None:
-        self.ready = ready
+        self._process.set_ready(ready, why)
 
     def open(self, end: _End) -> None:
         """A client opens a stream."""
         if end.status is not None:
+            return
+        end.begun = True
+        if self._stops:
+            end.end_now(STOPPED)
             return
         handle = self._handlers.get(end.stream.method)
         if handle is None:
@@ -387,40 +467,35 @@ class SimulatedServer:
                 case StreamMethod():
                     await handle(end)
                 case DownloadMethod():
-                    async for answer in handle(await self._request(end)):
+                    async for answer in handle(await end.request()):
                         await end.send(answer)
                 case _:
-                    await end.send(await handle(await self._request(end)))
+                    await end.send(await handle(await end.request()))
             end.end_now(OK)
         except _Aborted:
             pass
         except CallFailed:
             pass  # the client is gone
         except MotetError as error:
-            end.end_now((error.mapping.grpc, error.message))
+            end.end_now(status_of(error))
         except asyncio.CancelledError:
             end.end_now(STOPPED)
             raise
         except Exception as error:
             end.end_now((StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}"))
 
-    @staticmethod
-    async def _request(end: _End) -> Any:
-        requests: list[Any] = []
-        while not requests:
-            while end._inbox:  # noqa: SLF001
-                requests.append(end.decode(end._inbox.popleft()))  # noqa: SLF001
-            if not requests:
-                await end._change()  # noqa: SLF001
-        return requests[0]
-
-    async def stop(self) -> None:
+    async def stop(self, grace: float) -> None:
+        """Take no more calls, and give those that run `grace` seconds to end."""
+        await self.set_ready(False, "stopping")
         self._wires.stop_listening(self)
-        running = list(self.running)
-        for task in running:
+        self._stops = True
+        if self.running and grace:
+            await asyncio.wait(list(self.running), timeout=grace)
+        cancelled = list(self.running)
+        for task in cancelled:
             task.cancel()
-        if running:
-            await asyncio.wait(running)
+        if cancelled:
+            await asyncio.wait(cancelled, timeout=HANDLER_END_SECONDS)
 
 
 class SimulatedChannel:
@@ -448,19 +523,13 @@ class SimulatedChannel:
         return answers[0]
 
     async def download(self, method: DownloadMethod[Up, Down], request: Up) -> AsyncGenerator[Down, None]:
-        answers: deque[Down] = deque()
         stream = self._open(method)
         try:
             await stream.send(request)
-            await stream.receive_all(answers.append)
-        except CallFailed:
-            while answers:
-                yield answers.popleft()
-            raise
+            async for answer in stream.messages():
+                yield answer
         finally:
             stream.cancel()
-        while answers:
-            yield answers.popleft()
 
     def _open(self, method: Method[Any, Any]) -> _End:
         wires = self._wires
@@ -472,14 +541,29 @@ class SimulatedChannel:
         self.streams.append(client)
         server = wires.server_at(self._address, name)
         if server is None:
-            nobody = _End(wires, "", self._loop, is_client=False)
-            _Stream(wires, name, client, nobody, method)
-            nobody.out.send(client.on_end, REFUSED, by_kernel=True)
+            self._open_to_nobody(client, name, method)
             return client
         end = _End(wires, server.host, server.loop, is_client=False)
-        _Stream(wires, name, client, end, method)
+        stream = _Stream(wires, name, client, end, method)
+        wires.opened(stream, self._host, server.host)
         client.out.send(server.open, end)
         return client
+
+    def _open_to_nobody(self, client: _End, name: str, method: Method[Any, Any]) -> None:
+        """The machine at this address refuses, if it is there. A name for several addresses none of which is served is
+        refused by the client's own machine."""
+        wires = self._wires
+        host = self._host if self._address in wires.aliases else self._address.rpartition(":")[0]
+        nobody = _End(wires, host, self._loop, is_client=False)
+        wires.opened(_Stream(wires, name, client, nobody, method), self._host)
+
+        def arrive() -> None:
+            if wires.host(host).off:
+                wires.world.at(nobody.stream.began + CONNECT_SECONDS, client.breaks, SILENT)
+            else:
+                nobody.end_now(REFUSED)
+
+        client.out.send(arrive)
 
     async def close(self, grace: float | None) -> None:
         live = [one for one in self.streams if one.status is None]
@@ -518,19 +602,19 @@ class SimulatedNetwork:
         grace: float = 0.5,
         process: Health | None = None,
     ) -> AsyncIterator[SimulatedServer]:
-        server = SimulatedServer(self._wires, self._host, self._loop, address, handlers)
+        server = SimulatedServer(self._wires, self._host, self._loop, address, handlers, process=process or Health())
         self._wires.listen(server)
-        await server.set_ready(ready)
+        await server.set_ready(ready, "" if ready else "starting")
         try:
             yield server
         finally:
-            await server.stop()
+            await server.stop(grace)
 
     async def pause(self, address: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     def spread(self, seconds: float) -> float:
-        return seconds * self._random.uniform(0.75, 1.25)
+        return spread(self._random, seconds)
 
     def explain_failure(self, why: str, role: str) -> str:
         return ""

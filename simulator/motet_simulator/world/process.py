@@ -39,8 +39,8 @@ class Process:
             world, name=self.name, rate=rate, start=1e3 + 1e6 * world.draw("clock", host, life), failed=failed
         )
         self.network = SimulatedNetwork(wires, host, self.loop)
-        self.wall_error = 10 * (world.draw("wall clock", host) - 0.5)
-        """By how much its wall clock is wrong: a fault may change it."""
+        self.machine = wires.host(host)
+        self.machine.off = False
         self.ended = ""
         """Why it ended, once it has."""
         self.on_end: Callable[[Process], None] = lambda _: None

@@ -27,10 +27,14 @@ class SimulatedDisk:
             raise BlockingIOError(f"{holder.name} has locked {path}")
         self._locks[path] = process
 
-    def unlock(self, path: Path) -> None:
-        self._locks.pop(path, None)
+    def unlock(self, path: Path, process: Process) -> None:
+        """Only a lock of this process: another one may have taken it after its end."""
+        if self._locks.get(path) is process:
+            del self._locks[path]
 
-    def write(self, path: Path, content: bytes) -> None:
+    def write(self, path: Path, content: bytes, process: Process) -> None:
+        if not process.alive:
+            return  # what it does in the moment of its end
         if self.full:
             raise OSError(28, "No space left on device")
         self.files[path] = content
@@ -50,29 +54,31 @@ class ProcessDisk:
             raise FileNotFoundError(str(path)) from None
 
     def replace(self, path: Path, content: bytes) -> None:
-        self._disk.write(path, content)
+        self._disk.write(path, content, self._process)
 
     def remove(self, path: Path) -> None:
-        self._disk.files.pop(path, None)
+        if self._process.alive:
+            self._disk.files.pop(path, None)
 
     def lock(self, path: Path) -> "_LockedFile":
         self._disk.lock(path, self._process)
-        return _LockedFile(self._disk, path)
+        return _LockedFile(self._disk, path, self._process)
 
 
 class _LockedFile:
-    def __init__(self, disk: SimulatedDisk, path: Path) -> None:
+    def __init__(self, disk: SimulatedDisk, path: Path, process: Process) -> None:
         self._disk = disk
         self._path = path
+        self._process = process
 
     def read(self) -> bytes:
         return self._disk.files.get(self._path, b"")
 
     def write(self, content: bytes) -> None:
-        self._disk.write(self._path, content)
+        self._disk.write(self._path, content, self._process)
 
     def close(self) -> None:
-        self._disk.unlock(self._path)
+        self._disk.unlock(self._path, self._process)
 
 
 class _Watchdog:
@@ -99,12 +105,12 @@ class _Watchdog:
 
 
 def surroundings_of(process: Process, disk: SimulatedDisk) -> Surroundings:
-    random = Random(f"{process.world.seed} {process.name}")
+    ids = Random(f"{process.world.seed} {process.name} ids")
     return Surroundings(
         clock=process.loop.time,
-        wall=lambda: START_OF_TIME + process.world.now + process.wall_error,
-        random=random,
-        new_id=lambda size: random.randbytes(size).hex(),
+        wall=lambda: START_OF_TIME + process.world.now + process.machine.wall_error,
+        random=Random(f"{process.world.seed} {process.name}"),
+        new_id=lambda size: ids.randbytes(size).hex(),
         disk=disk.of(process),
         watchdog=lambda end, late: _Watchdog(end, late, process),
         network=process.network,

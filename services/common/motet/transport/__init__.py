@@ -10,10 +10,12 @@ gRPC, for both sides; which messages the other side has read before that, nobody
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Generic, Protocol, TypeVar
 
 from grpc import StatusCode
 
+from motet.errors import MotetError
 from motet.health import Health
 
 __all__ = [
@@ -31,6 +33,8 @@ __all__ = [
     "StatusCode",
     "StreamMethod",
     "UnaryMethod",
+    "spread",
+    "status_of",
 ]
 
 FIRST_RETRY_SECONDS = 0.05
@@ -86,6 +90,16 @@ class CallFailed(Exception):
         super().__init__(f"{code.name}: {details}")
         self.code = code
         self.details = details
+
+
+def status_of(error: MotetError) -> tuple[StatusCode, str]:
+    """How a call ends whose handler raises it."""
+    return error.mapping.grpc, error.message
+
+
+def spread(random: Random, seconds: float) -> float:
+    """What `Network.spread` returns."""
+    return seconds * random.uniform(0.75, 1.25)
 
 
 class ClientStream(Protocol[Sent_contra, Read_co]):

@@ -1,11 +1,11 @@
 """gRPC as a `Network`."""
 
 import asyncio
-import random
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import grpc
@@ -13,12 +13,13 @@ import grpc
 from motet import tls
 from motet.errors import MotetError
 from motet.health import Health
-from motet.transport import Down, DownloadMethod, Handlers, Method, StreamMethod, UnaryMethod, Up
+from motet.transport import Down, DownloadMethod, Handlers, Method, StreamMethod, UnaryMethod, Up, spread, status_of
 from motet.transport.over_grpc.channels import open_channel, socket_path
 from motet.transport.over_grpc.server import GrpcServer, serving
 from motet.transport.over_grpc.streams import GrpcClientStream, GrpcServerStream, call_failures
 
 SOCKET_POLL_SECONDS = 0.025
+_RANDOM = Random()  # noqa: S311 - guards nothing
 
 
 class GrpcNetwork:
@@ -60,7 +61,7 @@ class GrpcNetwork:
             await asyncio.sleep(min(left, SOCKET_POLL_SECONDS))
 
     def spread(self, seconds: float) -> float:
-        return seconds * random.uniform(0.75, 1.25)  # noqa: S311 - guards nothing
+        return spread(_RANDOM, seconds)
 
     def explain_failure(self, why: str, role: str) -> str:
         identity = tls.current_identity()
@@ -126,7 +127,7 @@ def _handler(method: Method[Any, Any], handle: Callable[..., Any]) -> "grpc.RpcM
                     async for answer in handle(request):
                         yield answer
                 except MotetError as error:
-                    await context.abort(error.mapping.grpc, error.message)
+                    await context.abort(*status_of(error))
 
             return grpc.unary_stream_rpc_method_handler(download, decode, _encoder(method.down))
         case _:
@@ -141,7 +142,7 @@ async def _answered(context: Any, answer: Awaitable[Any]) -> Any:
     try:
         return await answer
     except MotetError as error:
-        await context.abort(error.mapping.grpc, error.message)
+        await context.abort(*status_of(error))
 
 
 def _encoder(kind: type[Any]) -> Callable[[Any], bytes] | None:
