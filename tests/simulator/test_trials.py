@@ -14,9 +14,11 @@ from motet.sampling import Sampling
 from motet_runner.interface import NewSequence
 from motet_scheduler.policy.gateway_events import GatewayEvents
 from motet_simulator.fake_engine import FakeEngine
+from motet_simulator.trials import __main__ as main_module
+from motet_simulator.trials import run as run_module
 from motet_simulator.trials.__main__ import described, trial
 from motet_simulator.trials.plan import FAULT_KINDS, Fault, draw_plan
-from motet_simulator.trials.run import messages_of, run_trial, shrunk
+from motet_simulator.trials.run import Outcome, messages_of, run_trial, shrunk
 from motet_simulator.trials.system import System
 from motet_simulator.trials.turn_checks import TurnChecks
 from motet_simulator.world import time
@@ -172,3 +174,44 @@ def test_a_trial_in_which_time_stands_still_names_process_and_task(monkeypatch):
     said = trial(1, True)
     assert "time stands still, the last event was of <supervisor.0, next: the task 'spinning'>" in said
     assert "seed 1" in said
+
+
+def test_a_plan_is_made_smaller_only_while_it_fails_in_the_same_way(monkeypatch):
+    """Without its first request this one fails in another way, and with any other smaller plan in the same one."""
+
+    def run(plan):
+        first = any(one.name == "r0" for one in plan.asks)
+        return Outcome(plan, f"r{len(plan.asks)} gets 0.{len(plan.asks)} tokens" if first else "else", 1.0, 0, 0)
+
+    monkeypatch.setattr(run_module, "run_trial", run)
+    monkeypatch.setattr(main_module, "run_trial", run)
+    said = trial(3, False)
+    asks = len(draw_plan(3).asks)
+    assert said.startswith(f"r{asks} gets 0.{asks} tokens, at 1.000 s, and with a smaller plan: r1 gets 0.1 tokens")
+    assert "name='r0'" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "lasts"),
+    [
+        ("leases away", lambda system: system.leases.away),
+        ("leases garbled", lambda system: system.leases_garbled),
+        ("drain", lambda system: "runner-0" in system.objects.draining),
+        ("disk full", lambda system: system._disk("runner-0").full),
+        ("engine slows", lambda system: system.runners["runner-0"].engine.slowness > 1),
+        ("engine hangs", lambda system: system.runners["runner-0"].engine.hangs),
+        ("source away", lambda system: system.sources.away_until["runner-0"] > system.world.now),
+    ],
+)
+def test_a_short_fault_does_not_end_a_longer_one(kind, lasts, monkeypatch):
+    seen = []
+
+    def look(system):
+        if system.world.now > 2:
+            seen.append((system.world.now, bool(lasts(system))))
+
+    monkeypatch.setattr(run_module, "check_now", look)
+    faults = tuple(Fault(kind, at, "runner-0", "runner-1", seconds) for at, seconds in ((2.0, 6.0), (3.0, 1.0)))
+    assert run_trial(replace(draw_plan(1), faults=faults, asks=())).problem == ""
+    assert {lasted for at, lasted in seen if 2.1 < at < 7.9} == {True}
+    assert {lasted for at, lasted in seen if at > 8.1} == {False}

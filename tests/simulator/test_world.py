@@ -189,6 +189,18 @@ def test_a_short_partition_does_not_end_a_longer_one(machines):
     assert sorted(ends) == ["client: UNAVAILABLE", "server"]
 
 
+def test_a_short_slowness_does_not_end_a_longer_one(machines):
+    wires = machines.wires
+    fast = wires.delay("client", "server", "message")
+    machines.world.at(1, wires.slow, "client", "server", 9)
+    machines.world.at(2, wires.slow, "client", "server", 1)
+    delays = []
+    for at in (0, 5, 11):
+        machines.world.at(at, lambda: delays.append(wires.delay("client", "server", "message")))
+    machines.world.run(12)
+    assert delays == [fast, pytest.approx(100 * fast), fast]
+
+
 def test_partitions_that_overlap_are_noticed_as_one(machines):
     _, ends, ended_at = streams_between(machines)
     machines.world.at(10, machines.wires.partition, "client", "server", 4)

@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 
 from motet_simulator.trials.plan import draw_plan
-from motet_simulator.trials.run import Outcome, messages_of, run_trial, shrunk
+from motet_simulator.trials.run import Outcome, fails_alike, messages_of, run_trial, shrunk
 
 
 def main() -> int:
@@ -42,8 +42,10 @@ def trial(seed: int, whole: bool) -> str:
     outcome = run_trial(draw_plan(seed))
     if not outcome.problem:
         return ""
-    smallest = outcome if whole else run_trial(shrunk(outcome.plan, lambda plan: bool(run_trial(plan).problem)))
-    return described(smallest)
+    if whole:
+        return described(outcome)
+    smallest = run_trial(shrunk(outcome.plan, fails_alike(outcome.problem)))
+    return f"{outcome.problem}, at {outcome.at:.3f} s, and with a smaller plan: {described(smallest)}"
 
 
 def described(outcome: Outcome) -> str:

@@ -26,7 +26,7 @@ class EngineProcess:
         self.slowness = 1.0
         self._commands: list[Command] = []
         self._woken = asyncio.Event()
-        self._hangs = False
+        self.hangs = False
         self._died = ""
         self._went_on = asyncio.Event()
 
@@ -38,11 +38,11 @@ class EngineProcess:
         self._went_on.set()
 
     def hang(self) -> None:
-        self._hangs = True
+        self.hangs = True
         self._went_on.clear()
 
     def go_on(self) -> None:
-        self._hangs = False
+        self.hangs = False
         self._went_on.set()
 
     # ------------------------------------------------------------------------------------------ what a runner calls
@@ -64,7 +64,7 @@ class EngineProcess:
                 raise EngineDied(f"The engine has ended: {error}.") from None
             stepped = self.engine.planner.steps > before
             await asyncio.sleep(self.step_seconds * self.slowness if stepped else PIPE_SECONDS)
-            while self._hangs and not self._died:
+            while self.hangs and not self._died:
                 await self._went_on.wait()
             if self._died:
                 raise EngineDied(f"The engine has ended: {self._died}.")

@@ -1,15 +1,16 @@
 """Runs one trial, and makes the plan of a failed one smaller."""
 
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from motet_simulator.trials.invariants import check_now, check_quiet
 from motet_simulator.trials.logs import errors_go_to
-from motet_simulator.trials.plan import SECONDS, Fault, Plan, draw_plan
+from motet_simulator.trials.plan import SECONDS, Fault, FaultKind, Plan, draw_plan
 from motet_simulator.trials.system import System
 from motet_simulator.world import Process, TimeStandsStill, Wires, World
 from motet_simulator.world.nothing_real import nothing_real
@@ -62,6 +63,8 @@ class _Trial:
         self._wires = Wires(self._world, record)
         self._problem = ""
         self._closed = False
+        self._ends: dict[tuple[FaultKind, str], float] = {}
+        """When the faults of a kind end in one place."""
         self._system = System(plan, self._world, self._wires, self._object)
 
     def run(self) -> Outcome:
@@ -112,12 +115,12 @@ class _Trial:
         self._world.after(CHECK_SECONDS if self._world.now < SECONDS else QUIET_CHECK_SECONDS, self._check_again)
 
     def _inject(self, fault: Fault) -> None:
-        system, world, seconds = self._system, self._world, fault.seconds
+        system, seconds = self._system, fault.seconds
         match fault.kind:
             case "source away":
-                system.sources.away_until[fault.host] = world.now + seconds
+                system.sources.away_until[fault.host] = self._until(seconds, fault.kind, fault.host)
             case "source slow":
-                system.sources.slow_until[fault.host] = world.now + seconds
+                system.sources.slow_until[fault.host] = self._until(seconds, fault.kind, fault.host)
             case "new base":
                 system.replace_base()
             case _ if fault.host in system.processes:  # else a second scheduler, where there is one only
@@ -138,29 +141,44 @@ class _Trial:
             case "partition":
                 wires.partition(fault.host, fault.other, seconds)
             case "slow":
-                wires.slowness[fault.host, fault.other] = 100.0, world.now + seconds
+                wires.slow(fault.host, fault.other, seconds)
             case "drain":
                 system.set_drain(fault.host, True)
-                world.after(seconds, system.set_drain, fault.host, False)
+                self._after(seconds, fault.kind, fault.host, system.set_drain, fault.host, False)
             case "disk full":
                 system.fill_disk(fault.host, True)
-                world.after(seconds, system.fill_disk, fault.host, False)
+                self._after(seconds, fault.kind, fault.host, system.fill_disk, fault.host, False)
             case "clock jumps":
                 process.machine.wall_error += 100 * (world.draw("jump", fault.at) - 0.5)
             case "leases away":
                 system.leases.away = True
-                world.after(seconds, setattr, system.leases, "away", False)
+                self._after(seconds, fault.kind, "", setattr, system.leases, "away", False)
             case "leases garbled":
                 system.leases_garbled = True
-                world.after(seconds, setattr, system, "leases_garbled", False)
+                self._after(seconds, fault.kind, "", setattr, system, "leases_garbled", False)
             case "engine dies" if runner is not None:
                 runner.engine.die()
             case "engine hangs" if runner is not None:
                 runner.engine.hang()
-                world.after(seconds, runner.engine.go_on)
+                self._after(seconds, fault.kind, process.name, runner.engine.go_on)
             case "engine slows" if runner is not None:
                 runner.engine.slowness = 20.0
-                world.after(seconds, setattr, runner.engine, "slowness", 1.0)
+                self._after(seconds, fault.kind, process.name, setattr, runner.engine, "slowness", 1.0)
+
+    def _until(self, seconds: float, kind: FaultKind, where: str) -> float:
+        """When a fault ends that begins now: not before another one of this kind there."""
+        key = kind, where
+        self._ends[key] = max(self._ends.get(key, 0.0), self._world.now + seconds)
+        return self._ends[key]
+
+    def _after(self, seconds: float, kind: FaultKind, where: str, end: Callable[..., None], *args: Any) -> None:
+        until = self._until(seconds, kind, where)
+
+        def end_if_last() -> None:
+            if self._ends[kind, where] == until:
+                end(*args)
+
+        self._world.at(until, end_if_last)
 
 
 def _is_quiet(system: System) -> bool:
@@ -169,6 +187,16 @@ def _is_quiet(system: System) -> bool:
     except AssertionError:
         return False
     return True
+
+
+def kind_of(problem: str) -> str:
+    """Equal for problems that differ in numbers and names of hosts and requests only."""
+    return re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "#", problem)
+
+
+def fails_alike(problem: str) -> Callable[[Plan], bool]:
+    """Whether a plan has a problem of the same kind: another one would make a plan small that shows something else."""
+    return lambda plan: kind_of(run_trial(plan).problem) == kind_of(problem)
 
 
 def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:

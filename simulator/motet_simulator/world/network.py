@@ -39,6 +39,9 @@ SLOWEST_SECONDS = 0.3
 TAIL = 0.6
 """Of the delays: the larger, the longer. With this, one of a hundred takes 16 times as long as the fastest."""
 
+SLOW_FACTOR = 100.0
+"""How much longer delays are on a slow way."""
+
 PING_SECONDS = (5.0, 10.0)
 """When a side notices that its peer is gone: with pings every 5 s that may take 5 s."""
 
@@ -89,8 +92,7 @@ class Wires:
     def __init__(self, world: World, record: Record = lambda *_: None) -> None:
         self.world = world
         self.record = record
-        self.slowness: dict[tuple[str, str], tuple[float, float]] = {}
-        """Between two hosts: by how much delays are longer, and until when."""
+        self._slow_until: dict[tuple[str, str], float] = {}
         self._hosts: dict[str, Host] = {}
         self._servers: dict[str, SimulatedServer] = {}
         self.aliases: dict[str, tuple[str, ...]] = {}
@@ -153,6 +155,10 @@ class Wires:
             if notices < partition.until:
                 self.world.at(notices, end.breaks, UNANSWERED)
 
+    def slow(self, source: str, target: str, seconds: float) -> None:
+        """What `source` sends to `target` takes longer for this long."""
+        self._slow_until[source, target] = max(self._slow_until.get((source, target), 0.0), self.world.now + seconds)
+
     def break_streams(self, one: str, other: str) -> None:
         """All streams between two hosts break, and what is under way is lost."""
         for stream in self._between(one, other):
@@ -177,8 +183,8 @@ class Wires:
 
     def delay(self, source: str, target: str, *of: object) -> float:
         tail: float = (1.0 - self.world.draw(*of)) ** -TAIL
-        factor, until = self.slowness.get((source, target), (1.0, 0.0))
-        return min(FASTEST_SECONDS * tail, SLOWEST_SECONDS) * (factor if until > self.world.now else 1.0)
+        slow = self._slow_until.get((source, target), 0.0) > self.world.now
+        return min(FASTEST_SECONDS * tail, SLOWEST_SECONDS) * (SLOW_FACTOR if slow else 1.0)
 
 
 class _Pipe:
