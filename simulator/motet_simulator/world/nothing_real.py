@@ -1,9 +1,13 @@
-"""Refuses Motet's code what is real: time, chance, threads, processes, sockets. A simulation switches it on.
+"""Refuses Motet's code what is real: time, chance, files, threads, processes, sockets. A simulation switches it on.
 
 Libraries may go on asking for the time, as for the time stamp of a metric. But nobody may start a thread or a process,
 or open a socket: no seed repeats what these do.
 """
 
+import _thread
+import builtins
+import datetime as dt
+import io
 import os
 import random
 import secrets
@@ -13,21 +17,38 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from motet import surroundings
 
-_REFUSED: dict[ModuleType, tuple[str, ...]] = {
-    time: ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"),
-    random: ("random", "uniform", "randint", "randrange", "choice", "choices", "shuffle", "sample", "getrandbits"),
+_REFUSED: dict[Any, tuple[str, ...]] = {
+    time: (
+        *("time", "monotonic", "perf_counter", "process_time", "thread_time", "clock_gettime"),
+        *("time_ns", "monotonic_ns", "perf_counter_ns", "process_time_ns", "thread_time_ns", "clock_gettime_ns"),
+        *("sleep", "localtime", "gmtime", "ctime", "asctime", "strftime"),
+    ),
+    random: tuple(name for name in random.__all__ if name[0].islower()),
     secrets: ("token_hex", "token_bytes", "token_urlsafe", "randbits", "randbelow", "choice"),
     uuid: ("uuid1", "uuid4"),
-    os: ("urandom",),
+    os: ("urandom", "getrandom", "getpid"),
+    builtins: ("open",),
+    io: ("open",),
+    Path: ("open", "read_bytes", "read_text", "write_bytes", "write_text"),
     surroundings: ("real_surroundings",),
 }
+"""What only a library may ask for."""
+
+_BEGINS: dict[Any, dict[str, str]] = {
+    threading.Thread: {"start": "a thread"},
+    _thread: {"start_new_thread": "a thread", "start_new": "a thread"},
+    subprocess.Popen: {"__init__": "a process"},
+    os: dict.fromkeys(("fork", "forkpty", "posix_spawn", "posix_spawnp", "system"), "a process"),
+}
+"""What nobody may begin."""
 
 
 class RealThingUsed(AssertionError):
@@ -44,18 +65,22 @@ def nothing_real() -> Iterator[None]:
         setattr(where, name, instead)
 
     try:
-        refused = {}
-        for module, names in _REFUSED.items():
+        refused: dict[Any, Any] = {dt.datetime: _DatetimeWithoutNow, dt.date: _DateWithoutToday}
+        for owner, names in _REFUSED.items():
             for name in names:
-                real = getattr(module, name)
-                refused[real] = _refusing_ours(f"{module.__name__}.{name}", real)
-                put(module, name, refused[real])
+                real = getattr(owner, name)
+                refused[real] = _refusing_ours(f"{owner.__name__}.{name}", real)
+                put(owner, name, refused[real])
         for module in [module for name, module in sys.modules.items() if _is_ours(name) and name != __name__]:
             for name, value in list(vars(module).items()):
-                if callable(value) and isinstance(value, _HASHABLE) and value in refused:
+                if isinstance(value, _KINDS) and isinstance(value, Hashable) and value in refused:
                     put(module, name, refused[value])
-        put(threading.Thread, "start", _refusing("a thread"))
-        put(subprocess.Popen, "__init__", _refusing("a process"))
+        put(dt, "datetime", _DatetimeWithoutNow)
+        put(dt, "date", _DateWithoutToday)
+        for owner, begins in _BEGINS.items():
+            for name, what in begins.items():
+                put(owner, name, _refusing(what))
+        put(random.Random, "__init__", _only_with_a_seed(random.Random.__init__))
         put(socket.socket, "__init__", _only_for_open_files(socket.socket.__init__))
         yield
     finally:
@@ -63,8 +88,8 @@ def nothing_real() -> Iterator[None]:
             setattr(where, name, real)
 
 
-_HASHABLE = (type(time.time), type(secrets.token_hex), type(random.random))
-"""Kinds of functions. A callable of another kind may have no hash."""
+_KINDS = (type(time.time), type(secrets.token_hex), type(random.uniform), type)
+"""Kinds of functions, and classes. A callable of another kind may have no hash."""
 
 
 def _is_ours(module: str) -> bool:
@@ -73,12 +98,62 @@ def _is_ours(module: str) -> bool:
 
 def _refusing_ours(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - who asks decides
-        if _is_ours(caller):
-            raise RealThingUsed(f"{caller} calls {name} inside a simulation. Take it from the process's surroundings.")
+        _refuse_ours(sys._getframe(1), name)  # noqa: SLF001
         return real(*args, **kwargs)
 
     return call
+
+
+def _refuse_ours(frame: FrameType, name: str) -> None:
+    """Who asks decides."""
+    caller = frame.f_globals.get("__name__", "")
+    if _is_ours(caller):
+        raise RealThingUsed(f"{caller} calls {name} inside a simulation. Take it from the process's surroundings.")
+
+
+class _Like(type):
+    """Of a class that takes the place of the real one: what was made by that is an instance, too."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.__mro__[1])
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.__mro__[1])
+
+
+class _DatetimeWithoutNow(dt.datetime, metaclass=_Like):
+    @classmethod
+    def now(cls, tz: dt.tzinfo | None = None) -> "_DatetimeWithoutNow":
+        _refuse_ours(sys._getframe(1), "datetime.now")  # noqa: SLF001
+        return super().now(tz)
+
+    @classmethod
+    def utcnow(cls) -> "_DatetimeWithoutNow":
+        _refuse_ours(sys._getframe(1), "datetime.utcnow")  # noqa: SLF001
+        return super().utcnow()
+
+    @classmethod
+    def today(cls) -> "_DatetimeWithoutNow":
+        _refuse_ours(sys._getframe(1), "datetime.today")  # noqa: SLF001
+        return super().today()
+
+
+class _DateWithoutToday(dt.date, metaclass=_Like):
+    @classmethod
+    def today(cls) -> "_DateWithoutToday":
+        _refuse_ours(sys._getframe(1), "date.today")  # noqa: SLF001
+        return super().today()
+
+
+def _only_with_a_seed(real: Callable[..., None]) -> Callable[..., None]:
+    """Also of SystemRandom, which has none."""
+
+    def begin(self: Any, x: Any = None) -> None:
+        if x is None:
+            _refuse_ours(sys._getframe(1), "Random without a seed")  # noqa: SLF001
+        real(self, x)
+
+    return begin
 
 
 def _refusing(what: str) -> Callable[..., Any]:
