@@ -64,8 +64,8 @@ SCHEDULER, SUPERVISOR, PREDICTOR = "scheduler:1", "supervisor:1", "predictor:1"
 ADDRESSES = Addresses(scheduler_address=SCHEDULER, supervisor_address=SUPERVISOR, predictor_address=PREDICTOR)
 PROMISE_RULE = preset_named("paged-chunk").promise
 LEASE = LeaseSettings(name="it", namespace="here", seconds=6, renew_seconds=4, retry_seconds=1)
-LOST_LEADERSHIP, GARBLED = "it no longer leads", "the answer is no JSON"
-MAY_END = ("EngineDied", LOST_LEADERSHIP, GARBLED)
+NO_LONGER_LEADS, GARBLED = "it no longer leads", "the answer is no JSON"
+MAY_END = ("EngineDied", NO_LONGER_LEADS, GARBLED)
 """Why a process may end by itself. The last is at its start only: later it goes on."""
 LOAD_SECONDS = 0.5
 REPLACED_AFTER_SECONDS, NEXT_REPLACED_AFTER_SECONDS = 3.0, 4.0
@@ -334,7 +334,7 @@ class System:
             with LocalLeadership(Path("scheduler.term"), around) as alone:
                 await self._schedule(process, address, alone, CatalogFile(Path("catalog.json"), around.disk), around)
         else:
-            lost = lambda why: process.end(f"{LOST_LEADERSHIP}: {why}")  # noqa: E731
+            lost = lambda why: process.end(f"{NO_LONGER_LEADS}: {why}")  # noqa: E731
             client = LeaseClient(self, process)
             async with Election(client, LEASE, address=address, surroundings=around, lost=lost) as election:
                 await self._schedule(process, address, election, None, around)
