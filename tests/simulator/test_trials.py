@@ -80,10 +80,10 @@ def test_requests_are_answered_and_faults_of_every_kind_are_drawn():
     assert 50 < stays <= outcome.answered <= len(plan.asks), "who would leave may have its answer before"
 
 
-@pytest.mark.parametrize("limit", [10_000, 5])
-def test_a_product_that_refuses_everybody_does_not_pass(limit, monkeypatch):
+@pytest.mark.parametrize(("seed", "limit"), [(1, 10_000), (1, 5), (2, 5)])
+def test_a_product_that_refuses_everybody_does_not_pass(seed, limit, monkeypatch):
     monkeypatch.setattr(GatewayEvents, "_refusal", lambda *_: PoolSaturated("no"))
-    plan = draw_plan(1)
+    plan = draw_plan(seed)
     outcome = run_trial(replace(plan, faults=(), settings=replace(plan.settings, queue_limit=limit)))
     assert "refused for room, but" in outcome.problem
     assert outcome.answered == 0
@@ -158,10 +158,14 @@ def test_a_promise_beyond_the_limit_is_a_problem_but_not_a_limit_that_falls():
         checks.check("one", engine.planner)
 
 
-def test_a_check_or_a_fault_that_fails_is_the_problem_of_its_seed(monkeypatch):
-    monkeypatch.setattr(System, "kill", lambda self, host, *_, **__: {}[host])
+@pytest.mark.parametrize("error", [KeyError("gone"), SystemExit(3)])
+def test_a_check_or_a_fault_that_fails_is_the_problem_of_its_seed(error, monkeypatch):
+    def kill(*_, **__):
+        raise error
+
+    monkeypatch.setattr(System, "kill", kill)
     outcome = run_trial(replace(draw_plan(1), faults=(Fault("kill", 1.0, "runner-0"),)))
-    assert outcome.problem.startswith("KeyError('runner-0') in <lambda>, test_trials.py:")
+    assert outcome.problem.startswith(f"{error!r} in kill, test_trials.py:")
 
 
 def test_a_trial_in_which_time_stands_still_names_process_and_task(monkeypatch):

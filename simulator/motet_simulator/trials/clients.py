@@ -90,6 +90,11 @@ class Client:
     def answered(self) -> bool:
         return self.how is EndReason.LENGTH
 
+    @property
+    def refused(self) -> bool:
+        """It never came into a queue."""
+        return isinstance(self.how, PoolSaturated)
+
     def leave(self) -> None:
         """It cancels, or its gateway dies."""
         if not self.over:

@@ -95,7 +95,7 @@ class _Trial:
             check_quiet(system)
         except (Violation, AssertionError, TimeStandsStill) as error:
             self._problem = self._problem or str(error) or repr(error)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             self._problem = self._problem or f"{error!r} in {last.name}, {Path(last.filename).name}:{last.lineno}"
         finally:

@@ -255,7 +255,10 @@ class System:
 
     def _may_wait_beside(self, client: Client) -> int:
         """Requests of other clients that the scheduler may have had in its queue since this one asked."""
-        return sum(one is not client and one.over_at + MAX_UNNOTICED_SECONDS > client.asked_at for one in self.clients)
+        return sum(
+            one is not client and not one.refused and one.over_at + MAX_UNNOTICED_SECONDS > client.asked_at
+            for one in self.clients
+        )
 
     def _ask(self, gateway: GatewayParts, client: Client) -> None:
         """As the gateway's answers do: resolve the name of the model, and wait until it can be served."""
