@@ -1,4 +1,4 @@
-"""What an iteration is made of and whose memory it may touch, decided without a device.
+"""Decides the contents of iterations and the owners of memory, without a device.
 
 Pure: no torch, no sockets, no clock. The engine drives it with tensors, the simulator without.
 """

@@ -1,4 +1,4 @@
-"""What no engine of this size could ever compute, and is refused at once with what to change."""
+"""Refuses at once what no engine of this size could ever compute, and says what to change."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from motet_runner.interface import NewSequence
 
 
 def admitted(new: NewSequence, *, max_length: int, vocabulary: int, promisable: int) -> NewSequence:
-    """The sequence with its options as engines compute them. Raises InvalidRequest. `promisable`: the pages that may be
+    """The sequence with its options as engines compute them. Raises InvalidRequest. `promisable`: how many pages may be
     promised while only its adapter is in use."""
     sampling = new.sampling.checked(vocabulary)
     length = len(new.prompt) + sampling.max_tokens

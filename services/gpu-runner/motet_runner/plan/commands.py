@@ -30,10 +30,10 @@ class Commands:
         self._vocabulary = vocabulary
         self._arrivals = 0
         self.supervised = False
-        """Whether a supervisor decides about promises"""
+        """True if a supervisor decides about promises"""
 
     def add(self, new: NewSequence) -> Sequence:
-        """Take a sequence in; raises Declined when it does not fit now, InvalidRequest when it never will."""
+        """Add a sequence. Raises Declined if it does not fit now, InvalidRequest if it never will."""
         ledger, adapter_pages = self._memory.ledger, self._adapters.pages_of(new.adapter)
         error = self._adapters.too_large(new.adapter) or self._too_long(new)
         if error is not None:
@@ -67,7 +67,7 @@ class Commands:
         return sequence
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> Sequence | None:
-        """Forget a sequence and free its pages at once; None when there is none of that epoch."""
+        """Forget a sequence and free its pages at once; None if no sequence has that epoch."""
         sequence = self._sequences.get(request)
         if sequence is None or epoch not in (None, sequence.new.epoch):
             return None
@@ -92,7 +92,7 @@ class Commands:
         return self._memory.resume(sequence, min(promise, max(sequence.most_pages, 1)))
 
     def load_adapter(self, adapter: Digest, layout: AdapterLayout) -> None:
-        """Say where an adapter is on this machine. It loads as soon as it can have its pages."""
+        """Register where an adapter is on this machine. It loads as soon as it can get its pages."""
         new = not self._adapters.is_known(adapter)
         self._adapters.register(adapter, layout)
         if not new:
@@ -113,9 +113,10 @@ class Commands:
         self._memory.ledger.overcommit = factor
 
     def _promise_pages(self, sequence: Sequence) -> None:
-        """Raises Declined, with what it holds already, when its promise does not fit beside the adapters in use."""
+        """Raises Declined if the promise, minus the pages that it already holds, does not fit beside the adapters in
+        use."""
         new = sequence.new
-        # It holds the pages that it shares from now on: only then are they charged once.
+        # The sequence holds its shared pages from now on: only then are they charged once.
         self._memory.share_cached(sequence, new.promise)
         free = self._promisable(new.adapter)
         if new.promise > free:
@@ -130,15 +131,15 @@ class Commands:
         return too_long_beside_adapter(new, adapter_pages=self._adapters.pages_of(new.adapter), pages=pages)
 
     def _promisable(self, adapter: Digest) -> int:
-        """What a new sequence of this adapter may be promised now. Without a supervisor, parked sequences are sure to
-        come back, with their adapters."""
+        """How many pages a new sequence of this adapter may be promised now. Without a supervisor, parked sequences are
+        sure to come back, with their adapters."""
         parked = [] if self.supervised else self._sequences.parked()
         in_use = self._adapters.pages_in_use(adapter, *(sequence.adapter for sequence in parked))
         ledger = self._memory.ledger
         return ledger.limit_beside(in_use) - ledger.promised - sum(sequence.wanted for sequence in parked)
 
     def _promised(self, request: RequestId, epoch: int, promise: int) -> Sequence | None:
-        """The sequence that a command names, unless it is parked or has another promise now."""
+        """The sequence that a command names, unless it is parked or its promise has changed."""
         sequence = self._sequences.of_epoch(request, epoch)
         if sequence is None or sequence.promise != promise or sequence.state is State.PARKED:
             return None

@@ -4,15 +4,15 @@ First-come, first-served: whoever came earlier takes a place and prefill tokens 
 run, the earlier never has fewer iterations (OR-07). `joining` says who starts in presets with another order.
 
 A preset may put prompts first (SW-13). Decodes without room in the iteration are then paused: they keep their pages. A
-sequence that was paused as often as the preset allows goes before all others and is never paused again (SW-14).
+sequence that was paused as often as the preset allows goes first and is never paused again (SW-14).
 
-Suspects, in whose company an engine has died, are the exception: each is computed alone until it has shown that it can
-be computed, so that the next death tells the request that kills engines from its neighbours. Every other iteration is
-for everybody else: suspects slow their neighbours down by half at most.
+Suspects (sequences that an engine had when it died) are the exception: each is computed alone until it has shown that
+it can be computed, so that the next death tells the request that kills engines from its neighbours. Every other
+iteration is for the others: suspects slow their neighbours down by half at most.
 
 Presets that cut prompts take fewer prompt tokens beside decodes than alone, so that no decode waits long for its next
-token; `step_costs` knows how many. They take answers that another runner began before all prompts and without that
-limit: those came first, to the other runner, and their readers wait for the next token as those of decodes do.
+token; `step_costs` knows how many. Answers that another runner began come before all prompts, without that limit: they
+came first, to the other runner, and their readers wait for the next token, as readers of decodes do.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,13 +24,13 @@ from motet_runner.plan.presets import UNBOUNDED, Preset
 from motet_runner.plan.sequence import Sequence
 
 PromptTokensBeside = Callable[[int, int], int]
-"""From the number of decodes of an iteration and the number of sequences in their prompt phase: how many prompt tokens
-the iteration takes, at least one."""
+"""Gets the number of an iteration's decodes and of sequences in their prompt phase → how many prompt tokens the
+iteration takes, at least one."""
 
 
 @dataclass(slots=True)
 class Work:
-    """One sequence's rows: tokens [start, start + count) of it. `samples` when they end at its newest token."""
+    """One sequence's rows: tokens [start, start + count) of it. `samples` if they include its newest token."""
 
     sequence: Sequence
     start: int
@@ -45,7 +45,7 @@ class Iteration:
     paused: list[Sequence] = field(default_factory=list)
     """Decoding sequences that this iteration leaves out for prompts."""
     passed_over: list[Sequence] = field(default_factory=list)
-    """Sequences that do not start although one that arrived later does."""
+    """Sequences that do not start although a later one does."""
 
     @property
     def work(self) -> list[Work]:
@@ -61,7 +61,7 @@ class Iteration:
 
     @property
     def suspect(self) -> Sequence | None:
-        """The sequence that this iteration computes alone because of what may happen."""
+        """The suspect that this iteration computes alone."""
         work = self.work
         return work[0].sequence if len(work) == 1 and work[0].sequence.suspect else None
 
@@ -77,7 +77,7 @@ class Iteration:
         )
 
     def begin(self) -> None:
-        """Note for each sequence what it means that this iteration is computed."""
+        """Update each sequence's counters, because this iteration is computed."""
         for work in self.work:
             work.sequence.started = True
             work.sequence.paused = False
@@ -98,12 +98,12 @@ def compose(
     free_pages: int | None = None,
     beside: PromptTokensBeside | None = None,
 ) -> Iteration:
-    """Choose the rows of one iteration among sequences that could run, given in order of arrival.
+    """Choose the rows of one iteration among runnable sequences, given in order of arrival.
 
-    `places` bounds how many sequences have started and not finished (OR-08). A sequence at its promise is skipped,
-    and only that one (S3-10). With `suspects_first` a suspect goes before the others, otherwise after them.
-    `free_pages` is what the store can give now; only presets that pause look at it. `beside` bounds the prompt tokens
-    of an iteration that also decodes, for presets that cut prompts; None: only `chunk_tokens` does.
+    `places` bounds how many sequences have started and not finished (OR-08). A sequence at its promise is skipped, and
+    only that one (S3-10). With `suspects_first` a suspect goes before all others, otherwise after them. `free_pages`:
+    how many pages are free now; only presets that pause use it. `beside` bounds the prompt tokens of an iteration that
+    also decodes, for presets that cut prompts; None: only `chunk_tokens` does.
     """
     started: list[Sequence] = []
     fresh: list[Sequence] = []
@@ -167,7 +167,7 @@ def _rows(
 
 
 def _prompts_first(sequences: Iterable[Sequence], preset: Preset, free_pages: int | None) -> Iteration:
-    """Who may not be paused again, then prompts by arrival, then those that were paused, then the other decodes.
+    """First the sequences that may not be paused again, then prompts by arrival, then paused decodes, then the others.
 
     Decodes count as tokens of the iteration, too. One prompt is always taken, however long it is (SW-11), if there are
     pages for it (SW-12).

@@ -1,13 +1,13 @@
-"""Decoding that goes on: all sequences that could run decode, in one iteration after the other.
+"""A series of iterations in which the same sequences decode: all that are runnable.
 
-Most iterations are like the one before. To compose one, the planner looks at every sequence: does it decode, does it
-stand at its promise, does it need a page? A round knows the answers for as many iterations as they hold. What it cannot
-know, the planner asks before each of them: whether a sequence has come, gone or changed its state, and whether there is
-something to copy or to load.
+Most iterations are like the one before. To compose one, the planner checks every sequence: does it decode, does it
+stand at its promise, does it need a page? A round computes the answers for as many iterations as they hold. The planner
+itself checks before each iteration what a round cannot know: whether a sequence has come, gone or changed its state,
+and whether there is something to copy or to load.
 
-Nor are the sequences touched: after a model call, each of them has to come from memory again. A round counts its
-iterations and keeps their tokens as columns. `write_back` brings its sequences up to date; the planner calls it before
-anybody else may look at them.
+Sequences are not touched either: after a model call, they are no longer in the CPU's cache. A round counts its
+iterations and keeps their tokens as columns. `write_back` updates its sequences; the planner calls it before anything
+else reads them.
 """
 
 from collections.abc import Iterable
@@ -33,38 +33,38 @@ class DecodeRound:
         eos_token_ids: frozenset[int] = frozenset(),
         window: int | None = None,
     ) -> None:
-        """`sequences` were all scheduled in the iteration before, each with its newest token. None of them is a
-        suspect: those are computed alone. `window`: how many tokens a token attends to, if all layers have such a
+        """`sequences` were all scheduled in the previous iteration, each with its newest token. No suspect is among
+        them: suspects are computed alone. `window`: how many tokens a token attends to, if all layers have such a
         window."""
         self.sequences = sequences
         self.adapters = adapters
-        """Where the runs of their adapters begin: the first page of each"""
+        """Adapter → the first page of its run"""
         self.restarts = [sequence.restarts for sequence in sequences]
         self._rows = tuple(sequence.row for sequence in sequences if sequence.row is not None)
         self._first_starts = starts = tuple(sequence.scheduled for sequence in sequences)
         self._left = min(map(_iterations_left, sequences))
         self._beginning = _by_turn(starts)
-        """Who begins a page in an iteration"""
+        """Per iteration (modulo PAGE_TOKENS), the sequences that begin a page"""
         self._leaving = None if window is None else _by_turn(start - window + 2 for start in starts)
-        """Whose window leaves a page in an iteration"""
+        """Per iteration (modulo PAGE_TOKENS), the sequences whose window leaves a page"""
         self._window = window or 0
 
         self._planned = 0
         self._collected = 0
         self._columns: list[Series[int]] = []
-        """The tokens of collected iterations, until all sequences have them"""
+        """The tokens of collected iterations, until they are written to all sequences"""
         self._known_planned = [0] * len(sequences)
         self._known_columns = [0] * len(sequences)
-        """How many iterations and columns each sequence knows"""
+        """How many iterations and columns were written to each sequence"""
 
         self._written_back = 0, 0
-        """How many iterations were planned and how many columns there were when all sequences knew"""
+        """How many iterations were planned and how many columns there were at the last `write_back`"""
         self._plain_until = self._unannounced_until = 0
         self._find_limits()
         self._stops = frozenset[int]().union(*(_stops_of(sequence, eos_token_ids) for sequence in sequences))
         self._filling = _by_turn(start + 1 for start in starts)
-        """Who has filled a page once an iteration is computed. Who could not add one to the cache then can do so only
-        after somebody has left, and that ends the round."""
+        """Per iteration (modulo PAGE_TOKENS), the sequences that have filled a page when it is computed. A sequence
+        that cannot add its page to the cache can do so only after another one has left, and that ends the round."""
         self._names = (
             tuple(sequence.request for sequence in sequences),
             tuple(sequence.new.epoch for sequence in sequences),
@@ -74,11 +74,11 @@ class DecodeRound:
 
     @property
     def ended(self) -> bool:
-        """Whether one of them may not be scheduled once more."""
+        """True if one of the sequences may not be scheduled again."""
         return self._planned >= self._left
 
     def schedule(self, memory: SequenceMemory) -> DecodeRows | None:
-        """The rows of the next iteration, with their pages taken; None if there are not as many."""
+        """The rows of the next iteration, with their pages taken; None if there are too few pages."""
         iteration = self._planned
         beginning = self._beginning[iteration % PAGE_TOKENS]
         if len(beginning) > memory.pages.free:
@@ -98,9 +98,9 @@ class DecodeRound:
         return DecodeRows(self._rows, self._first_starts, new_pages, iteration)
 
     def take(self, tokens: Series[int | None], memory: SequenceMemory) -> DecodedTokens | None:
-        """The oldest iteration under way has brought these tokens, and nothing else.
+        """Takes the result of the oldest launched iteration, which has only these tokens.
 
-        → None, and nothing has happened, if they may mean more to some sequence than another token.
+        → None, without any change, if a token may end a sequence or do more than extend it.
         """
         iteration = self._collected
         if iteration >= self._plain_until or self._planned > self._unannounced_until:
@@ -114,10 +114,10 @@ class DecodeRound:
         return DecodedTokens(*self._names, self._first_indices, iteration, finite)
 
     def plain_iterations(self, memory: SequenceMemory) -> int:
-        """How many iterations come, as far as sequences and pages tell, that bring nothing but tokens and evict
-        nothing. None may be under way."""
+        """How many coming iterations, as far as sequences and pages tell, have only tokens as results and evict
+        nothing. No iteration may be launched."""
         if self._leaving is not None:
-            return 0  # pages come free between them, which `leap` does not follow
+            return 0  # iterations free pages, which `leap` does not do
         most = min(
             self._left - self._planned, self._plain_until - self._collected, self._unannounced_until - self._planned
         )
@@ -131,11 +131,11 @@ class DecodeRound:
         return max(0, most)
 
     def pages_beginning(self, count: int) -> int:
-        """How many pages the iteration takes that comes after `count` more."""
+        """How many pages the iteration `count` iterations ahead takes."""
         return len(self._beginning[(self._planned + count) % PAGE_TOKENS])
 
     def leap(self, count: int, tokens: Series[int], memory: SequenceMemory) -> None:
-        """`count` of the `plain_iterations` at once, of which each has brought these tokens."""
+        """Takes `count` of the `plain_iterations` at once, each with these tokens as results."""
         for sequence, first in zip(self.sequences, self._first_starts, strict=True):
             memory.grow(sequence, first + self._planned + count)
             memory.rows.new_pages_of(sequence)
@@ -148,12 +148,12 @@ class DecodeRound:
                 memory.add_to_cache(sequence)
 
     def collected_otherwise(self) -> None:
-        """Somebody else has taken in the oldest iteration under way, after `write_back`."""
+        """To be called after `write_back`, when others have taken the oldest launched iteration's result."""
         self._collected += 1
         self._find_limits()
 
     def write_back(self) -> None:
-        """Tell the sequences what has happened."""
+        """Update the sequences."""
         if self._written_back == (self._planned, len(self._columns)):
             return
         for place in range(len(self.sequences)):
@@ -163,9 +163,8 @@ class DecodeRound:
         self._written_back = self._planned, 0
 
     def _find_limits(self) -> None:
-        """Until when iterations bring their sequences nothing but tokens, if none is a stop token, counted when they
-        are collected; and until when no promise's end is near, counted when they are planned. All sequences know what
-        has happened."""
+        """Computes two limits: until which collected iteration the sequences get only tokens, if none is a stop token;
+        and until which planned iteration no promise is near its end. All sequences must be up to date."""
         self._plain_until = self._planned + min(map(_plain_tokens, self.sequences))
         self._unannounced_until = self._planned + min(map(_iterations_until_near_promise, self.sequences))
 
@@ -181,7 +180,7 @@ class DecodeRound:
         self._known_planned[place], self._known_columns[place] = self._planned, len(columns)
 
     def _add_to_cache(self, iteration: int, memory: SequenceMemory) -> None:
-        """The pages that are full now"""
+        """Adds the pages that are full now."""
         for place in self._filling[iteration % PAGE_TOKENS]:
             if self.sequences[place].chain is not None:
                 self._write_one_back(place)
@@ -189,13 +188,13 @@ class DecodeRound:
 
 
 def may_go_on(decodes: list[Work], runnable: list[Sequence]) -> bool:
-    """Whether an iteration of these decodes has all sequences that could run, in their order."""
+    """True if these decodes are all runnable sequences, in their order."""
     return len(decodes) == len(runnable) and all(map(is_, (work.sequence for work in decodes), runnable))
 
 
 def _by_turn(numbers: Iterable[int]) -> list[list[int]]:
-    """For each iteration, which begin anew after PAGE_TOKENS: the places of the numbers that are multiples of that by
-    then, if each grows by one an iteration."""
+    """For each iteration modulo PAGE_TOKENS: the indices of the numbers that are then multiples of PAGE_TOKENS, if each
+    grows by one per iteration."""
     turns: list[list[int]] = [[] for _ in range(PAGE_TOKENS)]
     for place, number in enumerate(numbers):
         turns[-number % PAGE_TOKENS].append(place)
@@ -208,7 +207,7 @@ def _all_finite(tokens: Series[int | None]) -> list[int] | None:
 
 
 def _iterations_left(sequence: Sequence) -> int:
-    """How often its newest token may be scheduled from now on: see `Sequence.may_be_scheduled`."""
+    """How often the newest token may be scheduled from now on: see `Sequence.may_be_scheduled`."""
     left = min(sequence.room, sequence.new.sampling.max_tokens - sequence.output_tokens - sequence.pending)
     if sequence.restarts_after is None:
         return left
@@ -216,7 +215,7 @@ def _iterations_left(sequence: Sequence) -> int:
 
 
 def _plain_tokens(sequence: Sequence) -> int:
-    """How many more iterations neither end it nor change its keys."""
+    """How many more iterations neither end the sequence nor change its keys."""
     length = sequence.scheduled + 1
     plain = sequence.prompt_tokens + sequence.new.sampling.max_tokens - length - 1
     if sequence.restarts_after is not None:
@@ -225,7 +224,7 @@ def _plain_tokens(sequence: Sequence) -> int:
 
 
 def _iterations_until_near_promise(sequence: Sequence) -> int:
-    """How many may be planned before its promise's end is announced: see `Sequence.nears_promise`."""
+    """How many iterations may be planned before its promise's end is announced: see `Sequence.nears_promise`."""
     if sequence.announced or sequence.promise >= sequence.most_pages:
         return _NO_LIMIT
     return (sequence.promise - 1) * PAGE_TOKENS - sequence.scheduled - 1

@@ -1,10 +1,10 @@
 """One budget of device memory for KV pages and adapters: all of it is one pool of pages, as in S-LoRA's unified paging.
 
-An adapter has a run, which is a number of contiguous pages. Runs are granted from the high end and KV pages from the
-low end. KV pages in the way of a new run are moved, and runs are moved together when no gap between them is large
-enough. The pages of an adapter that no live sequence uses become KV when they are needed, and the other way round.
+An adapter has a run, which is a number of contiguous pages. Runs are allocated from the high end and KV pages from the
+low end. KV pages in the way of a new run are moved, and runs are compacted if no gap is large enough. The pages of an
+adapter that no live sequence uses become KV pages when they are needed, and the other way round.
 
-Pure: it computes numbers, and effects that the engine carries out in their order before the next model call.
+Pure: it computes numbers, and effects that the engine carries out in order before the next model call.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ from motet_runner.plan.page_copies import Copy, Effect, Tier, Wipe
 from motet_runner.plan.pages import PageAllocator
 
 IsLive = Callable[[Digest], bool]
-"""Whether live sequences use an adapter. Then it may be moved, but not evicted."""
+"""True if live sequences use an adapter: it may then be moved, but not evicted."""
 
 _Marks = npt.NDArray[np.bool_]
 
@@ -38,12 +38,12 @@ class AdapterRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A run of an adapter, and what it takes. The adapter's bytes are written after the effects."""
+    """A run for an adapter, and the changes that it needs. The adapter's bytes are written after the effects."""
 
     run: AdapterRun
     evicted: tuple[Digest, ...]
     moved: Mapping[int, int]
-    """KV page → the page to which it is moved: its holders must know, the prefix cache among them."""
+    """KV page → the page to which it is moved: its holders, the prefix cache included, must be told."""
     effects: tuple[Effect, ...]
 
 
@@ -60,14 +60,14 @@ class _Arrangement(NamedTuple):
 
     run: AdapterRun
     starts: Mapping[Digest, int]
-    """Of the other adapters that stay"""
+    """Adapter → where its run begins, for the others that stay"""
     dropped: Sequence[int]
     moves: Mapping[int, int]
-    """Page → page, of KV and of adapters"""
+    """Old page → new page, of KV and of adapters"""
 
 
 class DeviceBudget:
-    """Adapters hold their pages in `pages`, like sequences do theirs."""
+    """Adapters hold their pages in `pages`, like sequences."""
 
     def __init__(self, pages: PageAllocator, *, max_adapters: int) -> None:
         self.pages = pages
@@ -78,14 +78,14 @@ class DeviceBudget:
 
     @property
     def adapters(self) -> list[Digest]:
-        """Those on the device, the least recently used first."""
+        """The adapters on the device, the least recently used first."""
         return list(self._runs)
 
     def run_of(self, adapter: Digest) -> AdapterRun:
         return self._runs[adapter]
 
     def could_grant(self, count: int, is_live: IsLive) -> bool:
-        """Whether pages and adapters suffice for a run."""
+        """True if a run fits, after evictions, into the pages and the number of adapters."""
         idle = [run.length for adapter, run in self._runs.items() if not is_live(adapter)]
         enough = self.pages.free + sum(idle) >= count
         return enough and len(self._runs) - len(idle) < self.max_adapters
@@ -105,10 +105,10 @@ class DeviceBudget:
         self._runs.move_to_end(adapter)
 
     def grant(self, adapter: Digest, count: int, is_live: IsLive, *, evict: bool = True) -> Grant | None:
-        """A run of `count` pages for an adapter that is not on the device. None, and nothing is changed, if there is
-        none now.
+        """A run of `count` pages for an adapter that is not on the device. None, without any change, if there is no
+        room now.
 
-        Empty pages are taken first, then those that the prefix cache yields, then those of idle adapters, least
+        Empty pages are taken first, then pages that the prefix cache yields, then those of idle adapters, least
         recently used first. Without `evict` only empty pages are taken, and nothing is moved.
         """
         assert adapter not in self._runs, adapter
@@ -122,13 +122,13 @@ class DeviceBudget:
         return None
 
     def release(self, adapter: Digest) -> tuple[Effect, ...]:
-        """The adapter leaves the device. Its pages are wiped, because what is in them is no finite KV."""
+        """The adapter leaves the device. Its pages are wiped, because as KV their contents might not be finite."""
         run = self._runs.pop(adapter)
         self.pages.give_last(run.pages)
         return (Wipe(Tier.DEVICE, tuple(run.pages)),)
 
     def reclaim(self, count: int, is_live: IsLive) -> Reclaimed | None:
-        """Evict idle adapters until `count` pages are free, least recently used first. None, and nothing is changed, if
+        """Evict idle adapters until `count` pages are free, least recently used first. None, without any change, if
         they do not suffice."""
         evicted, free = [], self.pages.free
         for adapter, run in self._runs.items():
@@ -167,7 +167,7 @@ class DeviceBudget:
     def _place(
         count: int, runs: Mapping[Digest, AdapterRun], starts: Mapping[Digest, int], held: _Marks, *, moves: bool
     ) -> int | None:
-        """Where the run begins: where the fewest KV pages are in the way, and of such places the highest."""
+        """Where the run begins: the place with the fewest KV pages in the way, the highest of equal ones."""
         if count > len(held):
             return None
         blocked = np.zeros_like(held) if moves else held.copy()
@@ -190,7 +190,7 @@ class DeviceBudget:
         for one, start in starts.items():
             self._runs[one] = AdapterRun(start, self._runs[one].length)
         self._runs[adapter] = run
-        # A page that became free is KV's next. If a KV page was moved to it, it has been written over.
+        # Free pages may become KV, so they are wiped; a page that a KV page was moved to is already overwritten.
         wiped = tuple(sorted(page for page in of_adapters | scratch if self.pages.is_empty(page)))
         effects: list[Effect] = [*copies, *([Wipe(Tier.DEVICE, wiped)] if wiped else [])]
         moved = {old: new for old, new in moves.items() if old not in of_adapters}
@@ -198,13 +198,13 @@ class DeviceBudget:
 
 
 def _in_windows(marks: _Marks, count: int) -> npt.NDArray[np.int64]:
-    """For each place where `count` pages may begin: how many of them are marked."""
+    """For each place where `count` pages may begin: how many of the pages are marked."""
     until = np.concatenate(([0], np.cumsum(marks, dtype=np.int64)))
     return until[count:] - until[:-count]
 
 
 def _packed(runs: Mapping[Digest, AdapterRun], capacity: int) -> dict[Digest, int]:
-    """The starts of all runs once they are moved together at the high end, in their order."""
+    """The starts of all runs when they are compacted at the high end, in their order."""
     starts, end = {}, capacity
     for adapter, run in sorted(runs.items(), key=lambda each: -each[1].start):
         end -= run.length
@@ -230,8 +230,8 @@ def _moves(
 
 
 def _copies(moves: Mapping[int, int], spare: int | None) -> tuple[list[Copy], set[int]]:
-    """Copies that make all moves and never write over a page that is still to be copied; and the pages that they use
-    besides. `spare` is free and no target, if there is such a page."""
+    """Copies that make all moves and never overwrite a page that is still to be copied; and the pages that they use as
+    scratch. `spare`: a free page that is no target, if there is one."""
     pending = dict(moves)
     source_of = {new: old for old, new in moves.items()}
     used: set[int] = set()
@@ -239,8 +239,8 @@ def _copies(moves: Mapping[int, int], spare: int | None) -> tuple[list[Copy], se
     ready = [old for old, new in pending.items() if new not in pending]
     while pending:
         if not ready:
-            # Only cycles are left. One page of each is put aside. A run is granted at least one page, which is free, or
-            # is free by now.
+            # Only cycles are left: one page of each is copied to a scratch page. One exists: a run has at least one
+            # page, which is free or has become free.
             if spare is None:
                 spare = next(old for old in moves if old not in pending and old not in source_of)
             used.add(spare)

@@ -1,4 +1,4 @@
-"""What the results of an iteration mean for its sequences: their next tokens, their ends, their adapters."""
+"""Applies the results of an iteration to its sequences: next tokens, ends, adapters."""
 
 from motet.domain import PAGE_TOKENS, Digest
 from motet.errors import NotFinite, Overloaded
@@ -39,7 +39,7 @@ class IterationResults:
         self._eos_token_ids = eos_token_ids
 
     def take(self, launched: Launched, result: StepResult) -> None:
-        """Take in what an iteration has brought. Sequences that have gone meanwhile are left out."""
+        """Take an iteration's result. Sequences that have left since its launch are skipped."""
         self._take_loads(result)
         sampled = iter(result.sampled)
         logprobs = result.logprobs
@@ -98,7 +98,7 @@ class IterationResults:
     # -- tokens ------------------------------------------------------------------------------------------------------
 
     def _is_computed(self, sequence: Sequence, row: int, result: StepResult) -> bool:
-        """Whether this result is for a sequence. It may have gone meanwhile, or it goes now."""
+        """True if this result holds for a sequence: it may have left since the launch, or it leaves now."""
         if sequence not in self._sequences:
             return False
         if row not in result.out_of_memory:
@@ -112,8 +112,8 @@ class IterationResults:
         self._sequences.events.append(changed)
 
     def _take_scores(self, sequence: Sequence, scores: PromptScores | None) -> bool:
-        """Log probabilities of the prompt that the client does not have yet: what is computed again after a park may
-        be scored again. → False if the sequence cannot go on"""
+        """Take log probabilities of the prompt that the client does not have yet: tokens that are computed again after
+        a park may be scored again → False if the sequence cannot go on"""
         if scores is None:
             return True
         if not scores.finite:

@@ -1,8 +1,8 @@
-"""Who starts next among those that wait (OR-06, S3-05).
+"""Which of the waiting sequences start next (OR-06, S3-05).
 
-By arrival, the first one without room ends the choice: nobody overtakes it. Largest first fills memory better: those
-without room are skipped, and smaller ones take what is left. That could pass the same one over for ever. So whoever was
-passed over `PASSED_OVER_AT_MOST` times goes first, and ends the choice when it has no room.
+By arrival, the first sequence without room ends the choice: nobody overtakes it. Largest first fills memory better:
+sequences without room are skipped, and smaller ones take what is left. That could pass over the same one for ever. So a
+sequence that was passed over `PASSED_OVER_AT_MOST` times goes first, and ends the choice if it has no room.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from motet_runner.plan.presets import UNBOUNDED, Preset
 
 PASSED_OVER_AT_MOST = 32
-"""In how many choices others that arrived later may start instead of one that waits."""
+"""In how many choices later sequences may start before a waiting one."""
 
 
 class Waiting(Protocol):
@@ -20,18 +20,18 @@ class Waiting(Protocol):
 
     @property
     def promise(self) -> int:
-        """Pages."""
+        """In pages"""
 
     @property
     def passed_over(self) -> int:
-        """In how many choices one that arrived later started instead."""
+        """In how many choices a later sequence started instead."""
 
 
 Candidate = TypeVar("Candidate", bound=Waiting)
 
 
 def choose(waiting: Iterable[Candidate], preset: Preset, *, places: int, pages: int | None = None) -> list[Candidate]:
-    """At most `places` of those waiting, whose promises fit into `pages` together (None: into any number).
+    """At most `places` waiting sequences whose promises together fit into `pages` (None: no limit).
 
     They are given by arrival. The choice is made in the order of the preset.
     """
@@ -49,14 +49,14 @@ def choose(waiting: Iterable[Candidate], preset: Preset, *, places: int, pages: 
 
 
 def passed_over(waiting: Iterable[Candidate], starting: Iterable[Candidate]) -> list[Candidate]:
-    """Those of `waiting` that do not start although one that arrived later does."""
+    """Sequences of `waiting` that do not start although a later one does."""
     started = {one.arrival for one in starting}
     newest = max(started, default=0)
     return [one for one in waiting if one.arrival < newest and one.arrival not in started]
 
 
 def _in_order(waiting: list[Candidate], preset: Preset) -> Iterable[tuple[Candidate, bool]]:
-    """Each with whether it may be skipped when it has no room."""
+    """Each sequence, and True if it may be skipped when it has no room."""
     if preset.order == "arrival":
         return ((one, False) for one in waiting)
     overdue = [one for one in waiting if one.passed_over >= PASSED_OVER_AT_MOST]

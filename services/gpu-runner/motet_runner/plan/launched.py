@@ -1,4 +1,4 @@
-"""An iteration that is planned and not collected."""
+"""An iteration that is planned and not yet collected."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from motet_runner.plan.step_plan import DecodeRows, RowStep
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Who takes part, what the worker was told, and each sequence's `restarts` when it was planned."""
+    """The sequences, the worker's orders, and each sequence's `restarts` when the iteration was planned."""
 
     decoding: list[Sequence]
     decodes: DecodeRows
@@ -19,7 +19,7 @@ class Launched:
     steps: tuple[RowStep, ...] = ()
     restarts: list[int] = field(default_factory=list)
     round: DecodeRound | None = None
-    """The round that it is an iteration of"""
+    """The round to which it belongs"""
 
     def samples_of(self, sequence: Sequence) -> int:
         """How many tokens of a sequence it samples."""

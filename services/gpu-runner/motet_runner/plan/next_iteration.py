@@ -1,4 +1,4 @@
-"""Who takes part in the next iteration, with its pages taken."""
+"""Chooses the sequences of the next iteration, and takes its pages."""
 
 from itertools import islice
 
@@ -35,11 +35,11 @@ class NextIteration:
         self._beside = beside
         self._turns = SuspectTurns()
         self._was_suspect = False
-        """Whether the newest iteration is a suspect's"""
+        """True if the newest iteration is a suspect's"""
 
     def choose(self, *, supervised: bool, idle: bool) -> Iteration:
-        """`idle`: no iteration is under way. One for a suspect is announced first: that it is empty comes before it.
-        No other is under way beside a suspect's: of two, nobody could tell in which one an engine has died."""
+        """`idle`: no iteration is launched. A suspect's iteration is announced first, by an empty iteration with the
+        event. It runs without any other: of two, nobody could tell in which one an engine has died."""
         if self._was_suspect and not idle:
             return Iteration()
         protection = self._protection
@@ -60,7 +60,7 @@ class NextIteration:
         return iteration
 
     def share_cached(self) -> None:
-        """Sequences that will start soon look once more: others may have computed their pages meanwhile."""
+        """Sequences that will start soon look again: others may have computed their pages meanwhile."""
         fresh = (sequence for sequence in self._sequences.runnable() if sequence.row is None)
         for sequence in islice(fresh, self._places):
             self._memory.share_cached(sequence, sequence.promise)
@@ -69,7 +69,7 @@ class NextIteration:
         suspects_first = self._turns.suspects_first
         iteration, short = self._protection.take_pages(self._compose(suspects_first=suspects_first))
         if not iteration and short:
-            # Without pages for the one whose turn it is, the others may still have theirs.
+            # If the group whose turn it is lacks pages, the other group may still have its pages.
             iteration, short = self._protection.take_pages(self._compose(suspects_first=not suspects_first))
         if not iteration and short and idle:
             self._protection.make_way()
@@ -91,8 +91,8 @@ class NextIteration:
         )
 
     def waits_for_parent(self, sequence: Sequence) -> bool:
-        """Whether the parent of a sequence that has not started is about to compute pages that both need. It waits only
-        for one that came earlier and can go on, so no sequences wait for each other."""
+        """True if the parent of a sequence that has not started is about to compute pages that both need. A sequence
+        waits only for an earlier one that can go on, so there are no cycles."""
         if sequence.new.parent is None or self._preset.request_level:
             return False
         parent = self._sequences.get(sequence.new.parent)

@@ -1,4 +1,4 @@
-"""What is done with whole pages of memory. The engine does it before the next model call, in its order."""
+"""Operations on whole pages of memory. The engine carries them out before the next model call, in order."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,7 @@ class Tier(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The pages `pages` of `source` are copied to the pages `to` of `target`, each as a whole."""
+    """Copies whole pages: `pages` of `source` to `to` of `target`."""
 
     source: Tier
     pages: tuple[int, ...]
@@ -24,8 +24,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Wipe:
-    """The pages become zeros. A page that was no KV may hold numbers that are not finite, and attention multiplies what
-    it masks, too."""
+    """Zeroes pages. Contents that were no KV may not be finite, and attention multiplies masked values, too."""
 
     tier: Tier
     pages: tuple[int, ...]

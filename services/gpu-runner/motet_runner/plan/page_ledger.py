@@ -1,8 +1,8 @@
 """The promises of an engine's sequences, with shared pages charged once.
 
-Sequences that share a page hold it within the promise of each. So there are fewer pages needed than were promised, even
-when every sequence uses its whole promise. Sequences that share pages come and go as a whole: when one leaves, at least
-as many promised pages go as are no longer shared. So what was promised always stays within the limit.
+Sequences that share a page hold it within the promise of each. So fewer pages are needed than were promised, even if
+every sequence uses its whole promise. Sequences that share pages come and go as a whole: a leaving sequence frees at
+least as many promised pages as become unshared. So the promises always stay within the limit.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from motet_runner.plan.pages import PageAllocator
 
 
 class PageLedger(Ledger[RequestId]):
-    """Its capacity is the device's. What may be promised is less while adapters are in use."""
+    """Its capacity is the device's. Less may be promised while adapters are in use."""
 
     def __init__(self, pages: PageAllocator, pages_of_adapters: Callable[[], int]) -> None:
-        """`pages_of_adapters`: those that KV cannot have now."""
+        """`pages_of_adapters`: how many pages KV cannot get now."""
         super().__init__(pages.capacity)
         self._pages = pages
         self._pages_of_adapters = pages_of_adapters
 
     @property
     def kv_pages(self) -> int:
-        """The pages that KV can have now."""
+        """How many pages KV can get now."""
         return max(0, self.capacity - self._pages_of_adapters())
 
     @property
@@ -31,7 +31,7 @@ class PageLedger(Ledger[RequestId]):
         return self.limit_beside(self._pages_of_adapters())
 
     def limit_beside(self, pages_of_adapters: int) -> int:
-        """What may be promised while adapters have `pages_of_adapters` pages."""
+        """How many pages may be promised while adapters have `pages_of_adapters`."""
         return int(max(0, self.capacity - pages_of_adapters) * self.overcommit)
 
     @property

@@ -6,13 +6,13 @@ from itertools import islice
 
 
 class PageAllocator:
-    """Hands out page numbers. Several holders may share a page: it is free when the last one gives it back.
+    """Hands out page numbers. Several holders may share a page: it is free when its last holder gives it back.
 
     The prefix cache is a holder that yields: a page that only the cache holds counts as free, and is taken from the
-    cache when no other page is left. The page that the cache has held alone for longest goes first. Of the pages that
-    one holder gives back, the later ones go before the earlier ones.
+    cache if no other page is left. The page that has been only cached for longest goes first. Of the pages that one
+    holder gives back together, later ones go before earlier ones.
 
-    The page that was given back last is handed out first, because it is the warmest.
+    The page that was given back last is handed out first, because it is most likely still in a cache.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -21,25 +21,25 @@ class PageAllocator:
         """Called for each page that the cache has to yield, before the page is handed out again."""
         self._free = list(range(capacity - 1, -1, -1))
         self._holders = [0] * capacity
-        """Holders by page, without the prefix cache."""
+        """Page → how many holders it has, without the prefix cache."""
         self._cached = [False] * capacity
         self._only_cached: dict[int, None] = {}
-        """Pages that only the cache holds, in the order in which they go."""
+        """Pages that only the cache holds, in the order in which it yields them."""
         self._repeated = 0
 
     @property
     def free(self) -> int:
-        """Pages that `take` can give."""
+        """How many pages `take` can give."""
         return len(self._free) + len(self._only_cached)
 
     @property
     def repeated(self) -> int:
-        """How many pages fewer are in use than the holders have in all, because they share some. The prefix cache does
-        not count as a holder here."""
+        """How many pages sharing saves: the sum of all holders' pages minus the pages in use. The prefix cache does not
+        count as a holder here."""
         return self._repeated
 
     def take(self, count: int) -> list[int] | None:
-        """`count` pages with one holder each. None, and nothing is changed, if there are not as many free pages."""
+        """`count` pages with one holder each. None, without any change, if too few pages are free."""
         if count > self.free:
             return None
         if count == 0:
@@ -54,7 +54,7 @@ class PageAllocator:
         return taken
 
     def share(self, pages: Sequence[int]) -> None:
-        """Add a holder to pages that have one already."""
+        """Add a holder to pages that already have one."""
         for page in pages:
             if self._holders[page]:
                 self._repeated += 1
@@ -64,7 +64,7 @@ class PageAllocator:
             self._holders[page] += 1
 
     def is_shared(self, page: int) -> bool:
-        """Whether several holders have it, the cache included. Then none of them may write to it."""
+        """True if several holders, the cache included, have the page. Then none of them may write to it."""
         return self._holders[page] + self._cached[page] > 1
 
     def give(self, pages: Sequence[int]) -> None:
@@ -81,11 +81,11 @@ class PageAllocator:
     # -- the prefix cache ----------------------------------------------------------------------------------------------
 
     def only_cached(self, page: int) -> bool:
-        """Whether the prefix cache is its only holder."""
+        """True if the prefix cache is the page's only holder."""
         return page in self._only_cached
 
     def cache(self, page: int) -> None:
-        """The prefix cache becomes a holder of a page that has one already."""
+        """The prefix cache becomes a holder of a page that already has one."""
         assert self._holders[page], f"page {page} has no holder that computed it"
         assert not self._cached[page], f"page {page} is in the cache already"
         self._cached[page] = True
@@ -99,7 +99,7 @@ class PageAllocator:
             self._free.append(page)
 
     def most_valuable_cached(self) -> Iterable[int]:
-        """The pages that only the cache holds, the one that would go last first."""
+        """The pages that only the cache holds, in reverse order of their eviction."""
         return reversed(self._only_cached)
 
     def _take_from_cache(self, page: int) -> None:
@@ -126,13 +126,13 @@ class PageAllocator:
             self._take_from_cache(page)
 
     def take_these(self, pages: Collection[int]) -> None:
-        """One holder takes these pages, which are empty."""
+        """One holder takes these empty pages."""
         self._withdraw(set(pages))
         for page in pages:
             self._holders[page] = 1
 
     def give_last(self, pages: Sequence[int]) -> None:
-        """The only holder gives these pages back, and they are handed out after all others."""
+        """The only holder gives these pages back. They are handed out after all other free pages."""
         for page in pages:
             assert self._holders[page] == 1, f"page {page} has {self._holders[page]} holders"
             assert not self._cached[page], f"page {page} is in the cache"
@@ -140,8 +140,8 @@ class PageAllocator:
         self._free[:0] = pages
 
     def relocate(self, moves: Mapping[int, int]) -> None:
-        """All holders of a page have another page instead, which must be empty if nothing is moved away from it. The
-        prefix cache must be told, too."""
+        """All holders of a page get another page instead, which must be empty or itself moved away. The prefix cache
+        must be told separately."""
         if not moves:
             return
         moved = {new: (self._holders[old], self._cached[old]) for old, new in moves.items()}

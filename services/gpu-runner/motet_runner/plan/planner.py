@@ -1,12 +1,11 @@
 """Plans iterations: takes commands and results of iterations, and says what the next iteration computes.
 
-A step is planned, launched by a worker and collected. The next one may be planned while this one runs: what is
-scheduled counts as computed then, and sampled tokens whose values are not known yet count as tokens. What must be
-copied between device and host is part of a plan, before its rows: that is why a page is never reused before its copy
-has ended.
+A step is planned, launched by a worker and collected. The next step may be planned while this one runs: scheduled
+tokens then count as computed, and sampled tokens count although their values are unknown. Copies between device and
+host are part of a plan, before its rows: so a page is never reused before its copy has ended.
 
-`commands` takes the commands, `next_iteration` says who takes part, `iteration_results` takes what came of it. Here the
-parts meet, and an iteration becomes the orders of a worker.
+`commands` takes the commands, `next_iteration` chooses the sequences, `iteration_results` takes the results. Here the
+parts are combined, and an iteration becomes the orders of a worker.
 """
 
 from collections import deque
@@ -55,7 +54,7 @@ class Planner:
         beside: PromptTokensBeside | None = None,
     ) -> None:
         self._sequences = SequenceTable()
-        # A sequence whose window leaves pages does not hold the first pages of its prefix, which sharing needs.
+        # A sequence whose window leaves pages gives up the first pages of its prefix, which sharing needs.
         self._memory = SequenceMemory(
             self._sequences,
             pages=pages,
@@ -71,7 +70,7 @@ class Planner:
         self.window = window
         """How many tokens a token attends to, itself included, if all layers have such a window."""
         self.steps = 0
-        """Iterations planned so far."""
+        """How many iterations were planned so far."""
         self._lives = lives = SequenceLives(self._sequences, self._memory, rope)
         self._commands = Commands(
             self._sequences,
@@ -95,7 +94,7 @@ class Planner:
         self._launched: deque[Launched] = deque()
         self._latest: _Latest | None = None
         self._round: DecodeRound | None = None
-        """The decoding that the latest iteration was part of, from its second iteration on"""
+        """The round of the latest iteration, from the round's second iteration on"""
 
     @property
     def sequences(self) -> SequenceTable:
@@ -131,21 +130,21 @@ class Planner:
 
     @property
     def commands(self) -> Commands:
-        """To be taken anew for each command: the next iteration may be another one than those before."""
+        """Read this property for each command: it makes the next iteration be planned anew."""
         self._end_round()
         return self._commands
 
     # -- plan --------------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next iteration, with its pages taken; None if there is nothing to compute or copy now.
+        """The next iteration, with its pages taken; None if there is nothing to compute or copy.
 
-        An iteration for one suspect is announced first: None with the event comes before it.
+        A suspect's iteration is announced first: the call before returns None and adds the event.
         """
         return self._plan_as_before() or self._plan_anew()
 
     def _plan_as_before(self) -> StepPlan | None:
-        """What `_plan_anew` would find out too, if the sequences that decode only go on."""
+        """The result of `_plan_anew`, but faster, if the decoding sequences just continue."""
         decoding = self._round_now()
         if decoding is None or decoding.ended:
             return None
@@ -157,7 +156,7 @@ class Planner:
         return StepPlan(number=self.steps, decodes=decodes, adapters=decoding.adapters)
 
     def _round_now(self) -> DecodeRound | None:
-        """The latest iteration's decoding, unless the next iteration may be another one."""
+        """The latest iteration's round, unless the next iteration may differ."""
         latest, memory = self._latest, self._memory
         if (
             latest is None
@@ -214,7 +213,7 @@ class Planner:
                 [work.sequence.restarts for work in iteration.prefills],
             )
         )
-        # After a suspect, others have their turn, and know when it is computed again.
+        # After a suspect, the others have their turn.
         if iteration.decodes and not iteration.prefills and iteration.suspect is None:
             self._latest = _Latest(self._sequences.runnable(), iteration.decodes, plan.adapters)
         return plan
@@ -233,12 +232,12 @@ class Planner:
     # -- leap --------------------------------------------------------------------------------------------------------
 
     def plain_round(self) -> DecodeRound | None:
-        """The decoding that only goes on next, if nothing is under way: its `plain_iterations` may be leapt."""
+        """The round that just continues, if nothing is launched: `leap` may take its `plain_iterations`."""
         return None if self._launched else self._round_now()
 
     def leap(self, count: int, tokens: Series[int]) -> None:
-        """Take `count` plain iterations of the round at once, as if each had been planned and had brought `tokens`: a
-        simulator does, which knows the tokens beforehand. Only the numbers of the pages may be other ones."""
+        """Take `count` plain iterations of the round at once, as if each had been planned and its result were `tokens`:
+        for a simulator, which knows the tokens beforehand. Only page numbers may differ."""
         decoding = self.plain_round()
         assert decoding is not None
         decoding.leap(count, tokens, self._memory)
@@ -248,7 +247,7 @@ class Planner:
     # -- collect -----------------------------------------------------------------------------------------------------
 
     def collect(self, result: StepResult) -> None:
-        """Take in what the oldest launched iteration has brought."""
+        """Take the result of the oldest launched iteration."""
         launched = self._launched.popleft()
         decoding = launched.round
         if decoding is not None and result.only_tokens and self._is_as_planned(decoding):
@@ -264,8 +263,8 @@ class Planner:
             decoding.collected_otherwise()
 
     def take_decoded(self) -> DecodedTokens | None:
-        """The tokens since the last call as columns, if they are those of one iteration that has brought nothing else.
-        They are not in `take_outputs` then."""
+        """The tokens since the last call as columns, if they are one iteration's and its only results. `take_outputs`
+        then does not have them."""
         decoded, self._lives.decoded = self._lives.decoded, None
         return decoded
 
@@ -279,12 +278,12 @@ class Planner:
     # -- the round ---------------------------------------------------------------------------------------------------
 
     def _is_as_planned(self, decoding: DecodeRound) -> bool:
-        """Whether nobody has come or gone, and no state has changed, since the newest iteration of this round."""
+        """True if no sequence has come, gone or changed its state since the newest iteration of this round."""
         latest = self._latest
         return decoding is self._round and latest is not None and latest.runnable is self._sequences.runnable()
 
     def _write_back(self) -> None:
-        """All sequences know what has happened to them."""
+        """Updates all sequences."""
         if self._round is not None:
             self._round.write_back()
 
@@ -293,7 +292,7 @@ class Planner:
         self._latest = self._round = None
 
     def _may_act(self, sequence: Sequence) -> bool:
-        if sequence.state is State.LOADING:  # what it holds may be in the way of its adapter
+        if sequence.state is State.LOADING:  # its own pages may be in the way of its adapter
             return bool(sequence.pages) and self.adapters.is_known(sequence.adapter)
         return sequence.state is not State.PARKED or not self._commands.supervised
 
@@ -302,6 +301,6 @@ class _Latest(NamedTuple):
     """The latest iteration, if it only decoded."""
 
     runnable: list[Sequence]
-    """Those that could run when it was planned"""
+    """The sequences that were runnable when it was planned"""
     decodes: list[Work]
     adapters: dict[Digest, int]

@@ -1,11 +1,11 @@
-"""The prefix cache: full pages whose keys and values later sequences may use instead of computing them again.
+"""The prefix cache: full pages whose keys and values later sequences may reuse.
 
 Keys and values depend on the base model, on the adapter and on all tokens before (C11). So a page is found only by its
 adapter and its digest (`motet.prefix_hints`), which covers a salt, its tokens and all pages before it.
 
-The cache holds pages like a sequence does, but it yields them: see PageAllocator. It needs no list of children to drop
-a page later than the pages that come after it. Whoever holds a cached page holds all pages before it, too, and gives
-them back after it. `insert` sees to that.
+The cache holds pages like a sequence does, but it yields them: see PageAllocator. It needs no list of children to evict
+a page later than the pages that follow it: whoever holds a cached page also holds all pages before it, and gives them
+back later. `insert` ensures that.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ _Key = tuple[Digest, bytes]
 
 @dataclass(slots=True, eq=False)
 class PageChain:
-    """The digests of the full pages of one sequence. Each is computed once, when it is first needed."""
+    """The digests of the full pages of one sequence. Each is computed once, on demand."""
 
     adapter: Digest
     salt: bytes
@@ -30,14 +30,14 @@ class PageChain:
     """How many of the sequence's first pages are in the cache."""
 
     def extend(self, tokens: Sequence[int], pages: int) -> None:
-        """Have the digests of the first `pages` pages of `tokens`."""
+        """Compute the digests of the first `pages` pages of `tokens`, where missing."""
         digests = self.digests
         for index in range(len(digests), pages):
             previous = digests[-1] if digests else self.salt
             digests.append(page_digest(previous, tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS]))
 
     def pages_in_common(self, other: "PageChain") -> int:
-        """How many of the first pages have equal digests, of those that both have."""
+        """How many first pages have equal digests in both."""
         if (self.adapter, self.salt) != (other.adapter, other.salt):
             return 0
         low, high = 0, min(len(self.digests), len(other.digests))
@@ -55,9 +55,9 @@ class _Entry:
     key: _Key
     page: int
     index: int
-    """How many pages come before it."""
+    """How many pages come before it in its sequence."""
     previous: _Key | None
-    """Of the page before it. Only `check` needs it."""
+    """The previous page's key. Only `check` needs it."""
 
 
 class PrefixCache:
@@ -68,15 +68,15 @@ class PrefixCache:
         self._by_key: dict[_Key, _Entry] = {}
         self._by_page: dict[int, _Entry] = {}
         self.queried_tokens = 0
-        """Tokens of sequences that began to be computed."""
+        """How many tokens started sequences had."""
         self.hit_tokens = 0
-        """Of these, those that were in the cache."""
+        """How many of these tokens were in the cache."""
         self.evicted_pages = 0
-        """Pages that the cache had to yield."""
+        """How many pages the cache had to yield."""
         pages.on_cache_page_taken = self._on_page_taken
 
     def __len__(self) -> int:
-        """Pages in the cache."""
+        """How many pages are in the cache."""
         return len(self._by_page)
 
     def __contains__(self, page: int) -> bool:
@@ -84,7 +84,7 @@ class PrefixCache:
 
     def match(self, chain: PageChain, tokens: Sequence[int], *, first: int = 0, last: int | None = None) -> list[int]:
         """The cached pages of a sequence from page `first` on, without a gap; at most up to page `last`, and never the
-        page of its newest token, because one token at least must be computed. Changes nothing.
+        page of its newest token, because at least one token must be computed. Changes nothing.
         """
         end = (len(tokens) - 1) // PAGE_TOKENS
         end = end if last is None else min(end, last)
@@ -98,8 +98,8 @@ class PrefixCache:
         return found
 
     def attach(self, chain: PageChain, tokens: Sequence[int], pages: list[int], *, last: int | None = None) -> int:
-        """Let a sequence share the cached pages that come after `pages`, all of which are cached ones, and append them.
-        Returns how many there were."""
+        """Let a sequence share the cached pages that follow `pages`, which must all be cached, and append them. Returns
+        how many were added."""
         assert chain.cached == len(pages), f"{len(pages)} pages are held, {chain.cached} of them are cached"
         found = self.match(chain, tokens, first=len(pages), last=last)
         self._pages.share(found)
@@ -110,8 +110,8 @@ class PrefixCache:
     def insert(self, chain: PageChain, tokens: Sequence[int], pages: Sequence[int], full: int) -> None:
         """Add the first `full` pages of a sequence, which it holds and has computed to the end.
 
-        A page whose digest is in the cache already takes the place of the cached page, unless a sequence uses that
-        one. Then the pages after it are not added for now: the sequence holds no cached page before them.
+        If the digest of a page is already in the cache, the new page replaces the cached page, unless a sequence uses
+        the cached one. Then the pages after it are not added for now: the sequence holds no cached page before them.
         """
         chain.extend(tokens, full)
         for index in range(chain.cached, full):
@@ -133,16 +133,16 @@ class PrefixCache:
             chain.cached = index + 1
 
     def relocate(self, moves: Mapping[int, int]) -> None:
-        """Pages were moved, old page → new page. Some of them may be other holders' only."""
+        """Pages were moved: old page → new page. Some of them may not be in the cache."""
         moved = {moves[page]: self._by_page.pop(page) for page in moves if page in self._by_page}
         for page, entry in moved.items():
             entry.page = page
         self._by_page |= moved
 
     def hints(self, chains: Iterable[PageChain], count: int) -> list[int]:
-        """The hints of at most `count` pages: those that the sequences of `chains` use, and then those that will stay
-        for longest. Only pages that a prompt has hints of are named: its first ones. The search ends after a bounded
-        number of pages, so that a report of a large cache is made as quickly as one of a small cache."""
+        """The hints of at most `count` pages: first the pages that the sequences of `chains` use, then the pages that
+        will stay longest. Only a prompt's first pages have hints. The search is bounded, so that a report of a large
+        cache takes no longer than one of a small cache."""
         digests: dict[bytes, None] = {}
         for chain in chains:
             digests |= dict.fromkeys(chain.digests[: min(chain.cached, MAX_PROMPT_HINTS)])
@@ -169,7 +169,7 @@ class PrefixCache:
                 continue
             previous = self._by_key.get(entry.previous)
             assert previous is not None, f"page {page} is in the cache, and the page before it is not"
-            # A used page has no rank, and counts as one that goes last.
+            # A used page has no rank, and counts as evicted last.
             assert rank_of.get(previous.page, -1) <= rank_of.get(page, -1), (
                 f"page {previous.page} would be evicted before page {page}, which comes after it"
             )

@@ -1,7 +1,7 @@
-"""Every baseline is this engine with other numbers. Data, not branches.
+"""Every baseline is this engine with different numbers: data, not branches.
 
-A preset sets what the composer honours: how much prefill an iteration takes, and who joins a batch when. Its other half
-is what the scheduler promises a request on such a runner, by the rules of `motet.promises`.
+A preset sets what the composer reads: how much prefill an iteration takes, and who joins a batch when. It also sets
+what the scheduler promises a request on such a runner, by the rules of `motet.promises`.
 """
 
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ class Preset:
     promise: PromiseRule = PromiseRule.EXPECTED
     """What a request is promised when it is admitted."""
     overcommit: float = 1.0
-    """By which factor the promises may exceed the pages. Only comparisons of presets use it: on a runner, the
+    """The factor by which promises may exceed the pages. Only comparisons of presets use it: on a runner, the
     supervisor sets the factor."""
     prefill_tokens: int | None = None
     """Prompt tokens in one iteration; None: any number."""
     prefills: int | None = None
     """Sequences in their prompt phase in one iteration; None: any number."""
     chunked: bool = False
-    """Prompts may be cut at the iteration's prefill tokens; otherwise a prompt is taken whole or not at all."""
+    """Prompts may be cut at the iteration's prefill tokens; otherwise a prompt is taken as a whole or not at all."""
     request_level: bool = False
     """Nobody joins until everybody who runs has finished (OR-18)."""
     order: Literal["arrival", "largest first"] = "arrival"
     """Who starts first when places or pages are short: by arrival (OR-07), or by promise, largest first (S3-05)."""
     pauses: int = 0
-    """How many iterations of one decoding sequence may be given to prompts instead (SW-13, SW-14). It keeps its KV.
-    0: decodes are never paused."""
+    """How many iterations of one decoding sequence may be given to prompts instead (SW-13, SW-14); it keeps its KV. 0:
+    decodes are never paused."""
 
 
 PRESETS: dict[str, Preset] = {

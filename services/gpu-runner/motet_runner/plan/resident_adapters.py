@@ -1,10 +1,10 @@
-"""Which adapters are on the device, which one loads, and which go (PU-07).
+"""Which adapters are on the device, which one loads, and which are evicted (PU-07).
 
-An adapter gets a run of pages before it loads. A worker reads it and copies it into the run, a part in each iteration,
-and says when all of it has arrived. One loads at a time, and all sequences that wait for it share the load.
+An adapter gets a run of pages before it loads. A worker copies it into the run, a part in each iteration, and reports
+when all of it has arrived. One adapter loads at a time, and all sequences that wait for it share the load.
 
 An adapter with live sequences stays. Of the others, the least recently used one goes first: for an adapter that a
-sequence waits for, or for KV. A load that nobody waits for takes only pages that are empty, and is given up as well.
+sequence waits for, or for KV. A load that nobody waits for takes only empty pages, and is also given up for them.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,13 +23,13 @@ from motet_runner.plan.step_plan import AdapterLoad
 
 @dataclass(slots=True, eq=False)
 class KnownAdapter:
-    """An adapter whose checked bytes are where `layout` says."""
+    """An adapter whose checked bytes are on this machine, see `layout`."""
 
     layout: AdapterLayout
     pages: int
-    """Of its run."""
+    """How many pages its run has."""
     arrived: bool = False
-    """Whether all of it is on the device."""
+    """True if all of it is on the device."""
 
 
 class ResidentAdapters:
@@ -47,11 +47,11 @@ class ResidentAdapters:
         self._pages_of_rank = pages_of_rank
         self._known: dict[Digest, KnownAdapter] = {}
         self._wanted: dict[Digest, None] = {}
-        """Those that shall load, in this order."""
+        """Adapters to load, in this order."""
         self._dropped: set[Digest] = set()
         self._loading: AdapterLoad | None = None
         self._loads = 0
-        """How many have begun."""
+        """How many loads have begun."""
         self._begun: list[AdapterLoad] = []
         self._evicted: list[Digest] = []
 
@@ -61,7 +61,7 @@ class ResidentAdapters:
     # -- what there is -----------------------------------------------------------------------------------------------
 
     def is_here(self, digest: Digest) -> bool:
-        """Whether rows of this adapter can be computed."""
+        """True if rows of this adapter can be computed."""
         known = self._known.get(digest)
         return digest == BASE or (known is not None and known.arrived)
 
@@ -69,50 +69,50 @@ class ResidentAdapters:
         return digest in self._known
 
     def pages_of(self, digest: Digest) -> int:
-        """The pages that the adapter takes on the device. 0: it is not known yet."""
+        """How many pages the adapter takes on the device. 0: it is not known yet."""
         known = self._known.get(digest)
         return 0 if known is None else known.pages
 
     def first_page_of(self, digest: Digest) -> int:
-        """Where the run of an adapter begins that the next iteration uses."""
+        """The first page of an adapter's run; the next iteration uses it."""
         self._budget.use(digest)
         return self._budget.run_of(digest).start
 
     def pages_in_use(self, *more: Digest) -> int:
-        """The pages that KV cannot have because of the adapters with live sequences, and of `more`. They count before
-        they are loaded, but never more of them than can be on the device together."""
+        """How many pages KV cannot get because of the adapters with live sequences, and of `more`. Adapters count
+        before they are loaded, but never more of them than fit on the device together."""
         sizes = sorted(map(self.pages_of, {*self._table.live_adapters(), *more}), reverse=True)
         return sum(sizes[: self._budget.max_adapters])
 
     def reclaimable(self, *, spare: Digest | None = None) -> int:
-        """The pages of adapters that KV may have instead."""
+        """How many pages of adapters KV may get instead."""
         return sum(self._budget.run_of(one).length for one in self._budget.adapters if not self._stays(one, spare))
 
     def pages_to_take(self, digest: Digest) -> int:
-        """The pages that the adapter does not have yet."""
+        """How many pages the adapter does not have yet."""
         return 0 if digest in self._budget.adapters else self.pages_of(digest)
 
     @property
     def busy(self) -> bool:
-        """Whether a plan could do something for an adapter now."""
+        """True if a plan could do something for an adapter now."""
         if self._loading is not None or self._begun or self._evicted or any(map(self._forgettable, self._dropped)):
             return True
         return any(not self._is_live(digest) or self._could_begin(digest) for digest in self._wanted)
 
     @property
     def still(self) -> bool:
-        """Whether there is nothing to do for adapters: none loads, shall load, has gone or is to be forgotten."""
+        """True if no adapter loads, is to load, has gone, or is to be forgotten."""
         changes = self._loading or self._begun or self._evicted or self._wanted
         return not changes and not any(map(self._forgettable, self._dropped))
 
     @property
     def loads_wait(self) -> bool:
-        """Whether sequences wait for adapters of which none can have its pages."""
+        """True if sequences wait for adapters, and no such adapter can get its pages."""
         return self._loading is None and any(map(self._is_live, self._wanted))
 
     @property
     def loads_lack_pages(self) -> bool:
-        """Whether sequences wait for adapters that lack pages, while there may be more adapters on the device."""
+        """True if sequences wait for adapters that lack only pages, not a place among the device's adapters."""
         return self.loads_wait and sum(map(self._is_live, self._budget.adapters)) < self._budget.max_adapters
 
     def too_large(self, digest: Digest) -> AdapterIncompatible | None:
@@ -130,8 +130,8 @@ class ResidentAdapters:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def register(self, digest: Digest, layout: AdapterLayout) -> None:
-        """The adapter's bytes are on this machine. It shall load if a sequence waits for it or fewer than the allowed
-        number of adapters are on the device."""
+        """The adapter's bytes are on this machine. It will load if a sequence waits for it, or if the device has fewer
+        adapters than allowed."""
         self._dropped.discard(digest)
         known = self._known.get(digest)
         if known is None:
@@ -143,7 +143,7 @@ class ResidentAdapters:
             self.want(digest)
 
     def want(self, digest: Digest) -> None:
-        """The adapter shall load, once it is known and can have its pages."""
+        """The adapter will load, once it is known and can get its pages."""
         if digest in self._known and digest not in self._budget.adapters:
             self._wanted[digest] = None
 
@@ -166,7 +166,7 @@ class ResidentAdapters:
         return tuple(effects)
 
     def reclaim(self, count: int, *, spare: Digest | None = None) -> tuple[Effect, ...] | None:
-        """Evict adapters until `count` pages are free. None, and nothing is changed, if that does not suffice."""
+        """Evict adapters until `count` pages are free. None, without any change, if that does not suffice."""
         reclaimed = self._budget.reclaim(count, lambda one: self._stays(one, spare))
         if reclaimed is None:
             return None
@@ -175,7 +175,7 @@ class ResidentAdapters:
         return reclaimed.effects
 
     def begin_load(self) -> Grant | None:
-        """Give pages to the next adapter that shall load, and evict others for it."""
+        """Give pages to the next adapter to load, and evict others for it."""
         if self._loading is not None:
             return None
         for digest in list(self._wanted):
@@ -203,7 +203,7 @@ class ResidentAdapters:
         return changes
 
     def loading(self) -> dict[int, int]:
-        """The load under way, if there is one → the first page of its run."""
+        """The current load's number, if there is one → the first page of its run."""
         return {} if self._loading is None else {self._loading.number: self._budget.run_of(self._loading.digest).start}
 
     # -- what a worker says ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which sequence has which row of the worker's table, and what of that the worker does not know yet."""
+"""Which sequence has which row of the worker's table, and which changes the worker does not know yet."""
 
 from motet_runner.plan.composer import Work
 from motet_runner.plan.sequence import Sequence
@@ -37,7 +37,7 @@ class RowAssignment:
             sequence.row, sequence.row_pages = None, 0
 
     def take_changes(self) -> tuple[tuple[int, ...], tuple[RowJoin, ...]]:
-        """Rows that have lost and got sequences since the last call."""
+        """Rows that have lost their sequences since the last call, and rows that have got one."""
         changes = tuple(self._leaves), tuple(self._joins)
         self._leaves.clear()
         self._joins.clear()

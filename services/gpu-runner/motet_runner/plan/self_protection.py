@@ -1,7 +1,7 @@
 """Self-protection: an engine extends, parks and resumes sequences by itself, so that the others can go on.
 
 It does so when a sequence stands at its promise and nobody answers (S3-10), when pages are short because promises were
-overcommitted (PU-15), and when an adapter has lacked pages for long.
+overcommitted (PU-15), and when an adapter has lacked pages for a long time.
 """
 
 from collections.abc import Callable
@@ -33,12 +33,13 @@ class SelfProtection:
         self._cheaper = cheaper
         self._give_up = give_up
         self._loads_waited = 0
-        """In how many iterations others ran while sequences waited for adapters that could not have their pages."""
+        """In how many iterations others ran while sequences waited for adapters that could not get their pages."""
 
     # -- promises ----------------------------------------------------------------------------------------------------
 
     def answer_overflows(self, *, supervised: bool, idle: bool) -> None:
-        """Extend or park for those who stand at their promise and got no answer. `idle`: no iteration is under way."""
+        """Extend or park for sequences that stand at their promise without an answer. `idle`: no iteration is
+        launched."""
         runnable = self._sequences.runnable()
         others_run = not all(sequence.stands_at_promise for sequence in runnable)
         for sequence in runnable:
@@ -60,7 +61,7 @@ class SelfProtection:
 
     def resume_parked(self) -> None:
         for sequence in self._sequences.parked():
-            # The pages must be there, not only promised: an overcommitted ledger would park it again at once.
+            # The pages must be free, not only promised: an overcommitted ledger would park it again at once.
             room = self._memory.free_beside(sequence.adapter) >= sequence.wanted
             if not room or any(other.stands_at_promise for other in self._sequences.runnable()):
                 return
@@ -70,8 +71,9 @@ class SelfProtection:
     # -- pages -------------------------------------------------------------------------------------------------------
 
     def take_pages(self, iteration: Iteration) -> tuple[Iteration, bool]:
-        """Take the pages of an iteration; whether they were short. They only are when promises were overcommitted; then
-        the newest of those who hold pages is parked (PU-15), or the one in need waits when it is the newest itself."""
+        """Take the pages of an iteration → the iteration, and True if pages were short. They are short only if promises
+        were overcommitted; then the newest sequence that holds pages is parked (PU-15), or the one in need waits if it
+        is the newest itself."""
         short = False
         for work in iteration.work:
             sequence = work.sequence
@@ -86,7 +88,7 @@ class SelfProtection:
         return iteration, short
 
     def make_way(self) -> None:
-        """Nobody can run for lack of pages, and no load can begin."""
+        """Frees pages when no sequence can run for lack of pages, and no load can begin."""
         holding = [sequence for sequence in self._sequences if sequence.pages]
         if holding:
             self._make_way(holding)
@@ -94,10 +96,10 @@ class SelfProtection:
     # -- adapters ----------------------------------------------------------------------------------------------------
 
     def load_before_others_run(self) -> None:
-        """Begin a load that others have kept from its pages in too many iterations.
+        """Begin a load that other sequences have kept from its pages in too many iterations.
 
-        They could do so for ever: more was promised than there is, or the adapter became known only after its sequence
-        was admitted, and the pages that it needs were promised to others. So the newest are parked, one after the
+        Without this they could do so for ever: more pages were promised than exist, or the adapter became known only
+        after its sequence was admitted, and its pages were promised to others. So the newest are parked, one after the
         other, until the adapter has its pages. The supervisor is not asked: it decides about promises, and here pages
         are short.
         """
@@ -110,12 +112,12 @@ class SelfProtection:
             self._memory.begin_load()
 
     def load_beside(self, *, nobody_runs: bool) -> None:
-        """Begin a load with the pages that an iteration has left: who runs goes before who waits."""
+        """Begin a load with the pages that an iteration leaves: running sequences come before waiting ones."""
         adapters = self._memory.adapters
         self._memory.begin_load()
         self._loads_waited = self._loads_waited + 1 if adapters.loads_lack_pages else 0
         if nobody_runs and adapters.loads_wait:
-            self.make_way()  # those who wait hold pages that their adapters need
+            self.make_way()  # waiting sequences hold pages that their adapters need
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -126,7 +128,7 @@ class SelfProtection:
         self._memory.park(sequence, wanted, self._cheaper(sequence), by_itself=True)
 
     def _make_way(self, candidates: list[Sequence]) -> None:
-        """Nobody can run and nobody may be chosen: the newest is parked beyond the rule, or goes, so the rest live."""
+        """No sequence can run and none may be a victim: park the newest anyway, or end it, so that the rest can run."""
         newest = max(candidates, key=newest_of_the_lowest_class)
         if newest.parked_times < MAX_PARKED:
             self._park(newest, newest.most_pages)

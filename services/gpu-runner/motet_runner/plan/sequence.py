@@ -1,4 +1,4 @@
-"""One sequence: its tokens, how far they are computed, what it was promised. The arithmetic has its names here."""
+"""One sequence: its tokens, how far they are computed, its promise, and the arithmetic on them."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from motet_runner.plan.prefix_cache import PageChain
 from motet_runner.plan.prompt_scores import first_to_score
 
 PROVED_BY_TOKENS = 2
-"""New tokens after which a suspect is one no longer: the first shows that its prompt and delivered tokens can be
+"""New tokens after which a sequence is no longer suspect: the first shows that its prompt and delivered tokens can be
 computed and its row sampled, the second that it can be decoded."""
 
 
@@ -17,38 +17,38 @@ computed and its row sampled, the second that it can be decoded."""
 class Sequence:
     new: NewSequence
     arrival: int
-    """Order of arrival at this engine."""
+    """Its number in the order of arrival at this engine."""
     promise: int
     tokens: list[int]
-    """Prompt and output. The last token's KV is computed by the iteration that asks for the next one."""
+    """Prompt and output. The last token's KV is computed by the iteration that samples the next one."""
     state: State
     scheduled: int = 0
-    """Tokens that launched iterations compute or have computed. Their KV lies in `pages` when those iterations end; of
-    a sequence parked by swap, it lies on the host."""
+    """How many tokens launched iterations have computed or will compute. Their KV is in `pages` when those iterations
+    end; the KV of a sequence parked by swap is on the host."""
     computed: int = 0
-    """Of the scheduled tokens, those of collected iterations."""
+    """How many of the scheduled tokens are of collected iterations."""
     pending: int = 0
-    """Output tokens that launched iterations sample. Their values are not known yet."""
+    """How many output tokens launched iterations sample. Their values are not known yet."""
     restarts: int = 0
-    """How often its KV was dropped. An iteration that was launched before counts no more as computed."""
+    """How often its KV was dropped. Iterations that were launched before do not count as computed."""
     restarts_after: int | None = None
-    """How many tokens it has at most before all its keys are computed again (`plan.length_rope`)"""
+    """The most tokens before all its keys are computed again (`plan.length_rope`)"""
     row: int | None = None
     """Its row of the worker's table, while it has one."""
     row_pages: int = 0
-    """How many of its pages the worker knows, with those that the window has left."""
+    """How many of its pages the worker knows, including those that the window has left."""
     pages: list[int] = field(default_factory=list)
     chain: PageChain | None = None
     """The digests of its pages. None: it shares no pages."""
     left_pages: int = 0
-    """Pages before `pages` that its attention's window has left. They were given back."""
+    """How many pages before `pages` its attention's window has left. They were given back."""
     announced: bool = False
     """Whether the end of the present promise has been announced (S3-10: once per promise)."""
     waited: int = 0
-    """Iterations it has stood at its promise without an answer."""
+    """For how many iterations it has stood at its promise without an answer."""
     started: bool = False
     passed_over: int = 0
-    """In how many iterations sequences that arrived later started instead."""
+    """In how many iterations later sequences started instead."""
     paused: bool = False
     """Whether the latest iteration left it out for prompts."""
     paused_times: int = 0
@@ -57,14 +57,15 @@ class Sequence:
     wanted: int = 0
     host_pages: list[int] = field(default_factory=list)
     """Where its KV lies in host memory while it is parked by swap."""
-    # What never changes, and is asked for in each iteration.
+    # Constants that each iteration reads.
     request: RequestId = field(init=False)
     adapter: Digest = field(init=False)
     prompt_tokens: int = field(init=False)
     to_score: int = field(init=False)
-    """The place in the prompt of the next token whose log probability is wanted; beyond the prompt if none is."""
+    """The place in the prompt of the next token whose log probability is wanted; beyond the prompt if none is
+    wanted."""
     most_pages: int = field(init=False)
-    """Pages of its longest possible life."""
+    """The pages of its longest possible life."""
 
     def __post_init__(self) -> None:
         new = self.new
@@ -79,12 +80,12 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Tokens, with those that are sampled but not known yet."""
+        """How many tokens it has, with those that are sampled but not known yet."""
         return len(self.tokens) + self.pending
 
     @property
     def scored(self) -> bool:
-        """No log probabilities of its prompt are wanted any more."""
+        """True if no more log probabilities of its prompt are wanted."""
         return self.to_score >= self.prompt_tokens
 
     @property
@@ -93,13 +94,13 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """All but the newest token are scheduled, so one row brings the next."""
+        """True if all but the newest token are scheduled, so that one row gives the next token."""
         return self.scheduled > 0 and len(self.tokens) + self.pending - self.scheduled == 1
 
     @property
     def may_be_scheduled(self) -> bool:
-        """Nothing is left once its last token is being sampled. A worker that gets a new row for it must know all of
-        its tokens, and so must one that computes its keys again."""
+        """False once its last token is being sampled. A worker that gets a new row for it, or computes its keys again,
+        must know all of its tokens."""
         if self.pending == 0:
             return True
         if self.restarts_after is not None and self.length > self.restarts_after:
@@ -108,17 +109,17 @@ class Sequence:
 
     @property
     def resumes(self) -> bool:
-        """Another runner began its answer, and its reader waits for the first token from here."""
+        """True if another runner began its answer, and its reader waits for the first token from here."""
         return 0 < len(self.new.delivered) == self.output_tokens
 
     @property
     def suspect(self) -> bool:
-        """An engine died while it had this sequence, and it has not shown yet that it can be computed."""
+        """True if an engine died while it had this sequence, and the sequence has not proved itself since."""
         return self.new.engines_lost > 0 and self.output_tokens - len(self.new.delivered) < PROVED_BY_TOKENS
 
     @property
     def room(self) -> int:
-        """Tokens that may still be scheduled within its promise."""
+        """How many tokens may still be scheduled within its promise."""
         return self.promise * PAGE_TOKENS - self.scheduled
 
     @property
@@ -127,12 +128,12 @@ class Sequence:
 
     @property
     def stands_at_promise(self) -> bool:
-        """It cannot go on without a larger promise."""
+        """True if it cannot go on without a larger promise."""
         return self.at_promise and self.may_be_scheduled
 
     @property
     def nears_promise(self) -> bool:
-        """What is to be computed next lies in the last promised page or beyond, and life may go on further."""
+        """True if its next token is in the last promised page or beyond, and its life may be longer."""
         return self.promise < self.most_pages and promises.is_near_promise(self.length, self.promise, self.most_pages)
 
     @property

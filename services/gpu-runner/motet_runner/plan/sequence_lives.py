@@ -1,4 +1,4 @@
-"""How sequences begin and end, whoever decides it: commands, results or self-protection."""
+"""How sequences begin and end, by commands, results or self-protection."""
 
 from motet.errors import MotetError
 from motet_runner.interface import DecodedTokens, Finish, SequenceOutput
@@ -14,39 +14,39 @@ class SequenceLives:
         self._memory = memory
         self._rope = rope
         self.outputs: list[SequenceOutput] = []
-        """What sequences have brought since somebody took it"""
+        """The sequences' outputs since they were last taken"""
         self.decoded: DecodedTokens | None = None
-        """The same of an iteration before those of `outputs`, if it has brought only tokens"""
+        """The outputs of an iteration before `outputs`, if they are only tokens"""
 
     def begin_keys(self, sequence: Sequence) -> None:
-        """None of its keys is computed. Say which pages may hold them, and how long they stay right."""
+        """To be called while no key is computed: sets which pages may hold its keys, and how long they stay right."""
         new, rope, tokens = sequence.new, self._rope, len(sequence.tokens)
         salt = rope.salt(len(new.prompt), tokens) if rope is not None else b""
         sequence.chain = self._memory.chain_of(new, salt)
         sequence.restarts_after = rope.restarts_after(tokens) if rope is not None else None
 
     def remove(self, sequence: Sequence) -> None:
-        """It leaves, and all that it holds is free."""
+        """Remove a sequence, and free all that it holds."""
         self._memory.release(sequence)
         self._sequences.remove(sequence)
 
     def give_up(self, sequence: Sequence, error: MotetError) -> None:
-        """It leaves with an error."""
+        """End a sequence with an error."""
         new, index = sequence.new, sequence.output_tokens
         failed = SequenceOutput(new.request, new.epoch, new.choice, index, [], finish=Finish.FAILED, error=error)
         self.outputs.append(failed)
         self.remove(sequence)
 
     def add_decoded(self, decoded: DecodedTokens) -> None:
-        """Another iteration has brought only tokens."""
+        """Add the result of an iteration that has only tokens."""
         if self.decoded is None and not self.outputs:
             self.decoded = decoded
-        else:  # they must stay in the order of iterations
+        else:  # outputs must stay in the order of iterations
             self.expand_decoded()
             self.outputs += decoded.outputs()
 
     def expand_decoded(self) -> None:
-        """Nobody has taken the columns: their tokens become outputs like all others."""
+        """If the columns were not taken, turn them into ordinary outputs."""
         if self.decoded is not None:
             self.outputs[:0] = self.decoded.outputs()
             self.decoded = None

@@ -1,8 +1,8 @@
 """Promises and pages of the sequences of an engine, and how sequences are parked and resumed (S3-11, S3-13, S3-14).
 
-Two books: the ledger has the promises, the page allocators have the pages that are in use. The prefix cache holds pages
-that have been in use, for as long as nobody needs them. Adapters have pages of the same pool, and those that no live
-sequence uses yield after the prefix cache.
+It keeps two books: the ledger has the promises, the page allocators have the pages in use. The prefix cache holds pages
+that were in use, until they are needed. Adapters have pages of the same pool, and yield pages that no live sequence
+uses, after the prefix cache.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,11 +21,11 @@ from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_table import SequenceTable
 
 MAX_PARKED_AS_VICTIM = 2
-"""A sequence that was parked this often is never chosen as a victim. The last parking asks for the whole remaining
-life, so a sequence that comes back from it never stands at a promise again: the rule cannot lock."""
+"""A sequence that was parked this often is never chosen as a victim. Its last parking asks for the whole remaining
+life, so it never stands at a promise again: there is no deadlock."""
 
 MAX_PARKED = 4
-"""How often one sequence may be parked in all, whoever asks for it."""
+"""How often one sequence may be parked in total, for any reason."""
 
 
 class SequenceMemory:
@@ -49,17 +49,17 @@ class SequenceMemory:
         self.copies: list[Effect] = []
         """Copies that the next iteration makes first."""
         self.moves: list[Mapping[int, int]] = []
-        """Pages that they move."""
+        """The moves of pages that these copies make."""
         self._table = table
 
     @property
     def free_share(self) -> float:
-        """Share of the pages that KV can have now which are free."""
+        """How much of the pages that KV can get now is free, as a share."""
         return min(1.0, self.free / max(1, self.ledger.kv_pages))
 
     @property
     def free(self) -> int:
-        """Pages that KV can take now: with those that the prefix cache and idle adapters yield."""
+        """How many pages KV can take now, including those that the prefix cache and idle adapters yield."""
         return self.pages.free + self.adapters.reclaimable()
 
     # -- promises ----------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class SequenceMemory:
         return True
 
     def announce_overflow(self, sequence: Sequence) -> None:
-        """Say once per promise that its end is near (S3-10)."""
+        """Report once per promise that its end is near (S3-10)."""
         if not sequence.announced and sequence.nears_promise:
             sequence.announced = True
             self._table.events.append(OverflowAhead(sequence.request, sequence.new.epoch, sequence.promise))
@@ -88,7 +88,7 @@ class SequenceMemory:
     # -- pages -------------------------------------------------------------------------------------------------------
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
-        """Take the pages that `tokens` tokens need; False, and nothing is changed, if there are not as many."""
+        """Take the pages that `tokens` tokens need. False, without any change, if there are too few."""
         missing = pages_for(tokens) - sequence.left_pages - len(sequence.pages)
         if missing <= 0:
             return True
@@ -99,7 +99,7 @@ class SequenceMemory:
         return True
 
     def _take(self, count: int, *, spare: Digest | None = None) -> list[int] | None:
-        """Pages for KV. The prefix cache yields first, then idle adapters do, but not `spare`."""
+        """Pages for KV. The prefix cache yields first, then idle adapters, but not `spare`."""
         if count > self.pages.free:
             effects = self.adapters.reclaim(count, spare=spare)
             if effects is None:
@@ -108,7 +108,7 @@ class SequenceMemory:
         return self.pages.take(count)
 
     def begin_load(self) -> None:
-        """Let the next adapter begin to load that can have its pages."""
+        """Begin to load the next adapter that can get its pages."""
         self.copies += self.adapters.forget_dropped()
         grant = self.adapters.begin_load()
         if grant is not None:
@@ -120,8 +120,8 @@ class SequenceMemory:
         return charges((one.request, one.promise, one.pages) for one in by_arrival if one.request in self.ledger)
 
     def move_pages(self, moves: Mapping[int, int], copies: Iterable[Effect]) -> None:
-        """The allocator has given all holders of some pages other ones, and these copies carry their bytes there. An
-        iteration that was launched before still uses the old pages, and ends before the copies begin."""
+        """The allocator has moved pages for all holders, and these copies carry the bytes. Iterations launched before
+        still use the old pages, and end before the copies begin."""
         self.copies += copies
         if moves:
             self.moves.append(moves)
@@ -132,13 +132,13 @@ class SequenceMemory:
     # -- shared pages ------------------------------------------------------------------------------------------------
 
     def chain_of(self, new: NewSequence, salt: bytes) -> PageChain | None:
-        """What the pages of a sequence are found by; None if it shares none. `salt`: of its keys, beside that of who
-        may share them."""
+        """What the pages of a sequence are found by; None if it shares none. `salt`: of its keys; the salt of who may
+        share them is added."""
         return PageChain(new.adapter, new.prefix_salt + salt) if self._cache_on and new.prefix_salt else None
 
     def share_cached(self, sequence: Sequence, promise: int) -> None:
-        """Let a sequence begin with the cached pages of its tokens, at most `promise` pages. Of a sequence that has
-        computed something by itself, nothing is changed."""
+        """Let a sequence begin with the cached pages of its tokens, at most `promise` pages. A sequence that has
+        computed something itself is not changed."""
         chain = sequence.chain
         if chain is None or sequence.scheduled > chain.cached * PAGE_TOKENS or len(sequence.pages) > chain.cached:
             return
@@ -154,20 +154,21 @@ class SequenceMemory:
         return self.cache.hints((sequence.chain for sequence in self._table if sequence.chain is not None), count)
 
     def count_cached(self, sequence: Sequence) -> None:
-        """A sequence begins to be computed."""
+        """Count a sequence that begins to be computed."""
         if sequence.chain is not None:
             self.cache.queried_tokens += len(sequence.tokens)
             self.cache.hit_tokens += sequence.scheduled
 
     def add_to_cache(self, sequence: Sequence) -> None:
-        """Add the full pages that it has computed. Only after a token was sampled from them: then their numbers are
+        """Add the full pages that it has computed, but only after a token was sampled from them: then they are
         finite."""
         chain, full = sequence.chain, sequence.computed // PAGE_TOKENS
         if chain is not None and sequence.state is not State.PARKED and full > chain.cached:
             self.cache.insert(chain, sequence.tokens, sequence.pages, full)
 
     def release_left(self, sequence: Sequence, window: int) -> None:
-        """Give back the pages that no later token attends to. Launched iterations read them before anybody writes."""
+        """Give back the pages that no later token attends to. Launched iterations read them before they are
+        overwritten."""
         earliest = max(0, sequence.scheduled - window + 1)
         count = earliest // PAGE_TOKENS - sequence.left_pages
         if count > 0:
@@ -176,7 +177,7 @@ class SequenceMemory:
             sequence.left_pages += count
 
     def restart(self, sequence: Sequence) -> None:
-        """All its keys are to be computed again, under the promise that it has. No launched iteration computes it."""
+        """Drop all its keys, to be computed again under its present promise. No launched iteration may compute it."""
         assert not sequence.pending, sequence.request
         sequence.scheduled = sequence.computed = sequence.left_pages = 0
         sequence.restarts += 1
@@ -189,7 +190,7 @@ class SequenceMemory:
             self._table.enter(sequence, State.PREFILL)
 
     def release(self, sequence: Sequence) -> None:
-        """All that a sequence has on the device and the host: it leaves."""
+        """Free all that a leaving sequence has on the device and the host."""
         self._release_device(sequence)
         self._release_host(sequence)
 
@@ -211,12 +212,12 @@ class SequenceMemory:
     # -- park and resume ---------------------------------------------------------------------------------------------
 
     def free_beside(self, adapter: Digest) -> int:
-        """Pages that the KV of an adapter's sequences can take now, beside the adapter itself."""
+        """How many pages the KV of an adapter's sequences can take now, beside the adapter itself."""
         idle = self.adapters.reclaimable(spare=adapter)
         return self.pages.free + idle - self.adapters.pages_to_take(adapter)
 
     def park(self, sequence: Sequence, wanted: int, method: ParkMethod, *, by_itself: bool) -> None:
-        """Take its pages from a sequence. Their bytes go to the host, or are computed again later.
+        """Take a sequence's pages. Their bytes are copied to the host, or computed again later.
 
         An iteration that still computes it ends before the copy begins.
         """
@@ -241,8 +242,8 @@ class SequenceMemory:
         self._table.enter(sequence, State.PARKED)
 
     def resume(self, sequence: Sequence, promise: int) -> bool:
-        """Bring a parked sequence back under a new promise, if ledger and pages have room for it. What is still in the
-        prefix cache is neither copied nor computed again. Its adapter loads again if it has gone."""
+        """Bring a parked sequence back under a new promise, if ledger and pages have room for it. Pages that are still
+        in the prefix cache are neither copied nor computed again. Its adapter loads again if it was evicted."""
         needed = _pages_of_kv(sequence)
         if promise < max(1, pages_for(sequence.scheduled)):
             return False
@@ -288,7 +289,7 @@ class SequenceMemory:
 
 
 def _pages_of_kv(sequence: Sequence) -> int:
-    """Pages that hold its scheduled tokens, without those that its window has left."""
+    """How many pages hold its scheduled tokens, without those that its window has left."""
     return pages_for(sequence.scheduled) - sequence.left_pages
 
 

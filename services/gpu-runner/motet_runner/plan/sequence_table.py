@@ -16,12 +16,12 @@ from motet_runner.plan.sequence import Sequence
 class SequenceTable:
     def __init__(self) -> None:
         self.events: list[Event] = []
-        """What has happened since somebody took them. Memory and planner add theirs."""
+        """Events since they were last taken. Memory and planner add theirs."""
         self._sequences: dict[RequestId, Sequence] = {}
         self._users: Counter[Digest] = Counter()
         self._parked: Counter[Digest] = Counter()
         self._runnable: list[Sequence] | None = None
-        """None: to be found out again"""
+        """None: must be computed again"""
 
     def __iter__(self) -> Iterator[Sequence]:
         """In order of arrival."""
@@ -41,7 +41,8 @@ class SequenceTable:
         return sequence if sequence is not None and sequence.new.epoch == epoch else None
 
     def live_on(self, adapter: Digest) -> int:
-        """Sequences that need the adapter on the device. A parked one does not: it loads again when it comes back."""
+        """How many sequences need the adapter on the device. A parked sequence does not: the adapter loads again with
+        it."""
         return self._users[adapter] - self._parked[adapter]
 
     def live_adapters(self) -> Iterator[Digest]:
@@ -49,14 +50,14 @@ class SequenceTable:
         return (adapter for adapter, users in self._users.items() if users > self._parked[adapter])
 
     def users_of(self, adapter: Digest) -> int:
-        """Sequences that need the adapter now or, once they come back, later."""
+        """How many sequences need the adapter now, or when they resume."""
         return self._users[adapter]
 
     def count(self, *states: State) -> int:
         return sum(sequence.state in states for sequence in self)
 
     def runnable(self) -> list[Sequence]:
-        """In order of arrival. The same list as before, if nobody has come or gone and all states are as they were."""
+        """In order of arrival. The same list object while no sequence comes, goes or changes its state."""
         if self._runnable is None:
             self._runnable = [s for s in self if s.state in (State.WAITING, State.PREFILL, State.DECODE)]
         return self._runnable
@@ -98,7 +99,7 @@ class SequenceTable:
 
 
 def _one_less(counter: Counter[Digest], adapter: Digest) -> None:
-    """Also forgets an adapter that nobody uses any more: adapters come and go without end."""
+    """Also forgets an adapter without users, since the number of adapters over time is unbounded."""
     counter[adapter] -= 1
     if not counter[adapter]:
         del counter[adapter]

@@ -1,9 +1,9 @@
 """How large a model call may be after one did not fit into memory: half as large, and after a while twice as large
-again, up to the size that is wanted. Pure."""
+again, up to the wanted size. Pure."""
 
 CALLS_UNTIL_LARGER = 64
-"""How many model calls must fit before a larger one is tried. If that one does not fit, one attempt was in vain for all
-of them."""
+"""How many model calls must fit before a larger one is tried. If that one does not fit, only one attempt per this
+number of calls was in vain."""
 
 
 class SizeLimit:
@@ -19,7 +19,7 @@ class SizeLimit:
         self._fitted = 0
 
     def fitted(self, calls: int) -> None:
-        """An iteration was computed in `calls` calls, and all of them fitted at once."""
+        """An iteration was computed in `calls` calls, and all of them fitted at the first attempt."""
         if self.size >= self._wanted:
             return
         self._fitted += calls

@@ -1,7 +1,7 @@
-"""Whose turn it is while an engine has suspects, and what has been said about it.
+"""Whose turn it is while an engine has suspects, and what was announced about it.
 
-A suspect is a sequence in whose company an engine has died. It is computed alone, and everybody outside knows so before
-its iteration begins: when the engine dies in it, there is no doubt who did it.
+A suspect is a sequence that an engine had when it died. It is computed alone, and this is announced before its
+iteration begins: if the engine dies in it, the cause is certain.
 """
 
 from motet_runner.interface import StateChanged
@@ -12,12 +12,12 @@ from motet_runner.plan.sequence import Sequence
 class SuspectTurns:
     def __init__(self) -> None:
         self.suspects_first = True
-        """Suspects and all others take turns."""
+        """Suspects and the others take turns."""
         self._announced: Sequence | None = None
 
     def announce(self, iteration: Iteration) -> list[StateChanged]:
-        """What has to be out before this iteration may begin: who is computed alone, and who is not any more. Empty
-        when it may begin; what it brings ends its announcement."""
+        """The announcements that must be sent before this iteration may begin: who is computed alone, and who no longer
+        is. Empty if it may begin; its result ends its announcement."""
         suspect = iteration.suspect
         if self._announced is suspect:
             self._announced = None

@@ -1,4 +1,4 @@
-"""Who is parked when others need memory (PU-15): the newest of the lowest class."""
+"""Which sequence is parked when others need memory (PU-15): the newest of the lowest class."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from motet_runner.plan.sequence_memory import MAX_PARKED_AS_VICTIM
 
 
 def victim_among(sequences: Iterable[Sequence], *, holding_pages: bool = False) -> Sequence | None:
-    """Never one that was parked too often already."""
+    """The victim among these, but never a sequence that was already parked too often."""
     candidates = [
         sequence
         for sequence in sequences
