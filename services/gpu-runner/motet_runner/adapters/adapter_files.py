@@ -1,4 +1,4 @@
-"""Where the registry's adapters come from, and where they lie: sources, and the disk cache of this runner.
+"""The origin and the place of the registry's adapters: sources, and the disk cache of this runner.
 
 Everything that may hang runs in threads, and for a limited time only.
 """
@@ -29,12 +29,12 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 FILE_THREADS = 4
-"""For checks, and for storing what a fetch process has brought: each reads a whole adapter from the runner's disk."""
+"""Threads for checks, and for storing fetched files: each reads a whole adapter from the runner's disk."""
 
 
 class AdapterFiles(Protocol):
-    """Carries out the effects of `AdapterPolicy` of the same names; there stands what each answer means. Each call may
-    raise what `failure_of` knows."""
+    """Carries out the effects of `AdapterPolicy` of the same names, which also define the answers. Each call may raise
+    the errors that `failure_of` knows."""
 
     async def find(self, effect: effects.Find) -> Held | None: ...
 
@@ -50,16 +50,16 @@ class AdapterFiles(Protocol):
     async def by_last_use(self) -> tuple[Digest, ...]: ...
 
     async def look(self, held: Held, *, used: bool, begins: Callable[[], None]) -> bool:
-        """Whether the folder is still there. With `used`, record that it was used. `begins` is called when the disk is
-        about to be asked."""
+        """Returns True if the folder still exists. With `used`, record that it was used. `begins` is called just before
+        the disk is read."""
 
     def release(self, held: Held) -> None:
-        """Never waits."""
+        """Releases a lease without waiting."""
 
     async def forget_partial(self, request: FetchRequest) -> None: ...
 
     async def clear_partial(self) -> None:
-        """Remove what fetches have left that nobody continues."""
+        """Remove the files of fetches that will not be continued."""
 
 
 class DiskAdapterFiles:
@@ -69,7 +69,7 @@ class DiskAdapterFiles:
         self._sources = sources
         self._patience = patience = DiskPatience(sources.disk_stall_seconds)
         self._threads = DaemonThreads("adapter files", FILE_THREADS, seconds=patience.stall_seconds)
-        # One, so that a touch comes before a later listing.
+        # One thread, so that a touch comes before a later listing.
         self.folders = DaemonThreads("adapter folders", 1, seconds=patience.stall_seconds)
         self.fetches = Fetches(cache, sources, self._threads, patience)
 
@@ -96,7 +96,7 @@ class DiskAdapterFiles:
         except CallHangs:
             if effect.held is not None:
                 self.release(effect.held)
-            return None  # it may go at any later time, or stay for another process: for this runner it has gone now
+            return None  # it may go later, or stay for another process: for this runner it is gone now
 
     def _evict(self, effect: effects.Evict) -> effects.Answer:
         if self.cache.evict(effect.digest, effect.held):
@@ -117,7 +117,7 @@ class DiskAdapterFiles:
         return await self.folders.run(look)
 
     def release(self, held: Held) -> None:
-        # In the thread for folders: a call that hangs there may hold up whoever closes a folder.
+        # In the thread for folders: if a call hangs there, closing a folder may hang, too.
         self.folders.submit(held.lease.release)
 
     async def forget_partial(self, request: FetchRequest) -> None:

@@ -1,9 +1,9 @@
 """The disk cache: fetched adapters in folders that are named by their digest.
 
-DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors, those optional files that belong
+DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors, the optional files that belong
 to the digest, and certificate.json. A folder appears there complete or not at all: the files are written into a folder
-beside it and digested meanwhile, then flushed, and the folder is renamed. Runners on one machine may share the cache. A
-runner that uses a folder holds a lease of it. No runner evicts a folder that another one has leased.
+beside it and digested at the same time, then flushed, and the folder is renamed. Runners on one machine may share the
+cache. A runner that uses a folder holds a lease of it. No runner evicts a folder that another one has leased.
 
 Everything here blocks: call it in a thread. A disk that is read-only, or full, still serves what is on it.
 """
@@ -45,7 +45,7 @@ class DiskCache:
         self._noted: set[str] = set()
 
     def prepare(self) -> None:
-        """Make the folder, and remove what processes that died during a fetch have left."""
+        """Make the folder, and remove the files of processes that died during a fetch."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(".*-*"):
             self._remove_unlocked(left)
@@ -61,12 +61,12 @@ class DiskCache:
     def find(self, digest: Digest, request: FetchRequest | None = None) -> Held | None:
         """A lease of the cached adapter, if this request may use it.
 
-        It may if it is known that its source has this digest. Without this condition, a tenant who knows the digest of
+        It may if its source is known to have this digest. Without this condition, a tenant who knows the digest of
         another tenant's adapter could use that adapter without its credentials.
         """
         try:
             lease = FolderLease(self.path_of(digest))
-        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: it is not a digest
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: not a digest
             return None
         try:
             held = self.held(digest, lease)
@@ -86,7 +86,7 @@ class DiskCache:
             held.lease.touch()
 
     def by_last_use(self) -> tuple[Digest, ...]:
-        """All cached adapters. The one that was not used for longest comes first."""
+        """All cached adapters. The least recently used one comes first."""
         found = []
         for path in self.folder.iterdir():
             with suppress(ValueError, FileNotFoundError):
@@ -96,7 +96,7 @@ class DiskCache:
     # -------------------------------------------------------------------------------------------------------- writing
 
     def store(self, fill: Fill, request: FetchRequest, name: str, size: int) -> Held:
-        """Write an adapter into the cache, and take a lease of it. `name` is that of its source, and `size` what it
+        """Write an adapter into the cache, and take a lease of it. `name`: the source's name; `size`: the bytes that it
         needs. Raises AdapterFetchFailed, which says what is wrong and where."""
         try:
             return self._store(fill, request, name)
@@ -122,7 +122,7 @@ class DiskCache:
         then fetched again.
         """
         if not (held.folder / CERTIFICATE).exists():
-            return  # they were fetched just now, and their digest was compared
+            return  # fetched just now, and their digest was compared
         with suppress(FileNotFoundError):
             if adapter_digest(held.folder) == held.digest:
                 return
@@ -134,8 +134,8 @@ class DiskCache:
         )
 
     def evict(self, digest: Digest, held: Held | None) -> bool:
-        """Remove an adapter unless another process uses it. True: it has gone, and so has the lease that came along.
-        False: it stays, and so does the lease."""
+        """Remove an adapter unless another process uses it. True: it is removed, and `held`'s lease has ended. False:
+        it stays, and so does the lease."""
         return self._remove_unlocked(self.path_of(digest)) if held is None else self._remove(held.lease)
 
     def _remove(self, lease: FolderLease) -> bool:
@@ -143,7 +143,7 @@ class DiskCache:
             if not lease.become_exclusive():
                 return not lease.is_live()
             self._discard(lease.folder)
-        except OSError as error:  # some network file systems lock nothing exclusively that is only open for reading
+        except OSError as error:  # some network file systems give no exclusive lock on files open only for reading
             self._note(error, "nothing is evicted")
             lease.become_shared()
             return False
@@ -209,7 +209,7 @@ class DiskCache:
         return held
 
     def _earlier(self, digest: Digest) -> Held | None:
-        """The folder that is there already. One that lacks files is removed."""
+        """The existing folder. An incomplete one is removed."""
         try:
             lease = FolderLease(self.path_of(digest))
         except (FileNotFoundError, NotADirectoryError):
@@ -228,8 +228,8 @@ class DiskCache:
                 lease.release()
 
     def _new_folder(self) -> tuple[Path, FolderLease]:
-        """A folder to fill, and its lease. A runner that starts removes unlocked folders, so this one may vanish before
-        it is locked: then try again."""
+        """A folder to fill, and its lease. A starting runner removes unlocked folders, so this one may vanish before it
+        is locked: then try again."""
         while True:
             folder = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
             folder.mkdir(mode=0o755, parents=True)
@@ -242,7 +242,7 @@ class DiskCache:
                 raise
 
     def _remove_unlocked(self, path: Path) -> bool:
-        """Whether a folder has gone. It stays if some process has leased it."""
+        """True if the folder was removed. It stays if some process has leased it."""
         try:
             lease = FolderLease(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -253,7 +253,7 @@ class DiskCache:
             lease.release()
 
     def _discard(self, path: Path) -> None:
-        """Remove a folder. It is renamed first, so that nobody finds half of it."""
+        """Remove a folder. It is renamed first, so that nobody finds it half-removed."""
         trash = path.with_name(f".trash-{os.getpid()}-{next(_counter)}")
         with suppress(FileNotFoundError):
             path.rename(trash)
@@ -261,14 +261,14 @@ class DiskCache:
 
     @contextmanager
     def _noting(self, what: str) -> Iterator[None]:
-        """What the cache can do without."""
+        """For writes that may fail: the cache works without them."""
         try:
             yield
         except OSError as error:
             self._note(error, what)
 
     def _note(self, error: OSError, what: str) -> None:
-        """Say once that the disk takes no writes: what is on it still serves."""
+        """Log once that the disk takes no writes. Its contents still serve."""
         if what not in self._noted:
             self._noted.add(what)
             log.warning("disk_cache_not_writable", folder=str(self.folder), reason=error.strerror, so=what)

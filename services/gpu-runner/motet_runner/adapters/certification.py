@@ -17,7 +17,7 @@ from motet_runner.interface import EngineInfo
 
 @dataclass(frozen=True, slots=True)
 class Certification:
-    """What a check has found: the certificate and the layout."""
+    """The result of a check: the certificate and the layout."""
 
     certificate: scheduler_pb2.Certificate
     layout: AdapterLayout
@@ -25,7 +25,7 @@ class Certification:
     """The engine's limits that the adapter was checked against: see `limits_of`."""
 
     def encode(self) -> str:
-        """As the text that is kept beside the adapter's files."""
+        """The text that is kept beside the adapter's files."""
         layout = self.layout
         kept = {
             "engine": self.engine,
@@ -67,7 +67,7 @@ def certify(folder: Path, info: EngineInfo) -> Certification:
 
 
 def limits_of(info: EngineInfo) -> str:
-    """What an adapter is checked against, beside the base model: another data type overflows at another number, and
+    """The engine's limits for adapters, beside the base model: another data type overflows at another number, and
     another pool serves other ranks."""
     return f"{info.dtype}, rank {info.max_lora_rank}"
 

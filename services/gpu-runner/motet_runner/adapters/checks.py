@@ -1,4 +1,4 @@
-"""Checks cached adapters against the base model, once: what was found is kept beside the files."""
+"""Checks cached adapters against the base model, once: the result is kept beside the files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ Check = Callable[[Path], Certification]
 
 
 class Checks:
-    """`engine_limits` is what `limits_of` says about the engine that `check` checks for."""
+    """`engine_limits`: `limits_of` the engine that `check` checks for."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Checks:
         """The result of an earlier check of these files, if the checks, base model and engine were the same."""
         try:
             checked = Certification.decode((held.folder / CERTIFICATE).read_text(), held.folder)
-        except (ValueError, OSError):  # also: it was never checked
+        except (ValueError, OSError):  # also if it was never checked
             return None
         certificate = checked.certificate
         found = (certificate.digest, certificate.base_digest, certificate.checker, checked.engine)

@@ -19,7 +19,7 @@ from motet_runner.adapters.safetensors_header import read_header
 CHECK_VERSION = 4
 """The version of the checks. Every certificate names it; adapters that another version has checked are checked again.
 
-Raise it when an adapter that passed could now be refused (by any check in this folder), or when what is kept of a check
+Raise it when a check in this folder could now refuse an adapter that passed before, or when the kept result
 (`certification.Certification`) changes its form or its meaning.
 """
 
@@ -27,15 +27,15 @@ Shapes = dict[str, tuple[int, int]]
 """Module path in the base model → (in, out): `EngineInfo.target_modules`."""
 
 PREFIXES = ("base_model.model.", "base_model.", "")
-"""What PEFT and similar tools write before the base model's own module path."""
+"""Prefixes that PEFT and similar tools put before the base model's own module path"""
 
 FLOATS = ("F32", "BF16", "F16", "F64")
-"""The types that are served. Rounded to whole numbers, a LoRA would be all zeros and change nothing."""
+"""The types that are served. As integers, a LoRA would be all zeros and change nothing."""
 
 TENSOR_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 
 MAX_NAME_CHARS = 200
-"""The most characters of a tenant's name that are compared, or repeated in a message."""
+"""The most characters of a tenant's name that are compared, or quoted in a message"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class LoraTensor:
-    """One tensor, and what it belongs to: half A or B of the LoRA of one linear."""
+    """One tensor, as matrix A or B of one linear's LoRA."""
 
     module: str
     half: Literal["A", "B"]
@@ -61,7 +61,7 @@ class LoraTensor:
 
 
 def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
-    """What the check of an adapter's files found. Raises AdapterIncompatible, which says why the adapter is refused."""
+    """Check an adapter's files. Raises AdapterIncompatible, which says why the adapter is refused."""
     config = read_config(folder)
     weights = weights_of(folder)
     stamp = FileStamp.of(weights)  # before anything is read, so that any later change is noticed
@@ -99,8 +99,8 @@ def weights_of(folder: Path) -> Path:
 
 
 def map_tensors(tensors: dict[str, StoredTensor], shapes: Shapes) -> dict[str, LoraTensor]:
-    """Tensor name → what it belongs to. Raises AdapterIncompatible for tensors that belong to no module, with the
-    nearest module's name."""
+    """Tensor name → its place. Raises AdapterIncompatible for tensors that belong to no module, with the nearest
+    module's name."""
     mapped: dict[str, LoraTensor] = {}
     unmapped: list[str] = []
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""How long the runner's own disk may take for what is done with an adapter's files."""
+"""How long the runner's own disk may take for calls on an adapter's files."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ from motet_runner.daemon_threads import CallHangs
 from motet_runner.sources.fetch_errors import temporary
 
 SLOWEST_BYTES_PER_SECOND = 16 << 20
-"""What even a busy network disk gives. A slower one counts as hanging."""
+"""The rate of a busy network disk. A slower one counts as hanging."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskPatience:
     stall_seconds: float
-    """For a call that reads and writes no weights."""
+    """The limit of a call that reads and writes no weights."""
 
     def seconds_for(self, size: int) -> float:
-        """For a call that reads or writes `size` bytes."""
+        """The limit of a call that reads or writes `size` bytes."""
         return self.stall_seconds + size / SLOWEST_BYTES_PER_SECOND
 
 

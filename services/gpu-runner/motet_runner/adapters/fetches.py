@@ -1,4 +1,4 @@
-"""Carries out fetches: of folders on threads of their volume, of hubs and the web in fetch processes."""
+"""Carries out fetches: from folders on their volume's threads, from hubs and the web in fetch processes."""
 
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from motet_runner.sources.volume_threads import Progress, VolumeThreads, mount_o
 
 
 class Fetches:
-    """`files` are the threads for what takes long on the runner's own disk."""
+    """`files`: the threads for long calls on the runner's own disk."""
 
     def __init__(self, cache: DiskCache, sources: Sources, files: DaemonThreads, patience: DiskPatience) -> None:
         self._cache = cache
@@ -81,7 +81,7 @@ class Fetches:
             finally:
                 self._bytes.pop(number, None)
                 await sources.tidy_partial(request.namespace)
-        except BaseException:  # the disk may also hang while what was fetched is tidied, and the fetch be stopped then
+        except BaseException:  # the fetch may also be stopped while its files are tidied, if the disk hangs
             self._files.submit(partial(_discard, held))  # closing a file may hang, too
             raise
         return held

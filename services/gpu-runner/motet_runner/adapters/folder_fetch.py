@@ -1,4 +1,4 @@
-"""Copies an adapter from a folder into the disk cache. Whoever owns the folder may write to it meanwhile."""
+"""Copies an adapter from a folder into the disk cache. The folder's owner may write to it meanwhile."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ MAX_ATTEMPTS = 3
 
 
 Reading = Callable[[], AbstractContextManager[None]]
-"""Around what the source is asked for: it may hang where the runner's own disk does not."""
+"""A context around reads of the source, which may hang when the runner's own disk does not."""
 
 
 class _SourceChanged(Exception):
@@ -32,8 +32,8 @@ def copy_folder(
     before: Held | None = None,
     reading: Reading = nullcontext,
 ) -> Held:
-    """Raises AdapterFetchFailed, which says what is wrong and where. What comes into the cache has the sizes that were
-    checked, and is what the folder holds at one time after the call."""
+    """Raises AdapterFetchFailed, which says what is wrong and where. The copy has the checked sizes, and equals the
+    folder's contents at one moment after the call."""
     limit = cache.bound(request.max_bytes)
     for _ in range(MAX_ATTEMPTS):
         with reading():

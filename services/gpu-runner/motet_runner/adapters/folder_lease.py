@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class FolderLease:
-    """Ends with the process. Raises FileNotFoundError if the folder does not exist, or has just been removed.
+    """The lease ends with the process. Raises FileNotFoundError if the folder does not exist, or was just removed.
 
     Calls may come from any thread, also after the release.
     """
@@ -30,7 +30,7 @@ class FolderLease:
             raise FileNotFoundError(f"{folder} was removed a moment ago")
 
     def is_live(self) -> bool:
-        """Whether the folder is still at its place."""
+        """True if the folder is still at its place."""
         with self._mutex:
             return self.file is not None and self._is_at_its_place()
 
@@ -42,8 +42,8 @@ class FolderLease:
                 os.utime(self.file, ns=(now, now))
 
     def become_exclusive(self) -> bool:
-        """Whether no other process uses the folder; none can begin to use it then. Otherwise it is a shared lock again,
-        or none if the folder was removed meanwhile: the change of a lock is not atomic.
+        """True if no other process uses the folder; none can begin to use it then. If False, it is a shared lock again,
+        or none if the folder was removed meanwhile: changing a lock is not atomic.
         """
         with self._mutex:
             if self.file is None:

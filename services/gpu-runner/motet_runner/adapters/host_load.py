@@ -1,7 +1,7 @@
 """Reads a checked adapter into host memory, on a thread of its own, so that no iteration waits for a disk (PU-07).
 
-What it hands over is ready to be copied to the device as it is: in the engine's data type, with the scale, in the
-layout that the back end wants. What has been read may be copied while the rest is read.
+The result is ready to be copied to the device: in the engine's data type, with the scale, in the back end's layout. The
+part that has been read may be copied while the rest is read.
 """
 
 import threading
@@ -15,11 +15,11 @@ from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.weight_reader import WeightReader
 
 PACE_SECONDS = 1.0
-"""The longest that the thread waits for the engine's next iteration before it reads on."""
+"""How long the thread waits at most for the engine's next iteration before it reads on"""
 
 
 class HostLoad:
-    """One adapter on its way into host memory. All who wait for the adapter share it.
+    """The load of one adapter into host memory. All sequences that wait for the adapter share it.
 
     The thread reads as much as the engine allows in each iteration, because it takes time from the engine's thread. The
     thread is a daemon: if the file system hangs, the load never ends, and the process can still exit.
@@ -28,12 +28,12 @@ class HostLoad:
     def __init__(self, adapter: AdapterLayout, layout: RunLayout, *, pinned: bool) -> None:
         self.layout = layout
         self.run: torch.Tensor | None = None
-        """[bytes], as `layout` says, in pinned memory if the device is a GPU; None before anything is read. Zeros where
-        the adapter changes nothing"""
+        """[bytes] in `layout`, in pinned memory if the device is a GPU; None before anything is read. Zeros where the
+        adapter changes nothing"""
         self.linears: frozenset[str] = frozenset()
         """The linears that the adapter changes; known when `run` is"""
         self.read_bytes = 0
-        """How many of the first bytes of `run` are what they will be"""
+        """How many of the first bytes of `run` are final"""
         self._adapter = adapter
         self._pinned = pinned
         self._condition = threading.Condition()
@@ -51,13 +51,13 @@ class HostLoad:
             self._condition.notify()
 
     def give_up(self) -> None:
-        """Nobody needs the adapter any more: read no further."""
+        """The adapter is no longer needed: read no further."""
         with self._condition:
             self._given_up = True
             self._condition.notify()
 
     def ended(self, wait_seconds: float = 0.0) -> bool:
-        """Whether all is read, and from the file that was checked. Raises the error that reading has raised."""
+        """True if all is read, from the file that was checked. Raises the error of the reading thread."""
         ended = self._ended.wait(wait_seconds)
         if self._error is not None:
             raise self._error
@@ -108,5 +108,5 @@ class _GivenUp(Exception):
 def _zeros(size: int, *, pinned: bool) -> torch.Tensor:
     if pinned:
         return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-    # The machine gives a page of it when it is first written. torch.zeros would write all of it at once.
+    # The machine allocates a page of it at the first write. torch.zeros would write all of it at once.
     return torch.from_numpy(np.zeros(size, dtype=np.uint8))

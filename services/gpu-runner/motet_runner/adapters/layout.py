@@ -32,7 +32,7 @@ class LoraLinear(NamedTuple):
 
 
 class FileStamp(NamedTuple):
-    """Size, time and inode of a file. If they have changed since the check, the bytes may be other ones."""
+    """Size, time and inode of a file. If they have changed since the check, the bytes may have changed."""
 
     size: int
     modified_ns: int
@@ -48,7 +48,7 @@ class FileStamp(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
     """The layout is sent to the engine with every request whose adapter is not on the device yet. So the linears stay
-    pickled until they are copied, and their bytes are counted once."""
+    pickled until the adapter is loaded, and their bytes are counted once."""
 
     file: Path
     stamp: FileStamp
@@ -69,7 +69,7 @@ class AdapterLayout:
         return pickle.loads(self.packed)  # type: ignore[no-any-return]  # noqa: S301 - pickled above
 
     def file_unchanged(self) -> bool:
-        """Whether the file is still the one that was checked."""
+        """True if the file is still the one that was checked."""
         try:
             return FileStamp.of(self.file) == self.stamp
         except OSError:

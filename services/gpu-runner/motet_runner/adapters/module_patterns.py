@@ -1,7 +1,7 @@
 """Matches a tenant's patterns for module names, within one time limit for all of them together.
 
 Most patterns are plain names and need no regular expression. The others are refused if they could take much memory to
-compile. Compiling and matching them uses up one time limit; it runs in a thread, so nothing else could stop it.
+compile. Compiling and matching share one time limit; they run in a thread, so nothing else could stop them.
 """
 
 import math
@@ -16,7 +16,7 @@ from motet.clock import Clock
 from motet.errors import AdapterIncompatible
 
 MATCHING_SECONDS = 1.0
-"""Processor time of the checking thread: a thousand times what patterns that tools write take on a large model."""
+"""CPU time of the checking thread: a thousand times the need of tools' patterns on a large model"""
 
 MAX_PATTERN_CHARS = 1000
 """The most characters of one pattern, and the most repetitions of a part of it: a module's path is shorter."""
@@ -31,7 +31,8 @@ Match = Callable[[str], "regex.Match[str] | None"]
 
 
 class Matcher:
-    """Raises AdapterIncompatible, which names `file`, for a pattern that isn't valid, and when the time is over."""
+    """Raises AdapterIncompatible, which names `file`, for a pattern that isn't valid, and when the time limit is
+    reached."""
 
     def __init__(self, file: str, *, seconds: float = MATCHING_SECONDS, clock: Clock = time.thread_time) -> None:
         self._file = file
@@ -117,7 +118,7 @@ class Matcher:
 
 
 def _ends_with(key: str) -> Test:
-    """Does what `(.*\\.)?(key)$` does, for a key whose only special character is the dot (any character)."""
+    """Like the regular expression `(.*\\.)?(key)$`, for a key whose only special character is the dot."""
 
     def ends(module: str) -> bool:
         start = len(module) - len(key)

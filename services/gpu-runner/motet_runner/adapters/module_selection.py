@@ -14,9 +14,9 @@ class ModuleSelection:
     targets: str | frozenset[str]
     """A regular expression for the whole path, or a list of path ends."""
     excluded: str | frozenset[str] = frozenset()
-    """As `targets`."""
+    """Like `targets`."""
     layers: frozenset[int] = frozenset()
-    """Empty: all. A module that `targets` names with its whole path is selected whatever its layer is."""
+    """Empty: all. A module that `targets` names with its whole path is selected in any layer."""
     layer_patterns: tuple[str, ...] = ()
     """What comes before the number of a layer. Empty: anything."""
 

@@ -35,10 +35,10 @@ def check_products(layout: AdapterLayout, dtype: str) -> None:
 
 
 def _reach(layout: AdapterLayout, linear: LoraLinear) -> float:
-    """The largest number in the computation of what the LoRA adds; infinite if the sum of its squares is.
+    """The largest number in the computation of the LoRA's result; infinite if the sum of the result's squares is.
 
-    The squares are computed in float32. A norm, or the product of queries and keys, does so next with what the LoRA
-    adds, in float32 at least.
+    The squares are computed in float32: the next operation on the result, a norm or the product of queries and keys,
+    also computes in float32 at least.
     """
     a, b = _magnitudes(layout, linear.a), _magnitudes(layout, linear.b) * np.float32(abs(linear.scale))
     inner = a.sum(axis=1)

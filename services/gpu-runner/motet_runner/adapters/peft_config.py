@@ -22,7 +22,7 @@ CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 
 MAX_CONFIG_BYTES = 1 << 20
-"""The most bytes. A config that names each module of a large mixture of experts has a tenth of this."""
+"""The most bytes of a config. One that names each module of a large mixture of experts has a tenth of this."""
 
 MERGE = "Merge it into the base model with PEFT's merge_and_unload(), and serve the result as a model of its own"
 
@@ -38,7 +38,7 @@ IGNORED = frozenset(
         "fan_in_fan_out",  # how a merge transposes; it does not matter without a merge
         "megatron_config",
         "megatron_core",
-        "eva_config",  # these four are only read for the start values of that name, which are judged below
+        "eva_config",  # these four only configure start values of the same name, which are checked below
         "loftq_config",
         "lora_ga_config",
         "corda_config",
@@ -67,9 +67,9 @@ REFUSED = {
     "monteclora_config": f"Motet does not serve MonteCLoRA. {MERGE}.",
 }
 STARTS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
-"""Start values that leave the base model as it is, beside PEFT's own (true) and random ones (false). With others, such
-as PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA, a part of the base model's weights moves into the adapter: it is only right
-on a base model that is changed like that. What a later PEFT adds is refused until it is known."""
+"""Start values that do not change the base model, beside PEFT's own (true) and random ones (false). With others, such
+as PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA, a part of the base model's weights moves into the adapter: it is right only
+on a base model that is changed accordingly. New values of later PEFT versions are refused until they are known."""
 
 MIN_ALPHA, MAX_ALPHA = 2.0**-20, 2.0**20
 """Beyond these, no training makes sense: the scale becomes 0 or infinite in the engine's numbers."""
@@ -200,7 +200,7 @@ def _listed(value: str | list[str] | None) -> list[str]:
 
 
 def _alpha(name: str, value: Any) -> float:
-    """A negative one is right: it takes away what the adapter has learnt."""
+    """A negative alpha is valid: it subtracts what the adapter has learnt."""
     if value == 0 or value is None:
         raise _refused(name, value, "With alpha 0 the adapter does nothing. Set the alpha of the training.")
     if not isinstance(value, int | float) or not MIN_ALPHA <= abs(value) <= MAX_ALPHA:  # also NaN

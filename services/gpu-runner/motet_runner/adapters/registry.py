@@ -1,7 +1,7 @@
-"""The adapters that this runner knows: what the check found, and their stage. Their files are `AdapterFiles`'.
+"""The adapters that this runner knows, with their checks' results and stages. `AdapterFiles` has their files.
 
-`policy/` decides; here its effects are carried out, and what came of them goes back as events. No error of a disk or a
-source leaves this module as anything but the answer to an order or to a request that waits.
+`policy/` decides; here its effects are carried out, and their results go back as events. Errors of disks and sources
+leave this module only as answers to orders or waiting requests.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ P = ParamSpec("P")
 
 
 class AdapterRegistry:
-    """`users_of` counts the requests that use an adapter; `post` sends a command to the engine; `capacity` is that of
-    the disk cache, and `time_scale` that of pauses after a failed fetch."""
+    """`users_of` counts the requests that use an adapter; `post` sends a command to the engine; `capacity` is the disk
+    cache's, and `time_scale` scales pauses after a failed fetch."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class AdapterRegistry:
         )
         self.policy = AdapterPolicy(capacity=capacity, users_of=users_of, clock=clock, failures=failures)
         self._waiting: dict[int, asyncio.Future[AdapterLife]] = {}
-        """Orders, and requests that wait."""
+        """Orders, and waiting requests, by number."""
         self._numbers = count(1)
         self._looks: set[tuple[bool, tuple[int, int]]] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -74,7 +74,8 @@ class AdapterRegistry:
         return life.name if life is not None else digest
 
     def for_request(self, digest: Digest) -> AdapterLife | None:
-        """The adapter, if requests may use it now. The engine is sent its layout unless it has loaded it."""
+        """The adapter, if requests may use it now. If the engine has not loaded it yet, its layout is sent to the
+        engine."""
         life = self.policy.get(digest)
         if life is None or not life.ready:
             return None
@@ -82,8 +83,8 @@ class AdapterRegistry:
         return life
 
     async def wait_for(self, digest: Digest, manifest: str = "") -> None:
-        """Wait until `for_request` returns this adapter. `manifest` is the adapter that the client has named, as
-        namespace/name. Raises the error of that one's fetch, or of the check."""
+        """Wait until `for_request` returns this adapter. `manifest`: the adapter that the client has named, as
+        namespace/name. Raises the error of its fetch, or of the check."""
         number, future = self._wait()
         try:
             self._decide(self.policy.request_waits, number, digest, manifest)
@@ -93,7 +94,7 @@ class AdapterRegistry:
                 self._decide(self.policy.request_left, number, digest)
 
     def resident(self, entries: list[EngineAdapterReport]) -> list[common_pb2.ResidentAdapter]:
-        """Every checked adapter of the registry, with the highest tier that it has reached."""
+        """Every checked adapter of the registry, with its highest tier."""
         in_engine = {entry.digest: entry for entry in entries}
         residents = []
         for adapter in self.policy:
@@ -121,8 +122,8 @@ class AdapterRegistry:
     # -------------------------------------------------------------------------------------------------------- orders
 
     async def ensure(self, order: scheduler_pb2.EnsureAdapter) -> AdapterLife:
-        """Fetch and check an adapter, as the order says. If the order asks for more, the engine gets a command to load
-        it."""
+        """Fetch and check an adapter, as the order says. If the order also asks for loading, the engine gets a command
+        for it."""
         started = self._clock()
         try:
             life = await self.order(
@@ -155,7 +156,7 @@ class AdapterRegistry:
 
     def drop(self, digest: Digest, manifest: str = "") -> None:
         """Forget an adapter, now or when its last request ends. Its files stay until the disk cache needs the space.
-        Without a digest: the manifest has gone, and what is left of its fetches goes."""
+        Without a digest: the manifest is deleted, and so are its unfinished fetches."""
         if digest:
             self._decide(self.policy.drop, digest)
         else:
@@ -166,7 +167,7 @@ class AdapterRegistry:
         self._decide(self.policy.request_ended, digest)
 
     def tick(self) -> None:
-        """Now and then: see whether the folders are still there, and clear what is too old."""
+        """To be called now and then: checks that the folders still exist, and clears old partial fetches."""
         self._decide(self.policy.tick)
         self._spawn(self._quietly(self.files.clear_partial))
 
@@ -188,7 +189,7 @@ class AdapterRegistry:
         return self.policy.get(event.digest)
 
     def close(self) -> None:
-        """The leases are released soon after, and at the latest when the process ends."""
+        """Close the registry. Leases are released soon after, and at the latest when the process ends."""
         self._closed = True
         for task in self.tasks:
             task.cancel()
@@ -204,7 +205,7 @@ class AdapterRegistry:
         return number, future
 
     def _decide(self, happened: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Tell the policy what has happened, and carry out what it decides."""
+        """Tell the policy an event, and carry out its effects."""
         if not self._closed:
             happened(*args, **kwargs)
             for effect in self.policy.take_effects():
@@ -243,18 +244,18 @@ class AdapterRegistry:
         answer: effects.Answer
         try:
             answer = await work()
-        except Exception as error:  # whatever it is, somebody waits for an answer
+        except Exception as error:  # any error: the effect needs an answer
             answer = failure_of(error)
         if self._closed and isinstance(answer, Held):
             self.files.release(answer)
         self._decide(self.policy.answered, number, answer)
 
     async def _quietly(self, work: Callable[[], Awaitable[None]]) -> None:
-        """For what nobody waits for."""
+        """For work without an answer."""
         try:
             await work()
         except CallHangs:
-            pass  # whoever waits for the disk hears of it
+            pass  # calls that wait for the disk report it
         except Exception:
             log.exception("adapter_upkeep_failed")
 
@@ -264,7 +265,7 @@ class AdapterRegistry:
         task.add_done_callback(self.tasks.discard)
 
     def _confirm(self, effect: effects.Confirm) -> None:
-        """At most one look of each kind waits for a folder: requests may come faster than a disk answers."""
+        """At most one look per folder and `used` waits: requests may come faster than a disk answers."""
         key = (effect.used, effect.held.inode)
 
         async def look() -> None:

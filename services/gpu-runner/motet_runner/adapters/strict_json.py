@@ -1,7 +1,7 @@
 """Parses JSON from tenants: each key once, no NaN or Infinity, and a limited number and depth of values.
 
-Nothing can stop the thread that parses, and it keeps Python's lock for long times. So the size is limited before
-parsing begins.
+Nothing can stop the thread that parses, and it holds the GIL for long times. So the size is limited before parsing
+begins.
 """
 
 import json

@@ -1,2 +1,2 @@
-"""Where keys, values and adapters lie: pages on the device, copies of parked sequences on the host. Bytes only; owners
-are in `motet_runner.plan`."""
+"""The memory of keys, values and adapters: pages on the device, copies of parked sequences on the host. Bytes only;
+`motet_runner.plan` knows the owners."""

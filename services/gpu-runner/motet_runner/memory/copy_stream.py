@@ -1,4 +1,4 @@
-"""In which order adapters and pages are copied to a device and from it, beside what the model computes there."""
+"""Orders the copies of adapters and pages to and from a device relative to the model's work there."""
 
 import time
 from typing import Any, Protocol
@@ -10,29 +10,29 @@ from motet_runner.memory.marks import GpuMark, Mark, PassedMark
 
 class CopyStream(Protocol):
     def follow_model(self, mark: Any = None) -> None:
-        """The copies from now on come after `mark`, of the model; None: after all that the model has been told to
-        compute so far, because it may still read what was there, or write what is copied."""
+        """Later copies wait for `mark` in the model's work; None: for all of the model's work so far, which may still
+        read the targets or write the sources."""
 
     def copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
-        """After all copies so far"""
+        """Copies after all copies so far"""
 
     def mark(self) -> Mark:
-        """Of the copies so far"""
+        """A mark after the copies so far"""
 
     def model_mark(self) -> Mark:
-        """Of what the model has been told so far"""
+        """A mark after the model's work so far"""
 
     def let_model_wait(self, mark: Any = None) -> None:
-        """What the model is told from now on comes after `mark`, of this stream; None: after all copies so far. Nobody
-        waits here."""
+        """The model's later work waits for `mark` in this stream; None: for all copies so far. This call does not
+        wait."""
 
 
 class InOrder:
-    """Of a CPU, which does one thing after the other"""
+    """For a CPU, which does one thing after the other"""
 
     @staticmethod
     def follow_model(mark: Any = None) -> None:
-        """What the model was told is done."""
+        """The model's work is already done."""
 
     @staticmethod
     def copy(to: torch.Tensor, of: torch.Tensor) -> None:
@@ -46,11 +46,11 @@ class InOrder:
 
     @staticmethod
     def let_model_wait(mark: Any = None) -> None:
-        """The copies have ended."""
+        """The copies have already ended."""
 
 
 class OwnStream:
-    """Of a GPU, which copies while it computes"""
+    """For a GPU, which copies while it computes"""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

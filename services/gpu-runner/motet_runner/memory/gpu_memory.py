@@ -1,7 +1,7 @@
 """How much of a GPU's memory a runner may take.
 
-Each runner keeps within its share of the whole, whatever is free when it starts: so several fit on one GPU. Pure;
-`GpuMemory.of` reads the device.
+Each runner keeps within its share of the whole memory, however much is free at its start: so several fit on one GPU.
+Pure; `GpuMemory.of` reads the device.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from motet.errors import SetupError
 GIB = 1 << 30
 
 CONTEXT_BYTES = 768 << 20
-"""What the driver and its libraries take for a process beside its tensors. It is counted, not measured: of a GPU that
-others use, too, nobody can tell whose memory it is."""
+"""The memory of a process beside its tensors, for the driver and its libraries. It is a constant: on a shared GPU it
+cannot be measured whose memory is whose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class GpuMemory:
     total: int
     free: int
     held: int
-    """By this process, in tensors"""
+    """How many bytes this process holds in tensors"""
 
     @classmethod
     def of(cls, device: torch.device) -> Self:
@@ -31,7 +31,7 @@ class GpuMemory:
         return cls(total, free, torch.cuda.memory_allocated(device))
 
     def left(self, percent: int) -> int:
-        """What this process may still take, if all it takes is at most `percent` of the GPU."""
+        """How many more bytes this process may take, if its total is limited to `percent` of the GPU."""
         return min(self.total * percent // 100 - CONTEXT_BYTES - self.held, self.free)
 
     def check_weights(self, needed: int, percent: int, dtype: str) -> None:

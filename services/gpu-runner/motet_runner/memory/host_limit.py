@@ -1,11 +1,11 @@
-"""How much host memory parked sequences may take, when nobody has set it."""
+"""How much host memory parked sequences may take by default."""
 
 from pathlib import Path
 
 import psutil
 
 SHARE_OF_AVAILABLE = 4
-"""At most a quarter of what the machine can still give. The rest is for loading, the page cache and other processes."""
+"""At most a quarter of the available memory. The rest is for loading, the page cache and other processes."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -16,7 +16,7 @@ def default_host_bytes(kv_bytes: int, *, share_of_kv: int, available: int) -> in
 
 
 def available_host_bytes(cgroup: Path = _CGROUP) -> int:
-    """What the machine, or the container if its limit is lower, can still give."""
+    """The available memory of the machine, or of the container if its limit is lower."""
     available = psutil.virtual_memory().available
     try:
         limit, used = (cgroup / "memory.max").read_text(), (cgroup / "memory.current").read_text()
@@ -26,7 +26,7 @@ def available_host_bytes(cgroup: Path = _CGROUP) -> int:
 
 
 def _idle_file_bytes(cgroup: Path) -> int:
-    """The files in memory that nobody has read for a while, such as a model's. They count as used, and make room."""
+    """The inactive page cache, such as a model's files. It counts as used, but can be reclaimed."""
     try:
         lines = (cgroup / "memory.stat").read_text().splitlines()
     except OSError:

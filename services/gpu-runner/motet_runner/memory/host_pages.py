@@ -1,4 +1,4 @@
-"""Pages in host memory (S3-11), and how their bytes come there and back."""
+"""Pages in host memory (S3-11), and the copies of their bytes there and back."""
 
 import math
 from collections import deque
@@ -16,7 +16,7 @@ from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 
 PIECES, PIECE_BYTES = 4, 16 * 1024 * 1024
-"""Of a GPU's memory, through which pages pass on their way to the host and back"""
+"""Staging buffers on a GPU for pages on their way to the host and back"""
 
 
 class SwapTime(NamedTuple):
@@ -27,11 +27,11 @@ class SwapTime(NamedTuple):
 
 
 class HostPages:
-    """Beside a device whose memory is the host's, too."""
+    """For a device that shares the host's memory."""
 
     def __init__(self, device: PagedStore, count: int, *, clock: Clock) -> None:
         self._device = device
-        # Virtual memory: the machine gives a page of it when it is first written.
+        # Virtual memory: the machine allocates a page of it at the first write.
         self._data = torch.empty((count, *device.data.shape[1:]), dtype=device.data.dtype)
         self._clock = clock
         self._swapped = SwapTime()
@@ -57,12 +57,11 @@ class HostPages:
 
 
 class HostPagesAside:
-    """Beside a GPU: pinned, and copied beside what the model computes, which waits only for the pages that it needs
-    back.
+    """For a GPU: pinned, and copied in parallel to the model's work, which waits only for pages that it needs back.
 
-    Pages pass through pieces of the device's memory that are taken once: one by one over the bus, and all of a piece at
-    once, which is fast, between it and their places. So the pages that leave may be written again at once, and pages
-    that come back are under way while the iteration before still computes.
+    Pages pass through staging buffers on the device that are allocated once: one by one over the bus, and between
+    buffer and pages all at once, which is fast. So outgoing pages may be overwritten at once, and incoming pages are
+    copied while the previous iteration still computes.
     """
 
     def __init__(self, device: PagedStore, count: int, stream: CopyStream) -> None:
@@ -77,13 +76,13 @@ class HostPagesAside:
         self._under_way: deque[tuple[int, Mark, Mark]] = deque()
 
     def take(self, pages: Sequence[int], to: Sequence[int]) -> None:
-        """Copy pages of the device to pages of the host. The pages of the device may be written again at once."""
+        """Copy pages of the device to pages of the host. The pages of the device may be overwritten at once."""
         for piece, some, places in self._in_pieces(pages, to):
             if piece.copied is not None:
-                self._stream.let_model_wait(piece.copied)  # as long as its last pages are on their way
+                self._stream.let_model_wait(piece.copied)  # until the buffer's last pages are copied
             self._device.gather(some, out=piece.data[: len(some)])
             self._stream.follow_model()
-            began = self._stream.mark()  # what it waits for is no time of copies
+            began = self._stream.mark()  # waiting does not count as time of copies
             for place, data in zip(places, piece.data, strict=False):
                 self._stream.copy(self._data[place], data)
             self._note(piece, len(some), began)
@@ -111,7 +110,7 @@ class HostPagesAside:
     def _in_pieces(
         self, pages: Sequence[int], to: Sequence[int]
     ) -> Iterator[tuple["_Piece", Sequence[int], Sequence[int]]]:
-        """Each time the piece that was used longest ago"""
+        """Uses the least recently used buffer for each part."""
         size = len(self.pieces[0].data) if pages else 1
         for first in range(0, len(pages), size):
             self.pieces.rotate(-1)
@@ -127,9 +126,9 @@ class _Piece:
     data: torch.Tensor
     """[pages, …]"""
     read: Mark
-    """After the model's last read of it"""
+    """After the model's last read of the buffer"""
     copied: Mark | None = None
-    """After the last copies from it, or into it"""
+    """After the last copies from the buffer, or into it"""
 
 
 def pages_of_a_piece(page_bytes: int) -> int:
@@ -137,7 +136,7 @@ def pages_of_a_piece(page_bytes: int) -> int:
 
 
 def bytes_beside_pages(page_bytes: int) -> int:
-    """What the pieces take of the device's memory"""
+    """The buffers' bytes on the device"""
     return PIECES * pages_of_a_piece(page_bytes) * page_bytes
 
 

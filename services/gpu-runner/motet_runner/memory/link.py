@@ -1,6 +1,6 @@
-"""The way between the host and a device: numbers that go there, numbers that come back, and marks in the device's work.
+"""Copies between the host and a device in both directions, and marks in the device's work.
 
-Neither direction waits for the device. What comes back may be read once a later mark has passed.
+Neither direction waits for the device. Downloads may be read once a later mark has passed.
 """
 
 from typing import Protocol
@@ -17,16 +17,16 @@ class Link(Protocol):
     device: torch.device
 
     def upload(self, numbers: np.ndarray) -> torch.Tensor:
-        """A copy of them on the device. The array may be changed at once."""
+        """A copy of the numbers on the device. The array may be changed at once."""
 
     def download(self, numbers: torch.Tensor) -> torch.Tensor:
-        """A copy of them on the host, which may be read once a later mark has passed."""
+        """A copy of the numbers on the host, which may be read once a later mark has passed."""
 
     def mark(self) -> Mark: ...
 
 
 class SameMemory:
-    """A CPU in the place of a device: all work is done when it is launched."""
+    """For a CPU as the device: all work is done when it is launched."""
 
     device = torch.device("cpu")
 
@@ -46,8 +46,8 @@ class SameMemory:
 
 
 class PinnedMemory:
-    """Through pinned memory, in the order of the device's current stream. PyTorch gives pinned memory out again only
-    when the copies that were made with it have ended."""
+    """Through pinned memory, in the order of the device's current stream. PyTorch reuses pinned memory only after the
+    copies that used it have ended."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -65,5 +65,5 @@ class PinnedMemory:
 
 
 def link_to(device: torch.device, clock: Clock) -> Link:
-    """`clock`: for marks of a CPU. A GPU has its own."""
+    """`clock`: for marks of a CPU. A GPU has its own clock."""
     return PinnedMemory(device) if device.type == "cuda" else SameMemory(clock)

@@ -1,4 +1,4 @@
-"""Places in the order of a device's work, which tell when the work before them is done."""
+"""Marks in the order of a device's work (events), which tell when the work before them is done."""
 
 from typing import Any, Protocol
 
@@ -7,17 +7,17 @@ import torch
 
 class Mark(Protocol):
     def passed(self) -> bool:
-        """Whether all work before it is done"""
+        """True if all work before the mark is done"""
 
     def wait(self) -> None:
-        """Until it is"""
+        """Waits until all work before the mark is done"""
 
     def seconds_since(self, earlier: Any) -> float:
-        """Between two marks that have passed"""
+        """The time between two marks that have passed"""
 
 
 class PassedMark:
-    """Of a CPU, whose work is done when it is launched"""
+    """For a CPU, whose work is done when it is launched"""
 
     def __init__(self, at: float) -> None:
         self.at = at
@@ -28,7 +28,7 @@ class PassedMark:
 
     @staticmethod
     def wait() -> None:
-        """Nothing is under way."""
+        """All work is already done."""
 
     def seconds_since(self, earlier: "PassedMark") -> float:
         return self.at - earlier.at

@@ -1,11 +1,11 @@
-"""Tells errors of memory from others."""
+"""Tells out-of-memory errors from others."""
 
 import torch
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """PyTorch has a class for errors of device memory. If the driver itself has none left, or the host, only the words
-    in the first line show it."""
+    """PyTorch has a class for errors of device memory. If the driver or the host has no memory left, only the words in
+    the first line show it."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     first_line = str(error).strip().partition("\n")[0]
@@ -13,5 +13,5 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def device_has_failed(error: Exception) -> bool:
-    """Whether the device computes nothing more in this process: it was lost, or a kernel went wrong on it."""
+    """True if the device computes nothing more in this process: it was lost, or a kernel crashed on it."""
     return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)

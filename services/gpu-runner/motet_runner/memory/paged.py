@@ -13,7 +13,7 @@ from motet_kernels.huge_pages import prefer_huge_pages
 from motet_runner.memory.upload import uploaded
 
 READ_BYTES = {"cpu": 8 * 1024 * 1024, "cuda": 256 * 1024 * 1024}
-"""How much of one layer is brought together at a time. On a CPU it should still be in the last cache when attention
+"""How much of one layer is gathered at a time. On a CPU it should still be in the last-level cache when attention
 reads it. Fewer and larger reads win: each costs a dozen operators, for which all threads wait."""
 
 
@@ -46,7 +46,7 @@ class PagedStore:
         return torch.from_numpy(rows).to(self.device) + self._layer * PAGE_TOKENS
 
     def blocks_of(self, table: np.ndarray) -> torch.Tensor:
-        """Where sequences with pages `table` [sequences, pages] lie: [layers, 2 · sequences · kv_heads · pages]"""
+        """The blocks of sequences with pages `table` [sequences, pages]: [layers, 2 · sequences · kv_heads · pages]"""
         shape = self.shape
         first = table * (shape.layers * 2 * shape.kv_heads)
         blocks = first[None, :, None, :] + self._halves.reshape(2, 1, shape.kv_heads, 1)
@@ -70,34 +70,35 @@ class PagedStore:
         return gathered.view(2, sequences, self.shape.kv_heads, -1, self.shape.head_dim)
 
     def block(self, blocks: torch.Tensor) -> torch.Tensor:
-        """Some of `blocks_of`, of keys or of values: [blocks, page_tokens, head_dim]"""
+        """Some blocks of `blocks_of`, of keys or of values: [blocks, page_tokens, head_dim]"""
         return self._blocks.index_select(0, blocks).view(len(blocks), PAGE_TOKENS, -1)
 
     def copy_out(self, pages: Sequence[int]) -> torch.Tensor:
         return self.gather(pages).to("cpu")
 
     def gather(self, pages: Sequence[int], *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """A copy of these pages on the device, one after the other"""
+        """A contiguous copy of these pages on the device"""
         return torch.index_select(self.data, 0, self._numbers_of(pages), out=out)
 
     def copy_in(self, pages: Sequence[int], copy: torch.Tensor) -> None:
         self.data.index_copy_(0, self._numbers_of(pages), copy.to(self.device))
 
     def copy_within(self, pages: Sequence[int], to: Sequence[int]) -> None:
-        """No page is in both. A few at a time, because a copy takes as much memory again for a moment."""
+        """`pages` and `to` must be disjoint. Copies a few pages at a time, because each copy needs a temporary
+        buffer."""
         at_once = max(1, COPY_BYTES // self.shape.bytes_per_page())
         for first in range(0, len(pages), at_once):
             part = slice(first, first + at_once)
             self.data.index_copy_(0, self._numbers_of(to[part]), self.gather(pages[part]))
 
     def clear(self, pages: Sequence[int]) -> None:
-        """Zeros, not what earlier owners have left there."""
-        if self.device.type == "cpu":  # where torch would share out each page among threads
+        """Zeroes pages, so that earlier owners' contents are gone."""
+        if self.device.type == "cpu":  # where torch would split each page among threads
             for page in pages:
                 self._numbers[page] = 0
         elif pages:
             self.data.index_fill_(0, self._numbers_of(pages), 0)
 
     def _numbers_of(self, pages: Sequence[int]) -> torch.Tensor:
-        """On the device, for which nobody waits: a list of numbers as an index would."""
+        """On the device, without waiting for it: a list of numbers as an index would wait."""
         return uploaded(np.array(pages, dtype=np.int64), self.device)

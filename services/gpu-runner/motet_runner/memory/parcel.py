@@ -1,4 +1,4 @@
-"""Numbers that travel together: to a device, each copy costs as much as a kernel, however short it is."""
+"""Numbers that are copied together: each copy to a device costs as much as a kernel, however short it is."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ class Parcel:
         self._arrays[name] = numbers
 
     def send(self, link: Link) -> dict[str, torch.Tensor]:
-        """The same on the device, by their names"""
+        """The arrays on the device, by name"""
         arrays = self._arrays
         if not arrays:
             return {}
@@ -41,7 +41,7 @@ class Returning:
         self._bytes = link.download(together)
 
     def read(self) -> list[torch.Tensor]:
-        """On the host, once a later mark has passed"""
+        """The tensors on the host; call it after a later mark has passed"""
         parts = self._bytes.split([size for _, _, size in self._like])
-        # A part may begin at any byte; a view of another type may not.
+        # A part may begin at any byte; a view of another type must be aligned.
         return [part.clone().view(dtype).view(shape) for part, (dtype, shape, _) in zip(parts, self._like, strict=True)]

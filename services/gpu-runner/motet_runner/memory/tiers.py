@@ -1,4 +1,4 @@
-"""The pages of all tiers, and copies between them. Which page holds what is decided in `motet_runner.plan`."""
+"""The pages of all tiers, and copies between them. `motet_runner.plan` decides which page holds what."""
 
 import time
 
@@ -34,5 +34,5 @@ class PageTiers:
                 raise AssertionError(f"nothing is copied or wiped within host memory: {effect}")
 
     def take_swap_time(self) -> SwapTime:
-        """Of the copies to and from the host that have ended since the last call."""
+        """The time of the copies to and from the host that have ended since the last call."""
         return self._host.take_swap_time()

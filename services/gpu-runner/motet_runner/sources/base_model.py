@@ -22,10 +22,10 @@ from motet_runner.supported_models import read_supported_config
 log = structlog.get_logger(__name__)
 
 COMPLETE = ".complete.json"
-"""This file is in the folder of a model that was fetched completely."""
+"""The marker file in the folder of a completely fetched model"""
 
 MAX_ATTEMPTS = 5
-"""How many fetches in a row may fail without a new byte. Then the runner ends. When it is started again, it continues
+"""How many fetches in a row may fail without a new byte. After that the runner ends. When it starts again, it continues
 the fetch."""
 
 LOG_SECONDS = 10.0
@@ -106,5 +106,5 @@ class _FetchLog:
 
 def mark_unverified(folder: Path) -> None:
     """The model is not the one that the pool asks for: the next fetch checks whether the source has changed."""
-    with suppress(OSError):  # a folder that this runner has not fetched has no such file
+    with suppress(OSError):  # a folder that this runner has not fetched has no marker
         (folder / COMPLETE).unlink()

@@ -121,7 +121,7 @@ class TransferWatch(threading.Thread):
         self._stall_seconds = order.stall_seconds
         self._uri = order.uri
         self.checked = 0
-        """Bytes that were read again to compare their digest. That is progress, too, although no file grows."""
+        """Bytes that were read again to verify their digest. They count as progress, although no file grows."""
 
     def check(self, count: int) -> None:
         self.checked += count

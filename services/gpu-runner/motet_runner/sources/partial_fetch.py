@@ -1,6 +1,6 @@
 """Folders in which an interrupted fetch continues: one for each set of files, locked by the process that fetches.
 
-They lie in a folder for each namespace, and those that nobody fetches into are bounded for each.
+Each namespace has a folder of them. The number and size of its idle ones are limited.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def key_of(*words: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartialFetches:
-    """What interrupted fetches have left under `root`. The methods block: call them in a thread."""
+    """The files of interrupted fetches under `root`. The methods block: call them in a thread."""
 
     root: Path
     max_count: int
@@ -41,7 +41,7 @@ class PartialFetches:
         return self.root / (_NAMESPACE + key_of(namespace)) / key_of(*words, namespace)
 
     def make_room(self, namespace: str) -> None:
-        """Keep what a namespace's interrupted fetches have left within its limits. The oldest goes first."""
+        """Keep a namespace's interrupted fetches within its limits. The oldest goes first."""
         kept = sorted(self._of(self.root / (_NAMESPACE + key_of(namespace))), key=_last_written, reverse=True)
         total = 0
         for count, folder in enumerate(kept, 1):
@@ -62,7 +62,7 @@ class PartialFetches:
 
     def _clear(self, goes: Callable[[Path], bool]) -> None:
         for folder in self._of(self.root):
-            if not folder.name.startswith(_NAMESPACE):  # as earlier versions left them
+            if not folder.name.startswith(_NAMESPACE):  # left by earlier versions
                 if goes(folder):
                     _remove_unlocked(folder)
                 continue
@@ -151,7 +151,7 @@ def _lock(file: int, folder: Path) -> bool:
 
 
 def _last_written(folder: Path) -> float:
-    """When a file of the folder was written last; 0 if the folder has gone."""
+    """When a file of the folder was last written; 0 if the folder is gone."""
     times = [0.0]
     with suppress(OSError):
         times += [path.stat().st_mtime for path in (folder, *folder.iterdir())]
@@ -159,7 +159,7 @@ def _last_written(folder: Path) -> float:
 
 
 def _bytes_of(folder: Path) -> int:
-    """What it takes on the disk, files of the hub's library included."""
+    """The folder's bytes on the disk, files of the hub's library included."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -22,7 +22,7 @@ COMMAND = (sys.executable, "-P", "-m", "motet_runner.sources.fetch_process")
 MAX_LINE_BYTES = 1 << 16
 
 END_SECONDS = 5.0
-"""How long a killed process may take to end. Where it waits for a disk that hangs, it ends when the disk answers."""
+"""How long a killed process may take to end. If it waits for a disk that hangs, it ends when the disk answers."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes that have arrived, and the bytes in total (0 if the source does not say)."""
@@ -91,7 +91,7 @@ class FetchProcessPool:
                     await process.wait()
 
     async def _listen(self, lines: asyncio.StreamReader, order: FetchOrder, on_progress: OnProgress) -> bool:
-        """Read the messages of a fetch process. Returns whether it said that it is done."""
+        """Read the messages of a fetch process. Returns True if it reported that it is done."""
         fetched = total = 0
         first = True
         while True:

@@ -1,4 +1,4 @@
-"""What the module of a source over the network gives: a parsed URI, which a fetch process can open."""
+"""The interface of a network source's module: a parsed URI, which a fetch process can open."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # only a fetch process has these
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a fetch process gives a source."""
+    """What a source gets from a fetch process."""
 
     order: FetchOrder
     secret: "SourceCredentials"
@@ -29,19 +29,19 @@ class Opening:
 class OpenSource(Protocol):
     @property
     def revision(self) -> str:
-        """Which one the files are of; empty if the source has none."""
+        """The revision of the files; empty if the source has no revisions."""
 
     @property
     def sizes(self) -> Mapping[str, int | None] | None:
-        """The bytes of all files that it has, as far as it says. None: it has no listing."""
+        """File → its size, if the source tells it. None: the source has no listing."""
 
     def fetch(self, file: WantedFile, into: Path) -> bool:
         """Fetch one file. False if it does not exist and is not required."""
 
 
 class RemoteSource(Protocol):
-    """The module's function `parse(uri, revision)` returns one, or raises AdapterFetchFailed. The service calls that,
-    too: what only a fetch process needs is imported by `open`."""
+    """A source module's `parse(uri, revision)` returns a RemoteSource, or raises AdapterFetchFailed. The service also
+    calls `parse`, so `open` imports what only a fetch process needs."""
 
     def hosts(self, access: NetworkAccess) -> Iterable[str]:
         """The hosts that the platform has named for this source: allowed, whatever their addresses are."""

@@ -31,12 +31,12 @@ class RemoteFiles:
     revision: str = ""
     credentials: str = ""
     namespace: str = ""
-    """Of the adapter. Empty for a base model."""
+    """The adapter's namespace. Empty for a base model."""
     max_bytes: int = 0
 
     @property
     def words(self) -> tuple[str, str, str, str]:
-        """What tells one set of files from another, first of all whose they are."""
+        """The words that identify this set of files, first of all its owner."""
         return (self.namespace, self.uri, self.revision, self.credentials)
 
 
@@ -74,7 +74,7 @@ class Sources:
         removed.
         """
         folder = self.partial.folder_of(*remote.words)
-        keep = True  # also for whoever stops the fetch
+        keep = True  # also if the fetch is stopped
         async with locked(folder, self._files):
             try:
                 yield folder
@@ -87,15 +87,15 @@ class Sources:
                     await self._files.run(partial(shutil.rmtree, folder, ignore_errors=True))
 
     async def tidy_partial(self, namespace: str) -> None:
-        """Keep what is left of interrupted fetches within the namespace's limits."""
+        """Keep interrupted fetches within the namespace's limits."""
         await self._files.run(partial(self.partial.make_room, namespace))
 
     async def clear_partial(self, *, all_of_them: bool = False) -> None:
-        """Remove what is left of interrupted fetches: what is too old, or all of it where a disk is full."""
+        """Remove old interrupted fetches, or all of them if a disk is full."""
         await self._files.run(self.partial.clear if all_of_them else self.partial.clear_old)
 
     async def forget_partial(self, remote: RemoteFiles) -> None:
-        """Nobody will continue this fetch."""
+        """Remove an interrupted fetch that will not be continued."""
         await self._files.run(partial(self.partial.forget, *remote.words))
 
     async def fetch_into(

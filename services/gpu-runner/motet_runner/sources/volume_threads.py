@@ -1,5 +1,5 @@
-"""Reads volumes, each with a few threads of its own: one that hangs, such as a network volume whose server is away,
-holds up nobody who reads another one."""
+"""Reads volumes, each with a few threads of its own: a volume that hangs, such as a network volume whose server is
+away, does not block readers of other volumes."""
 
 import re
 import time
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 class Progress:
-    """When a call has last got something from its volume, or from the runner's own disk. The thread notes it, and the
-    service looks at it."""
+    """The last time when a call got something from its volume, or from the runner's own disk. The thread writes it, and
+    the service reads it."""
 
     def __init__(self, volume: "_Volume", volume_seconds: float, disk_seconds: float) -> None:
         self._volume = volume
@@ -26,7 +26,7 @@ class Progress:
         self._disk_seconds = disk_seconds
         self.began = False
         self.reads = False
-        """Whether it asks the volume for something now."""
+        """True while the call waits for the volume."""
         self._at = time.monotonic()
 
     @contextmanager
@@ -41,7 +41,7 @@ class Progress:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """The volume is asked for something. Outside of this, a call has only the runner's own disk to wait for."""
+        """The context of a read from the volume. Outside of it, a call waits only for the runner's own disk."""
         self._note()
         self.reads = True
         try:
@@ -55,8 +55,8 @@ class Progress:
 
     @property
     def hangs_at(self) -> float:
-        """A call that waits for its turn has patience as long as one of the others does not hang, or the volume has
-        given them something."""
+        """A waiting call does not hang while one of the running calls does not hang, or the volume has given them
+        something."""
         if self.began:
             return self._at + (self._volume_seconds if self.reads else self._disk_seconds)
         given = max(self._at, self._volume.progressed_at) + self._volume_seconds
@@ -64,7 +64,7 @@ class Progress:
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether the runner's own disk is what it waits for, or what all those before it wait for."""
+        """True if this call, or all calls before it, wait for the runner's own disk."""
         before = (self,) if self.began else tuple(self._volume.running)
         return bool(before) and not any(one.reads for one in before)
 
@@ -84,9 +84,9 @@ class VolumeThreads:
     async def run(
         self, volume: str, call: Callable[[Progress], T], *, discard: Callable[[T], object], disk_seconds: float
     ) -> T:
-        """Run a call that reads this volume, and says when it does. Raises AdapterFetchFailed if a read brings nothing
+        """Run a call that reads this volume, and marks when it does. Raises AdapterFetchFailed if a read gets nothing
         for `stall_seconds`, and CallHangs if the runner's own disk takes longer than `disk_seconds` between two reads.
-        The thread may hang on, and what it brings after all goes to `discard`."""
+        The thread may hang on; a late result goes to `discard`."""
         self.by_name = {name: one for name, one in self.by_name.items() if not one.threads.unused or name == volume}
         of_volume = self.by_name.setdefault(volume, _Volume(volume))
         progress = Progress(of_volume, self._stall_seconds, disk_seconds)
@@ -104,13 +104,13 @@ class VolumeThreads:
                     f"The volume {volume} does not answer: nothing came from it for {self._stall_seconds:g} s. Motet "
                     "tries again automatically. See whether its server is up."
                 )
-            return min(left, self._stall_seconds)  # by then it may wait for the other
+            return min(left, self._stall_seconds)  # by then it may wait for the other kind
 
         return await result_of(of_volume.threads.submit(work), seconds_left, discard)
 
 
 def mount_of(path: Path) -> str:
-    """The mount point that a path lies on, from the list of mounts: asking the file system itself may hang."""
+    """The mount point of a path, from the list of mounts: a question to the file system itself may hang."""
     try:
         lines = Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()
     except OSError:

@@ -109,7 +109,7 @@ class WebFolder:
             if not start:
                 part.unlink(missing_ok=True)
                 etag = response.headers.get("etag", "")
-                tag.write_text("" if etag.startswith("W/") else etag)  # a weak one does not say that bytes are equal
+                tag.write_text("" if etag.startswith("W/") else etag)  # a weak entity tag does not mean equal bytes
             self._write(response, file, part, start)
             if total is not None and _size(part) != total:
                 raise _Interrupted(f"the download ended after {_size(part)} of {total} bytes")
@@ -166,7 +166,7 @@ class WebFolder:
             case 404 | 410:
                 raise FileNotFoundError
             case 403 if not file.required:
-                raise FileNotFoundError  # object stores answer so for a missing file, if the caller may not list them
+                raise FileNotFoundError  # object stores say so for a missing file, if the caller may not list files
             case 401 | 403:
                 raise refused(self.url, status, given=bool(self.authorization))
             case _ if status in _PASSING:

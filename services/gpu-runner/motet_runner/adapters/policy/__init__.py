@@ -1,8 +1,7 @@
-"""What a runner does about adapters, without threads, files and sockets: `AdapterPolicy` is told what happens, and
-effects come out.
+"""What a runner does about adapters, without threads, files and sockets: `AdapterPolicy` gets events and returns
+effects.
 
-An order has these stages. The back-off and the errors are those of its own manifest's source, whoever else wants the
-same bytes:
+An order has these stages. Back-off and errors are per source of a manifest, even if several want the same bytes:
 
 | stage    | it waits for | then                                                                            |
 |----------|--------------|---------------------------------------------------------------------------------|
@@ -22,7 +21,7 @@ these stages:
 | certified | leased | nothing           | requests use it. `vanished`, `engine_failed`: looking. Idle: evicting    |
 | evicting  | no     | `Evict`           | None: absent. `Held`, `Failure`: its folder and lease stay               |
 
-Whoever says that a folder is there hands over its lease, so there is no time in which it could be evicted. A folder
-that has another inode than the one that is held replaces it, and what was known about the old one is void. An answer
-to an effect that nobody waits for any more is dropped, and its lease is released.
+A message that a folder exists hands over its lease, so there is no moment in which it could be evicted. A folder with
+another inode than the held one replaces it, and all knowledge about the old one is void. An answer to an effect that
+nobody waits for any more is dropped, and its lease is released.
 """

@@ -1,4 +1,4 @@
-"""The adapters of one runner: what happens and the time in, effects out. The docstring of this package has the table of
+"""The adapters of one runner: gets events and the time, returns effects. The docstring of this package has the table of
 stages."""
 
 from collections import OrderedDict
@@ -19,12 +19,12 @@ from motet_runner.adapters.policy.values import FetchRequest, Held, Order
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 
 MAX_MANIFESTS = 4096
-"""Of how many manifests the last source is remembered, to clear what is left of a fetch when it changes or goes."""
+"""For how many manifests the last source is remembered, to clear its partial fetch when the source changes or goes."""
 
 
 class AdapterPolicy:
-    """Its methods say what has happened; then `take_effects` returns what shall be done. `users_of` counts the requests
-    that use an adapter, `capacity` is that of the disk cache."""
+    """Its methods report what has happened; then `take_effects` returns the effects to carry out. `users_of` counts the
+    requests that use an adapter; `capacity` is the disk cache's."""
 
     def __init__(
         self, *, capacity: int, users_of: Callable[[Digest], int], clock: Clock, failures: SourceFailures
@@ -50,7 +50,7 @@ class AdapterPolicy:
         return taken
 
     def fetch_of(self, request: FetchRequest) -> int | None:
-        """The number of the fetch that runs for an order like this one."""
+        """The number of the running fetch for an order like this one."""
         job = self.jobs.get(request.key)
         return self.pending.number_of(job) if job is not None else None
 
@@ -58,7 +58,7 @@ class AdapterPolicy:
         """Time passed."""
         self._failures.expire(self._clock())
         for life in tuple(self):
-            self._forget_unused(life)  # one that was dropped while its folder was checked
+            self._forget_unused(life)  # it may have been dropped while its folder was checked
         self._effects += [effects.Confirm(life.held) for life in self if life.held is not None and life.pending is None]
 
     # -------------------------------------------------------------------------------------------------------- orders
@@ -101,7 +101,7 @@ class AdapterPolicy:
             self._fail_order(order, failure)
 
     def _enter(self, held: Held, orders: dict[int, Order]) -> None:
-        """Orders have their folder, and wait for its check."""
+        """Orders get their folder, and wait for its check."""
         if not orders:
             self._emit(effects.Release(held))
             return
@@ -113,7 +113,7 @@ class AdapterPolicy:
         self._advance(life)
 
     def _fail_order(self, order: Order, failure: Failure) -> None:
-        """The order fails, and so do the requests for its manifest. Others wait for the source of their own."""
+        """The order fails, and so do the requests for its manifest. Other requests wait for their own source."""
         self._emit(effects.Fail(order.number, failure))
         life = self._lives.get(Digest(order.fetch.expected))
         if life is None:
@@ -127,7 +127,7 @@ class AdapterPolicy:
         self._forget_unused(life)
 
     def cancel_order(self, number: int) -> None:
-        """Nobody waits for the answer any more. A fetch goes on, since the next order will want it."""
+        """The answer is no longer needed. A fetch goes on, since the next order will want it."""
         self.pending.cancel_order(number)
 
     # ------------------------------------------------------------------------------------------------------- sources
@@ -154,7 +154,7 @@ class AdapterPolicy:
     # ------------------------------------------------------------------------------------------------------- requests
 
     def request_waits(self, waiter: int, digest: Digest, manifest: str) -> None:
-        """`manifest` is the adapter that its client named, as namespace/name. Empty: its gateway does not say."""
+        """`manifest`: the adapter that its client named, as namespace/name. Empty: its gateway does not tell."""
         life = self._life(digest)
         life.waiters[waiter] = manifest
         life.look = True
@@ -184,7 +184,7 @@ class AdapterPolicy:
             self._forget_unused(life)
 
     def drop(self, digest: Digest) -> None:
-        """The scheduler needs a digest no more. The files stay until the disk cache needs the space."""
+        """The scheduler no longer needs a digest. The files stay until the disk cache needs the space."""
         if (life := self.get(digest)) is not None:
             life.drop_when_idle = True
             self._forget_unused(life)
@@ -196,7 +196,7 @@ class AdapterPolicy:
     # -------------------------------------------------------------------------------------------------------- answers
 
     def answered(self, number: int, answer: Answer) -> None:
-        """What came of a numbered effect."""
+        """Takes the answer to a numbered effect."""
         asker = self.pending.pop(number)
         match asker, answer:
             case (None, Held()):
@@ -259,12 +259,12 @@ class AdapterPolicy:
             self._fail_order(order, failure)
         manifests = {order.manifest for order in orders}
         for waiter, manifest in list(life.waiters.items()):
-            # What does not fit the base model does not fit it for anybody.
+            # An adapter that does not fit the base model fits it for no request.
             if failure.code == AdapterIncompatible.mapping.code or manifest in manifests:
                 self._fail_request(life, waiter, failure)
 
     def vanished(self, held: Held) -> None:
-        """A held folder is not at its place any more."""
+        """A held folder is no longer at its place."""
         life = self.get(held.digest)
         if life is None or life.held is None or life.held.inode != held.inode or life.pending is not None:
             return
@@ -284,7 +284,7 @@ class AdapterPolicy:
             return
         life.on_device = False
         if life.ready:
-            life.certify(None)  # until its files are known to be those that were checked
+            life.certify(None)  # until its files are known to be the checked ones
             self._look(life)
 
     # --------------------------------------------------------------------------------------------------------- a digest
@@ -293,12 +293,12 @@ class AdapterPolicy:
         return self._lives.setdefault(digest, AdapterLife(digest))
 
     def _hold(self, held: Held) -> AdapterLife:
-        """Keep the lease of a folder. If the runner holds an older one of this digest, that one is void."""
+        """Keep the lease of a folder. If the runner holds an older folder of this digest, its lease is void."""
         life = self._life(held.digest)
         old = life.held
         same = old is not None and old.inode == held.inode
         if isinstance(life.pending, effects.Find) or (isinstance(life.pending, effects.Check) and not same):
-            self.pending.pop(life.pending.number)  # its answer would be about what was there before
+            self.pending.pop(life.pending.number)  # its answer would be about the old folder
             life.pending = None
         if not same:
             self._let_go(life)
@@ -320,7 +320,7 @@ class AdapterPolicy:
         self._emit(life.pending)
 
     def _advance(self, life: AdapterLife) -> None:
-        """Begin what is next for a digest, and answer those who waited for what it has now."""
+        """Begin the next stage of a digest, and answer the orders and requests that waited for its present one."""
         if life.pending is not None or self._lives.get(life.digest) is not life:
             return
         if life.held is None:
@@ -359,7 +359,7 @@ class AdapterPolicy:
         self._emit(DropAdapter(life.digest))
 
     def _forget_unused(self, life: AdapterLife) -> None:
-        """Forget a digest that nobody waits for or uses, if its folder has gone or it was dropped."""
+        """Forget a digest without waiters and users, if its folder is gone or it was dropped."""
         if self._lives.get(life.digest) is not life or not life.idle or self._users_of(life.digest):
             return
         if life.held is not None and not life.drop_when_idle:
@@ -395,5 +395,5 @@ class AdapterPolicy:
 
 
 def _of_somebody(failure: Failure) -> Failure:
-    """For a request of which nobody says whose adapter it wants: not a word about any source."""
+    """For a request of unknown owner: it must not tell anything about any source."""
     return Failure.of(AdapterFetchFailed(AdapterFetchFailed.public_message + ".", retry_after=failure.retry_after))

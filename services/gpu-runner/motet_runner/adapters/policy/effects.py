@@ -1,4 +1,4 @@
-"""What shall be done about adapters, and what comes of it."""
+"""The effects on adapters, and their answers."""
 
 from dataclasses import dataclass
 
@@ -13,8 +13,8 @@ from motet_runner.engine_messages import DropAdapter, LoadAdapter
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Take a lease of the digest's cached folder, if there is one that this request may use (None: anyone's). The
-    answer None: there is none."""
+    """Take a lease of the digest's cached folder, if this request may use one (None: any request). The answer None:
+    there is no such folder."""
 
     number: int
     digest: Digest
@@ -28,7 +28,7 @@ class Fetch:
     number: int
     request: FetchRequest
     before: Held | None = None
-    """What a fetch of this folder found a moment ago. If nothing has changed there since, nothing is copied."""
+    """The result of a recent fetch of this folder. If it has not changed since, nothing is copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Remove a folder from the disk cache unless another process uses it. The answer None: it has gone, and so has the
-    lease that came along. `Held`: that lease, because the folder stays. If this fails, it is as it was. If it takes too
-    long, the folder counts as gone."""
+    """Remove a folder from the disk cache unless another process uses it. The answer None: it is removed, and its lease
+    has ended. `Held`: the lease, because the folder stays. If this fails, nothing has changed. If it takes too long,
+    the folder counts as removed."""
 
     number: int
     digest: Digest
@@ -52,21 +52,21 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class ListCache:
-    """Which adapters are cached. The one that was not used for longest comes first."""
+    """List the cached adapters, the least recently used first."""
 
     number: int
 
 
 Answer = Held | Certification | tuple[Digest, ...] | Failure | None
-"""What came of a numbered effect. Each gets exactly one answer with its number, also when the disk hangs: whoever
-carries it out waits for a limited time."""
+"""The answer to a numbered effect. Each effect gets exactly one answer with its number, even if the disk hangs: there
+is a time limit."""
 
 # ------------------------------------------------------------------------------------------------- without an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Say so if a held folder has vanished: somebody has removed it, or replaced it by another one."""
+    """Report if a held folder has vanished: it was removed, or replaced by another folder."""
 
     held: Held
     used: bool = False
@@ -80,7 +80,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class ForgetPartial:
-    """Nobody will continue this fetch: remove what it has left on the disk."""
+    """This fetch will not be continued: remove its files from the disk."""
 
     request: FetchRequest
 

@@ -1,4 +1,4 @@
-"""Which adapters leave the disk cache when it holds too many: the one that was not used for longest goes first."""
+"""Which adapters leave the disk cache when it holds too many: the least recently used one goes first."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,8 @@ from motet.domain import Digest
 
 
 class Eviction:
-    """The cache is listed after orders were answered, and the digests that are too many are tried one after the other:
-    one that is in use here or in another process stays, and the next one is tried.
+    """The cache is listed after orders were answered, and the surplus digests are tried one after the other: a digest
+    in use, here or in another process, stays, and the next one is tried.
 
     The digests of the orders that led to a listing are spared: their requests come next.
     """
@@ -16,7 +16,7 @@ class Eviction:
         self._capacity = capacity
         self._spared: set[Digest] = set()
         self._answered: set[Digest] = set()
-        """Since the last listing was asked for: they need another one."""
+        """Digests answered since the last listing began: they need another one."""
         self._candidates: list[Digest] = []
         self._excess = 0
         self._running = False
@@ -34,7 +34,7 @@ class Eviction:
         self._excess -= 1
 
     def next(self, in_use: Callable[[Digest], bool]) -> Digest | None:
-        """The next one to remove. None: this is over."""
+        """The next digest to remove. None: eviction is over."""
         while self._excess > 0 and self._candidates:
             digest = self._candidates.pop()
             if digest not in self._spared and digest not in self._answered and not in_use(digest):

@@ -1,4 +1,4 @@
-"""How long a source is left in peace after a fetch failed: longer after each failure, and each origin on its own."""
+"""How long a source is not asked after a failed fetch: longer after each failure, separately for each origin."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from motet.runner_info import Failure
 from motet_runner.adapters.policy.values import FetchRequest
 
 RETRY_LATER_SECONDS = 300.0
-"""The longest pause after a failure that says no time itself."""
+"""The longest pause after a failure that names no time itself"""
 
 MAX_PER_NAMESPACE = 256
 """How many failures of a namespace are remembered. A tenant with more of them forgets its own oldest one."""
@@ -33,8 +33,8 @@ class SourceFailures:
         return sum(map(len, self._of_namespace.values()))
 
     def blocking(self, request: FetchRequest, now: float) -> Failure | None:
-        """The failure because of which this source is not asked now. Requests order an adapter again and again; the
-        check of a new revision is asked for by the scheduler when it wants it, and is never held back."""
+        """The failure because of which this source is not asked now. It holds back requests, which order an adapter
+        again and again, but never the check of a new revision, which the scheduler asks for on demand."""
         failures = self._of_namespace.get(request.namespace)
         failed = failures.get(_key(request)) if failures is not None else None
         return failed.failure if failed is not None and request.digest_verified and now < failed.until else None
@@ -60,7 +60,7 @@ class SourceFailures:
                 del self._of_namespace[request.namespace]
 
     def expire(self, now: float) -> None:
-        """Forget sources that nobody has asked for in the time in which they were to be asked again."""
+        """Forget sources whose next attempt was due, and was not made in time."""
         for namespace, failures in list(self._of_namespace.items()):
             for key in [key for key, one in failures.items() if now > one.until + RETRY_LATER_SECONDS * self._scale]:
                 del failures[key]

@@ -11,13 +11,13 @@ from motet_runner.adapters.policy.values import Held, Order
 
 @dataclass(slots=True, eq=False)
 class AdapterLife:
-    """An adapter from the first wish for it until nothing wants it, or its folder leaves the disk cache."""
+    """An adapter, from its first order or request until nothing wants it, or its folder leaves the disk cache."""
 
     digest: Digest
     held: Held | None = None
     """Its folder with the lease of it. None: the runner does not hold one."""
     pending: Find | Check | Evict | None = None
-    """What is being done with the folder. One thing at a time."""
+    """The current effect on the folder; one at a time."""
     waiters: dict[int, str] = field(default_factory=dict)
     """Requests that wait for it, with the adapter that each has named."""
     orders: dict[int, Order] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class AdapterLife:
 
     @property
     def ready(self) -> bool:
-        """Whether requests may use it."""
+        """True if requests may use it."""
         return self.checked is not None and self.pending is None
 
     @property
@@ -65,7 +65,7 @@ class AdapterLife:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing that has an answer to come is about it."""
+        """True if no answer about it is outstanding."""
         return not self.waiters and not self.orders and self.pending is None
 
     def certify(self, certification: Certification | None) -> None:

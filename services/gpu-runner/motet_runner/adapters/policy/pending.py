@@ -15,20 +15,20 @@ class FetchJob:
     request: FetchRequest
     orders: dict[int, Order] = field(default_factory=dict)
     late: dict[int, Order] = field(default_factory=dict)
-    """They came after the fetch had begun, and want the bytes as they are now: they have the folder looked at again."""
+    """Orders that came after the fetch had begun, and want the present bytes: the folder is read again for them."""
 
 
 @dataclass(slots=True, eq=False)
 class Listing:
-    """The disk cache is being listed, to evict what is too much."""
+    """The disk cache is being listed, to evict surplus adapters."""
 
 
 Asker = Order | FetchJob | AdapterLife | Listing
-"""An order that is being found, a fetch, a digest, or the eviction."""
+"""An order in its finding stage, a fetch, a digest, or the eviction."""
 
 
 class Pending:
-    """Whom the answer to each effect is for, by the number of the effect."""
+    """Number of an effect → who gets its answer."""
 
     def __init__(self) -> None:
         self.askers: dict[int, Asker] = {}
@@ -57,7 +57,7 @@ class Pending:
                     asker.orders.pop(order, None)
 
     def may_bring(self, digest: Digest) -> bool:
-        """Whether an order is under way that may bring this digest."""
+        """True if a current order may result in this digest."""
         return any(_may_bring(asker, digest) for asker in self.askers.values())
 
 

@@ -31,12 +31,12 @@ class FetchRequest:
 
     max_bytes: int = 0
     digest_verified: bool = True
-    """It is known that the source has the expected digest, so cached files with this digest may be used."""
+    """True if the source is known to have the expected digest, so that cached files with this digest may be used."""
 
     @property
     def origin(self) -> tuple[str, ...]:
-        """Whose source it is, and how it is opened. Whoever may read an origin may use what came from there."""
-        bounds = (self.folder,) if self.folder else ()  # another origin, so that other bounds mean another fetch
+        """The source's owner, and how it is opened. Whoever may read an origin may use the files from it."""
+        bounds = (self.folder,) if self.folder else ()  # other bounds: another origin, another fetch
         return (self.namespace, self.source, self.revision, self.credentials, *bounds)
 
     @property
@@ -46,7 +46,7 @@ class FetchRequest:
 
     @property
     def may_change(self) -> bool:
-        """Whether the bytes may have become other ones since a fetch began that still runs."""
+        """True if the bytes may have changed since a running fetch began."""
         return self.source.startswith(f"{FOLDER.scheme}:") and not self.expected
 
 
@@ -73,13 +73,13 @@ class Held:
     folder: Path
     bytes: int
     inode: tuple[int, int]
-    """Tells it from a folder that is later at the same place."""
+    """Tells it from a later folder at the same place."""
 
     lease: FolderLease
-    """For those who carry effects out."""
+    """For the code that carries effects out."""
 
     certification: Certification | None = None
-    """What the check has found, if that still holds for these files, this base model and this engine."""
+    """The check's result, if it still holds for these files, this base model and this engine."""
 
     stamp: object = None
     """How the files at its source looked when they were copied."""
