@@ -70,11 +70,11 @@ class AcceptedRequests:
         return True
 
     def is_stale_term(self, term: int) -> bool:
-        """Whether an order of this term comes from a scheduler that no longer leads. No scheduler has the term 0."""
+        """True if an order of this term comes from a scheduler that no longer leads. No scheduler has the term 0."""
         return 0 < term < self.highest_term
 
     def expect(self, request: str, epoch: int) -> None:
-        """A placement was announced: earlier placements of the request are out of date."""
+        """A placement was announced: the request's earlier placements are out of date."""
         key = RequestId(request)
         self._epochs[key] = max(epoch, self._epochs.get(key, 0))
         self._epochs.move_to_end(key)
@@ -82,8 +82,8 @@ class AcceptedRequests:
             self._epochs.popitem(last=False)
 
     def check(self, submit: runner_pb2.Submit) -> None:
-        """Raise Declined for a placement that a later term or epoch has replaced, InvalidRequest for one that cannot
-        be: no scheduler or supervisor would read a report with it."""
+        """Raises Declined for a placement that a later term or epoch has replaced, InvalidRequest for impossible
+        numbers: no scheduler or supervisor would read a report with them."""
         check_epoch(submit.epoch, submit.request)
         if not self.accepts_term(submit.term):
             raise Declined(f"The term {submit.term} is over. A scheduler leads in term {self.highest_term}.")
@@ -101,7 +101,8 @@ class AcceptedRequests:
         self._placements[placement.request] = placement
 
     def remove(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
-        """Remove a placement that came over this stream. None if it is not in the record, or came over another one."""
+        """Remove a placement that came over this stream. None if it is not in the record, or came over another
+        stream."""
         placement = self._placements.get(RequestId(request))
         if placement is None or (placement.epoch, placement.stream) != (epoch, stream):
             return None
@@ -111,13 +112,14 @@ class AcceptedRequests:
         return sum(placement.adapter == adapter for placement in self._placements.values())
 
     def idle(self, report: EngineReport | None) -> Iterator[AcceptedRequest]:
-        """Those that wait, or are parked: they get no tokens here now."""
+        """Waiting or parked requests: they get no tokens here now."""
         entries = report.sequences if report is not None else []
         idle = {(one.request, one.epoch) for one in entries if one.state in (State.WAITING, State.PARKED)}
         return (one for one in self if not one.in_engine or (one.request, one.epoch) in idle)
 
     def runner_requests(self, report: EngineReport | None) -> list[common_pb2.RunnerRequest]:
-        """All accepted requests, as reports list them. One that the engine has not reported has its first promise."""
+        """All accepted requests, as reports list them. A request that the engine has not reported has its first
+        promise."""
         reported = {(each.request, each.epoch): each for each in report.sequences} if report is not None else {}
         entries = []
         for one in self._placements.values():
@@ -148,8 +150,8 @@ class AcceptedRequests:
 
 
 def has_work(report: EngineReport, accepted: AcceptedRequests) -> bool:
-    """Whether the engine should complete steps. Parked sequences give it no work, nor do requests that wait for the
-    files of their adapter: the engine does not know them yet."""
+    """True if the engine should complete steps. Parked sequences give it no work. Requests that wait for their
+    adapter's files are still unknown to the engine."""
     if report.running + report.waiting > 0:
         return True
     reported = {(one.request, one.epoch) for one in report.sequences}

@@ -1,4 +1,4 @@
-"""What the system says about this machine's CPU."""
+"""The system's information about this machine's CPU."""
 
 import platform
 from pathlib import Path
@@ -14,13 +14,13 @@ def cpu_name(cpuinfo: Path = CPUINFO) -> str:
 
 
 def multiplies_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether it has instructions for that. Without them, bfloat16 becomes float32 before each product."""
+    """True if the CPU has instructions for that. Without them, bfloat16 is converted to float32 before each product."""
     flags = _first(cpuinfo, "flags") or _first(cpuinfo, "Features")
     return not _MULTIPLY_BFLOAT16.isdisjoint(flags.split())
 
 
 def _first(cpuinfo: Path, name: str) -> str:
-    """What it says about the first core; empty if it says nothing."""
+    """The entry of the first core; empty if there is none."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """Threads for calls that may hang, such as a stat on a network volume.
 
-asyncio's own threads are shared by everything in the process, and its end waits for them: a few calls that hang would
-stop all others, and the process could not end. These are daemons, a few for each purpose, and end when they are idle.
+asyncio's own threads are shared by the whole process, and its end waits for them: a few hanging calls would block all
+others, and the process could not end. These threads are daemons, a few for each purpose, and end when they are idle.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class CallHangs(Exception):
-    """A call has taken longer than it may, or could not begin because of others that have."""
+    """A call has exceeded its time limit, or could not begin because others have."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no answer for {seconds:g} s")
@@ -33,12 +33,12 @@ class _Call:
     seconds: float
     future: Future[Any]
     late_at: float = math.inf
-    """When it hangs, once it has begun."""
+    """When the call counts as hanging, once it has begun"""
 
 
 class DaemonThreads:
-    """Runs calls in the order in which they came, at most `most` at a time. A call hangs if it takes longer than
-    `seconds`, or than its own number."""
+    """Runs calls in order, at most `most` at a time. A call hangs if it takes longer than `seconds`, or than its own
+    limit."""
 
     def __init__(self, name: str, most: int, *, seconds: float = math.inf) -> None:
         self._name = name
@@ -52,7 +52,7 @@ class DaemonThreads:
 
     @property
     def unused(self) -> bool:
-        """Whether no thread runs or hangs."""
+        """True if no thread runs or hangs."""
         return self._threads == 0
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
@@ -62,7 +62,7 @@ class DaemonThreads:
     async def run(
         self, call: Callable[[], T], *, discard: Callable[[T], object] = lambda _: None, seconds: float | None = None
     ) -> T:
-        """Wait for a call. Raises CallHangs, for a call that has to wait only when all threads hang."""
+        """Wait for a call. Raises CallHangs; for a waiting call only if all threads hang."""
         added = self._add(call, self._seconds if seconds is None else seconds)
 
         def seconds_left() -> float:
@@ -95,7 +95,7 @@ class DaemonThreads:
             try:
                 if call.future.set_running_or_notify_cancel():
                     call.future.set_result(call.work())
-            except BaseException as error:  # whoever waits for the call gets it
+            except BaseException as error:  # raised where the call is awaited
                 call.future.set_exception(error)
             finally:
                 with self._changed:
@@ -103,7 +103,7 @@ class DaemonThreads:
             del call
 
     def _forget_cancelled(self, future: Future[Any]) -> None:
-        """Behind a call that hangs for days, cancelled ones must not pile up."""
+        """Cancelled calls must not pile up behind a call that hangs for days."""
         if future.cancelled():
             with self._changed:
                 self.calls = deque(call for call in self.calls if call.future is not future)
@@ -123,8 +123,8 @@ class DaemonThreads:
 
 
 async def result_of(future: "Future[T]", seconds_left: Callable[[], float], discard: Callable[[T], object]) -> T:
-    """Wait for a call until `seconds_left` raises an error: it is asked again after the seconds that it returns.
-    Whoever does not wait until the end leaves the result to `discard`."""
+    """Wait for a call until `seconds_left` raises an error: it is called again after the seconds that it returns. If
+    the wait ends early, the result goes to `discard`."""
 
     def done(future: "Future[T]") -> None:
         if not future.cancelled() and future.exception() is None:

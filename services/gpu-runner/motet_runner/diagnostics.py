@@ -1,4 +1,4 @@
-"""The parts of an engine, for benchmarks and tests, which look at them and watch their calls."""
+"""The parts of an engine, for benchmarks and tests that inspect them and watch their calls."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +18,13 @@ from motet_runner.plan import Planner
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
     config: EngineConfig
-    """In exact mode, as that changes it"""
+    """In exact mode, as exact mode changes it"""
     loaded: LoadedModel
     linears: LoraLinears
     kernel_choice: KernelChoice
     kernel_change: KernelChange
     backend: LoraBackend[Any]
-    """The one that serves now"""
+    """The back end that serves now"""
     store: PagedStore
     planner: Planner
     worker: LocalWorker | DeviceWorker

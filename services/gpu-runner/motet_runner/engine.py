@@ -1,7 +1,7 @@
 """The engine: iteration after iteration over all sequences of all adapters (OR-01).
 
 A step is planned, launched and collected. The planner decides, the worker computes and loads adapters; this loop only
-introduces them to each other. Synchronous, one thread, no sockets, no files but weights and the step trace.
+connects them. Synchronous, one thread, no sockets, no files but weights and the step trace.
 """
 
 import time
@@ -60,7 +60,7 @@ log = structlog.get_logger(__name__)
 
 MIB = 1024 * 1024
 HOST_SHARE_ON_CPU = 16
-"""On a CPU the host tier is the same memory: a sixteenth of the KV unless it is set."""
+"""On a CPU the host tier is the same memory: by default a sixteenth of the KV."""
 
 
 class Engine(PlannedEngine):
@@ -75,8 +75,8 @@ class Engine(PlannedEngine):
         on_load_progress: LoadProgress = ignore_progress,
         switched_on: Collection[str] = SWITCHED_ON,
     ) -> None:
-        """`on_logits` is called in each iteration that samples. `switched_on`: what a recorded forward pass gains from;
-        tests and benchmarks do without some of it."""
+        """`on_logits` is called in each iteration that samples. `switched_on`: optimizations of a recorded forward
+        pass; tests and benchmarks omit some."""
         exact = config.kernels == exact_mode.NAME
         if exact:
             config = exact_mode.exact_settings(config)
@@ -168,11 +168,11 @@ class Engine(PlannedEngine):
             beside=None if config.decode_slowdown is None else costs.prompt_tokens_beside,
         )
         self._launched: deque[tuple[StepPlan, float]] = deque()
-        """Launched plans that are not collected, and when they began."""
+        """Launched plans that are not yet collected, and when they began."""
         self._steps = 0
         self._trace = StepTrace(config.step_trace, of=self._what_is_timed)
         self._newest_end: float | None = None
-        """When the newest iteration ended, if there has been something to do since."""
+        """When the newest iteration ended, if the engine has had work since."""
         self.info = EngineInfo(
             pages=pages,
             page_tokens=PAGE_TOKENS,
@@ -212,14 +212,14 @@ class Engine(PlannedEngine):
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def add(self, sequence: NewSequence) -> None:
-        self.idle()  # where requests follow each other at once, this is the only moment without one
+        self.idle()  # when requests come back to back, the engine is idle only here
         super().add(sequence)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        """Plan, launch and collect an iteration. If one is planned ahead, the one that is collected was launched in the
-        step before, and the next one is planned without its tokens."""
+        """Plan, launch and collect an iteration. With plan-ahead, it collects the iteration that the previous step
+        launched, and plans the next one without those tokens."""
         try:
             while len(self._launched) <= self._ahead:
                 plan = self.plan()
@@ -234,7 +234,7 @@ class Engine(PlannedEngine):
             raise
 
     def plan(self) -> StepPlan | None:
-        """What the next iteration computes; None if there is nothing now."""
+        """The plan of the next iteration; None if there is nothing to do now."""
         return self.planner.plan()
 
     def launch(self, plan: StepPlan) -> None:
@@ -242,7 +242,7 @@ class Engine(PlannedEngine):
         self._worker.launch(plan)
 
     def collect(self) -> StepOutput:
-        """What the oldest launched iteration has brought, and all that has happened beside it."""
+        """The results of the oldest launched iteration, and all events since the last call."""
         iterates = bool(self._launched)
         if iterates:
             plan, began = self._launched.popleft()
@@ -276,7 +276,7 @@ class Engine(PlannedEngine):
 
     @property
     def steps(self) -> int:
-        """Those that were collected: others are planned ahead."""
+        """How many iterations were collected, without those planned ahead."""
         return self._steps
 
     def report(self) -> EngineReport:

@@ -58,8 +58,8 @@ class EngineClient:
         return answer
 
     def post(self, command: Command) -> None:
-        """Send a command, with all others of this turn of the event loop. One that cannot be sent raises its error
-        here, where it is known whose it is, and costs no other."""
+        """Send a command, with all others of this turn of the event loop. If it cannot be sent, its error is raised
+        here, where its origin is known, and no other command is lost."""
         packed = pack(command)
         if not self._commands:
             asyncio.get_running_loop().call_soon(self._flush)

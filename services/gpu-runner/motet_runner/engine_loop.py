@@ -93,7 +93,7 @@ class EngineLoop:
         self._report_checked = clock()
         self._productive = True
         self._idle_wait: float | None = 0.0
-        """After how many seconds without work the engine wants another moment; None: it needs none."""
+        """After how many seconds without work the engine wants `idle` to be called again; None: it does not"""
         self._handlers: dict[type[Command], Callable[..., object]] = {
             Add: self._add,
             Cancel: self._cancel,
@@ -108,8 +108,8 @@ class EngineLoop:
         }
 
     def apply(self, commands: Iterable[Command]) -> None:
-        """Take commands between two iterations. A command that the engine refuses changes nothing else. An error that
-        nobody expected ends only the request or the adapter of its command."""
+        """Take commands between two iterations. A command that the engine refuses changes nothing else. An unexpected
+        error ends only the request or the adapter of its command."""
         for command in commands:
             try:
                 self._handlers[type(command)](command)
@@ -119,7 +119,7 @@ class EngineLoop:
                 self._give_up(command, known_error(error, command=type(command).__name__))
 
     def _give_up(self, command: Command, error: MotetError) -> None:
-        """An error that this raises is the engine's own: what cannot be cancelled keeps its pages for ever."""
+        """An error raised here ends the engine: a sequence that cannot be cancelled would keep its pages for ever."""
         match command:
             case Add(new, stream):
                 self._engine.cancel(new.request, new.epoch)
@@ -155,7 +155,7 @@ class EngineLoop:
         return self._take()
 
     def command_wait_seconds(self) -> float | None:
-        """How long to wait for commands before the next turn. None: until one comes, because there is nothing to do."""
+        """How long to wait for commands before the next turn. None: without limit, because there is nothing to do."""
         if not self._engine.has_work():
             return self._idle_wait
         return 0.0 if self._productive else UNPRODUCTIVE_WAIT_SECONDS
@@ -195,7 +195,7 @@ class EngineLoop:
     # ---------------------------------------------------------------------------------------------------------- output
 
     def _encode_decoded(self, decoded: DecodedTokens) -> None:
-        """The same as `_encode` for the usual iteration, without an object for each sequence."""
+        """Like `_encode` for the usual iteration, without an object per sequence."""
         live_of = self._live
         steps: dict[int, RepeatedCompositeFieldContainer[runner_pb2.SequenceStep]] = {}
         iterations = decoded.iterations
@@ -289,7 +289,7 @@ class EngineLoop:
         return down.step
 
     def _say_end(self, request: RequestId, live: _LiveSequence, finish: Finish) -> runner_pb2.SequenceStep:
-        """It ends without an iteration of its own."""
+        """The end of a sequence outside an iteration."""
         message = self._step_for(live.stream).sequences.add(
             request=request, choice=live.choice, epoch=live.epoch, index=live.next_index, finish=FINISHES[finish]
         )
@@ -320,15 +320,15 @@ class EngineLoop:
 
     @property
     def may_leap(self) -> bool:
-        """Whether nobody waits to be told something after the next iteration."""
+        """True if no message is due after the next iteration."""
         return not self._messages and not self._anything_to_tell()
 
     def quiet_at(self, free_share: float) -> bool:
-        """Whether a check of the free pages would ask for no report if they were this share now."""
+        """True if a check of the free pages would ask for no report at this share."""
         return _level_of(free_share) == self._level
 
     def leapt(self, ends: Iterable[float]) -> None:
-        """The engine has taken iterations by itself that ended at these times. They brought only tokens, which no
+        """The engine has computed iterations by itself that ended at these times. They gave only tokens, which no
         gateway needs, and the free pages were `quiet_at` each."""
         for now in ends:
             if now - self._report_checked >= REPORT_CHECK_SECONDS:

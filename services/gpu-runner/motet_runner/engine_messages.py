@@ -119,14 +119,15 @@ class SequenceEnded:
     request: RequestId
     epoch: int
     stream: int
-    """A gateway that lost its stream may submit the same placement on a new one. This says which of the two ended."""
+    """A gateway that lost its stream may submit the same placement on a new one. `stream` says which of the two
+    ended."""
     output_tokens: int
     finish: Finish
 
 
 @dataclass(slots=True)
 class EngineOutputs:
-    """What happened up to one iteration boundary."""
+    """What has happened up to an iteration boundary."""
 
     number: int = 0
     steps: dict[int, bytes] = field(default_factory=dict)
@@ -134,17 +135,17 @@ class EngineOutputs:
     refused: list[SequenceRefused] = field(default_factory=list)
     ended: list[SequenceEnded] = field(default_factory=list)
     unknown: list[Cancel] = field(default_factory=list)
-    """What they cancel has ended before, or never came."""
+    """Cancels of requests that had already ended, or never came."""
     events: list[Event] = field(default_factory=list)
     report: EngineReport | None = None
     generated: int = 0
-    """Tokens in `steps`."""
+    """How many tokens are in `steps`."""
     report_now: bool = False
-    """The service must have this before the next iteration begins: it says which sequence is computed alone, or that
-    it no longer is."""
+    """True if the service must have this before the next iteration begins: it says which sequence is computed alone, or
+    that it no longer is."""
     cancel_seconds: list[float] = field(default_factory=list)
     """For each cancel, the seconds from its sending until its pages were free."""
 
 
 Answer = Loading | EngineInfo | MotetError | EngineOutputs
-"""The information says that the model is loaded, and the error that it cannot be."""
+"""EngineInfo says that the model is loaded, MotetError that it cannot be loaded."""

@@ -53,8 +53,8 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Import without garbage collections. What imports make stays for good, so it is also frozen: later collections
-    need not visit it."""
+    """Import without garbage collections. Imported objects stay for good, so they are frozen: later collections skip
+    them."""
     gc.disable()
     try:
         yield
@@ -71,14 +71,14 @@ def load_engine(config: EngineConfig, on_progress: LoadProgress) -> Engine:
 
 
 def _lower_priority() -> None:
-    """Let other processes run first: an engine on the CPU uses all the time that it gets, and they need little.
+    """Let other processes run first: an engine on the CPU uses all the time that it gets, and others need little.
 
     Without this, a scheduler or gateway that starts beside two busy engines takes three times as long.
     """
-    os.nice(5)  # its own service goes first
+    os.nice(5)  # its own service runs first
     if os.getsid(0) == os.getppid():
         # If the kernel first divides time between sessions (autogroup), niceness counts only within a session. A
-        # session that other processes share keeps its priority.
+        # session shared with other processes keeps its priority.
         with suppress(OSError):
             Path("/proc/self/autogroup").write_text("5")
 
@@ -86,14 +86,14 @@ def _lower_priority() -> None:
 def _freeze_gc(engine: Engine) -> Engine:
     if engine.info.device == "cpu":
         _lower_priority()
-    # What is loaded stays. Without this, full collections would visit all of torch's objects during iterations.
+    # Loaded objects stay. Without this, full collections would visit all of torch's objects during iterations.
     gc.collect()
     gc.freeze()
     return engine
 
 
 def _die_with_parent(parent: int) -> None:
-    # When the service dies, for whatever reason, the kernel kills the engine, even in the middle of an iteration.
+    # If the service dies in any way, the kernel kills the engine, even in the middle of an iteration.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)  # the service died before that call
@@ -118,8 +118,8 @@ def main(load: Callable[[EngineConfig, LoadProgress], Engine] = load_engine) -> 
         except Exception:
             log.exception("engine_failed")
             status = 1
-    # Without the interpreter's own end: it takes longer than the service waits, the driver of a lost device may hold it
-    # for ever, and native libraries write there what is no line of the log (Triton's bindings do).
+    # Skip the interpreter's shutdown: the service does not wait that long, the driver of a lost device may block it,
+    # and native libraries (Triton's bindings) then write text that is no log line.
     os._exit(status)
 
 

@@ -1,4 +1,4 @@
-"""Runner.Generate: takes requests from gateways and sends them tokens, one message per gateway and engine step, or
+"""Runner.Generate: takes requests from gateways and sends them tokens, one message per gateway and engine step, or per
 interval of steps.
 
 It decides which requests this runner accepts (terms, epochs, adapters, drain), and sends the engine's outputs to their
@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GatewayStream:
-    """One connection of a gateway. When the gateway connects again, that is another stream. A request belongs to one
+    """One connection of a gateway. If the gateway reconnects, that is another stream. A request belongs to one
     stream."""
 
     number: int
@@ -87,9 +87,9 @@ class GenerateService:
         self._waiting: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Requests that wait for their adapter."""
         self.asked_to_drain = False
-        """Whether the scheduler wants this runner to drain, by its last message about that."""
+        """True if the scheduler wants this runner to drain, by its last message about that."""
         self.ending = False
-        """The process is about to end, whatever a scheduler says."""
+        """True if the process is about to end, whatever a scheduler says."""
 
     @property
     def refusal_reason(self) -> str:
@@ -104,7 +104,7 @@ class GenerateService:
 
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while waits():  # noqa: ASYNC110 - others end this
+                while waits():  # noqa: ASYNC110 - other tasks change the condition
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.05)  # time for gRPC to write what it has taken
 
@@ -149,12 +149,13 @@ class GenerateService:
                 raise Declined(self.refusal_reason)
             self._accepted.check(submit)
             sequence = sequence_of(submit, base_digest=self._base_digest)
-        except MotetError as error:  # also an impossible term: the gateway's other requests may have the right one
+        except MotetError as error:  # also an impossible term: the gateway's other requests may have a right one
             self._decline(stream.number, submit.request, submit.epoch, submit.term, error)
             return
         old = self._accepted.get(submit.request)
         if old is not None:
-            # A gateway that submits it on another stream has lost the first one, even if that is not known here yet.
+            # A gateway that submits it on another stream has lost the first stream, even if this runner does not know
+            # yet.
             again = old.stream == stream.number or old.gateway != stream.gateway
             if old.epoch == submit.epoch and old.stream in self.streams and again:
                 log.warning("duplicate_submit", request=submit.request, epoch=submit.epoch)
@@ -196,7 +197,7 @@ class GenerateService:
 
     async def _start_with_adapter(self, placement: AcceptedRequest, sequence: NewSequence, adapter: str) -> None:
         """Wait for the adapter, then start. The scheduler ordered the adapter before it placed the request; its files
-        may still be on their way."""
+        may still be being fetched."""
         step = runner_pb2.Step()
         state = common_pb2.SEQUENCE_STATE_LOADING
         step.progress.add(request=placement.request, epoch=placement.epoch, state=state)
@@ -211,7 +212,7 @@ class GenerateService:
             failure = Declined(f"The adapter {placement.adapter} was removed before the request could start.")
         except TimeoutError:
             failure = Declined(f"The adapter {placement.adapter} did not arrive within {self._adapter_wait:g} s.")
-        except Exception as error:  # nobody else sees an error of this task
+        except Exception as error:  # no other code sees this task's errors
             failure = known_error(error, request=placement.request)
         self._close(placement.request, placement.epoch, placement.stream)
         self._decline(placement.stream, placement.request, placement.epoch, placement.term, failure)
@@ -256,14 +257,14 @@ class GenerateService:
             self.streams.send(stream, step)
         for refused in batch.refused:
             placement = self._close(refused.request, refused.epoch, refused.stream)
-            if placement is not None:  # else it was submitted again, and that submit has an answer of its own
+            if placement is not None:  # else it was submitted again, and that submit has its own answer
                 self._decline(refused.stream, refused.request, refused.epoch, placement.term, refused.error)
         for ended in batch.ended:
             self._metrics.requests.labels(ended.finish.value).inc()
             self._close(ended.request, ended.epoch, ended.stream)
         for one in batch.unknown:
             lost = self._close(one.request, one.epoch, one.stream)
-            if lost is not None:  # else its end was told before the engine had the cancel
+            if lost is not None:  # else its end was sent before the engine got the cancel
                 log.error("request_lost", request=one.request, epoch=one.epoch)
                 never = Declined(f"The request {one.request} never reached the engine.")
                 self._decline(one.stream, one.request, one.epoch, lost.term, never)

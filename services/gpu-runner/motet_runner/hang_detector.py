@@ -1,4 +1,4 @@
-"""Finds out whether an engine hangs: it has work and completes no step. A slow engine does not hang."""
+"""Detects that an engine hangs: it has work and completes no step. A slow engine does not hang."""
 
 from motet.clock import Clock
 
@@ -11,7 +11,7 @@ class HangDetector:
         self._moved_at: float | None = None
 
     def observe(self, steps: int, *, work: bool) -> None:
-        """Take note of the number of steps so far, and of whether the engine has work."""
+        """Note the number of steps so far, and whether the engine has work."""
         if steps != self._steps or not work or self._moved_at is None:
             self._steps, self._moved_at = steps, self._clock()
 

@@ -1,6 +1,6 @@
-"""What an engine of this machine would make of a model: its memory, what each preset admits, what adapters cost.
+"""How a model would run on this machine: its memory, the requests that each preset admits, the cost of adapters.
 
-It loads the model as a runner does, so a model that cannot be served is refused here with the same words.
+It loads the model like a runner, so a model that cannot be served is refused here with the same message.
 """
 
 from collections.abc import Iterable
@@ -23,20 +23,20 @@ class Load:
 
     prompt: int
     max_tokens: int
-    """What the client allows."""
+    """The client's limit of the answer"""
     output: int
-    """What the answer has, and is expected to have."""
+    """The answer's real and expected length"""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What a preset admits of requests like the usual one."""
+    """How many requests like the usual one a preset admits."""
 
     preset: str
     promise: int
     """Pages of the first promise"""
     requests: int
-    """How many of them the memory admits"""
+    """How many such requests the memory admits"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class AdapterCost:
     pages: int = 0
     linears: int = 0
     refused: str = ""
-    """Why it cannot be served"""
+    """Why the adapter cannot be served"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +73,14 @@ def admitted(info: EngineInfo, load: Load) -> list[Admitted]:
             expected=load.output,
             context_tokens=info.max_model_length,
         )
-        # Promises without a limit: what fits is decided by the pages that the tokens take.
+        # Promises have no limit here: the pages of the tokens decide how many fit.
         held = promises.max_pages(load.prompt, load.output) if isinf(preset.overcommit) else promise
         found.append(Admitted(name, promise, info.pages // held))
     return found
 
 
 def _folders(adapters: Path) -> Iterable[Path]:
-    """The folder itself if it is an adapter, else those in it."""
+    """The folder itself if it is an adapter, else its subfolders."""
     if (adapters / CONFIG_NAME).is_file():
         return [adapters]
     return sorted(folder for folder in adapters.iterdir() if folder.is_dir())

@@ -1,4 +1,4 @@
-"""What a runner's service and its engine exchange: plain values that travel between two processes, without torch.
+"""The values that a runner's service and its engine exchange between two processes: plain, without torch.
 
 The service uses an engine only through `Engine`. That protocol is narrow, so that another engine can implement it.
 """
@@ -16,7 +16,7 @@ from motet.runner_info import KernelState
 from motet_runner.adapters.layout import AdapterLayout
 
 Sampling = sampling.Sampling
-"""What a request asks of the sampler: `motet.sampling` has its options."""
+"""A request's sampling options, see `motet.sampling`."""
 
 
 class State(StrEnum):
@@ -45,10 +45,10 @@ class NewSequence:
     delivered: tuple[int, ...] = ()
     """Output tokens that the client already has. The sequence continues after them."""
     scored: int = 0
-    """Tokens of the prompt whose log probabilities the client already has, the first token among them."""
+    """How many tokens of the prompt the client already has log probabilities of, counting the first token."""
     adapter: Digest = BASE
     promise: int
-    """Pages."""
+    """In pages"""
     sampling: Sampling
     seed: int = 0
     priority: int = 1
@@ -57,10 +57,10 @@ class NewSequence:
     engines_lost: int = 0
     """How many engines died while they had this request. With one or more, the request is a suspect."""
     parent: RequestId | None = None
-    """The first choice of the same call, if this is another one (`n` > 1). Both have the same prompt, adapter and
-    tenant, so they can share the prompt's pages. The engine may never have had the parent, or have it no longer."""
+    """The first choice of the same call, if this is another choice of it (`n` > 1). Both have the same prompt, adapter
+    and tenant, so they can share the prompt's pages. The engine may never have had the parent, or no longer have it."""
     prefix_salt: bytes = b""
-    """What the digests of its pages begin with (`motet.prefix_hints.prefix_salt`): base model, adapter and tenant. Two
+    """The salt of its pages' digests (`motet.prefix_hints.prefix_salt`): base model, adapter and tenant. Two
     sequences may share pages only under the same salt. Empty: the sequence shares no pages."""
 
 
@@ -85,27 +85,27 @@ class SequenceOutput:
     logprobs: list[Logprobs] = field(default_factory=list)
     finish: Finish | None = None
     prompt_index: int = 0
-    """The place in the prompt of the token that `prompt_logprobs` begin with"""
+    """The place in the prompt of the first token in `prompt_logprobs`"""
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     error: MotetError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedTokens:
-    """One more token for each of some sequences, as columns: what the usual iteration produces. While the same
+    """One more token for each of some sequences, as columns: the result of the usual iteration. While the same
     sequences decode, all columns but `tokens` are the same objects."""
 
     requests: tuple[RequestId, ...]
     epochs: tuple[int, ...]
     choices: tuple[int, ...]
     first_indices: tuple[int, ...]
-    """The positions in the output of the tokens of the first iteration with these columns"""
+    """The output positions of the tokens of the first iteration with these columns"""
     iterations: int
-    """How many came before this one"""
+    """How many iterations with these columns came before this one"""
     tokens: Sequence[int]
 
     def outputs(self) -> list[SequenceOutput]:
-        """An object for each sequence"""
+        """One object per sequence"""
         columns = zip(self.requests, self.epochs, self.choices, self.first_indices, self.tokens, strict=True)
         return [
             SequenceOutput(request, epoch, choice, first + self.iterations, [token])
@@ -115,7 +115,7 @@ class DecodedTokens:
 
 @dataclass(frozen=True, slots=True)
 class OverflowAhead:
-    """A sequence is within a page of the end of its promise (S3-10). The engine says so once per promise."""
+    """A sequence is within a page of the end of its promise (S3-10). The engine reports it once per promise."""
 
     request: RequestId
     epoch: int
@@ -127,7 +127,7 @@ class ParkedNow:
     request: RequestId
     epoch: int
     wanted: int
-    """The pages that its new promise must have to resume it."""
+    """How many pages its new promise must have to resume it."""
     method: ParkMethod
     by_itself: bool
 
@@ -179,7 +179,7 @@ class EngineSequenceReport:
     request: RequestId
     epoch: int
     promise: int
-    """Pages. For a parked sequence: the pages that its new promise must have to resume it."""
+    """In pages. For a parked sequence: how many pages its new promise must have to resume it."""
     pages_used: int
     state: State
     prompt_tokens: int
@@ -189,8 +189,8 @@ class EngineSequenceReport:
     priority: int
     parked_times: int
     charged_pages: int | None = None
-    """How many pages of its promise the engine's ledger charges to this sequence. It is less than the promise while
-    the sequence shares pages that another one pays for. None: the whole promise."""
+    """How many pages of its promise the engine's ledger charges to this sequence: fewer than the promise while it
+    shares pages that another sequence pays for. None: the whole promise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class EngineAdapterReport:
 class EngineReport:
     steps: int
     pages: int
-    """Pages that KV can have now. Adapters with live sequences may have some of the engine's pages."""
+    """How many pages KV can get now. Adapters with live sequences may have some of the engine's pages."""
     pages_free: int
     pages_promised: int
     running: int
@@ -219,11 +219,11 @@ class EngineReport:
     sequences: list[EngineSequenceReport]
     adapters: list[EngineAdapterReport]
     prefix_queried_tokens: int = 0
-    """Tokens of all sequences that could have used the prefix cache when they began to be computed."""
+    """How many tokens had all started sequences that could have used the prefix cache."""
     prefix_hit_tokens: int = 0
-    """Of these, the tokens that were in the cache."""
+    """How many of these tokens were in the cache."""
     prefix_pages: int = 0
-    """Pages in the prefix cache. Those that no sequence uses count as free, too."""
+    """How many pages the prefix cache has. Pages that no sequence uses also count as free."""
     cached_prefixes: tuple[int, ...] = ()
     """Hints (`motet.prefix_hints`) of the pages in the prefix cache, the most valuable first, at most
     `MAX_CACHED_HINTS`."""
@@ -240,7 +240,7 @@ class StepOutput:
 
     @property
     def sequences(self) -> list[SequenceOutput]:
-        """An object for each sequence that has an output. Whoever has little time reads the columns instead."""
+        """One object per sequence that has an output. Time-critical code reads the columns instead."""
         return self.others if self.decoded is None else [*self.decoded.outputs(), *self.others]
 
 
@@ -265,11 +265,11 @@ class EngineInfo:
     target_modules: dict[str, tuple[int, int]]
     """Every linear layer that an adapter may change: its module path in the base model -> (in, out)."""
     adapter_rank_bytes: int = 0
-    """How many bytes of the pages an adapter takes for each row of its rank. 0: adapters have memory of their own."""
+    """How many bytes of pages an adapter takes per row of its rank. 0: adapters have their own memory."""
     adapter_rank_tile: int = 1
     """An adapter's rank counts as the next multiple of this."""
     kernels: KernelState | None = None
-    """Those to begin with"""
+    """The first kernels"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +281,7 @@ class EngineConfig:
     kernels: str = "auto"
     """What computes adapters and attention: auto, torch, cpp, triton on a GPU, or exact for exact mode."""
     adapter_dtype: str = "auto"
-    """Of adapters in device memory: auto for the model's, or int8 with the kernels triton."""
+    """The type of adapters in device memory: auto for the model's, or int8 with the kernels triton."""
     kernel_cache: Path | None = None
     """The folder of compiled kernels. None: nothing is compiled, so that `auto` is torch."""
     compiler: str = ""
@@ -295,22 +295,22 @@ class EngineConfig:
     host_kv_mib: int | None = None
     prefill_chunk_tokens: int = 512
     decode_slowdown: float | None = None
-    """How many times as long an iteration that decodes may become through the prompt tokens beside. None: no limit, for
-    those who only want all answers soon."""
+    """How many times as long prompt tokens may make an iteration that decodes. None: no limit, for callers who only
+    want all answers soon."""
     threads: int | None = None
     step_trace: Path | None = None
     prefix_cache: bool = True
-    """Whether sequences with a `prefix_salt` share the pages of equal tokens."""
+    """True if sequences with a `prefix_salt` share the pages of equal tokens."""
     plan_ahead: int | None = None
-    """How many iterations are planned and launched before the oldest one is collected. None: 1 if the device computes
-    by itself, and 0 otherwise."""
+    """How many iterations are planned and launched before the oldest one is collected. None: 1 if the device is
+    asynchronous, and 0 otherwise."""
     protect_after_steps: int = 0
-    """How many iterations a sequence at the end of its promise waits for an answer. Then the engine decides alone.
-    0: at once."""
+    """How many iterations a sequence at the end of its promise waits for an answer. Then the engine decides alone. 0:
+    it decides at once."""
 
 
 LoadProgress = Callable[[int, int], None]
-"""Gets the bytes of weights that are read, and all bytes, about once a second. A thread of the load calls it."""
+"""Gets the bytes of weights read so far, and all bytes, about once a second, from a thread of the load."""
 
 
 class Engine(Protocol):
@@ -325,7 +325,7 @@ class Engine(Protocol):
 
     def add(self, sequence: NewSequence) -> None:
         """Accept a sequence. Raises Declined if its promise does not fit now beside the adapters in use, InvalidRequest
-        if it can never fit, with its adapter.
+        if it can never fit together with its adapter.
 
         A sequence whose adapter the engine does not know yet waits for it.
         """
@@ -348,7 +348,7 @@ class Engine(Protocol):
         """
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        """Say where an adapter's checked bytes are, and load them once the device has pages for them. Idempotent.
+        """Register where an adapter's checked bytes are, and load them once the device has pages for them. Idempotent.
 
         `motet_runner.adapters.certification` checks a folder and makes its layout.
         """
@@ -359,16 +359,16 @@ class Engine(Protocol):
     def has_work(self) -> bool: ...
 
     def step(self) -> StepOutput:
-        """One iteration: compose it, run the model once, sample. The error of one sequence is in its output, and is
-        not raised."""
+        """One iteration: compose it, run the model once, sample. The error of one sequence is in its output, and is not
+        raised."""
 
     def idle(self) -> float | None:
-        """Use a moment without work, at most some milliseconds, to prepare what makes later iterations faster.
+        """Use a moment without work, at most some milliseconds, for preparations that speed up later iterations.
 
-        → after how many seconds it wants another such moment; None: not before it has worked again.
+        → after how many seconds it wants to be called again; None: only after it has had work again.
         """
 
     def report(self) -> EngineReport: ...
 
     def free_share(self) -> float:
-        """Share of the pages that KV can have now which are free, 0 to 1. Far cheaper than a report."""
+        """How much of the pages that KV can get now is free, 0 to 1. Far cheaper than a report."""

@@ -1,7 +1,7 @@
-"""A runner once its engine is loaded: its requests, its streams to scheduler and supervisor, its reports, its drain.
+"""A runner after its engine has loaded: its requests, its streams to scheduler and supervisor, its reports, its drain.
 
-The files, the engine's process and the server are `RunnerService`'s. So this class runs with any engine that can be
-posted commands and hands back outputs, also one in this process.
+`RunnerService` has the files, the engine's process and the server. So this class works with any engine that takes
+commands and returns outputs, also one in this process.
 """
 
 import asyncio
@@ -47,18 +47,18 @@ DRAINED_FLUSH_SECONDS = 2.0
 """How long a runner that ends waits for gateways to read which of their requests must be placed again."""
 
 UPKEEP_SECONDS = 30.0
-"""How often the disk cache is looked after."""
+"""How often the disk cache is checked."""
 
 ENGINE_DIED_FLUSH_SECONDS = 0.5
-"""The same after the engine has died. It is short, because the requests make no progress meanwhile. A gateway that does
-not read in this time notices that the stream ends."""
+"""Like DRAINED_FLUSH_SECONDS, after the engine has died. It is short, because the requests make no progress meanwhile.
+A gateway that does not read in this time notices that the stream ends."""
 
 
 class RunningEngine(Protocol):
     """An engine that is loaded."""
 
     def post(self, command: Command) -> None:
-        """Give it a command. Never waits. A command that cannot be given raises its error, and costs no other."""
+        """Send a command, without waiting. If it cannot be sent, its error is raised, and no other command is lost."""
 
     async def run(self, receive: Callable[[EngineOutputs], None]) -> None:
         """Hand all its outputs to `receive` until cancelled. Raises EngineDied when the engine ends."""
@@ -80,7 +80,7 @@ class LoadedRunner:
         surroundings: Surroundings,
         time_scale: float = 1.0,
     ) -> None:
-        """`model`: how metrics name the base model."""
+        """`model`: the base model's name in metrics."""
         self.facts = facts
         self.adapters = adapters
         self.accepted = accepted
@@ -228,8 +228,8 @@ class LoadedRunner:
                 pass  # the gateway gets it with a step
 
     def request_report(self) -> None:
-        """Ask the engine for a report. If it has not answered the last time, it is busy or hangs: then its last report
-        is sent again. So steps that stand still mean an engine that hangs."""
+        """Ask the engine for a report. If it has not answered the last call, it is busy or hangs: then its last report
+        is sent again. So an unchanged number of steps means a hanging engine."""
         if self._report_asked and self.last_report is not None:
             self._publish(self.last_report)
         self._report_asked = True

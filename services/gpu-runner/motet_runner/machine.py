@@ -1,4 +1,4 @@
-"""Which machine this is, in words: step times of one say nothing about another."""
+"""A description of this machine: step times of one machine say nothing about another."""
 
 import os
 

@@ -12,7 +12,7 @@ _FREE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 
 class Metrics:
     def __init__(self, registry: CollectorRegistry, *, wall: WallClock, names: int = 0) -> None:
-        """`names`: how many adapters one label may name."""
+        """`names`: how many adapters a label may name."""
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
@@ -159,7 +159,8 @@ class Metrics:
         self.vllm_kv_usage.labels(model).set(1 - report.pages_free / report.pages if report.pages else 0)
 
     def on_adapters(self, *, max_lora: int, waiting: set[str], running: set[str]) -> None:
-        """Keep one series. Adapter names are labels, as in vLLM, so each new set of names would add another series."""
+        """Keeps a single series. Adapter names are labels, as in vLLM, so each new set of names would add another
+        series."""
         self.vllm_lora.clear()
         named = (",".join(sorted(names)[: self._names]) for names in (waiting, running))
         self.vllm_lora.labels(str(max_lora), *named).set(self._wall())

@@ -68,15 +68,15 @@ class Answer:
     """One choice of one request."""
 
     number: int
-    """The place of its request among those given, from 0"""
+    """The index of its request among those given, from 0"""
     choice: int
     prompt_tokens: int = 0
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    """Also the one that ended it"""
+    """Including the token that ended it"""
     logprobs: list[Logprobs] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
-    """If `Sampling.prompt_logprobs` asks for them: of the prompt's tokens from the second one on"""
+    """The log probabilities of the prompt's tokens from the second on, if `Sampling.prompt_logprobs` asks for them"""
     finish: Finish | None = None
     error: MotetError | None = None
     """Why the answer is not complete"""
@@ -121,7 +121,7 @@ class OfflineEngine:
         self.add_certified(name, certify(Path(folder), self.info).layout)
 
     def add_certified(self, name: str, layout: AdapterLayout) -> None:
-        """The same with an adapter that `certify` has checked."""
+        """Like `add_adapter`, for an adapter that `certify` has checked."""
         if not name or name in self._adapters:
             raise InvalidRequest(f"An adapter's name is empty or taken: {name!r}. Choose another one.", param="name")
         digest = Digest(name)
@@ -173,7 +173,7 @@ class OfflineEngine:
             log.warning("answers_failed", failed=len(failures), answers=answers, first=str(failures[0]))
 
     def _await_kernels(self) -> None:
-        """A batch has time to wait for the compiler."""
+        """Waits for the compiler: a batch has the time."""
         while (seconds := self.engine.idle()) is not None:
             time.sleep(seconds)
         kernels = self.engine.report().kernels
@@ -242,7 +242,7 @@ class OfflineEngine:
 class _Choice:
     answer: Answer
     sequence: NewSequence | None
-    """None: the answer has failed already."""
+    """None: the answer has already failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +254,8 @@ class _Live:
 
 
 class _Run:
-    """Keeps the engine full until its last answer has ended. A step brings tokens for other runs, too: a program may
-    take answers of several runs in turns."""
+    """Keeps the engine full until its last answer has ended. A step also gives tokens of other runs: a program may take
+    answers of several runs in turns."""
 
     def __init__(self, engine: Engine, live: dict[RequestId, _Live], coming: Iterator[_Choice]) -> None:
         """`live` has the answers of all runs of this engine."""
@@ -273,7 +273,7 @@ class _Run:
                     self._step()
                 while self._ended:
                     yield self._ended.popleft()
-        finally:  # also when nobody wants the others any more
+        finally:  # also if the other answers are no longer wanted
             for request in self._own:
                 self._engine.cancel(request)
                 del self._live[request]
@@ -283,7 +283,7 @@ class _Run:
         return [request for request, live in self._live.items() if live.ended is self._ended]
 
     def _fill(self) -> None:
-        """Give the engine what fits; what can never be computed has ended."""
+        """Give the engine requests that fit; end those that can never be computed."""
         most = self._engine.info.max_sequences
         while self._next is not None and not self._ended and len(self._live) < most:
             sequence, answer = self._next.sequence, self._next.answer
@@ -292,7 +292,7 @@ class _Run:
                     self._engine.add(sequence)
                     self._live[sequence.request] = _Live(answer, self._ended)
                 except Declined as error:
-                    if self._live:  # one of these will make room
+                    if self._live:  # one of them will free pages
                         return
                     answer.fail(error)
                 except MotetError as error:
@@ -305,7 +305,7 @@ class _Run:
         for output in self._engine.step().sequences:
             live = self._live.get(output.request)
             if live is None:
-                continue  # nobody wants it any more
+                continue  # it is no longer wanted
             answer = live.answer
             answer.tokens += output.tokens
             answer.logprobs += output.logprobs

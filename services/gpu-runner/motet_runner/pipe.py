@@ -24,12 +24,12 @@ def unpack(body: bytes) -> Any:
 
 
 MAX_WAITING_BYTES = 32 << 20
-"""Most engines write this in minutes, so only a service that stands still lets it wait."""
+"""Most engines write this in minutes, so only a blocked service lets it pile up."""
 
 
 class Pipe:
-    """Messages that the service has not read yet wait here, in memory, so that a busy service stops no iteration. An
-    engine that finds too many of them (`full`) has to `flush` before it goes on."""
+    """Messages that the service has not read yet wait here, in memory, so that a busy service blocks no iteration. An
+    engine with too many of them (`full`) must `flush` before it goes on."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -61,7 +61,7 @@ class Pipe:
                 return self._messages()
 
     def receive(self) -> Any:
-        """Wait for one message, which must come alone: the first one, before the engine is loaded."""
+        """Wait for a single message: the first one, before the engine is loaded."""
         while not (messages := self.exchange(None)):
             pass
         first, *rest = messages

@@ -1,6 +1,7 @@
-"""What all engines with the real plan have in common: their commands, and what they report of the plan.
+"""The common part of all engines with the real plan: their commands, and their reports of the plan.
 
-Whoever computes the iterations (a model, a function, or nobody in a simulation) adds `step` and `idle`. No torch.
+Subclasses add `step` and `idle`, and compute the iterations (by a model, a function, or not at all in a simulation). No
+torch.
 """
 
 from motet.domain import Digest, ParkMethod, RequestId
@@ -21,7 +22,7 @@ class PlannedEngine:
 
     @property
     def steps(self) -> int:
-        """Iterations that are reported."""
+        """How many iterations are reported."""
         return self.planner.steps
 
     def add(self, sequence: NewSequence) -> None:

@@ -1,4 +1,4 @@
-"""What a runner tells the scheduler and the supervisor about itself."""
+"""Facts that a runner tells the scheduler and the supervisor about itself."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from motet_runner.interface import EngineInfo
 
 @dataclass(frozen=True, slots=True)
 class RunnerFacts:
-    """What does not change while a runner's process runs."""
+    """Facts that do not change while a runner's process runs."""
 
     identity: common_pb2.RunnerIdentity
     address: str

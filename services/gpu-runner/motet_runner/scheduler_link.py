@@ -115,7 +115,7 @@ class SchedulerLink:
         return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
 
     def adapter_changed(self, adapter: AdapterLife, error: MotetError | None = None) -> None:
-        """The engine has loaded the adapter, or cannot: report it under each name that it has."""
+        """The engine has loaded the adapter, or cannot load it: report it under each of its names."""
         for ref in adapter.refs.values():
             state = state_of(ref, adapter)
             if error is not None:
@@ -143,7 +143,7 @@ class SchedulerLink:
     def _receive(self, down: scheduler_pb2.AttachDown) -> None:
         kind = down.WhichOneof("message")
         if kind is None or kind == "not_leader":
-            return  # a message of a later version, or one that counts only as the first of a stream
+            return  # a message of a later version, or a message that counts only as the first of a stream
         order = getattr(down, kind)
         if not self._accepted.accepts_term(order.term, greeting=kind == "welcome"):
             log.info("stale_order_ignored", order=kind, term=order.term, highest=self._accepted.highest_term)
@@ -195,7 +195,7 @@ class SchedulerLink:
         self._answer(order, state)
 
     async def _report_progress(self, order: scheduler_pb2.EnsureAdapter) -> None:
-        """Report a long download again and again, so that the scheduler does not order it from another runner, too."""
+        """Report a long download repeatedly, so that the scheduler does not also order it from another runner."""
         while True:
             await asyncio.sleep(PROGRESS_SECONDS * self._scale)
             bytes_fetched = self._adapters.bytes_fetched(order)

@@ -13,11 +13,11 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
     """Holds encoded `GenerateDown` messages; the engine encodes the steps. If it is `full`, the service
     treats the gateway as lost.
 
-    Two steps are merged by joining their bytes. For protobuf the result is one message, and its step has the sequences
-    of both, in order: that is how protobuf merges a member of a oneof.
+    Two steps are merged by concatenating their bytes. For protobuf the result is one message, and its step has the
+    sequences of both, in order: that is how protobuf merges a member of a oneof.
 
-    With an interval, a step that comes sooner than that after the last message waits for the steps that follow it, at
-    most until the interval has passed. Other messages do not wait, and end the wait of the steps before them.
+    With an interval, a step that comes sooner than that after the last message waits for later steps, at most until the
+    interval has passed. Other messages do not wait, and send the steps before them at once.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
         self._interval = interval_seconds
         self._clock = clock
         self._next_at = 0.0
-        """When the next steps may be sent, with an interval."""
+        """When the next steps may be sent, if there is an interval."""
         self._timer: asyncio.TimerHandle | None = None
         """Set while steps wait for others."""
         self._groups: deque[list[bytes]] = deque()
@@ -78,7 +78,7 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
         self._bytes += sum(map(len, group))
 
     def _release_in_time(self) -> None:
-        # A group that may go already takes this one with it.
+        # A group that may already be sent takes this step with it.
         alone = len(self._groups) == 1
         wait = self._next_at - self._clock() if self._interval and alone else 0.0
         if wait > 0:

@@ -1,8 +1,8 @@
-"""The step trace: one JSON line an iteration. Promises, parks and resumes are on the line of the iteration they came
-with. It ends with the first line that cannot be written: the engine goes on.
+"""The step trace: one JSON line per iteration. Promises, parks and resumes are on the line of their iteration. The
+trace ends at the first failed write: the engine goes on.
 
-The first line also says of what the times are: machine, model, kernels, and what bounds the batches. So does the first
-one after other kernels have begun to serve. `motet profile` learns from it what iterations cost.
+The first line also says what is timed: machine, model, kernels, and the limits of batches. So does the first line after
+the kernels change. `motet profile` learns the costs of iterations from it.
 """
 
 import json
@@ -24,7 +24,7 @@ _KINDS = (("overflows", OverflowAhead), ("parks", ParkedNow), ("resumes", Resume
 
 class StepTrace:
     def __init__(self, path: Path | None, *, of: Callable[[], dict[str, Any]]) -> None:
-        """`of` says of what the times are. It is asked before the first line, and when the kernels are others."""
+        """`of` says what is timed. It is called before the first line, and when the kernels change."""
         self._path = path
         self._of = of
         self._kernels: str | None = None
@@ -41,7 +41,7 @@ class StepTrace:
         events: list[Event],
         planner: Planner,
     ) -> None:
-        """`cycle`: seconds since the iteration before this one ended. None: the engine had nothing to do between."""
+        """`cycle`: seconds since the previous iteration ended. None: the engine was idle in between."""
         if self._path is None:
             return
         memory = planner.memory

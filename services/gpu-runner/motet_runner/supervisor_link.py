@@ -87,7 +87,7 @@ class SupervisorLink:
         self.link.send(supervisor_pb2.WatchUp(memory=memory))
 
     def heartbeat(self) -> None:
-        """Say that this process lives. A report may wait for an iteration, and the next one for its turn."""
+        """Report that this process lives. Reports may wait for an iteration, or for their turn."""
         self.link.send(supervisor_pb2.WatchUp(heartbeat=supervisor_pb2.Heartbeat()))
 
     def overflow(self, event: OverflowAhead) -> None:
@@ -97,7 +97,7 @@ class SupervisorLink:
         )
         if entry is None or entry.epoch != event.epoch:
             return
-        if entry.charged_pages:  # what the promise has grown by since the report is charged, too
+        if entry.charged_pages:  # pages added to the promise since the report are charged, too
             entry.charged_pages += max(0, event.promise - entry.promise.pages)
         entry.promise.pages = event.promise
         free = report.pages_free if report is not None else 0
@@ -153,7 +153,7 @@ class SupervisorLink:
         # Only a scheduler's message raises the term. The term in a supervisor's order is only compared.
         if isinstance(order, _ORDERS_WITH_TERM) and self._accepted.is_stale_term(order.term):
             log.info("stale_order_ignored", order=kind, term=order.term, highest=self._accepted.highest_term)
-            self._set_supervised(False)  # it follows a past leader: do not wait for its orders
+            self._set_supervised(False)  # the supervisor follows a past leader: do not wait for its orders
             return
         match kind:
             case "welcome":
@@ -173,7 +173,7 @@ class SupervisorLink:
                 resume = down.resume
                 self._post(Resume(RequestId(resume.request), resume.epoch, resume.promise.pages))
             case "overcommit":
-                # Kept while the supervisor is away: the scheduler keeps it, too, so that both have the same limit.
+                # Kept while the supervisor is down: the scheduler keeps it, too, so that both have the same limit.
                 self._post(SetOvercommit(down.overcommit.factor))
             case _:
                 return  # "compact": pages need not be contiguous. Or a message of a later version

@@ -1,4 +1,4 @@
-"""Refuses models that Motet can't serve, by their config.json: before the engine is loaded, which takes seconds."""
+"""Refuses unsupported models by their config.json, before the engine loads, which takes seconds."""
 
 import json
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def _refuse(raw: dict[str, Any]) -> None:
 
 
 def ropes_of(text: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The parameters of its rope, of each kind of layers if they differ"""
+    """The model's rope parameters, for each kind of layers if they differ"""
     for field in ("rope_parameters", "rope_scaling"):
         rope = text.get(field)
         if isinstance(rope, dict):

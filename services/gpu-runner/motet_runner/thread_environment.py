@@ -1,4 +1,4 @@
-"""How torch's threads wait for each other: what its OpenMP reads when torch is imported.
+"""How torch's threads wait for each other: environment variables that OpenMP reads when torch is imported.
 
 Threads that spin slow down all other processes, and threads that sleep at once need longer to wake than a small product
 takes. So they spin for a moment, and then sleep.

@@ -1,7 +1,7 @@
-"""The control interface between the master, which plans, and a worker, which computes (OR-12, OR-13, OR-14).
+"""The control interface between the planning master and a computing worker (OR-12, OR-13, OR-14).
 
-Only plans and results travel here: numbers without tensors, which any channel can carry. Tensors stay with the worker.
-The plans of one worker are carried out in the order of their launch.
+Only plans and results pass here: numbers without tensors, which any channel can carry. Tensors stay with the worker.
+The plans of one worker are carried out in the order of their launches.
 """
 
 from typing import Protocol
@@ -14,4 +14,4 @@ class Worker(Protocol):
         """Begin an iteration. It may still run when this returns."""
 
     def collect(self) -> StepResult:
-        """Wait for the oldest iteration that was launched and not collected, and return what it has brought."""
+        """Wait for the oldest launched iteration that is not collected, and return its result."""
