@@ -1,4 +1,4 @@
-"""What a back end of add_lora is: an object that reads adapters where they lie in the device's memory."""
+"""The interface of a back end of add_lora: it reads adapters in place, in the device's memory."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -29,7 +29,7 @@ class LoraBackend(Protocol[Batch]):
         """Where the matrices of an adapter of this rank are inside its run."""
 
     def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
-        """The sort key by which rows lie best. Any order is right."""
+        """The sort key of the best order of rows. Any order gives right results."""
 
     def make_batch(self, segments: Sequence[Segment]) -> Batch:
         """Which rows belong to which adapter, in this back end's form: made once per iteration, for all linears.

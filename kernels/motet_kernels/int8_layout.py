@@ -19,7 +19,7 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True, eq=False)
 class Int8Layout(RunLayout):
-    """The matrices lie as in any run; the scales [rank] of each linear follow after all of them."""
+    """The matrices are laid out as in any run; the scales [rank] of each linear follow after all of them."""
 
     @cached_property
     def scale_offsets(self) -> dict[str, int]:

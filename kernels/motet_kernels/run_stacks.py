@@ -81,7 +81,7 @@ class RunStack:
         return self._of(self.layout.begin(group), len(group.outputs) * self.layout.rank)
 
     def b(self, linear: str) -> torch.Tensor:
-        """B [adapters, rank, outputs] of a linear: a new copy if the linear lies in blocks."""
+        """B [adapters, rank, outputs] of a linear: a new copy if the linear is cut into blocks."""
         blocks = self.joined.get(linear)
         if blocks is None:
             return self._of(self.layout.offsets[linear][1], self.layout.rank)

@@ -1,7 +1,7 @@
-"""Linears in plain torch: weights side by side and, where this torch can, in the layout that its products read.
+"""Linears in plain torch: weights concatenated and, if this torch can, in the layout that its products read.
 
 torch has such operators for compiled models. They are not public, so they are tried before they are used: without
-them, or if they give other numbers, the weights keep their layout, and only lie side by side.
+them, or if they give other numbers, the weights keep their layout, and are only concatenated.
 """
 
 from collections.abc import Iterator, Sequence

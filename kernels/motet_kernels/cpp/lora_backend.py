@@ -65,7 +65,7 @@ class CppBackend:
         return self._linears[linear][0] if linear in self._linears else -1
 
     def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
-        """Rows of one adapter lie together."""
+        """Rows of one adapter become contiguous."""
         return adapter.rank, adapter.offset
 
     def make_batch(self, segments: Sequence[Segment]) -> CppBatch:

@@ -50,8 +50,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an instruction finds its numbers, in a value or in something that all rows share. Strides are of
-    elements."""
+    """Where an instruction finds its numbers: in a value, or in data that all rows share. Strides are in elements."""
 
     of: "Value | torch.Tensor | PackedWeights | ByPosition"
     strides: tuple[int, ...] = (0,) * DIMENSIONS

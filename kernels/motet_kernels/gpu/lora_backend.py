@@ -97,7 +97,7 @@ class GpuBackend:
         return self._layout(-(-rank // self.tile) * self.tile)
 
     def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
-        """Rows of one adapter need not lie together. If they do, the GPU reads them a little faster."""
+        """Rows of one adapter need not be contiguous. If they are, the GPU reads them a little faster."""
         return adapter.rank, adapter.offset
 
     def make_batch(self, segments: Sequence[Segment]) -> GpuLoraBatch:

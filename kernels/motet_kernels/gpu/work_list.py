@@ -1,4 +1,4 @@
-"""What the programs of add_lora on a GPU walk through: chunks of rows that use one adapter. Pure: it imports neither
+"""The work list of add_lora's programs on a GPU: chunks of rows that use one adapter. Pure: it imports neither
 torch nor Triton.
 
 One list serves all linears of all layers, because the place of a matrix in a run depends on the rank alone. It is made

@@ -1,6 +1,6 @@
-"""Who computes what in the next iteration (OR-01, OR-06, PU-09; chunked prefill beside all decodes).
+"""Which sequences compute what in the next iteration (OR-01, OR-06, PU-09; chunked prefill beside all decodes).
 
-First-come, first-served: whoever came earlier takes a place and prefill tokens first, so of two sequences that could
+First-come, first-served: the earlier sequence takes a place and prefill tokens first, so of two sequences that could
 run, the earlier never has fewer iterations (OR-07). `joining` says who starts in presets with another order.
 
 A preset may put prompts first (SW-13). Decodes without room in the iteration are then paused: they keep their pages. A

@@ -130,7 +130,7 @@ class Planner:
 
     @property
     def commands(self) -> Commands:
-        """Read this property for each command: it makes the next iteration be planned anew."""
+        """Read it again for each command: it ends the round, because the next iteration may differ."""
         self._end_round()
         return self._commands
 

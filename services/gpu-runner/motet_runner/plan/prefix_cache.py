@@ -4,7 +4,7 @@ Keys and values depend on the base model, on the adapter and on all tokens befor
 adapter and its digest (`motet.prefix_hints`), which covers a salt, its tokens and all pages before it.
 
 The cache holds pages like a sequence does, but it yields them: see PageAllocator. It needs no list of children to evict
-a page later than the pages that follow it: whoever holds a cached page also holds all pages before it, and gives them
+a page later than the pages that follow it: a holder of a cached page also holds all pages before it, and gives them
 back later. `insert` ensures that.
 """
 

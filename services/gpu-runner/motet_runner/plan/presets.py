@@ -30,9 +30,10 @@ class Preset:
     chunked: bool = False
     """Prompts may be cut at the iteration's prefill tokens; otherwise a prompt is taken as a whole or not at all."""
     request_level: bool = False
-    """Nobody joins until everybody who runs has finished (OR-18)."""
+    """No sequence joins until all running ones have finished (OR-18)."""
     order: Literal["arrival", "largest first"] = "arrival"
-    """Who starts first when places or pages are short: by arrival (OR-07), or by promise, largest first (S3-05)."""
+    """Which sequence starts first when places or pages are short: by arrival (OR-07), or by promise, largest first
+    (S3-05)."""
     pauses: int = 0
     """How many iterations of one decoding sequence may be given to prompts instead (SW-13, SW-14); it keeps its KV. 0:
     decodes are never paused."""

@@ -105,6 +105,6 @@ class _FetchLog:
 
 
 def mark_unverified(folder: Path) -> None:
-    """The model is not the one that the pool asks for: the next fetch checks whether the source has changed."""
+    """The pool asks for another model: the next fetch checks whether the source has changed."""
     with suppress(OSError):  # a folder that this runner has not fetched has no marker
         (folder / COMPLETE).unlink()

@@ -94,7 +94,7 @@ def _fetch_all(order: FetchOrder, source: OpenSource, into: Path, sizes: Mapping
         check_listing(sizes, first, order.max_bytes, order.uri)
     for file in first:
         if not source.fetch(file, into):
-            (into / file.name).unlink(missing_ok=True)  # an earlier fetch brought it, from another state of the source
+            (into / file.name).unlink(missing_ok=True)  # left by an earlier fetch, from another state of the source
     if order.what == "adapter":
         return
     index = into / INDEX

@@ -44,7 +44,7 @@ class FileStat(NamedTuple):
 
     @classmethod
     def of(cls, name: str, file: int) -> "FileStat":
-        """Of an open file."""
+        """The FileStat of an open file."""
         status = os.fstat(file)
         return cls(name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
@@ -75,7 +75,7 @@ class VolumeBounds:
         return bounds
 
     def volume_of(self, path: Path, volume: Path | None = None) -> Path | None:
-        """Where the volume of a path is mounted. None: nothing says that it is on one."""
+        """Where the volume of a path is mounted. None: it is not known to be on a volume."""
         if volume is not None or self.volumes is None or not path.is_relative_to(self.volumes):
             return volume
         return self.volumes / Path(*path.relative_to(self.volumes).parts[:1])

@@ -22,7 +22,7 @@ MAX_ANSWER_BYTES = 2 << 20
 @dataclass(frozen=True, slots=True)
 class SourceCredentials:
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """By key of the Secret."""
+    """Key of the Secret → its value"""
 
     @property
     def token(self) -> str:

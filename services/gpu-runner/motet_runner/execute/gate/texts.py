@@ -109,7 +109,7 @@ def keep_some(batch: FlatBatch) -> None:
 
 
 def places_of(batch: FlatBatch, session: Session) -> torch.Tensor:
-    """The places of an iteration's tokens among those of all texts"""
+    """The places of an iteration's tokens among all texts' tokens"""
     line = batch.line
     texts = np.array([session.texts[row.number] for row in line.rows])[line.sequence_of]
     within = np.where(texts == FAR, 0, line.positions)

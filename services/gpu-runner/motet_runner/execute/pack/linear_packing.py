@@ -110,7 +110,7 @@ HEAD = ""
 
 
 class LinearPacking:
-    """Replaces the weights of a model's linears, those of a group together, and of its head.
+    """Replaces the weights of a model's linears, group by group, and of its head.
 
     After each part, every linear computes with its own weights or with its packed ones. Beside all weights, memory
     holds only a second copy of one group's, while they are packed.

@@ -1,4 +1,4 @@
-"""What top-k, top-p and min-p keep of each row of probabilities.
+"""Cuts each row of probabilities by top-k, top-p and min-p.
 
 The tokens of a row have an order: the most likely first, equally likely ones by id. Each cut keeps the first tokens of
 that order: top-k the first `top_k`; top-p each token that has less than top_p of top-k's total before it; min-p tokens

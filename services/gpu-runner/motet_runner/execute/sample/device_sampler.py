@@ -70,7 +70,7 @@ class DeviceSamples:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """One iteration's sampling, before its logits are there."""
+    """One iteration's sampling, before its logits exist."""
 
     _adjustments: DeviceAdjustments
     _layout: "_Layout"

@@ -1,1 +1,1 @@
-"""What is measured on this machine and kept for its next start: the number of threads, and the type of numbers."""
+"""Measures on this machine, and keeps for its next start: the number of threads, and the type of numbers."""

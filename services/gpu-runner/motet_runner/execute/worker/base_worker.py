@@ -1,5 +1,5 @@
-"""What both workers do: they arrange pages, rows and adapters as the plan says, compute its rows in as many parts as
-memory needs, and report. Each worker decides when tokens are read; the link decides where they are."""
+"""The common part of both workers: they arrange pages, rows and adapters as the plan says, compute its rows in parts if
+memory requires it, and report. Each worker decides when tokens are read; the link decides where they are."""
 
 from abc import ABC, abstractmethod
 from collections import deque
