@@ -3,8 +3,8 @@
 // The products x·A are summed over the whole width (shrink), kept in fp32, and multiplied with B (expand). A segment
 // costs its own rank, so mixed ranks cost the sum of their bytes. A segment with one row reads each matrix once, in
 // order, at the speed of the memory (PU-04); with more rows, a few share each number that is read.
-// Threads share out the ranks, then the columns (PU-03). Both paths add a row's numbers in one order and round them
-// alike: its result does not depend on threads, nor on the rows beside it, of its own segment or of others.
+// Threads share the ranks, then the columns (PU-03). Both paths add a row's numbers in one order and round them alike:
+// its result does not depend on threads, nor on the other rows, of its own segment or of others.
 #include "border.h"
 #include "calls.h"
 #include "lora_products.h"
@@ -30,7 +30,7 @@ template <typename T> const T *matrix(const Segment &segment, int64_t linear, in
 
 struct LoraRows::Piece {
     Segment segment;
-    int64_t row, rows, products;  // the last one: where its x·A begin, for each linear
+    int64_t row, rows, products;  // products: where its x·A begin, for each linear
 };
 
 LoraRows::LoraRows(int64_t type, const void *segments, int64_t count, float *products)
@@ -62,14 +62,14 @@ template <typename T> struct Work {
         return products + linear * products_of_a_linear + pieces[piece].products;
     }
 
-    // Where this thread reads on, if it computes all linears of a piece after the other. `which`: 0 for A; 1 for B, where
-    // each piece's A have been read already.
+    // Where this thread reads next, if it computes all linears of a piece one after the other. `which`: 0 for A; 1 for
+    // B, if all A of the piece were already read.
     const T *after(int64_t piece, int linear, int which) const {
         if (linear + 1 < group.count) return matrix<T>(pieces[piece].segment, group.linears[linear + 1].index, which);
         return piece + 1 < count ? matrix<T>(pieces[piece + 1].segment, group.linears[0].index, which) : nullptr;
     }
 
-    // One of `parts` parts of the ranks.
+    // Computes one of `parts` parts of the ranks.
     void shrink(int64_t number, int linear, int64_t part, int64_t parts, const T *next) const {
         const LoraRows::Piece &piece = pieces[number];
         const LoraLinear &of = group.linears[linear];
@@ -81,7 +81,7 @@ template <typename T> struct Work {
                  steps * (part + 1) / parts * RANKS_AT_ONCE, next);
     }
 
-    // `row` of the piece, and some rows after it.
+    // Computes `row` of the piece, and the rows after it up to `rows` rows.
     void expand(int64_t number, int linear, int64_t row, int64_t rows, int64_t from, int64_t to, const T *next) const {
         const LoraRows::Piece &piece = pieces[number];
         const LoraLinear &of = group.linears[linear];
@@ -113,7 +113,7 @@ template <typename With> void LoraRows::with_work(const LoraGroup &group, const 
 
 void LoraRows::list(const LoraGroup &group, int64_t threads, int64_t most, std::vector<Later> &into) const {
     if (!group.count) return;
-    // Of a thread's share of the pieces. What is read first comes last: it is least likely to leave the cache again.
+    // A thread's share of the pieces. The data that is read first comes last, so that it is still in the cache.
     const auto of_share = [&](auto number, int which, int64_t first, int64_t end) {
         using T = decltype(number);
         for (int64_t piece = first; piece < end; ++piece) {

@@ -1,13 +1,13 @@
 // Attention over pages of keys and values, which are read in place (PU-22): no padding, and time follows the context.
 //
 // A call gets the new rows of all sequences: one row of each sequence that decodes, several of one whose prompt is
-// computed. It puts their keys and values into the pages first. A unit of work is one KV head of one sequence, with all
-// query heads that share it, for one row or a few. It goes through the pages in blocks, and keeps for each query row the
-// largest score, the sum of the weights and the weighted sum of values. Which numbers are added in which order depends
-// on the sequence alone. With several rows, bfloats are multiplied by tiles, where the CPU has them (tiled_attention.h).
+// computed. It writes their keys and values into the pages first. A unit of work is one KV head of one sequence, with
+// all query heads that share it, for one row or a few. It goes through the pages in blocks, and keeps for each query
+// row the largest score, the sum of the weights and the weighted sum of values. The order of additions depends on the
+// sequence alone. With several rows, bfloats are multiplied by AMX tiles, if the CPU has them (tiled_attention.h).
 //
-// Pages are read whole: the caller has cleared what a sequence has not written yet. No page is read but those that the
-// rows attend to.
+// Pages are read whole: the caller has cleared what a sequence has not written yet. Only pages that the rows attend to
+// are read.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -19,8 +19,8 @@
 
 namespace {
 
-constexpr int PAGES_AHEAD = 3;       // of which keys come before they are needed
-constexpr int QUERIES_IN_UNIT = 64;  // rows times the query heads of a KV head
+constexpr int PAGES_AHEAD = 3;       // whose keys are prefetched
+constexpr int QUERIES_IN_UNIT = 64;  // rows · query heads of a KV head
 constexpr int FEW_QUERIES = 4;
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 constexpr int64_t SMALL = 1 << 19;   // fewer products than this are not worth several threads
@@ -32,7 +32,7 @@ struct Sequence {
     int64_t pages;   // row of the table
 };
 
-// The same for all layers.
+// The sequences of a call, the same for all layers.
 struct Batch {
     void *pages;
     int64_t page_stride, layer_stride;  // in elements
@@ -44,7 +44,7 @@ struct Batch {
     int64_t threads;
 };
 
-// What a thread needs while it computes a unit. It is kept for the next one.
+// A thread's buffers for a unit. They are reused for the next one.
 struct Scratch {
     std::vector<uint32_t> queries, keys, weights;
     std::vector<float> scores, sums, largest, totals;
@@ -94,7 +94,7 @@ template <typename T> struct Call {
         return options.window && position >= options.window ? position - options.window + 1 : 0;
     }
 
-    // Turns products of query and key into scores; those that the query does not attend to become -infinity.
+    // Turns products of query and key into scores; scores of masked keys become -infinity.
     void score(float *of_query, int64_t first, int64_t keys, int64_t position) const {
         for (int64_t i = 0; i < keys; i += LANES) {
             floats value = load_floats(of_query + i) * options.scale;
@@ -105,12 +105,12 @@ template <typename T> struct Call {
         for (int64_t i = position + 1 > first ? position + 1 - first : 0; i < keys; ++i) of_query[i] = NOTHING;
     }
 
-    // Turns scores into weights, and brings what the query has so far to the same largest score.
+    // Turns scores into weights, and rescales the query's sums so far to the new largest score.
     void weigh(float *of_query, int64_t keys, float &largest_score, float &total, float *sums_of, int64_t padded) const {
         floats most = all(largest_score);
         for (int64_t i = 0; i < keys; i += LANES) most = larger(load_floats(of_query + i), most);
         float largest_now = largest(most);
-        if (largest_now == NOTHING) {  // it attends to no key of this block, nor of one before
+        if (largest_now == NOTHING) {  // it has attended to no key so far
             memset(of_query, 0, keys * sizeof(float));
             return;
         }
@@ -197,7 +197,7 @@ template <typename T> struct Call {
 #if defined(MOTET_TILES)
     static constexpr bool TILED = std::is_same_v<T, bfloat>;
 
-    // All units of a sequence are, or none.
+    // True for all units of a sequence, or for none.
     bool is_tiled(const Sequence &sequence) const {
         return sequence.count > 1 && sequence.count * (heads / batch.kv_heads) >= TiledAttention::LEAST_QUERIES;
     }
@@ -267,7 +267,7 @@ template <typename T> struct Call {
             });
     }
 
-    // Rows that a unit computes together.
+    // How many rows a unit computes together.
     int64_t rows_of_unit() const {
         const int64_t group = heads / batch.kv_heads;
         int64_t queries_in_unit = QUERIES_IN_UNIT;
@@ -324,7 +324,7 @@ void AttentionRows::add_to(Stages &stages, int64_t layer, int64_t heads, const v
         Call<T> call{b, layer, heads, static_cast<const T *>(queries), of_queries, static_cast<T *>(out), options};
         const int64_t at_once = call.rows_of_unit();
         for (int64_t s = 0; s < b.count;) {
-            // A prompt is a part of its own. Sequences that decode follow each other in one.
+            // Each prompt is a part. Consecutive decoding sequences share a part.
             int64_t count = 1;
             if (b.sequences[s].count <= at_once)
                 while (s + count < b.count && b.sequences[s + count].count <= at_once) ++count;
@@ -343,7 +343,7 @@ void AttentionRows::add_to(Stages &stages, int64_t layer, int64_t heads, const v
 
 extern "C" {
 
-// The strides are elements between two heads and between two rows; the last dimension is contiguous. `out` is [rows,
+// The strides are the distances of heads and of rows in elements; the last dimension is contiguous. `out` is [rows,
 // heads, width].
 int64_t motet_attention(int64_t type, const void *batch, int64_t layer, int64_t heads, const void *queries,
                         const void *keys, const void *values, int64_t query_head, int64_t query_row, int64_t key_head,

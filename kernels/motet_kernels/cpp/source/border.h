@@ -1,18 +1,18 @@
-// What a call from Python comes back with. No exception may leave the library: nobody above knows what it is, and the
-// process would end.
+// The results of calls from Python. No exception may leave the library: nobody above knows its type, and the process
+// would end.
 #pragma once
 
 #include <cstdint>
 #include <exception>
 #include <new>
 
-// The names of these numbers are those of motet_kernels/cpp/library.py.
+// motet_kernels/cpp/library.py has the same names of these numbers.
 constexpr int64_t OUT_OF_MEMORY = -1, FAILED = -2;
 
 // Why the newest call of this thread FAILED.
 void note_failure(const char *reason) noexcept;
 
-// What `compute` returns, or one of the numbers above.
+// Returns the result of `compute`, or one of the numbers above.
 template <typename Compute> int64_t answer_of(const Compute &compute) noexcept {
     try {
         return compute();

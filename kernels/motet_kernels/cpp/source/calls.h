@@ -1,4 +1,4 @@
-// What other parts of the library call, besides Python. Types of elements: 0 float, 1 bfloat, 2 half.
+// Functions that other parts of the library call, not only Python. Types of elements: 0 float, 1 bfloat, 2 half.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include "later.h"
 #include "parallel.h"
 
-// A linear that adapters change. The rows of x and of y are those of the iteration.
+// A linear that adapters change. x and y have the rows of the iteration.
 struct LoraLinear {
     int64_t index, inputs, outputs;
     const void *x;
@@ -36,14 +36,14 @@ class LoraRows {
     int64_t first_row(int64_t piece) const;
     int64_t rows(int64_t piece) const;
 
-    // Adds to the list what shrinks and expands will read, in parts of at most `most` bytes: of each thread's share of
-    // the rows B, then A.
+    // Adds to the list what shrinks and expands will read, in parts of at most `most` bytes: for each thread's share of
+    // the rows first B, then A.
     void list(const LoraGroup &group, int64_t threads, int64_t most, std::vector<Later> &into) const;
     // Adds the products x · A of all rows to the stage.
     void add_shrinks(Stages &stages, const LoraGroup &group) const;
     // Adds y += products · B of all rows to the stage.
     void add_expands(Stages &stages, const LoraGroup &group) const;
-    // Both, for the one linear of a group. It ends the stage.
+    // Adds shrinks and expands of a group with one linear. It ends the stage.
     void add_all(Stages &stages, const LoraGroup &group) const;
     // y += products · B for these rows of a piece, and the columns [from, to) of a linear. `to` is the number of outputs,
     // or a multiple of PAIR away from `from`.
@@ -51,7 +51,7 @@ class LoraRows {
                 int64_t to) const;
 
   private:
-    // Calls `with` with what adds these linears, in the type of the elements.
+    // Calls `with` with these linears' work, in the type of the elements.
     template <typename With> void with_work(const LoraGroup &group, const With &with) const;
 
     int64_t type_;
@@ -66,12 +66,12 @@ struct AttentionOptions {
     float softcap;   // 0: none
 };
 
-// Elements between two heads, and between two rows.
+// Distances of heads and of rows, in elements.
 struct Strides {
     int64_t head, row;
 };
 
-// Where the key and the value of a row's first head belong; null if the row is of no sequence.
+// The addresses of the key and the value of a row's first head; null if the row has no sequence.
 struct KeyPlace {
     char *key, *value;
     int64_t bytes_of_head;  // from one head to the next
@@ -83,17 +83,17 @@ class AttentionRows {
     AttentionRows(int64_t type, const void *batch);
 
     KeyPlace place(int64_t layer, int64_t row) const;
-    // Puts the key and value of a row there.
+    // Writes the key and value of a row to its place.
     void write(int64_t layer, int64_t row, const void *key, int64_t key_head, const void *value,
                int64_t value_head) const;
-    // Adds to the stage what the queries attend to. `out` is [rows, heads, width].
+    // Adds the attention of the queries to the stage. `out` is [rows, heads, width].
     void add_to(Stages &stages, int64_t layer, int64_t heads, const void *queries, Strides of_queries, void *out,
                 AttentionOptions options) const;
-    // Rows that any sequence has: one more than the last one.
+    // One more than the last row of any sequence.
     int64_t rows() const { return (int64_t)places_.size(); }
 
   private:
     int64_t type_;
     const void *batch_;
-    std::vector<int64_t> places_;  // of each row's key in its page, in elements from the layer's first page; -1: none
+    std::vector<int64_t> places_;  // of each row's key, in elements from the layer's first page; -1: none
 };

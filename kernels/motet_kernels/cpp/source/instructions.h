@@ -1,5 +1,5 @@
-// What programs consist of, and what each of their instructions does to a row. It computes in fp32 and rounds to the type
-// of its result, as torch does.
+// The structures of programs, and what each of their instructions does to a row. They compute in fp32 and round to the
+// type of the result, like torch.
 #pragma once
 
 #include <atomic>
@@ -9,8 +9,8 @@
 
 namespace {
 
-// The order of operations and types is that of motet_kernels/cpp/steps.py. These structures and the order of their
-// members are those of program_structures.py.
+// Operations and types are in the order of motet_kernels/cpp/steps.py. These structures and the order of their members
+// are equal to program_structures.py.
 enum Type { FLOAT, BFLOAT, INTEGER };
 
 enum Operation {
@@ -22,7 +22,7 @@ enum Operation {
 enum Where { BUFFER, SCRATCH, CONSTANT };
 
 constexpr int MOST_OPERANDS = 5, DIMENSIONS = 3;
-constexpr int FEW_OPERANDS = 3;  // of all operations but those that peepholes make
+constexpr int FEW_OPERANDS = 3;  // of all operations except the fused ones
 
 struct Operand {
     int64_t where;
@@ -34,7 +34,7 @@ struct Operand {
 struct Instruction {
     int64_t operation;
     int64_t sizes[DIMENSIONS];
-    Operand out, in[MOST_OPERANDS], also;  // the last one: a second result
+    Operand out, in[MOST_OPERANDS], also;  // also: a second result
     int64_t number;
     double real;
 };
@@ -43,14 +43,14 @@ struct LinearStep {
     int64_t x, x_offset, y;  // buffers
     int64_t inputs, outputs;
     const void *packed, *bias;
-    int64_t lora;  // what add_lora calls it; -1: no adapter changes it
+    int64_t lora;  // its number in add_lora; -1: no adapter changes it
 };
 
 enum StageKind { LINEARS, ROWS, ATTENTION, CHOICE };
 
 struct Stage {
-    int64_t kind, kept;    // whether it has only the kept rows
-    int64_t first, count;  // of its instructions or linears; the layer of its attention
+    int64_t kind, kept;    // 1 if it has only the kept rows
+    int64_t first, count;  // its instructions or linears; first: the layer of an attention
     int64_t query, query_offset, head_stride, heads, out, window;
     double scale, softcap;
 };
@@ -60,12 +60,12 @@ struct Buffer {
     int64_t row;  // bytes
 };
 
-constexpr int64_t LOGITS = 2;  // their buffer
+constexpr int64_t LOGITS = 2;  // the logits' buffer
 
 struct Program {
     int64_t type;  // of linears and attention: 0 float, 1 bfloat
     int64_t type_of_logits;
-    int64_t prefetches;  // whether linears prefetch what their adapters read
+    int64_t prefetches;  // 1 if linears prefetch what their adapters read
     int64_t stages, scratch_bytes;
     const Stage *of_stage;
     const Instruction *instructions;
@@ -76,17 +76,17 @@ struct Program {
 struct Call {
     int64_t rows, kept, threads;
     const int64_t *keep;    // [kept]
-    const void *attention;  // what attention calls its batch
-    const void *lora;       // what add_lora calls its segments; null if no row has an adapter
+    const void *attention;  // attention's Batch
+    const void *lora;       // add_lora's segments; null if no row has an adapter
     int64_t lora_count;
     float *lora_products;
-    int64_t *chosen;  // [kept] place of each row's largest logit, -1 where one is not finite; null: nobody asks
+    int64_t *chosen;  // [kept] place of each row's largest logit, -1 where one is not finite; null: not wanted
     double *seconds;  // of each kind of stage; may be null
 };
 
 int64_t size_of(int64_t type) { return type == FLOAT ? 4 : type == BFLOAT ? 2 : 8; }
 
-// -- numbers of each type, in the order in which they lie ---------------------------------------------------------------
+// -- numbers of each type, in memory order ----------------------------------------------------------------------------
 
 INLINE floats widened(const char *from) {
     shorts packed;
@@ -180,7 +180,7 @@ INLINE floats logistic(floats x) {
     return choose(x < 0.0f, decay, all(1.0f)) / (decay + 1.0f);
 }
 
-// The integral of the bell curve, as a polynomial beside it (Abramowitz and Stegun, 7.1.26): 1.5e-7 off at most.
+// The error function (Abramowitz and Stegun, 7.1.26): its error is at most 1.5e-7.
 INLINE floats error_function(floats x) {
     floats size = magnitude(x), t = 1.0f / (size * 0.3275911f + 1.0f);
     floats power = all(1.061405429f);
@@ -213,7 +213,7 @@ struct Row {
     const Call &call;
     int64_t number;
     char *scratch;
-    std::atomic<bool> &missing;  // whether a row was looked up that a matrix does not have
+    std::atomic<bool> &missing;  // true if a look-up was out of range
 
     char *at(const Operand &operand) const { return at(operand, number); }
     char *at(const Operand &operand, int64_t row) const {
@@ -271,7 +271,7 @@ template <typename F> INLINE float total(const Reader &a, int64_t count, const F
     return sum_of;
 }
 
-// out = (x - shift) · scale · weight + bias; these two may be missing, then they are all ones and zeros.
+// out = (x - shift) · scale · weight + bias; a missing weight is all ones, a missing bias all zeros.
 INLINE void scaled(const Instruction &what, char *out, const char **in, const Reader &x, float shift, float scale) {
     const int64_t count = what.sizes[DIMENSIONS - 1];
     Reader weight(what.in[1], in[1]), bias(what.in[2], in[2]);
@@ -300,7 +300,7 @@ void reduce(const Instruction &what, const Row &row) {
     });
 }
 
-// One of the `number` rows of a matrix, by its number in the second operand.
+// Looks up one of the `number` rows of a matrix; the second operand has its number.
 void look_up(const Instruction &what, const Row &row) {
     const int64_t index = *reinterpret_cast<const int64_t *>(row.at(what.in[1])), width = what.sizes[2];
     char *out = row.at(what.out);

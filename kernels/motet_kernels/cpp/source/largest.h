@@ -1,11 +1,11 @@
-// The largest number of a row, as a greedy choice wants it.
+// The place of the largest number of a row, for greedy sampling.
 #pragma once
 
 #include <algorithm>
 #include "vectors.h"
 
-// Integers in the order of the numbers that these bits stand for. A NaN is above infinity or below minus infinity, and
-// -0 comes just before 0. With integers the compiler makes vectors of the loops below.
+// Integers that sort like the numbers with the same bits. A NaN is above infinity or below minus infinity, and
+// -0 comes just before 0. With integers the compiler vectorizes the loops below.
 INLINE int16_t ordered(bfloat number) {
     const int16_t bits = (int16_t)number.bits;
     return (int16_t)(bits ^ ((bits >> 15) & 0x7fff));

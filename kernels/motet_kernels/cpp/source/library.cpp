@@ -1,4 +1,4 @@
-// What a process asks the library about itself and the machine.
+// Queries of a process about the library and the machine.
 #include <cstdio>
 
 #include "border.h"
@@ -14,13 +14,13 @@ void note_failure(const char *reason) noexcept { snprintf(newest_failure, sizeof
 
 extern "C" {
 
-// Why the newest call of this thread failed, if it says so.
+// Why the newest call of this thread returned FAILED.
 const char *motet_failure() { return newest_failure; }
 
-// Numbers that one instruction computes with: 16 with AVX-512, 8 with AVX2, 4 with NEON.
+// How many numbers one instruction computes with: 16 with AVX-512, 8 with AVX2, 4 with NEON.
 int64_t motet_lanes() { return LANES; }
 
-// Reads all bytes once, as fast as this machine can: what benchmarks compare with. The address is a multiple of 64.
+// Reads all bytes once, as fast as this machine can: the reference of benchmarks. The address is a multiple of 64.
 uint64_t motet_read(const uint8_t *from, int64_t bytes) {
     words sums[8] = {};
     const int64_t step = sizeof sums;

@@ -22,10 +22,10 @@ void linear(const void *x, int64_t x_stride, int64_t rows, int64_t inputs, const
 
 extern "C" {
 
-// Numbers that a packed matrix has.
+// How many numbers a packed matrix has.
 int64_t motet_packed_size(int64_t outputs, int64_t inputs) { return panels_of(outputs) * panel_size(inputs); }
 
-// Columns of y that a packed matrix computes: its outputs, rounded up to panels.
+// How many columns of y a packed matrix computes: its outputs, rounded up to panels.
 int64_t motet_packed_width(int64_t outputs) { return panels_of(outputs) * PAIR; }
 
 int64_t motet_pack(int64_t type, const void *w, int64_t stride, int64_t outputs, int64_t inputs, void *packed,
@@ -51,7 +51,7 @@ int64_t motet_linear(int64_t type, const void *x, int64_t x_stride, int64_t rows
         return 0;
     });
 }
-// The rows `rows` of a matrix that was packed, as they were.
+// Unpacks the rows `rows` of a packed matrix.
 void motet_unpack(int64_t type, const void *packed, int64_t inputs, const int64_t *rows, int64_t count, void *into) {
     for (int64_t r = 0; r < count; ++r)
         if (type == 0)

@@ -1,9 +1,9 @@
-// y = x · Wᵀ (+ bias), with W packed in the order in which it is read.
+// y = x · Wᵀ (+ bias), with W packed in the order of its reads.
 //
-// A panel holds W's rows for PAIR columns of y: for each two inputs, first both numbers of one half of the columns, then
-// of the other half. Inputs and outputs are rounded up with zeros. The microkernel multiplies a few rows of x with one
-// panel or several, and keeps all sums in registers: in tiles, where the CPU has them for this type. Each sum goes
-// through the inputs in one order, so a row's result does not depend on the rows beside it, nor on threads.
+// A panel holds W's rows for PAIR columns of y: for each two inputs, first both numbers of one half of the columns,
+// then of the other half. Inputs and outputs are padded with zeros. The microkernel multiplies a few rows of x with one
+// panel or several, and keeps all sums in registers: in AMX tiles, if the CPU has them for this type. Each sum goes
+// through the inputs in one order, so a row's result does not depend on the other rows, nor on threads.
 #pragma once
 
 #include <type_traits>
@@ -24,26 +24,26 @@ constexpr int MOST_SUMS_IN_REGISTERS = LANES == 8 ? 12 : 24;
 constexpr int MOST_ROWS = MOST_SUMS_IN_REGISTERS / 2;
 constexpr int MOST_PANELS = 4;
 
-// The pairs of inputs of one sum. Such sums are added up: one sum of all inputs would be off by more.
+// The pairs of inputs of a partial sum. Partial sums are added up: one sum of all inputs would have a larger error.
 constexpr int64_t PAIRS_OF_A_SUM = 128;
 
 constexpr int64_t UNITS_OF_A_THREAD = 8;
-constexpr int64_t AHEAD_BYTES = 8192;          // from what is read to what is prefetched
-constexpr int64_t MOST_BYTES_IN_CACHE = 512 << 10;  // of panels that all blocks of rows are multiplied with
-constexpr int64_t MOST_BYTES_AHEAD = 256 << 10;  // of a panel that still fits beside another one in the cache
+constexpr int64_t AHEAD_BYTES = 8192;          // from the read to the prefetch
+constexpr int64_t MOST_BYTES_IN_CACHE = 512 << 10;  // of panels for all blocks of rows
+constexpr int64_t MOST_BYTES_AHEAD = 256 << 10;  // of a panel that fits in the cache beside another
 
 INLINE int64_t panels_of(int64_t outputs) { return (outputs + PAIR - 1) / PAIR; }
-// Numbers of one panel.
+// How many numbers a panel has.
 INLINE int64_t panel_size(int64_t inputs) { return (inputs + 1) / 2 * 2 * PAIR; }
 
 // -- packing ---------------------------------------------------------------------------------------------------------
 
-// Where load() finds the number that it puts into a lane of the Pair's first or second half.
+// The place of the number that load() puts into a lane of the Pair's first or second half.
 template <typename T> INLINE int64_t place_in_pair(int64_t half, int64_t lane) { return half * LANES + lane; }
 template <> INLINE int64_t place_in_pair<bfloat>(int64_t half, int64_t lane) { return 2 * lane + half; }
 
-// The place of a column's numbers in its panel: of those for the first input, and from there of those for the second.
-// The numbers for the next two inputs lie 2 · PAIR further on.
+// The place of a column's numbers in its panel: for the first input, and from there for the second input. The numbers
+// for the next two inputs are 2 · PAIR further on.
 struct Places {
     int64_t first, second;
 };
@@ -53,7 +53,7 @@ template <typename T> INLINE Places places_of(int64_t column) {
     return {half * PAIR + place_in_pair<T>(0, lane), place_in_pair<T>(1, lane) - place_in_pair<T>(0, lane)};
 }
 
-// One panel of W [outputs, inputs].
+// Packs one panel of W [outputs, inputs].
 template <typename T> void pack(Matrix<const T> w, int64_t outputs, int64_t inputs, T *packed, int64_t panel) {
     T *into = packed + panel * panel_size(inputs);
     memset(into, 0, panel_size(inputs) * sizeof(T));
@@ -68,7 +68,7 @@ template <typename T> void pack(Matrix<const T> w, int64_t outputs, int64_t inpu
     }
 }
 
-// One row of W, as it was.
+// Unpacks one row of W.
 template <typename T> void unpack(const T *packed, int64_t inputs, int64_t row, T *into) {
     Places places = places_of<T>(row % PAIR);
     const T *from = packed + row / PAIR * panel_size(inputs) + places.first;
@@ -80,7 +80,7 @@ template <typename T> void unpack(const T *packed, int64_t inputs, int64_t row, 
 
 // -- multiplying -----------------------------------------------------------------------------------------------------
 
-// Two neighbouring numbers of x, in all lanes.
+// Broadcasts two neighbouring numbers of x to all lanes.
 INLINE Raw<float> everywhere(const float *from) { return {Pair{all(from[0]), all(from[1])}}; }
 INLINE Raw<bfloat> everywhere(const bfloat *from) {
     uint32_t both;
@@ -92,14 +92,14 @@ INLINE Raw<bfloat> everywhere(const bfloat *from) {
 #endif
 }
 
-// What is prefetched while two inputs after two inputs are multiplied.
+// The lines that are prefetched, one step per two inputs.
 struct Ahead {
     const uint8_t *from;
-    int64_t stride;  // bytes from one two inputs to the next
+    int64_t stride;  // bytes per two inputs
 };
 
-// Rows of x, in groups: an address is that of a group and a distance that all groups have. There are fewer registers
-// than rows, and addresses that are kept elsewhere have to be moved in between the products.
+// Rows of x in groups: each group has an address, and all groups share the distances within a group. There are fewer
+// registers than rows, and other addresses would have to be loaded between the products.
 template <int R, typename T> struct Groups {
     static constexpr int OF_A_GROUP = 4, COUNT = (R + OF_A_GROUP - 1) / OF_A_GROUP;
     const uint8_t *first[COUNT];
@@ -123,10 +123,10 @@ template <int R, typename T> struct Groups {
     }
 };
 
-// Bytes of a panel.
+// Bytes of a panel per two inputs.
 template <typename T> constexpr int64_t TWO_INPUTS = 2 * PAIR * sizeof(T);
 
-// The sums of one panel's columns, with the bias, into rows of y.
+// Writes the sums of one panel's columns, plus the bias, into rows of y.
 template <typename T, typename Sums>
 INLINE void write(Sums sums_of, int rows, const T *bias, Matrix<T> y, int64_t columns) {
     const Pair more = bias ? load(bias, (int)(columns < PAIR ? columns : PAIR)) : Pair{};
@@ -139,7 +139,7 @@ INLINE void write(Sums sums_of, int rows, const T *bias, Matrix<T> y, int64_t co
     }
 }
 
-// R rows of x with P panels. `LATER`: a line of `later` is prefetched for two inputs. It is no part of its caller, which
+// R rows of x with P panels. `LATER`: a line of `later` is prefetched per two inputs. It is not inlined: its caller
 // would need registers, too.
 template <int R, int P, bool LATER, typename T>
 __attribute__((noinline)) void multiply(Matrix<const T> x, int64_t inputs, const T *panels, const T *bias, Matrix<T> y,
@@ -187,7 +187,7 @@ __attribute__((noinline)) void multiply(Matrix<const T> x, int64_t inputs, const
                  {y.data + p * PAIR, y.stride}, columns - p * PAIR);
 }
 
-// Rows of x, up to TILED_ROWS, with one panel; the first `written` of them are written. `LATER`: as above.
+// Rows of x, up to TILED_ROWS, with one panel; the first `written` results are written. `LATER`: as above.
 template <bool LATER>
 void multiply_tiled(Matrix<const bfloat> x, int rows, int written, int64_t inputs, const bfloat *panel,
                     const bfloat *bias, Matrix<bfloat> y, int64_t columns, Ahead ahead, Ahead later);
@@ -231,28 +231,28 @@ template <typename T> struct LinearCall {
     Matrix<T> y;
     int64_t panels_beside = 0;  // of other linears that are multiplied in the same stage
     const std::vector<Later> *later = nullptr;
-    int64_t first_later = 0, end_later = 0;  // those to prefetch
+    int64_t first_later = 0, end_later = 0;  // the entries to prefetch
 
     static constexpr bool TILED = HAS_TILES && std::is_same_v<T, bfloat>;
 
     const T *panel_at(int64_t panel) const { return packed + panel * panel_size(inputs); }
 
-    // What follows soon in the same panel.
+    // The lines AHEAD_BYTES ahead in the same panel.
     Ahead soon(int64_t panel) const {
         return {reinterpret_cast<const uint8_t *>(panel_at(panel)) + AHEAD_BYTES, TWO_INPUTS<T>};
     }
-    // Of what is prefetched beside a panel, one line for two inputs.
+    // The most bytes of `later` beside a panel: one line per two inputs.
     int64_t most_of_later() const { return (inputs + 1) / 2 * 64; }
 
-    // Panels that stay in the cache until all blocks have been multiplied with them. Of many blocks, the rows of x take
-    // longer to come again for each panel than a product by tiles takes.
+    // How many panels stay in the cache until all blocks were multiplied with them. With many blocks, reloading the
+    // rows of x for each panel takes longer than a product by tiles.
     int64_t panels_in_cache() const {
         const int64_t room = MOST_BYTES_IN_CACHE / (panel_size(inputs) * (int64_t)sizeof(T)), wanted = blocks() / 4;
         const int64_t count = room < wanted ? room : wanted;
         return TILED && count > 1 ? count : 1;
     }
 
-    // This block's share of a panel that is multiplied later. Each block prefetches another one.
+    // This block's share of the next panels' prefetch. Each block prefetches another share.
     Ahead share_of_next(int64_t panel, int64_t block, int64_t blocks) const {
         int64_t bytes = panel_size(inputs) * sizeof(T);
         if (bytes > MOST_BYTES_AHEAD) return soon(panel);
@@ -278,9 +278,9 @@ template <typename T> struct LinearCall {
         }
     }
 
-    // One block of rows with one panel: a step, of which there is one for each block and panel. Beside its share of the
-    // next panel, it prefetches an entry of `later`, or none. The entries are spread over all steps, so that what is read
-    // first comes with the first panels; only of panels that stay in the cache together, unit() takes them by blocks.
+    // One block of rows with one panel: a step. Beside its share of the next panel, it prefetches one entry of `later`,
+    // or none. The entries are spread over all steps, so that data that is read first is prefetched with the first
+    // panels; only among panels that stay in the cache together, unit() goes through them block by block.
     void one_of_blocks(int64_t row, int64_t rows_of_block, int64_t panel, int64_t block, int64_t blocks) const {
         const Ahead next = share_of_next(panel, block, blocks);
         const int64_t number = panel * blocks + block, all = panels_of(outputs) * blocks;
@@ -290,14 +290,14 @@ template <typename T> struct LinearCall {
         with_panel<true>(row, rows_of_block, panel, next, {one.from, one.bytes / ((inputs + 1) / 2)});
     }
 
-    // All R rows with the panels [panel, last): as many at once as the registers hold.
+    // All R rows with the panels [panel, last), in groups that fit in the registers.
     template <int R, int P = MOST_PANELS> INLINE void all_rows(int64_t panel, int64_t last) const {
         if constexpr (R * P * 2 <= MOST_SUMS_IN_REGISTERS)
             for (; panel + P <= last; panel += P) with_panels<R, P>(0, panel, soon(panel));
         if constexpr (P > 1) all_rows<R, P / 2>(panel, last);
     }
 
-    // All rows, which are one block, with the panels [panel, last).
+    // All rows, as one block, with the panels [panel, last).
     void few_rows(int64_t panel, int64_t last) const {
         if constexpr (TILED)
             for (; panel < last; ++panel) with_panel<false>(0, rows, panel, soon(panel));
@@ -305,7 +305,7 @@ template <typename T> struct LinearCall {
             constant(rows, [&](auto r) { all_rows<r()>(panel, last); });
     }
 
-    // Calls with(R), a constant, for a count of rows that is not one.
+    // Calls with(R) with the constant R that equals the variable `count`.
     template <int R = MOST_ROWS, typename F> static INLINE void constant(int64_t count, const F &with) {
         if (count == R) return with(std::integral_constant<int, R>{});
         if constexpr (R > 1) constant<R - 1>(count, with);
@@ -327,14 +327,14 @@ template <typename T> struct LinearCall {
         const int64_t panels = panels_of(outputs) + panels_beside, wanted = UNITS_OF_A_THREAD * threads;
         int64_t at_once = panels / wanted, parts = wanted / panels;
         if (at_once < 1) at_once = 1;
-        if (!TILED && rows <= MOST_ROWS / 2 && at_once < MOST_PANELS) at_once = MOST_PANELS;  // a number of x serves several
+        if (!TILED && rows <= MOST_ROWS / 2 && at_once < MOST_PANELS) at_once = MOST_PANELS;  // several per load of x
         if (parts > blocks()) parts = blocks();
         if (parts < 1) parts = 1;
         return {at_once, parts, (panels_of(outputs) + at_once - 1) / at_once * parts};
     }
 
-    // The last block's, which has a row more than others if they do not all have as many. Tiles are set up for this
-    // number of rows of each block: one that the next block has takes less time than other tiles.
+    // The last block's number of rows: if blocks differ, it has one row more than others. Tiles are set up for this
+    // number for every block: to compute a row too many (the next block's) takes less time than another set-up.
     int64_t most_rows_of_a_block() const { return (rows + blocks() - 1) / blocks(); }
 
     // Blocks of rows have about the same size, so that none is much slower than the others.

@@ -1,7 +1,7 @@
 // The products of add_lora: of some rows of x with A (shrink), and of the results with B (expand).
 //
-// One row reads each matrix once, in order, at the speed of the memory (PU-04); of several rows, a few share each number
-// that is read. Both add a row's numbers in one order and round them alike.
+// One row reads each matrix once, in order, at the speed of the memory (PU-04); with several rows, a few share each
+// number that is read. Both add a row's numbers in one order and round them alike.
 #pragma once
 
 #include "products.h"
@@ -15,28 +15,28 @@ template <typename T> struct Rows {
 };
 
 constexpr int ROWS_AT_ONCE = LANES == 16 ? 4 : 2;
-constexpr int RANKS_AT_ONCE = 4;    // of several rows
-constexpr int ROWS_IN_BLOCK = 32;   // of a piece
+constexpr int RANKS_AT_ONCE = 4;    // with several rows
+constexpr int ROWS_IN_BLOCK = 32;   // rows of a piece
 constexpr int MOST_RANK = 512;
-constexpr int64_t AHEAD = 8192;     // bytes from what is read to what is prefetched
+constexpr int64_t AHEAD = 8192;     // bytes from the read to the prefetch
 constexpr int64_t STRIP = 1024;     // bytes that are prefetched from one place
 constexpr int64_t AHEAD_OF_COLUMNS = 512;
 
 constexpr int COLUMNS_AT_ONCE = 2;  // Pairs
-constexpr int64_t MOST_SUMS = 8192;  // 32 KiB: they stay in the first cache
+constexpr int64_t MOST_SUMS = 8192;  // 32 KiB: they stay in the L1 cache
 
-// Where lines lie that are prefetched together.
+// The lines that are prefetched together.
 struct Lines {
     const uint8_t *first;
     int64_t apart;  // bytes from one to the next
 };
 
-// What is read in order, ROWS rows at once, and what is read after it: prefetches AHEAD bytes before they are read.
+// Data that is read in order, ROWS rows at once, and then the next data: prefetches AHEAD bytes ahead.
 template <int ROWS> struct Stream {
     const uint8_t *from;
-    int64_t steps, width, stride;  // of ROWS rows each; the last two in bytes of one row
-    const uint8_t *next;           // null: nobody knows
-    // What is read AHEAD bytes after the byte `at` of the first of these rows, counted over all steps.
+    int64_t steps, width, stride;  // of ROWS rows each; width and stride in bytes of one row
+    const uint8_t *next;           // null: unknown
+    // The lines AHEAD bytes after the byte `at` of the first row, counted over all steps.
     INLINE Lines ahead(int64_t at) const {
         constexpr int64_t SHARE = AHEAD / ROWS;
         at += SHARE;
@@ -45,8 +45,8 @@ template <int ROWS> struct Stream {
     }
 };
 
-// Calls with(i, Whole) for each Pair of `count` numbers, and prefetches what follows; and with(i, how many) for those that
-// are left. They begin at the byte `at` of the stream.
+// Calls with(i, Whole) for each Pair of `count` numbers, and prefetches ahead; and with(i, rest) for the rest. The
+// numbers begin at the byte `at` of the stream.
 template <typename T, int ROWS, typename F>
 INLINE void in_strips(const Stream<ROWS> &stream, int64_t at, int64_t count, const F &with) {
     constexpr int64_t NUMBERS = STRIP / (int64_t)sizeof(T), BYTES = PAIR * sizeof(T);
@@ -64,8 +64,8 @@ INLINE void in_strips(const Stream<ROWS> &stream, int64_t at, int64_t count, con
 
 // -- shrink ----------------------------------------------------------------------------------------------------------
 
-// One row of x with one row of A, added up as products() does: what is left is the sum of all lanes. Additions to the sum
-// wait for each other, and a CPU begins the next rows of A meanwhile; several at once would be read out of order.
+// One row of x with one row of A, added up like products(): the sum of the lanes is still to do. Additions to the sum
+// wait for each other, and a CPU begins the next rows of A meanwhile; several rows at once would break the read order.
 template <typename T>
 INLINE floats product(const T *x, const T *a, int64_t inputs, const Stream<1> &stream, int64_t at) {
     floats sum_of = {};
@@ -75,7 +75,7 @@ INLINE floats product(const T *x, const T *a, int64_t inputs, const Stream<1> &s
     return sum_of;
 }
 
-// R rows of x with K rows of A. `next`: the rows of A that follow; null if they have been read.
+// R rows of x with K rows of A. `next`: the following rows of A; null if they were already read.
 template <int R, int K, typename T>
 INLINE void products(Rows<const T> x, const T *a, int64_t inputs, float *into, int64_t rank, const T *next) {
     floats sums_of[R][K] = {};
@@ -132,7 +132,7 @@ void shrink(Rows<const T> x, int64_t rows, const T *a, int64_t inputs, float *in
 
 // -- expand ----------------------------------------------------------------------------------------------------------
 
-// Adds R rows of products · B to C Pairs of columns; a row has `steps` factors. `cold`: nobody has read these columns
+// Adds R rows of products · B to C Pairs of columns; a row has `steps` factors. `cold`: these columns were not read
 // yet.
 template <int R, int C, typename T, typename Count>
 INLINE void add_columns(Rows<T> y, const typename Steps<T>::Factor *factors, int64_t steps, const T *b,
@@ -156,7 +156,7 @@ INLINE void add_columns(Rows<T> y, const typename Steps<T>::Factor *factors, int
         }
 }
 
-// Columns [from, to) of R rows. `to` is the end of the row, or a multiple of PAIR away from `from`.
+// Adds columns [from, to) of R rows. `to` is the end of the row, or a multiple of PAIR away from `from`.
 template <int R, typename T>
 INLINE void add_rows(Rows<T> y, const typename Steps<T>::Factor *factors, int64_t steps, const T *b, int64_t outputs,
                      int64_t from, int64_t to, bool cold) {
@@ -168,7 +168,7 @@ INLINE void add_rows(Rows<T> y, const typename Steps<T>::Factor *factors, int64_
     });
 }
 
-// Adds the share of one step of ranks to the sums of `count` columns; the first one begins them, the last one adds them
+// Adds one step of ranks to the sums of `count` columns. The first step initializes the sums, the last one adds them
 // to y.
 template <bool FIRST, bool LAST, typename T>
 INLINE void add_step(T *y, float *sums_of, typename Steps<T>::Factor factor, const T *b, int64_t outputs, int64_t count,
@@ -183,7 +183,7 @@ INLINE void add_step(T *y, float *sums_of, typename Steps<T>::Factor factor, con
     });
 }
 
-// Columns [from, to) of one row, as add_rows() adds them. B is read in order: that is up to a third faster than all
+// Adds columns [from, to) of one row, like add_rows(). B is read in order: that is up to a third faster than all
 // ranks of a few columns.
 template <typename T>
 INLINE void add_row(T *y, const float *products, int64_t rank, const T *b, int64_t outputs, int64_t from, int64_t to,
@@ -208,7 +208,7 @@ INLINE void add_row(T *y, const float *products, int64_t rank, const T *b, int64
     }
 }
 
-// Rows of a piece that has several.
+// Adds to the rows of a piece that has several.
 template <typename T>
 void expand(Rows<T> y, int64_t rows, const float *products, int64_t rank, const T *b, int64_t outputs, int64_t from,
             int64_t to) {

@@ -11,7 +11,7 @@ constexpr int PAGES_IN_BLOCK = 8;
 constexpr int KEYS_IN_BLOCK = PAGE * PAGES_IN_BLOCK;
 constexpr int VECTORS_OF_PAGE = PAGE / LANES;
 
-// 32-bit parts of a row: numbers, or pairs of bfloats where an instruction multiplies them.
+// 32-bit parts of a row: numbers, or pairs of bfloats if an instruction multiplies pairs.
 template <typename T> struct Parts {
     static constexpr int VECTORS = 2;  // of a Pair
     template <typename Count> static INLINE void load(const T *from, Count count, words *into) {
@@ -37,7 +37,7 @@ template <> struct Parts<bfloat> {
 };
 #endif
 
-// The keys of a page, part by part: all tokens of a part lie together.
+// Transposes the keys of a page: the tokens of each part become contiguous.
 template <typename T> INLINE void transpose_page(const T *keys, int64_t width, uint32_t *into) {
     constexpr int VECTORS = Parts<T>::VECTORS;
     by_pairs(width, [&](int64_t i, auto count) {
@@ -58,7 +58,7 @@ template <typename T> INLINE void transpose_page(const T *keys, int64_t width, u
     });
 }
 
-// Scores of R queries with a page; `parts` of a query, and keys as transpose_page leaves them.
+// Scores of R queries with a page; a query has `parts` parts, and the keys are transpose_page's.
 template <int R, typename T>
 INLINE void scores_of_page(const uint32_t *queries, int64_t parts, const uint32_t *keys, float *into) {
     floats sums_of[R][VECTORS_OF_PAGE] = {};
@@ -73,7 +73,7 @@ INLINE void scores_of_page(const uint32_t *queries, int64_t parts, const uint32_
         for (int v = 0; v < VECTORS_OF_PAGE; ++v) store_floats(into + r * KEYS_IN_BLOCK + v * LANES, sums_of[r][v]);
 }
 
-// The same for few queries, for which it does not pay to transpose the keys.
+// Like scores_of_page, for queries too few to make a transposition worthwhile.
 template <int R, typename T>
 INLINE void scores_of_few(const T *const *queries, const T *keys, int64_t width, float *into) {
     constexpr int TOKENS = LANES / R;
@@ -95,7 +95,7 @@ INLINE void scores_of_few(const T *const *queries, const T *keys, int64_t width,
     }
 }
 
-// Adds to C Pairs of columns of R queries, from the `first` column on, the values of a block, by their weights.
+// Adds a block's weighted values to C Pairs of columns of R queries, from the `first` column on.
 template <int R, int C, typename T, typename Count>
 INLINE void add_values(float *into, int64_t padded, const typename Steps<T>::Factor *weights, const T *const *values,
                        int pages, int64_t width, int64_t first, Count count) {

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr auto LOOKS = std::chrono::microseconds(50);  // for so long a thread looks before it sleeps
+constexpr auto LOOKS = std::chrono::microseconds(50);  // how long a thread spins before it sleeps
 constexpr int LOOKS_PER_CLOCK = 32;
 
 void relax() {
@@ -30,7 +30,7 @@ void relax() {
 #endif
 }
 
-// Whether the condition came true while this thread looked.
+// Spins for a while → true if the condition came true.
 template <typename Condition> bool looked(const Condition &condition) {
     for (auto end = Clock::now() + LOOKS; Clock::now() < end;)
         for (int i = 0; i < LOOKS_PER_CLOCK; ++i) {
@@ -42,7 +42,7 @@ template <typename Condition> bool looked(const Condition &condition) {
 
 double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
-// Threads that sleep until a condition holds. Who makes it true calls wake(), which costs nothing while nobody sleeps.
+// Threads that sleep until a condition holds. The thread that makes it true calls wake(), which is free if none sleeps.
 class Sleepers {
   public:
     template <typename Condition> void sleep_until(const Condition &condition) {
@@ -53,7 +53,7 @@ class Sleepers {
     }
     void wake() {
         if (!count_) return;
-        { std::lock_guard<std::mutex> lock(mutex_); }  // whoever is about to sleep sleeps now, or has seen the change
+        { std::lock_guard<std::mutex> lock(mutex_); }  // a thread about to sleep now sleeps, or has seen the change
         changed_.notify_all();
     }
 
@@ -84,11 +84,11 @@ struct Job {
     std::vector<Part> parts;
     std::vector<Stage> stages;
     int64_t threads = 0;
-    std::vector<std::atomic<int64_t>> taken;  // [threads][parts] of each thread's share, how many have been taken
+    std::vector<std::atomic<int64_t>> taken;  // [threads][parts] how many units of each share were taken
     std::vector<Count> done;                  // units of each stage
     Sleepers sleepers;
     std::atomic<bool> failed{false};
-    std::exception_ptr failure;  // of the first unit that failed; to be read when all are done
+    std::exception_ptr failure;  // of the first unit that failed; read it when all are done
 
     void begin(int64_t most_threads) {
         threads = most_threads;
@@ -96,7 +96,7 @@ struct Job {
         done = std::vector<Count>(stages.size());
     }
 
-    // What is left of a thread's share of a part.
+    // Computes the rest of a thread's share of a part.
     int64_t compute(size_t number, int64_t thread) {
         const Part &part = parts[number];
         const int64_t first = part.units * thread / threads, count = part.units * (thread + 1) / threads - first;
@@ -111,8 +111,8 @@ struct Job {
         return computed;
     }
 
-    // What a unit throws is kept for the caller, whoever computes it. Units that come after it count as done: everybody
-    // goes on to the end, and nobody waits for them.
+    // An exception of a unit is kept for the caller, on any thread. Later units count as done: all threads go on to the
+    // end, and none waits for them.
     void compute_unit(const Part &part, int64_t number) {
         if (failed.load(std::memory_order_relaxed)) return;
         try {
@@ -122,7 +122,7 @@ struct Job {
         }
     }
 
-    // All stages, by one of the threads.
+    // Computes all stages, on one of the threads.
     void work(int64_t thread, double *seconds) {
         double began = seconds ? now() : 0;
         for (size_t s = 0; s < stages.size(); ++s) {
@@ -149,10 +149,10 @@ struct Job {
 
 namespace {
 
-// The threads that help whoever calls the library. They never end: they sleep while there is no job.
+// The threads that help the library's callers. They never end: they sleep while there is no job.
 class Helpers {
   public:
-    // Those that sleep begin to look for a job: one comes soon.
+    // Wakes sleeping helpers to spin for a job, which comes soon.
     void rouse(int64_t count) {
         {
             std::lock_guard<std::mutex> lock(mutex_);
@@ -187,7 +187,7 @@ class Helpers {
                 std::thread([this, number = hired_ + 1] { help(number); }).detach();
                 ++hired_;
             }
-        } catch (const std::exception &) {  // the machine gives no more: the others compute everything
+        } catch (const std::exception &) {  // no more threads available: the others compute everything
         }
 #if defined(__unix__) || defined(__APPLE__)
         if (blocked) pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -217,8 +217,8 @@ class Helpers {
 
 std::atomic<Helpers *> the_helpers{nullptr};
 
-// A process that forks gives its child none of its helpers, only what they left behind: counts of threads that sleep, a
-// mutex that one may hold. The child begins anew.
+// A forked child gets none of its parent's helpers, only their state: counts of sleeping threads, a mutex that one may
+// hold. The child starts with new helpers.
 void forget_helpers() { the_helpers = nullptr; }
 
 Helpers &helpers() {

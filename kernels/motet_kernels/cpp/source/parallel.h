@@ -1,11 +1,11 @@
-// Work in stages, on threads of the library's own.
+// Work in stages, on the library's own threads.
 //
 // A stage has units, which threads compute in any order; the next stage begins when all are done. Each thread begins
-// with its share of the units, neighbours one after the other, and then takes those that others have not begun. So
-// nobody waits for a thread that does not run because the machine is busy, only for units that were begun: whoever runs
-// computes everything. Who computes a unit makes no difference to its result.
+// with its share of the units, in order, and then takes units that others have not begun. So no thread waits for one
+// that the busy machine does not run, except for a unit that it has begun: the running threads compute everything. The
+// thread that computes a unit makes no difference to its result.
 //
-// A thread that waits looks for some microseconds and then sleeps: one that spins would take a core from the others.
+// A waiting thread spins for some microseconds and then sleeps: longer spinning would take a core from the others.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct Job;
 
 class Stages {
   public:
-    // `seconds`: gets what each kind of stage takes; null: no clock is read.
+    // `seconds`: gets the time of each kind of stage; null: no clock is read.
     explicit Stages(int64_t threads, double *seconds = nullptr);
     ~Stages();
 
     int64_t threads() const { return threads_; }
 
-    // Adds to the stage: unit(i) for each i below `units`. A thread alone computes them at once.
+    // Adds unit(i) for each i below `units` to the stage. A single thread computes them at once.
     template <typename Unit> void add(int64_t units, Unit unit) {
         if (threads_ > 1) {
             if (units > 0) add_part(units, std::move(unit));
@@ -32,11 +32,11 @@ class Stages {
         }
     }
 
-    // Ends the stage. `kind`: where its time is added.
+    // Ends the stage. `kind`: the index in `seconds` for its time.
     void end_stage(int kind = 0);
 
-    // Computes all stages. All units are done when it returns. If one throws, this throws it, whoever computed it, and
-    // those after it may not be computed.
+    // Computes all stages. All units are done when it returns. If a unit throws, on any thread, this throws the same
+    // exception, and later units may not be computed.
     void run();
 
   private:
@@ -48,7 +48,7 @@ class Stages {
     std::shared_ptr<Job> job_;
 };
 
-// One stage.
+// Computes one stage.
 template <typename Unit> void in_parallel(int64_t threads, int64_t units, const Unit &unit) {
     if (threads > units) threads = units;
     Stages stages(threads);

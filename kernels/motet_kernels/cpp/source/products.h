@@ -1,9 +1,9 @@
-// What the kernels have in common: products of several rows with a matrix that is used row by row.
+// The kernels' common products: of several rows with a matrix that is used row by row.
 #pragma once
 
 #include "vectors.h"
 
-constexpr int64_t LINE = 64;  // bytes that come from memory together
+constexpr int64_t LINE = 64;  // bytes of a cache line
 
 template <typename T> INLINE const uint8_t *bytes_of(const T *from) { return reinterpret_cast<const uint8_t *>(from); }
 INLINE int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
@@ -15,7 +15,7 @@ template <typename With> void with_type(int64_t type, const With &with) {
     if (type == 2) with(half{});
 }
 
-// Calls `work` with a number of rows that the compiler knows: R, or as many as are left.
+// Calls `work` with a number of rows that the compiler knows: the smaller one of R and `left`.
 template <int R, typename Work> INLINE void with_rows(int64_t left, const Work &work) {
     if constexpr (R > 1) {
         if (left < R) return with_rows<R - 1>(left, work);
@@ -23,15 +23,15 @@ template <int R, typename Work> INLINE void with_rows(int64_t left, const Work &
     work(std::integral_constant<int, R>{});
 }
 
-// How several rows are multiplied with a matrix B, which is used row by row: STEP of its rows at once, each by a factor.
-// add_lora's rows of B are ranks, attention's are the values of tokens.
+// How several rows are multiplied with a matrix B: STEP rows of B at once, each times its factor. add_lora's rows of B
+// are ranks, attention's are the values of tokens.
 template <typename T> struct Steps {
     using Factor = float;
     using Columns = Pair;
     static constexpr int STEP = 1;
     // `buffer` has room for `count` numbers and a Pair.
     static const float *factors(const float *numbers, int64_t, Factor *) { return numbers; }
-    // Of a whole Pair, or of fewer.
+    // A Pair of columns, or fewer.
     template <typename Count> static INLINE Columns columns(const T *b, int64_t, Count count) { return load(b, count); }
     static INLINE void add(Pair &sum, Columns b, Factor factor) {
         sum.a += b.a * factor;
@@ -40,7 +40,7 @@ template <typename T> struct Steps {
 };
 
 #if defined(__AVX512BF16__)
-// Two rows by one instruction, which takes the factors rounded to bfloat; it adds in fp32.
+// One instruction multiplies two rows, with the factors rounded to bfloat, and adds in fp32.
 template <> struct Steps<bfloat> {
     using Factor = uint32_t;
     using Columns = Pair;

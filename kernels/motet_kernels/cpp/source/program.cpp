@@ -1,9 +1,9 @@
 // The forward pass of any decoder over all rows of an iteration, in one call (PU-21, OR-05, OR-17): a list of steps that
 // was recorded from the model's own modules.
 //
-// Between its linears and its attention, a decoder does the same to each row, alone. So the instructions between two of
-// them are one stage: a thread takes a few rows through all of these instructions, and what no other stage reads stays
-// in its cache.
+// Between its linears and its attention, a decoder does the same to each row separately. So the instructions between
+// two of them are one stage: a thread takes a few rows through all of these instructions, and numbers that no other
+// stage reads stay in its cache.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -64,9 +64,9 @@ void carry_out(const Instruction &what, const Row &row, const AttentionRows &att
 
 constexpr int64_t ROWS_OF_A_BLOCK = 4;
 
-// Neighbouring rows with one adapter, or without.
+// Neighbouring rows with the same adapter, or all without one.
 struct Block {
-    int64_t row, rows, piece;  // the last one: of LoraRows, or -1
+    int64_t row, rows, piece;  // piece: LoraRows' number, or -1
 };
 
 char *scratch_of_thread(int64_t bytes) {
@@ -83,7 +83,7 @@ template <typename T> class Pass {
         cut_rows();
     }
 
-    // Whether every row that was looked up was there.
+    // False if a look-up was out of range.
     bool run() {
         LoraGroup group;
         for (int64_t number = 0; number < program_.stages; ++number) {
@@ -125,10 +125,10 @@ template <typename T> class Pass {
         return {static_cast<T *>(there.data) + offset, there.row / (int64_t)sizeof(T)};
     }
 
-    // With so few rows, threads share out the columns.
+    // True with too few rows: then threads share the columns.
     bool expands_apart() const { return (int64_t)blocks_.size() < stages_.threads(); }
 
-    // What the adapters add to their results later.
+    // Adds linears to the stages → the linears whose LoRA results are added later.
     LoraGroup linears(const Stage &stage) {
         LoraGroup group;
         std::vector<LinearCall<T>> calls;
@@ -155,7 +155,7 @@ template <typename T> class Pass {
         return group;
     }
 
-    // What these adapters read later, while the linears multiply: each linear prefetches its share.
+    // Prefetches what these adapters read later, while the linears multiply: each linear has its share.
     void prefetch(const LoraGroup &group, std::vector<LinearCall<T>> &calls) {
         if (!program_.prefetches || calls[0].blocks() < 2) return;
         const int64_t first = (int64_t)later_.size();
@@ -171,7 +171,7 @@ template <typename T> class Pass {
         }
     }
 
-    // Adds B of the adapters first.
+    // Adds the products with the adapters' B first.
     void rows(const Stage &stage, const LoraGroup &group) {
         const bool expands = group.count && !expands_apart();
         stages_.add((int64_t)blocks_.size(), [this, &stage, group, expands](int64_t unit) {
@@ -227,14 +227,14 @@ template <typename T> class Pass {
 
 extern "C" {
 
-// 0 if a token or position is not one of the model's: then the results mean nothing.
+// 0 if a token or position is out of the model's range: then the results are meaningless.
 int64_t motet_program_pass(const Program *program, const Call *call) {
     return answer_of([&] {
         return program->type == FLOAT ? Pass<float>(*program, *call).run() : Pass<bfloat>(*program, *call).run();
     });
 }
 
-// What a pass chooses, of any rows that lie together.
+// The choice of a pass, for any contiguous rows.
 void motet_largest(int64_t type, const void *logits, int64_t rows, int64_t vocabulary, int64_t *chosen) {
     for (int64_t row = 0; row < rows; ++row)
         chosen[row] = type == FLOAT

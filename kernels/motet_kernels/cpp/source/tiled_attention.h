@@ -1,8 +1,8 @@
 // Attention of many queries to the same keys, by tiles (AMX), for bfloats.
 //
-// A tile of scores has the tokens of a page as rows and 16 queries as columns: keys are multiplied as they lie in their
-// page, and whatever belongs to a query stays in one lane. Weights come out in pairs of tokens, as tiles want the second
-// factor of a product. Only values have to be transposed. A query's results do not depend on those beside it.
+// A tile of scores has the tokens of a page as rows and 16 queries as columns: keys are multiplied in their page's
+// layout, and all numbers of a query stay in one lane. Weights come out in pairs of tokens, as tiles need the second
+// factor of a product. Only values must be transposed. A query's results do not depend on the other queries.
 #pragma once
 
 #include <vector>
@@ -16,10 +16,10 @@
 class TiledAttention {
   public:
     static constexpr int PAGES = 16;          // of a block of keys
-    static constexpr int LEAST_QUERIES = 9;   // for fewer, vectors take less time
+    static constexpr int LEAST_QUERIES = 9;   // for fewer, vectors are faster
     static constexpr int QUERIES_IN_UNIT = 256;
 
-    // `queries(i)`: where query i begins, of `count`; each has `group` heads at each position, from `first_position` on.
+    // `queries(i)`: where query i of `count` begins; each position from `first_position` on has `group` of them.
     template <typename Queries>
     void begin(int64_t count, int64_t width, int64_t group, int64_t first_position, const Queries &queries,
                const AttentionOptions &options) {
@@ -45,7 +45,7 @@ class TiledAttention {
         tiles::set_up(2 * tiles::ROWS);
     }
 
-    // A block of up to PAGES pages, of which the first has the token `first_token`.
+    // Adds a block of up to PAGES pages; the first page begins with the token `first_token`.
     void add(const bfloat *const *keys, const bfloat *const *values, int64_t pages, int64_t first_token) {
         const int64_t columns = (count_ + LANES - 1) / LANES;
         pack_keys(keys, pages);
@@ -62,7 +62,7 @@ class TiledAttention {
         }
     }
 
-    // `out(i)`: where the result of query i goes.
+    // `out(i)`: the address for the result of query i.
     template <typename Out> void finish(const Out &out) {
         for (int64_t column = 0; column * LANES < count_; ++column) {
             const floats share = 1.0f / totals_[column];
@@ -88,8 +88,8 @@ class TiledAttention {
 
   private:
     static constexpr int PAGE = tiles::ROWS, TOKENS = PAGES * PAGE;
-    static constexpr float NOTHING_YET = -1e38f;  // finite: the difference of two such is a number
-    static constexpr float LOG_OF_E = 1.44269504f;  // by the logarithm of 2
+    static constexpr float NOTHING_YET = -1e38f;  // finite: its difference to itself is no NaN
+    static constexpr float LOG_OF_E = 1.44269504f;  // to base 2
     static_assert(PAGES % 2 == 0 && LANES == 16 && PAIR == tiles::INPUTS);
 
     struct alignas(64) Tile {
@@ -124,7 +124,7 @@ class TiledAttention {
         return options_.window && position >= options_.window ? position - options_.window + 1 : 0;
     }
 
-    // PAIR numbers of a row of `width_`; zeros after its end.
+    // PAIR numbers of a row of `width_`; zeros beyond its end.
     words numbers(const bfloat *row, int64_t step) const {
         const int64_t left = width_ - step * PAIR;
         return (left >= PAIR ? load_raw(row + step * PAIR) : load_raw(row + step * PAIR, (int)left)).value;
@@ -134,7 +134,7 @@ class TiledAttention {
         memcpy(into.lines, block, sizeof into.lines);
     }
 
-    // Where tiles would read beyond the end of a row, it is copied.
+    // Rows are copied if tiles would read beyond their end.
     void pack_keys(const bfloat *const *keys, int64_t pages) {
         for (int64_t page = 0; page < pages; ++page) {
             keys_at_[page] = reinterpret_cast<const uint8_t *>(keys[page]);
@@ -148,7 +148,7 @@ class TiledAttention {
     }
 
     // For each two pages and PAIR columns a tile of the even columns, and one of the odd columns: a line is a column of
-    // all tokens. Tokens of a page that is missing are zeros.
+    // all tokens. A missing page's tokens are zeros.
     void pack_values(const bfloat *const *values, int64_t pages) {
         for (int64_t page = 0; page < pages; page += 2)
             for (int64_t step = 0; step < steps_; ++step) {
@@ -191,7 +191,7 @@ class TiledAttention {
         }
     }
 
-    // Turns scores of 16 queries into weights, and brings what they have so far to the same largest scores.
+    // Turns scores of 16 queries into weights, and rescales their sums so far to the new largest scores.
     void weigh(int64_t column, Scores &scores, Weights &weights, int64_t pages, int64_t first_token) {
         const int64_t tokens = pages * PAGE;
         const bool seen_by_all = first_token + tokens - 1 <= position(column, 0) &&
@@ -226,7 +226,7 @@ class TiledAttention {
         totals_[column] += added[0] + added[1];
     }
 
-    // Scales and caps scores, and hides those of tokens that a query does not attend to.
+    // Scales and caps scores, and masks tokens that a query does not attend to.
     void finish_scores(int64_t column, Scores &scores, int64_t tokens, int64_t first_token) const {
         ints newest, oldest;
         for (int lane = 0; lane < LANES; ++lane) {
@@ -246,11 +246,11 @@ class TiledAttention {
         }
     }
 
-    // Of a number and one that is none: y.
+    // If x or y is NaN: y.
     static INLINE floats maximum(floats x, floats y) { return (floats)_mm512_max_ps((__m512)x, (__m512)y); }
 
-    // 2^x for x <= 0, 1e-4 of it off at most: a weight is rounded to a bfloat, which is off by more. 2^0 is 1. What is no
-    // number stays so.
+    // 2^x for x <= 0, with a relative error up to 1e-4: a weight is rounded to a bfloat, which is less exact. 2^0 is 1.
+    // NaN stays NaN.
     static INLINE floats power_of_two(floats x) {
         const float to_integer = 12582912.0f;  // 1.5 · 2^23: adding it rounds
         const floats whole = (x + to_integer) - to_integer, rest = x - whole;

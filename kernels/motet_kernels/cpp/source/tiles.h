@@ -1,8 +1,8 @@
 // Products of bfloats by AMX: an instruction multiplies 16 rows of x by 32 inputs of 16 columns.
 //
-// A panel of bfloats already lies as these instructions read it: two inputs of a column in a word, the words of half of
-// the columns beside each other, and the next two inputs 2 · PAIR numbers further on. An instruction adds its inputs in
-// an order of its own, which is the same for each row, however many rows a tile has.
+// A panel of bfloats has the layout that these instructions read: two inputs of a column in a word, the words of half
+// of the columns side by side, and the next two inputs 2 · PAIR numbers further on. An instruction adds its inputs in
+// its own order, which is the same for each row, for any number of rows in a tile.
 #pragma once
 
 #include "vectors.h"
@@ -17,16 +17,16 @@ namespace tiles {
 
 constexpr int ROWS = 16, INPUTS = 32, BYTES = 64;  // of a tile, which is 16 lines of 64 bytes
 
-// The tiles of a call: sums 0 and 1 of the first rows, for each half of a panel's columns, 2 and 3 of the rows after
-// them; x 4 and 5; W 6 and 7. A line of W is two inputs of 16 columns.
+// Tiles by number: 0, 1: sums of the first 16 rows, one per half of a panel's columns; 2, 3: of the next 16; 4, 5: x;
+// 6, 7: W. A line of W is two inputs of 16 columns.
 struct alignas(64) Shapes {
     uint8_t palette = 1, first_line = 0, unused[14] = {};
     uint16_t bytes[16] = {};
     uint8_t lines[16] = {};
 };
 
-// How many rows the tiles of this thread are set up for. Others set up their own on the thread that calls us (torch
-// does), so it is forgotten when a call begins.
+// How many rows the tiles of this thread are set up for. Others (torch) set up their own tiles on the calling thread,
+// so each call begins with forget().
 inline thread_local int set_up_for = 0;
 INLINE void forget() { set_up_for = 0; }
 
@@ -45,12 +45,12 @@ inline void set_up(int rows) {
     }
     shape(4, first);
     shape(5, second);
-    // Not the compiler's own function: with some compilers it reads only 8 bytes of what was stored.
+    // Not the compiler's own function: with some compilers it reads only 8 of the stored bytes.
     asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
     set_up_for = rows;
 }
 
-// Lines that a tile reads, for sanitizers: they do not look into our instructions.
+// Reads a tile's lines so that sanitizers see it: our assembly hides it.
 INLINE void show([[maybe_unused]] const void *from, [[maybe_unused]] int64_t stride, [[maybe_unused]] int lines) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     for (int i = 0; i < lines; ++i) {
@@ -68,12 +68,12 @@ INLINE void show([[maybe_unused]] const void *from, [[maybe_unused]] int64_t str
 #define MOTET_TILE_CLEAR(TILE) asm volatile("tilezero %%tmm" #TILE ::)
 #define MOTET_TILE_ADD(SUM, X, W) asm volatile("tdpbf16ps %%tmm" #W ", %%tmm" #X ", %%tmm" #SUM ::)
 
-// Sums of some rows and of one panel's columns, as they lie in Pairs.
+// Sums of some rows and of one panel's columns, in the layout of Pairs.
 struct Sums {
     alignas(64) float of[2 * ROWS][2][LANES];
 };
 
-// 32 inputs more of `rows` rows. `x`, `w`: their first number; strides in bytes.
+// Adds 32 inputs of `rows` rows. `x`, `w`: their first number; strides in bytes.
 template <bool TWO> INLINE void add(const bfloat *x, int64_t x_stride, int rows, const bfloat *w, int64_t w_stride) {
     show(x, x_stride, rows);
     show(w, w_stride, INPUTS / 2);
@@ -90,7 +90,7 @@ template <bool TWO> INLINE void add(const bfloat *x, int64_t x_stride, int rows,
     }
 }
 
-// Up to 32 rows of x by one panel. `before(pairs)` is called before each `pairs` pairs of inputs are read.
+// Up to 32 rows of x by one panel. `before(n)` is called before the next n pairs of inputs are read.
 template <bool TWO, typename Before>
 INLINE void multiply(const bfloat *x, int64_t x_stride, int rows, int64_t inputs, const bfloat *panel, Sums &sums,
                      Before before) {
@@ -106,7 +106,7 @@ INLINE void multiply(const bfloat *x, int64_t x_stride, int rows, int64_t inputs
         before(INPUTS / 2);
         add<TWO>(x + i, x_stride, rows, panel + i * PAIR, w_stride);
     }
-    if (const int64_t left = inputs - whole) {  // the rest, with zeros after it
+    if (const int64_t left = inputs - whole) {  // the rest, padded with zeros
         bfloat last_x[2 * ROWS][INPUTS] = {}, last_w[INPUTS / 2][2 * PAIR] = {};
         for (int r = 0; r < rows; ++r)
             memcpy(last_x[r], x + r * x_stride / (int64_t)sizeof(bfloat) + whole, left * sizeof(bfloat));
@@ -122,17 +122,17 @@ INLINE void multiply(const bfloat *x, int64_t x_stride, int rows, int64_t inputs
     }
 }
 
-// Products of whole tiles: of one or two of x, and of those that follow them in each step, by one or two of W. Those of W
-// and sums lie line after line. The second ones may be null.
+// Products of one or two whole tiles of x by one or two of W; each step takes the next tiles. Tiles of W and of sums
+// are contiguous. x[1] and w[1] may be null.
 struct WholeTiles {
     const uint8_t *x[2];
     int64_t x_stride, x_step;  // bytes from a line to the next, and from a tile to the next
     const uint8_t *w[2];
-    uint8_t *sums[2][2];  // of x and of W
+    uint8_t *sums[2][2];  // [of x][of W]
 };
 constexpr int TILE_BYTES = ROWS * BYTES;
 
-// For `steps` steps, on a thread whose tiles are set up for 2 · ROWS rows. `MORE`: adds to the sums that are there.
+// For `steps` steps, on a thread whose tiles are set up for 2 · ROWS rows. `MORE`: adds to the existing sums.
 template <bool MORE> inline void multiply(const WholeTiles &of, int64_t steps) {
     const bool two_x = of.x[1], two_w = of.w[1], four = two_x && two_w;
     for (int i = 0; i < 2; ++i)

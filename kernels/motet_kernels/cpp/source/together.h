@@ -1,15 +1,15 @@
-// Several instructions in one, as motet_kernels/cpp/peepholes brings them together. Each rounds where those rounded, and
-// adds up in their order: so its results have their bits. All its numbers are of one type and lie together.
+// Fused instructions, see motet_kernels/cpp/peepholes. Each rounds where the separate ones round, and adds in their
+// order: so its results have their bits. All its numbers have one type and are contiguous.
 #pragma once
 
 #include "instructions.h"
 
 namespace {
 
-// As if it had been stored as a T and read again.
+// Rounds as if it had been stored as a T and read again.
 template <typename T> INLINE floats stored(floats value) { return as_floats(rounded(value) << 16); }
 template <> INLINE floats stored<float>(floats value) {
-    // Otherwise the compiler makes one instruction of a product and a sum, which rounds once.
+    // Otherwise the compiler fuses a product and a sum into one instruction, which rounds once.
 #if defined(__x86_64__) || defined(__i386__)
     asm("" : "+v"(value));
 #elif defined(__aarch64__)
@@ -32,7 +32,7 @@ INLINE void put(float *to, floats value) { store_floats(to, value); }
 INLINE void put(bfloat *to, floats value) { narrowed(reinterpret_cast<char *>(to), value); }
 
 // Calls with(place, read, write) for each Pair of a run, and then for each vector; the last one may have fewer numbers.
-// The numbers of a Pair lie in an order of their type: where types differ, there are no PAIRS.
+// The order of a Pair's numbers depends on the type: if types differ, there are no PAIRS.
 template <bool PAIRS = true, typename F> INLINE void by_vectors(int64_t count, const F &with) {
     int64_t i = 0;
     for (; PAIRS && i + PAIR <= count; i += PAIR)
@@ -54,7 +54,7 @@ template <bool PAIRS = true, typename F> INLINE void by_vectors(int64_t count, c
     }
 }
 
-// In the order of total().
+// Adds in the order of total().
 template <typename T> INLINE float sum_of_squares(const T *x, int64_t count) {
     floats sums_of[2] = {};
     int64_t i = 0;
@@ -72,7 +72,7 @@ template <typename T> INLINE float sum_of_squares(const T *x, int64_t count) {
     return sum_of;
 }
 
-// out = (x / rms(x)) · weight. The type of the weight is what it is multiplied in.
+// out = (x / rms(x)) · weight. The multiplication is in the type of the weight.
 template <typename T, typename W>
 INLINE void modules_norm(const T *x, const W *weight, int64_t count, double epsilon, T *out) {
     const floats scale = all(inverse_root(sum_of_squares(x, count) / (float)count + (float)epsilon));
@@ -92,7 +92,7 @@ template <typename T> INLINE void add(const T *x, const T *more, int64_t count, 
     by_vectors(count, [&](int64_t i, auto read, auto write) { write(out + i, read(x + i) + read(more + i)); });
 }
 
-// Turns each number of the first half with its partner in the second. `out` may be x.
+// Rotates each number of the first half with its partner in the second. `out` may be x.
 template <typename T> INLINE void rotate(const T *x, const T *cosines, const T *sines, int64_t half, T *out) {
     by_vectors(half, [&](int64_t i, auto read, auto write) {
         const auto first = read(x + i), second = read(x + half + i);
@@ -110,7 +110,7 @@ template <typename T> INLINE void silu_times(const T *gate, const T *up, int64_t
     });
 }
 
-// Each head: normed if there is a weight, turned, and put into its page beside its value if these are keys.
+// Norms each head if there is a weight, rotates it, and writes keys and their values into their pages.
 template <typename T> void turn(const Instruction &what, const Row &row, const AttentionRows &attention) {
     const bool norms = what.operation == NORM_AND_ROTATE || what.operation == WRITE_NORMED_ROTATED;
     const bool writes = what.operation == WRITE_ROTATED || what.operation == WRITE_NORMED_ROTATED;

@@ -1,8 +1,8 @@
 // Vectors of floats, by the vector extensions of g++ and clang++: one source for AVX-512, AVX2, NEON and the rest.
 //
 // Elements of a matrix are float, bfloat or half. They are loaded as a Pair, twice LANES numbers, and computed in fp32.
-// The order of the numbers within a Pair depends on the type, and is the same for all Pairs of a type: products of
-// Pairs meet the right partners, and store() puts each number back where load() found it.
+// The order of the numbers within a Pair depends on the type, and is the same for all Pairs of a type: so products of
+// Pairs multiply the right partners, and store() puts each number back where load() found it.
 #pragma once
 
 #include <cstddef>
@@ -62,7 +62,7 @@ INLINE floats load_floats(const float *from) {
 }
 INLINE void store_floats(float *to, floats value) { memcpy(to, &value, sizeof value); }
 
-// -- what is loaded at once: twice LANES elements --------------------------------------------------------------------
+// -- one load: twice LANES elements -----------------------------------------------------------------------------------
 
 INLINE Pair load(const float *from) { return {load_floats(from), load_floats(from + LANES)}; }
 INLINE void store(float *to, Pair value) {
@@ -131,7 +131,7 @@ INLINE void store(half *to, Pair value) {
 
 INLINE Pair operator+(Pair x, Pair y) { return {x.a + y.a, x.b + y.b}; }
 
-// All elements of a Pair, where otherwise a count says how many of the first ones; after those come zeros.
+// Stands for all elements of a Pair, in place of a count of its first elements, after which come zeros.
 struct Whole {};
 
 template <typename T> INLINE Pair load(const T *from, Whole) { return load(from); }
@@ -147,14 +147,14 @@ template <typename T> INLINE void store(T *to, Pair value, int count) {
     memcpy(to, buffer, count * sizeof(T));
 }
 
-// Calls with(i, Whole) for each Pair of `count` elements, and with(i, how many) for those that are left.
+// Calls with(i, Whole) for each Pair of `count` elements, and with(i, rest) for the rest.
 template <typename F> INLINE void by_pairs(int64_t count, const F &with) {
     int64_t i = 0;
     for (; i + PAIR <= count; i += PAIR) with(i, Whole{});
     if (i < count) with(i, (int)(count - i));
 }
 
-// -- products of elements as they lie in memory ----------------------------------------------------------------------
+// -- products of elements in memory order -----------------------------------------------------------------------------
 
 template <typename T> struct Raw {
     Pair value;
@@ -188,10 +188,10 @@ template <typename T> INLINE Raw<T> load_raw(const T *from, int count) {
 
 // -- sums, maxima, functions -----------------------------------------------------------------------------------------
 
-// Of a number and one that is none: y.
+// If x or y is NaN: y.
 INLINE floats larger(floats x, floats y) { return choose(x > y, x, y); }
 
-// In the order of sums(), below.
+// Adds in the order of sums(), below.
 INLINE float sum(floats value) {
     float numbers[LANES];
     memcpy(numbers, &value, sizeof value);
@@ -213,7 +213,7 @@ INLINE float largest(floats value) {
 #define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, ints{__VA_ARGS__})
 #endif
 
-// In each lane the sum of it and its neighbour `S` lanes away, of x where the lane's bit S is 0, else of y.
+// Each lane gets the sum of itself and the lane `S` away, of x if the lane's bit S is 0, else of y.
 template <int S, size_t... L> INLINE floats sums_of_neighbours(floats x, floats y, std::index_sequence<L...>) {
     floats own = SHUFFLE(x, y, ((int)L & S ? (int)L + LANES : (int)L)...);
     floats other = SHUFFLE(x, y, ((int)L & S ? (int)L - S + LANES : (int)L + S)...);
@@ -232,7 +232,7 @@ INLINE floats sums(floats *vectors) {
     return vectors[0];
 }
 
-// e^x for x <= 0, within two units in the last place; below -87 it is 0. What is no number stays so.
+// e^x for x <= 0, within two units in the last place; below -87 it is 0. NaN stays NaN.
 INLINE floats exponential(floats x) {
     const float to_integer = 12582912.0f;  // 1.5 · 2^23: adding it rounds
     floats bounded = larger(all(-87.0f), x);
@@ -256,5 +256,5 @@ INLINE floats hyperbolic_tangent(floats x) {
     return as_floats(as_words((1.0f - decay) / (1.0f + decay)) | sign);
 }
 
-// Into the second cache. Into the first one alone, past the others (NTA), takes an AMD longer than no prefetch at all.
+// Into the L2 cache. On AMD, a prefetch into L1 alone (NTA) is slower than no prefetch at all.
 INLINE void prefetch(const void *address) { __builtin_prefetch(address, 0, 2); }
