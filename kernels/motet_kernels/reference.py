@@ -15,7 +15,7 @@ def add_lora(
 ) -> torch.Tensor:
     """y[i] + scale · (x[i] · Aᵀ) · Bᵀ for every row i of a segment; other rows stay as they are.
 
-    `matrices` : adapter's name → (lora_A [rank, in], lora_B [out, rank], scale), as PEFT saves them.
+    `matrices`: adapter's name → (lora_A [rank, in], lora_B [out, rank], scale), as PEFT saves them.
     """
     result = y.double().clone()
     for segment in segments:

@@ -62,7 +62,7 @@ class RunStack:
         """Adapter → its place. Places are contiguous."""
         whole: dict[int, int] = {}
         self._blocks: dict[int, Blocks] = {}
-        """Where the Bs of a group begin in a run → their blocks"""
+        """The offset of a group's Bs in a run → their blocks"""
         for begin, size, linear in layout.parts:
             blocks = self.joined.get(linear)
             if blocks is None:
@@ -73,7 +73,7 @@ class RunStack:
         self._parts = {
             begin: room[begin * places : (begin + size) * places].view(places, size) for begin, size in whole.items()
         }
-        """Where a part of a run begins → this part of all runs [places, bytes]"""
+        """The offset of a part in a run → this part of all runs [places, bytes]"""
         self._matrices: dict[int, torch.Tensor] = {}
 
     def group_a(self, group: LinearGroup) -> torch.Tensor:

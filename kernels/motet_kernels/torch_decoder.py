@@ -126,7 +126,6 @@ class TorchDecoder:
 def rotation_table(halves: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of whole heads [positions, head_dim], from those of half a head [positions, 2, head_dim / 2].
 
-
     The sines of the first half are negated: it subtracts the second half.
     """
     cosines, sines = halves.unbind(1)

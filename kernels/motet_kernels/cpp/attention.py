@@ -60,7 +60,7 @@ class PagedAttention:
         return AttentionBatch(description, description.ctypes.data, int(rows.max(initial=0)), (table, sequences))
 
     def follow(self, batch: AttentionBatch, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences, grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
+        """The same sequences have grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
         longest one, with the new ones."""
         table, sequences = batch.kept
         sequences[:, 2] = before

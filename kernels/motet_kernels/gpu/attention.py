@@ -70,7 +70,7 @@ class GpuAttention:
         return batch
 
     def follow(self, batch: GpuAttentionBatch, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences, grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
+        """The same sequences have grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
         longest one, with the new ones."""
         if batch.kept is None:
             raise ValueError("the batch of a graph follows the device's numbers")
@@ -323,7 +323,8 @@ class GpuAttention:
         )
 
     def _compiled_for(self, heads: int) -> dict[str, int]:
-        """The same for all layers of a model. Tensor cores multiply at least 16 rows and columns."""
+        """Compile-time constants, the same for all layers of a model. Tensor cores multiply at least 16 rows and
+        columns."""
         width = max(16, _rounded(self._width))
         return {
             "LAYERS": self._layers,

@@ -54,7 +54,7 @@ class _Call:
     numbers: Sequence[int]
     """The numbers of LINEARS_AT_ONCE linears; 0 beyond the last"""
     outputs: Sequence[int]
-    """Their widths; 0 beyond the last"""
+    """The outputs of these linears; 0 beyond the last"""
     inputs: int
     count: int
 

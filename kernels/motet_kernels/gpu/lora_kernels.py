@@ -35,7 +35,7 @@ PLACES = tl.constexpr(3)
 SCALE_BYTES = tl.constexpr(4)
 
 NOT_SPECIALIZED = ["linears", "linear_0", "linear_1", "linear_2", "fields"]
-"""They differ by layer and model: a kernel must not be compiled again for values that are 1 or divisible by 16."""
+"""These differ by layer and model: a kernel must not be compiled again for values of 1 or divisible by 16."""
 
 
 @triton.jit

@@ -127,7 +127,7 @@ class SequenceEnded:
 
 @dataclass(slots=True)
 class EngineOutputs:
-    """What has happened up to an iteration boundary."""
+    """All outputs and events up to an iteration boundary."""
 
     number: int = 0
     steps: dict[int, bytes] = field(default_factory=dict)

@@ -72,8 +72,8 @@ class StepCosts:
         """How many prompt tokens keep an iteration with `decodes` decodes within the slowdown.
 
         If more sequences wait for their first token than decode, they get proportionally more time: it is better to
-        delay few for many, and long decodes would otherwise keep prompts in small pieces for long.
-        Before the first decode-only iteration, there is no limit.
+        delay few for many, and long decodes would otherwise keep prompts in small pieces for long. Before the first
+        decode-only iteration, there is no limit.
         """
         alone = self._seconds_of(decodes)
         if alone is None or self._slowdown is None or self._seconds_beside <= 0:

@@ -1,7 +1,7 @@
 """Fuses steps of a program into one step (PU-21, OR-17).
 
-Each kind knows one pattern of steps, as the modules of many families compute it, and no family. A fused step gives the
-same bits as the steps that it replaces: it rounds where they round. Steps that match no pattern stay as they are.
+Each kind knows one pattern of steps, which the modules of many families compute; it knows no family. A fused step gives
+the same bits as the steps that it replaces: it rounds where they round. Steps that match no pattern stay as they are.
 """
 
 from collections.abc import Callable, Collection, Sequence

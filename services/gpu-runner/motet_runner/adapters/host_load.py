@@ -15,7 +15,7 @@ from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.weight_reader import WeightReader
 
 PACE_SECONDS = 1.0
-"""How long the thread waits at most for the engine's next iteration before it reads on"""
+"""The longest wait of the thread for the engine's next iteration before it reads on"""
 
 
 class HostLoad:

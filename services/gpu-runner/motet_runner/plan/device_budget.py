@@ -56,7 +56,7 @@ class Reclaimed:
 
 
 class _Arrangement(NamedTuple):
-    """Where everything is after a grant."""
+    """The places of all runs and pages after a grant."""
 
     run: AdapterRun
     starts: Mapping[Digest, int]

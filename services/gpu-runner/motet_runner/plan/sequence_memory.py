@@ -132,8 +132,8 @@ class SequenceMemory:
     # -- shared pages ------------------------------------------------------------------------------------------------
 
     def chain_of(self, new: NewSequence, salt: bytes) -> PageChain | None:
-        """What the pages of a sequence are found by; None if it shares none. `salt`: of its keys; the salt of who may
-        share them is added."""
+        """The digests by which a sequence's pages are found; None if it shares none. `salt`: its keys' salt, added to
+        the request's `prefix_salt`."""
         return PageChain(new.adapter, new.prefix_salt + salt) if self._cache_on and new.prefix_salt else None
 
     def share_cached(self, sequence: Sequence, promise: int) -> None:

@@ -21,7 +21,7 @@ class Opening:
     order: FetchOrder
     secret: "SourceCredentials"
     client: "httpx2.Client"
-    """It connects only to allowed addresses."""
+    """A client that connects only to allowed addresses"""
     on_checked: Callable[[int], None]
     """Called with the bytes of a file that were read again. That is progress, too."""
 

@@ -55,8 +55,8 @@ class Progress:
 
     @property
     def hangs_at(self) -> float:
-        """A waiting call does not hang while one of the running calls does not hang, or the volume has given them
-        something."""
+        """A waiting call hangs only when all running calls hang, and the volume has given nothing for its time
+        limit."""
         if self.began:
             return self._at + (self._volume_seconds if self.reads else self._disk_seconds)
         given = max(self._at, self._volume.progressed_at) + self._volume_seconds

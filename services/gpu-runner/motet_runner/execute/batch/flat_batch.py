@@ -49,7 +49,7 @@ class SequenceAttention(AttentionOverPages, Protocol):
         them, and the sequence's row of the table."""
 
     def follow(self, batch: Any, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences, grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
+        """The same sequences have grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
         longest one, with the new ones."""
 
 

@@ -169,7 +169,7 @@ class _Layout(RowLayout):
         self.groups = [
             _Group(kind, rows, places, link, vocabulary) for kind, places in self.by_kind.items() if kind != GREEDY
         ]
-        """Without the rows that want only their largest logit's token"""
+        """The groups, without rows that want only their largest logit's token"""
         self.adjusted = [group for group in self.groups if group.kind.adjusted]
         for group in self.adjusted:
             group.slots = link.upload(adjustments.slots_of(group.rows))

@@ -1,4 +1,4 @@
-"""Work of a device that is captured once and replayed, on the then contents of the same tensors."""
+"""Work of a device that is captured once and replayed, on the current contents of the same tensors."""
 
 from collections.abc import Callable
 

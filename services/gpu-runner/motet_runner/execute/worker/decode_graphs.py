@@ -69,7 +69,7 @@ class CapturedGraph:
     """The numbers in the table of the rows in `rows`"""
 
     def fill(self, numbers: tuple[int, ...], rows: torch.Tensor) -> None:
-        """`rows` [size] rows as DeviceRows numbers them; `numbers`: the host's numbers of the same rows"""
+        """`rows` [size]: rows as DeviceRows numbers them; `numbers`: the host's numbers of the same rows"""
         self.numbers = ()
         self.rows.copy_(rows)
         self.numbers = numbers

@@ -129,7 +129,7 @@ class RowTrace:
         return Place(view.value, (0, view.shape.stride(0), 1), int(view.shape.storage_offset()))
 
     def together(self, view: View) -> View:
-        """The same numbers in a value of their own, in which each row is contiguous"""
+        """Copies the numbers to a new value in which each row is contiguous, if they are not."""
         whole = self.new(view.shape.shape, view.value.dtype, kept=view.value.kept)
         if view.shape.stride() == whole.shape.stride() and view.value.size == whole.value.size:
             return view
