@@ -201,7 +201,7 @@ def test_a_plan_is_made_smaller_only_while_it_fails_in_the_same_way(monkeypatch)
         ("leases away", lambda system: system.leases.away),
         ("leases garbled", lambda system: system.leases_garbled),
         ("drain", lambda system: "runner-0" in system.objects.draining),
-        ("disk full", lambda system: system._disk("runner-0").full),
+        ("disk full", lambda system: system.disks["runner-0"].full),
         ("engine slows", lambda system: system.runners["runner-0"].engine.slowness > 1),
         ("engine hangs", lambda system: system.runners["runner-0"].engine.hangs),
         ("source away", lambda system: system.sources.away_until["runner-0"] > system.world.now),

@@ -91,7 +91,7 @@ class Client:
         return self.how is EndReason.LENGTH
 
     @property
-    def refused(self) -> bool:
+    def refused_for_room(self) -> bool:
         """It never came into a queue."""
         return isinstance(self.how, PoolSaturated)
 

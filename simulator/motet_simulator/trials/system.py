@@ -256,7 +256,7 @@ class System:
     def _may_wait_beside(self, client: Client) -> int:
         """Requests of other clients that the scheduler may have had in its queue since this one asked."""
         return sum(
-            one is not client and not one.refused and one.over_at + MAX_UNNOTICED_SECONDS > client.asked_at
+            one is not client and not one.refused_for_room and one.over_at + MAX_UNNOTICED_SECONDS > client.asked_at
             for one in self.clients
         )
 
