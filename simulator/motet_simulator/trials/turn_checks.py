@@ -1,5 +1,6 @@
 """What must hold after each turn of a runner: what breaks and heals again before the next look counts, too."""
 
+from motet.domain import RequestId
 from motet_runner.plan.planner import Planner
 
 
@@ -7,7 +8,7 @@ class TurnChecks:
     """They are cheap: there are 20 000 turns in a trial."""
 
     def __init__(self) -> None:
-        self._live: dict[str, set[tuple[str, int]]] = {}
+        self._live: dict[str, set[tuple[RequestId, int]]] = {}
         self._promised: dict[str, int] = {}
 
     def check(self, host: str, planner: Planner) -> None:

@@ -81,7 +81,7 @@ class ProcessLoop(asyncio.BaseEventLoop):
                 handle = ready.popleft()
                 if not handle._cancelled:  # noqa: SLF001
                     handle._run()  # noqa: SLF001
-                if self.dead:  # by what it did
+                if self.is_closed():  # by what it did
                     return
         finally:
             events._set_running_loop(None)  # noqa: SLF001
@@ -152,11 +152,11 @@ class ProcessLoop(asyncio.BaseEventLoop):
 
     def _on_task_done(self, task: "asyncio.Task[Any]") -> None:
         self.tasks.pop(task, None)
-        if task._log_traceback:  # type: ignore[attr-defined]  # noqa: SLF001 - nobody has taken its error yet
+        if task._log_traceback:  # noqa: SLF001 - nobody has taken its error yet
             self.call_later(RETRIEVE_SECONDS, self._object_unless_retrieved, task)
 
     def _object_unless_retrieved(self, task: "asyncio.Task[Any]") -> None:
-        if task._log_traceback:  # type: ignore[attr-defined]  # noqa: SLF001
+        if task._log_traceback:  # noqa: SLF001
             self._failed(f"nobody notices that the task {task.get_name()!r} has failed: {task.exception()!r}")
 
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":

@@ -87,7 +87,7 @@ class Process:
             warnings.simplefilter("ignore")
             for task in list(self.loop.tasks):
                 if task.done():  # its process was killed at that time
-                    task._log_traceback = False  # type: ignore[attr-defined]  # noqa: SLF001
+                    task._log_traceback = False  # noqa: SLF001
                     continue
                 task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
                 coroutine = task.get_coro()
