@@ -18,6 +18,7 @@ from typing import Any
 from motet.errors import MotetError, SetupError
 from motet.health import Health
 from motet.transport import (
+    HANDLER_END_SECONDS,
     CallFailed,
     Down,
     DownloadMethod,
@@ -30,7 +31,6 @@ from motet.transport import (
     spread,
     status_of,
 )
-from motet.transport.over_grpc.server import HANDLER_END_SECONDS
 from motet_simulator.world.loop import ProcessLoop
 from motet_simulator.world.time import World
 

@@ -20,6 +20,7 @@ from motet.health import Health
 
 __all__ = [
     "FIRST_RETRY_SECONDS",
+    "HANDLER_END_SECONDS",
     "LAST_RETRY_SECONDS",
     "CallFailed",
     "Channel",
@@ -40,6 +41,9 @@ __all__ = [
 FIRST_RETRY_SECONDS = 0.05
 LAST_RETRY_SECONDS = 0.5
 """How long to wait before connecting again: at first, and at most."""
+
+HANDLER_END_SECONDS = 1.0
+"""How long a stopping server waits for cancelled handlers. They need milliseconds, unless one hangs."""
 
 Up = TypeVar("Up")
 Down = TypeVar("Down")

@@ -12,11 +12,9 @@ from grpc_reflection.v1alpha import reflection
 from motet import tls
 from motet.errors import SetupError
 from motet.health import Health
+from motet.transport import HANDLER_END_SECONDS
 from motet.transport.over_grpc.channels import SERVER_OPTIONS, open_channel, socket_path
 from motet.transport.over_grpc.roles import ROLES, RoleInterceptor, Roles
-
-HANDLER_END_SECONDS = 1.0
-"""How long a stopping server waits for cancelled handlers. They need milliseconds, unless one hangs."""
 
 
 class AddServicer(Protocol):
