@@ -199,7 +199,7 @@ def test_a_plan_is_made_smaller_only_while_it_fails_in_the_same_way(monkeypatch)
     ("kind", "lasts"),
     [
         ("leases away", lambda system: system.leases.away),
-        ("leases garbled", lambda system: system.leases_garbled),
+        ("leases garbled", lambda system: system.leases.garbled),
         ("drain", lambda system: "runner-0" in system.objects.draining),
         ("disk full", lambda system: system.disks["runner-0"].full),
         ("engine slows", lambda system: system.runners["runner-0"].engine.slowness > 1),

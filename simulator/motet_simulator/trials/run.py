@@ -154,8 +154,8 @@ class _Trial:
                 system.leases.away = True
                 self._after(seconds, fault.kind, "", setattr, system.leases, "away", False)
             case "leases garbled":
-                system.leases_garbled = True
-                self._after(seconds, fault.kind, "", setattr, system, "leases_garbled", False)
+                system.leases.garbled = True
+                self._after(seconds, fault.kind, "", setattr, system.leases, "garbled", False)
             case "engine dies" if runner is not None:
                 runner.engine.die()
             case "engine hangs" if runner is not None:

@@ -1,32 +1,22 @@
 """The services of one trial, each in a simulated process of its own, and what starts them again."""
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from motet.api.v1 import common_pb2, predictor_pb2, runner_pb2
+from motet.api.v1 import common_pb2
 from motet.domain import Digest
-from motet.errors import MotetError
-from motet.kube import KubeObject
 from motet.leadership import Candidacy, LocalLeadership
 from motet.lease import Election
-from motet.prefix_hints import prefix_salt, prompt_hints
-from motet.settings import Addresses, LeaseSettings
+from motet.settings import LeaseSettings
 from motet.surroundings import Surroundings
 from motet.task_group import run_together
 from motet.transport.methods import GENERATE
-from motet_gateway.catalog import CurrentCatalog, Target
-from motet_gateway.dispatcher import Dispatcher, GenerationRequest
-from motet_gateway.estimator import Estimator
-from motet_gateway.held_requests import HeldRequests
-from motet_gateway.identity.caller import Caller
-from motet_gateway.metrics import Metrics as GatewayMetrics
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics as PredictorMetrics
 from motet_predictor.service import PredictorService
@@ -47,11 +37,13 @@ from motet_scheduler.predecessor import tell_predecessor
 from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings as SchedulerSettings
 from motet_simulator.fake_engine import PAGE_BYTES, FakeEngine
-from motet_simulator.leases import FakeLeaseApi
 from motet_simulator.trials.adapters import AdapterCache, AdapterSources, SimulatedAdapterFiles
+from motet_simulator.trials.addresses import ADDRESSES, PREDICTOR, SCHEDULER, SUPERVISOR
 from motet_simulator.trials.clients import Client
 from motet_simulator.trials.engine_process import EngineProcess
-from motet_simulator.trials.operator import INSTANCES, POOL, TENANT, DeclaredObjects, TrialOperator
+from motet_simulator.trials.gateway import Gateway
+from motet_simulator.trials.leases import GARBLED, LeaseClient, TrialLeases
+from motet_simulator.trials.operator import INSTANCES, POOL, DeclaredObjects, TrialOperator
 from motet_simulator.trials.plan import GATEWAYS, SCHEDULERS, AdapterChange, Ask, Plan
 from motet_simulator.trials.served import ServedRevisions
 from motet_simulator.trials.turn_checks import TurnChecks
@@ -60,11 +52,9 @@ from motet_supervisor.metrics import Metrics as SupervisorMetrics
 from motet_supervisor.service import SupervisorService
 from motet_supervisor.settings import Settings as SupervisorSettings
 
-SCHEDULER, SUPERVISOR, PREDICTOR = "scheduler:1", "supervisor:1", "predictor:1"
-ADDRESSES = Addresses(scheduler_address=SCHEDULER, supervisor_address=SUPERVISOR, predictor_address=PREDICTOR)
 PROMISE_RULE = preset_named("paged-chunk").promise
 LEASE = LeaseSettings(name="it", namespace="here", seconds=6, renew_seconds=4, retry_seconds=1)
-NO_LONGER_LEADS, GARBLED = "it no longer leads", "the answer is no JSON"
+NO_LONGER_LEADS = "it no longer leads"
 MAY_END = ("EngineDied", NO_LONGER_LEADS, GARBLED)
 """Why a process may end by itself. The last is at its start only: later it goes on."""
 LOAD_SECONDS = 0.5
@@ -77,17 +67,6 @@ MAX_UNNOTICED_SECONDS = 25.0
 ping, or when a pause of its own ends."""
 
 Main = Callable[[Process], Coroutine[Any, Any, None]]
-
-
-@dataclass(slots=True)
-class GatewayParts:
-    process: Process
-    dispatcher: Dispatcher
-    estimator: Estimator
-    served: ServedRevisions
-    clients: list[Client] = field(default_factory=list)
-    unasked: list[Client] = field(default_factory=list)
-    """They wait for another catalog: for a first one, or one in which their model is ready."""
 
 
 @dataclass(slots=True)
@@ -111,12 +90,11 @@ class System:
         self.objects = DeclaredObjects(max_sequences=plan.settings.max_sequences, ready=lambda: self.runners)
         self.base = 0
         """The number of the base model that runners load from now on."""
-        self.leases = FakeLeaseApi()
-        self.leases_garbled = False
+        self.leases = TrialLeases()
         self.schedulers: dict[str, SchedulerService] = {}
         self.supervisor: SupervisorService | None = None
         self.operator: TrialOperator | None = None
-        self.gateways: dict[str, GatewayParts] = {}
+        self.gateways: dict[str, Gateway] = {}
         self.runners: dict[str, RunnerParts] = {}
         self.clients: list[Client] = []
         self._wires = wires
@@ -241,17 +219,13 @@ class System:
             queue_limit=self.plan.settings.queue_limit,
             may_wait=self._may_wait_beside,
             catalog=lambda: gateway.dispatcher.catalog.current,
-            start_again=lambda client: self._start_again(gateway, client),
+            start_again=gateway.ask_again,
             adapter_may_fail=self.plan.may_fail(ask.adapter),
             adapter_may_be_missing=self.plan.may_be_missing(ask.adapter),
             base_may_change=any(fault.kind == "new base" for fault in self.plan.faults),
         )
-        gateway.clients.append(client)
         self.clients.append(client)
-        loop = gateway.process.loop
-        loop.call_soon(self._ask, gateway, client)
-        if ask.cancel_after is not None:
-            loop.call_later(ask.cancel_after, self._leave, gateway, client)
+        gateway.ask(client)
 
     def _may_wait_beside(self, client: Client) -> int:
         """Requests of other clients that the scheduler may have had in its queue since this one asked."""
@@ -259,75 +233,6 @@ class System:
             one is not client and not one.refused_for_room and one.over_at + MAX_UNNOTICED_SECONDS > client.asked_at
             for one in self.clients
         )
-
-    def _ask(self, gateway: GatewayParts, client: Client) -> None:
-        """As the gateway's answers do: resolve the name of the model, and wait until it can be served."""
-        catalog, ask = gateway.dispatcher.catalog, client.ask
-        if client.over:
-            return
-        if not catalog.known:
-            gateway.unasked.append(client)
-            return
-        model = f"{TENANT}/{ask.adapter}" if ask.adapter else "demo"
-        try:
-            target = catalog.current.resolve(model, Caller(ask.tenant))
-            waits = target.not_ready_reason() or client.waits_for_another(target, catalog.current)
-        except MotetError as error:
-            client.target = None
-            client.end(error)
-            return
-        if waits:
-            gateway.unasked.append(client)
-            return
-        client.starts(target)
-        gateway.process.loop.create_task(self._start(gateway, client, target), name=client.request)
-
-    def _start_again(self, gateway: GatewayParts, client: Client) -> None:
-        assert client.target is not None
-        gateway.process.loop.call_soon(self._ask, gateway, client)
-
-    async def _start(self, gateway: GatewayParts, client: Client, target: Target) -> None:
-        ask, request = client.ask, client.request
-        prompt = predictor_pb2.Prompt(
-            request=request,
-            tenant=ask.tenant,
-            adapter=target.adapter_name,
-            prompt_tokens=len(ask.prompt),
-            max_tokens=ask.max_tokens,
-        )
-        (estimate,) = await gateway.estimator.estimate([prompt])
-        if client.left:
-            return
-        if ask.unreadable:
-            estimate.rank = math.nan
-        salt = prefix_salt(Digest(target.base_digest), Digest(target.adapter_digest), ask.tenant)
-        order = GenerationRequest(
-            request=request,
-            tenant=ask.tenant,
-            group=str(POOL),
-            adapter=target.adapter_name,
-            adapter_digest=target.adapter_digest,
-            base_digest=target.base_digest,
-            request_class=common_pb2.RequestClass.ValueType(ask.request_class),
-            prompt_ids=list(ask.prompt),
-            choice=0,
-            sampling=runner_pb2.Sampling(max_tokens=ask.max_tokens, ignore_eos=True),
-            seed=ask.seed,
-            estimate=estimate,
-            deadline_seconds=ask.deadline,
-            prefix_hints=prompt_hints(salt, ask.prompt),
-        )
-        outcome = predictor_pb2.Outcome(
-            request=request, tenant=ask.tenant, output_tokens=ask.max_tokens, estimate=estimate
-        )
-        client.ended = lambda: gateway.estimator.observe(outcome)
-        gateway.dispatcher.start(order, client)
-
-    @staticmethod
-    def _leave(gateway: GatewayParts, client: Client) -> None:
-        if not client.over:
-            client.leave()
-            gateway.dispatcher.cancel(client.request, "the client went away")
 
     # --------------------------------------------------------------------------------------------------- what they run
 
@@ -338,7 +243,7 @@ class System:
                 await self._schedule(process, address, alone, CatalogFile(Path("catalog.json"), around.disk), around)
         else:
             lost = lambda why: process.end(f"{NO_LONGER_LEADS}: {why}")  # noqa: E731
-            client = LeaseClient(self, process)
+            client = LeaseClient(self.leases, process)
             async with Election(client, LEASE, address=address, surroundings=around, lost=lost) as election:
                 await self._schedule(process, address, election, None, around)
 
@@ -398,30 +303,13 @@ class System:
         await self.operator.run()
 
     async def _run_gateway(self, process: Process) -> None:
-        around = self._surroundings(process)
-        estimator = Estimator(PREDICTOR, network=around.network, budget_seconds=0.025)
-        dispatcher = Dispatcher(
-            process.name,
-            SCHEDULER,
-            CurrentCatalog(),
-            GatewayMetrics(CollectorRegistry(), clock=around.clock),
-            network=around.network,
-            connect_seconds=2.0,
-            held=HeldRequests(lambda: None, around.clock),
-            clock=around.clock,
+        gateway = self.gateways[process.host] = Gateway(
+            process,
+            self._surroundings(process),
+            served=ServedRevisions(self.objects.history),
+            object_to=self.object_to,
         )
-        served = ServedRevisions(self.objects.history)
-        parts = self.gateways[process.host] = GatewayParts(process, dispatcher, estimator, served)
-
-        def on_catalog() -> None:
-            if problem := served.problem_of(dispatcher.catalog.current):
-                self.object_to(f"{process.name} {problem}")
-            waiting, parts.unasked = parts.unasked, []
-            for client in waiting:
-                self._ask(parts, client)
-
-        dispatcher.catalog.listen(on_catalog)
-        await run_together(dispatcher.run(), estimator.run())
+        await gateway.run()
 
     async def _run_runner(self, process: Process) -> None:
         wanted, around = self.plan.settings, self._surroundings(process)
@@ -485,34 +373,3 @@ class _NoStore:
     """A predictor without a database."""
 
     def add(self, sample: object) -> None: ...
-
-
-class LeaseClient:
-    """The way of one process to the API server."""
-
-    def __init__(self, system: System, process: Process) -> None:
-        self._system = system
-        self._leases = system.leases
-        self._process = process
-        self._calls = 0
-
-    async def get(self, path: str, *, seconds: float) -> KubeObject:
-        return await self._call(self._leases.get(path, seconds=seconds))
-
-    async def post(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject:
-        return await self._call(self._leases.post(path, body, seconds=seconds))
-
-    async def put(self, path: str, body: KubeObject, *, seconds: float) -> KubeObject:
-        return await self._call(self._leases.put(path, body, seconds=seconds))
-
-    async def _call(self, call: Coroutine[Any, Any, KubeObject]) -> KubeObject:
-        self._calls += 1
-        await asyncio.sleep(self._way("there"))
-        answer = await call
-        await asyncio.sleep(self._way("back"))
-        if self._system.leases_garbled:
-            raise ValueError(GARBLED)
-        return answer
-
-    def _way(self, which: str) -> float:
-        return 0.002 + 0.02 * self._process.world.draw("lease", self._process.name, which, self._calls)
