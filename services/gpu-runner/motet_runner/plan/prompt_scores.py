@@ -32,7 +32,7 @@ def first_to_score(asked: int | None, *, scored: int, prompt_tokens: int) -> int
 
 
 def places_to_score(start: int, count: int, *, first: int, prompt_tokens: int) -> range:
-    """The places of the prompt's tokens that the logits of the tokens [start, start + count) score."""
+    """The places of the prompt's tokens that are scored by the logits of the tokens [start, start + count)."""
     return range(max(start + 1, first), min(start + count + 1, prompt_tokens))
 
 
