@@ -11,7 +11,8 @@ from hypothesis.stateful import rule
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
-from tests.scheduler.builders import adapter, pool, ready
+from motet_scheduler.policy.catalog import SavedCatalog
+from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, pool, ready, resident
 from tests.scheduler.test_random_events import Driver, RandomEvents
 
 MOMENT = 1e-6
@@ -116,6 +117,80 @@ def test_a_request_is_refused_at_its_deadline():
     assert (began + 5.25, effects.SendRefused) in run_until(driver, began + 20)
 
 
+def test_who_is_too_large_is_refused_when_the_wait_for_other_runners_ends():
+    driver = SchedulerDriver(report_patience=10.125)
+    driver.gateway()
+    driver.state(pools=(pool(replicas=2),))
+    began = driver.clock()
+    driver.attach(pages=10)
+    driver.enqueue("large", prompt=16 * 20)
+    assert (began + 10.125, effects.SendRefused) in run_until(driver, began + 20)
+
+
+def test_requests_are_placed_when_the_wait_after_a_start_ends():
+    driver = SchedulerDriver(saved=SavedCatalog(runners=(InstanceName("gone"),)), startup_wait=2.125)
+    began = driver.clock()
+    driver.gateway()
+    driver.attach()
+    driver.enqueue("waits")
+    assert (began + 2.125, effects.SendPlaced) in run_until(driver, began + 20)
+
+
+def test_a_change_of_residency_is_told_after_its_pause():
+    driver = ready(residency_pause=0.375)
+    driver.attach()
+    driver.state(adapter())
+    driver.certify()
+    run_until(driver, driver.clock() + 5.25)
+    driver.report(resident=(resident(PIRATE),))
+    assert driver.of(effects.PublishCatalog)
+    driver.report()
+    assert not driver.of(effects.PublishCatalog)
+    told = driver.clock() + 0.375
+    assert (told, effects.PublishCatalog) in run_until(driver, driver.clock() + 5)
+
+
+def test_a_drained_runner_is_reported_soon_after_its_last_request():
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
+    drain = events.DrainRequested(driver.scheduler.runners[InstanceName("r0")].identity, 100.0)
+    driver.send(events.DrainsDeclared((drain,)))
+    run_until(driver, driver.clock() + 5.25)
+    driver.finish("a")
+    assert effects.ReportDrained in [kind for _, kind in run_until(driver, driver.clock() + 0.15)]
+
+
+def test_a_running_request_of_a_gateway_that_has_gone_ends_soon_after_the_runner_has_dropped_it():
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
+    driver.report("r0", entry("a", 2))
+    driver.send(events.GatewayDisconnected("g0"))
+    for _ in range(3):
+        run_until(driver, driver.clock() + 1.75)
+        driver.report("r0")
+    assert driver.scheduler.requests
+    run_until(driver, driver.clock() + 0.15)
+    assert not driver.scheduler.requests
+
+
+def test_a_new_operator_soon_knows_that_it_has_heard_all():
+    driver = ready()
+    driver.attach()
+    run_until(driver, driver.clock() + 5.25)
+    driver.send(events.OperatorConnected())
+    assert effects.ReportedAll in [kind for _, kind in run_until(driver, driver.clock() + 0.15)]
+
+
+def test_a_request_for_a_base_model_that_is_gone_is_sent_back_soon():
+    driver = ready()
+    driver.attach(base="sha256:new")
+    run_until(driver, driver.clock() + 31.25)
+    driver.enqueue("a", base="sha256:old")
+    assert effects.SendRefused in [kind for _, kind in run_until(driver, driver.clock() + 0.15)]
+
+
 def test_a_runner_that_is_away_is_forgotten_in_time():
     driver = ready(forget_runner=30.125)
     driver.attach()
@@ -136,3 +211,14 @@ def test_a_request_tries_the_runner_again_that_declined_it_as_soon_as_it_may():
     assert (driver.clock() + 0.75, effects.SendPlaced) in run_until(driver, driver.clock() + 5), (
         "twice: it was lost, too"
     )
+
+
+def test_another_runner_soon_loads_the_adapter_of_one_that_has_gone():
+    driver = ready()
+    driver.attach("r0")
+    driver.state(adapter(min_replicas=1))
+    driver.certify()
+    driver.attach("r1")
+    run_until(driver, driver.clock() + 0.25)
+    driver.detach("r0")
+    assert effects.EnsureAdapter in [kind for _, kind in run_until(driver, driver.clock() + 0.1)]

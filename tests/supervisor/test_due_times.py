@@ -68,12 +68,12 @@ TestDueTimes.settings = settings(
 
 
 def test_a_supervisor_without_runners_sleeps():
-    driver = SupervisorDriver(heartbeat=2.0, forget=50.0)
+    driver = SupervisorDriver(heartbeat=2.0, forget=50.125)
     assert driver.supervisor.next_due() == inf
     driver.connect()
     driver.send(events.RunnerDisconnected(R0, "1"))
     began = driver.clock()
-    assert pass_time(driver, 100)[-1] == pytest.approx(began + 50)
+    assert pass_time(driver, 100)[-1] == pytest.approx(began + 50.125)
     assert driver.supervisor.next_due() == driver.supervisor.tick_by == inf
 
 
