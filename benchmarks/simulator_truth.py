@@ -25,10 +25,10 @@ from time import perf_counter
 
 from benchmarks.harness import Result, arguments, report
 from motet_simulator.plan.cluster import Cluster, Setup
-from motet_simulator.plan.outcome import quantile
 from motet_simulator.profiles.fit import fit
 from motet_simulator.profiles.profile import Overheads, Profile, Work
 from motet_simulator.profiles.step_traces import read
+from motet_simulator.quantiles import quantile
 from motet_simulator.workloads.request import WorkloadRequest
 from testbed.local_stack import running_stack
 

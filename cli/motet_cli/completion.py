@@ -6,25 +6,40 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motet.errors import SetupError
+from motet_simulator.lines import MAX_ROWS
+from motet_simulator.workloads.popularity import MAX_ADAPTERS
 
 if TYPE_CHECKING:
     from motet_simulator.workloads.complete import Completion
     from motet_simulator.workloads.popularity import Law
 
+MIN_RATE, MAX_RATE = 1e-6, 1e6
+
+
 Adapters = Annotated[
-    int | None, typer.Option("--adapters", min=0, help="How many adapters. Default: those of the trace.")
+    int | None,
+    typer.Option("--adapters", min=0, max=MAX_ADAPTERS, help="How many adapters. Default: those of the trace."),
 ]
 LawName = Annotated[
     str, typer.Option("--law", help="Who asks for which adapter: distinct, uniform, skewed, identical or zipf.")
 ]
 Rate = Annotated[
-    float | None, typer.Option("--rate", min=1e-6, help="Requests a second at random, not at the trace's times.")
+    float | None,
+    typer.Option(
+        "--rate",
+        min=MIN_RATE,
+        max=MAX_RATE,
+        help="Requests a second at random, not at the trace's times.",
+    ),
 ]
-Speed = Annotated[float, typer.Option("--speed", min=1e-6, help="How many times as fast the trace's times pass.")]
+Speed = Annotated[
+    float,
+    typer.Option("--speed", min=MIN_RATE, max=MAX_RATE, help="How many times as fast the trace's times pass."),
+]
 Lengths = Annotated[
     Path | None, typer.Option("--lengths", help="A file of lengths: each request gets those of one of its rows.")
 ]
-Requests = Annotated[int | None, typer.Option("--requests", min=1, help="Only the first of the trace.")]
+Requests = Annotated[int | None, typer.Option("--requests", min=1, max=MAX_ROWS, help="Only the first of the trace.")]
 
 
 def completion_of(

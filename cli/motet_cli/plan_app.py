@@ -5,7 +5,11 @@ from typing import Annotated
 
 import typer
 
+from motet.domain import MAX_LORA_RANK
 from motet_cli.completion import Adapters, LawName, Lengths, Rate, Requests, Speed, completion_of
+from motet_simulator.lines import MAX_TOKENS
+
+MAX_RUNNERS = 1000
 
 Trace = Annotated[Path, typer.Option("--trace", help="A workload, or a published trace of a known form.")]
 
@@ -17,11 +21,14 @@ def plan(  # noqa: PLR0917 - typer calls it by name
     adapters: Adapters = None,
     law: LawName = "zipf",
     runners: Annotated[
-        int | None, typer.Option(min=1, help="Ask about this number, instead of the fewest that suffice.")
+        int | None,
+        typer.Option(min=1, max=MAX_RUNNERS, help="Ask about this number, instead of the fewest that suffice."),
     ] = None,
-    most_runners: Annotated[int, typer.Option(min=1, max=1000, help="The most that are tried.")] = 64,
+    most_runners: Annotated[int, typer.Option(min=1, max=MAX_RUNNERS, help="The most that are tried.")] = 64,
     percent: Annotated[float, typer.Option(help="Of the requests, which must meet each promise.")] = 95.0,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="How many simulations, each with other chances.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=100, help="How many simulations. Each draws other random numbers.")
+    ] = 3,
     rate: Rate = None,
     speed: Speed = 1.0,
     lengths: Lengths = None,
@@ -30,9 +37,10 @@ def plan(  # noqa: PLR0917 - typer calls it by name
         str, typer.Option(help="How lengths are estimated: answers (seen so far), exact or max_tokens.")
     ] = "answers",
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="That clients ask for, where the trace does not say.")
+        int,
+        typer.Option("--max-tokens", min=1, max=MAX_TOKENS, help="That clients ask for, where the trace does not say."),
     ] = 1024,
-    rank: Annotated[int, typer.Option(min=1, max=512, help="Of the adapters.")] = 16,
+    rank: Annotated[int, typer.Option(min=1, max=MAX_LORA_RANK, help="Of the adapters.")] = 16,
     machine: Annotated[str | None, typer.Option(help="The machine that is planned for. Default: this one.")] = None,
     model: Annotated[str, typer.Option(help="The model that is planned for. Default: the profile's.")] = "",
     kernels: Annotated[str, typer.Option(help="Its kernels. Default: the profile's.")] = "",

@@ -1,15 +1,18 @@
 """`motet plan`: how many runners a workload needs, by simulating it."""
 
 import json
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 from motet.errors import SetupError
 from motet_cli.printer import Printer
+from motet_simulator.output_file import output_file
 from motet_simulator.plan.cluster import Lengths, Setup
 from motet_simulator.plan.plot import svg
-from motet_simulator.plan.search import Search, Survey
+from motet_simulator.plan.search import Answered, Search, Survey
 from motet_simulator.plan.sentence import as_object, sentence, table
 from motet_simulator.plan.slo import Slo
 from motet_simulator.profiles.identity import check_identity
@@ -54,33 +57,14 @@ def plan(question: Question) -> int:
     setup = Setup(
         profile=profile, runners=1, lengths=question.lengths, max_tokens=question.max_tokens, rank=question.rank
     )
-    spinner = Printer(to_errors=True).waiting()
-
-    def progress(runners: int, seed: int) -> None:
-        if spinner is not None:
-            spinner.update(f"{runners} runners, simulation {seed + 1}")
-
-    search = Search(
-        setup,
-        lambda: workload(trace, completion),
-        adapters,
-        question.slo,
-        survey=survey,
-        most_runners=question.most_runners,
-        progress=progress,
-    )
-    seeds = range(question.seeds)
-    try:
-        found = search.exactly(question.runners, seeds) if question.runners else search.fewest(seeds)
-    finally:
-        if spinner is not None:
-            spinner.stop()
-    text = sentence(found, question.slo, asked=question.runners)
-    if question.plot is not None:
-        question.plot.write_text(svg(found, question.slo, text))
+    with nullcontext() if question.plot is None else output_file(question.plot) as picture:
+        found = _searched(question, setup, survey, adapters)
+        text = sentence(found, question.slo, asked=question.runners)
+        if picture is not None:
+            picture.write(svg(found, question.slo, text))
     printer = Printer(width_of_a_pipe=200)
     if question.as_json:
-        print(json.dumps(as_object(found, question.slo, text)))  # noqa: T201
+        print(json.dumps(as_object(found, question.slo, text) | {"profile": _whose(profile)}))  # noqa: T201
     else:
         printer.line(text)
         printer.line(
@@ -89,6 +73,34 @@ def plan(question: Question) -> int:
         )
         printer.table(*table(found, question.slo))
     return NOT_KEPT if None in found.fewest.values() else 0
+
+
+def _searched(question: Question, setup: Setup, survey: Survey, adapters: Iterable[str]) -> Answered:
+    spinner = Printer(to_errors=True).waiting()
+
+    def progress(runners: int, seed: int) -> None:
+        if spinner is not None:
+            spinner.update(f"{runners} runners, simulation {seed + 1}")
+
+    search = Search(
+        setup,
+        lambda: workload(question.trace, question.completion),
+        adapters,
+        question.slo,
+        survey=survey,
+        most_runners=question.most_runners,
+        progress=progress,
+    )
+    seeds = range(question.seeds)
+    try:
+        return search.exactly(question.runners, seeds) if question.runners else search.fewest(seeds)
+    finally:
+        if spinner is not None:
+            spinner.stop()
+
+
+def _whose(profile: Profile) -> dict[str, str]:
+    return {"machine": profile.machine, "model": profile.model, "kernels": profile.kernels}
 
 
 def lengths_named(name: str) -> Lengths:

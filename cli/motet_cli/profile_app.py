@@ -1,9 +1,15 @@
 """`motet profile`: declares its commands. `profile_commands.py` carries them out."""
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from motet_simulator.profiles.profile import EngineSize
 
 app = typer.Typer(
     name="profile",
@@ -13,16 +19,42 @@ app = typer.Typer(
 )
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="The profile to write.")]
-KvTokens = Annotated[int, typer.Option("--kv-tokens", min=16, help="Tokens whose keys and values fit into memory.")]
-MaxSequences = Annotated[int, typer.Option("--max-sequences", min=1, help="The most sequences in one iteration.")]
-Slots = Annotated[int, typer.Option("--adapter-slots", min=1, help="The most adapters in device memory.")]
-AdapterTokens = Annotated[
-    int,
-    typer.Option(
-        "--adapter-tokens", min=1, help="An adapter of rank 16 takes as much memory as the KV of this many tokens."
-    ),
-]
-MaxLength = Annotated[int, typer.Option("--max-model-length", min=1, help="Tokens of prompt and answer together.")]
+
+
+def _engine(
+    *,
+    kv_tokens: Annotated[int, typer.Option(min=16, help="Tokens whose keys and values fit into memory.")],
+    max_sequences: Annotated[int, typer.Option(min=1, help="The most sequences in one iteration.")] = 64,
+    max_model_length: Annotated[int, typer.Option(min=1, help="Tokens of prompt and answer together.")] = 4096,
+    adapter_slots: Annotated[int, typer.Option(min=1, help="The most adapters in device memory.")] = 16,
+    adapter_tokens: Annotated[
+        int, typer.Option(min=1, help="An adapter of rank 16 takes as much memory as the KV of this many tokens.")
+    ] = 256,
+) -> "EngineSize":
+    from motet_simulator.profiles.tables import engine_size
+
+    return engine_size(
+        kv_tokens=kv_tokens,
+        max_sequences=max_sequences,
+        max_model_length=max_model_length,
+        adapter_slots=adapter_slots,
+        adapter_tokens=adapter_tokens,
+    )
+
+
+def _of_an_engine(command: Callable[..., None]) -> Callable[..., None]:
+    """The command has the options of `_engine` besides its own, and is given the engine that they describe."""
+    own, shared = signature(command).parameters, signature(_engine).parameters
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        engine = _engine(**{name: given.pop(name) for name in shared})
+        command(engine=engine, **given)
+
+    declared: list[Parameter] = [*(one for name, one in own.items() if name != "engine"), *shared.values()]
+    run.__signature__ = signature(command).replace(parameters=declared)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in declared}
+    return run
 
 
 @app.command()
@@ -37,73 +69,38 @@ def fit(
 
 
 @app.command()
-def table(  # noqa: PLR0917 - typer calls it by name
+@_of_an_engine
+def table(
+    *,
     file: Annotated[Path, typer.Argument(help="The table of measurements that Splitwise's simulator comes with.")],
     output: Output,
     model: Annotated[str, typer.Option(help="Such as llama2-70b.")],
     hardware: Annotated[str, typer.Option(help="Such as h100-80gb.")],
-    kv_tokens: KvTokens,
     parallel: Annotated[int, typer.Option(min=1, help="How many GPUs compute together.")] = 8,
-    max_sequences: MaxSequences = 64,
-    max_model_length: MaxLength = 4096,
-    adapter_slots: Slots = 16,
-    adapter_tokens: AdapterTokens = 256,
+    engine: "EngineSize",
 ) -> None:
     """Learn it from published measurements."""
     from motet_cli.profile_commands import from_table
-    from motet_simulator.profiles.tables import engine_size
 
-    raise typer.Exit(
-        from_table(
-            file,
-            output,
-            model=model,
-            hardware=hardware,
-            parallel=parallel,
-            engine=engine_size(
-                kv_tokens=kv_tokens,
-                max_sequences=max_sequences,
-                max_model_length=max_model_length,
-                adapter_slots=adapter_slots,
-                adapter_tokens=adapter_tokens,
-            ),
-        )
-    )
+    raise typer.Exit(from_table(file, output, model=model, hardware=hardware, parallel=parallel, engine=engine))
 
 
 @app.command()
-def law(  # noqa: PLR0917 - typer calls it by name
+@_of_an_engine
+def law(
+    *,
     costs: Annotated[
         str, typer.Argument(help="Such as fixed=8ms,decode=0.2ms,context=0.1us,prefill=0.1ms,adapters=50us.")
     ],
     output: Output,
-    kv_tokens: KvTokens,
     machine: Annotated[str, typer.Option(help="Its name. Default: this machine's.")] = "",
     model: Annotated[str, typer.Option(help="The model's name.")] = "a model",
-    max_sequences: MaxSequences = 64,
-    max_model_length: MaxLength = 4096,
-    adapter_slots: Slots = 16,
-    adapter_tokens: AdapterTokens = 256,
+    engine: "EngineSize",
 ) -> None:
     """Take what you say: what an iteration costs, and each decode, token of context, prompt token and adapter in it."""
     from motet_cli.profile_commands import from_costs
-    from motet_simulator.profiles.tables import engine_size
 
-    raise typer.Exit(
-        from_costs(
-            costs,
-            output,
-            machine=machine,
-            model=model,
-            engine=engine_size(
-                kv_tokens=kv_tokens,
-                max_sequences=max_sequences,
-                max_model_length=max_model_length,
-                adapter_slots=adapter_slots,
-                adapter_tokens=adapter_tokens,
-            ),
-        )
-    )
+    raise typer.Exit(from_costs(costs, output, machine=machine, model=model, engine=engine))
 
 
 @app.command()

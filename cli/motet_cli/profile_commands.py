@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from motet_cli.printer import Printer
-from motet_simulator.plan.outcome import quantile
 from motet_simulator.profiles.fit import fit
 from motet_simulator.profiles.identity import this_machine
 from motet_simulator.profiles.profile import EngineSize, Profile, Work
 from motet_simulator.profiles.step_traces import read
 from motet_simulator.profiles.tables import from_law, from_splitwise
+from motet_simulator.quantiles import quantile
 
 
 def from_step_traces(traces: Sequence[Path], to: Path) -> int:
@@ -28,9 +28,7 @@ def describe(profile: Profile, file: Path) -> None:
     printer.table(("an iteration with", "takes"), rows)
     for name, seen in (("only decode", profile.residuals.decoding), ("have prompt tokens", profile.residuals.prompts)):
         if seen:
-            factors = ", ".join(
-                f"p{share * 100:g} {quantile(list(seen), share):.2f}" for share in (0.05, 0.5, 0.95, 0.99)
-            )
+            factors = ", ".join(f"p{level * 100:g} {quantile(seen, level):.2f}" for level in (0.05, 0.5, 0.95, 0.99))
             printer.line(f"Of the {len(seen)} that {name}: measured over the law {factors}.")
 
 

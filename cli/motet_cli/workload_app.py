@@ -5,7 +5,20 @@ from typing import Annotated
 
 import typer
 
-from motet_cli.completion import Adapters, LawName, Lengths, Rate, Requests, Speed, completion_of, law_named
+from motet_cli.completion import (
+    MAX_RATE,
+    MIN_RATE,
+    Adapters,
+    LawName,
+    Lengths,
+    Rate,
+    Requests,
+    Speed,
+    completion_of,
+    law_named,
+)
+from motet_simulator.lines import MAX_ROWS, MAX_TOKENS
+from motet_simulator.workloads.popularity import MAX_ADAPTERS
 
 app = typer.Typer(
     name="workload",
@@ -42,15 +55,20 @@ def convert(  # noqa: PLR0917 - typer calls it by name
 
 @app.command()
 def make(  # noqa: PLR0917 - typer calls it by name
-    requests: Annotated[int, typer.Option(min=1, help="How many.")],
-    rate: Annotated[float, typer.Option(min=1e-6, help="Requests a second, at random times.")],
+    requests: Annotated[int, typer.Option(min=1, max=MAX_ROWS, help="How many.")],
+    rate: Annotated[float, typer.Option(min=MIN_RATE, max=MAX_RATE, help="Requests a second, at random times.")],
     law: LawName = "zipf",
     adapters: Annotated[
-        int | None, typer.Option("--adapters", min=0, help="How many. Default: as many as Punica's workload has.")
+        int | None,
+        typer.Option(
+            "--adapters", min=0, max=MAX_ADAPTERS, help="How many. Default: as many as Punica's workload has."
+        ),
     ] = None,
-    prompt: Annotated[float, typer.Option(min=1, help="Mean tokens of a prompt.")] = 19.3,
-    answer: Annotated[float, typer.Option(min=1, help="Mean tokens of an answer.")] = 58.45,
-    most_output: Annotated[int, typer.Option("--most-output", min=1, help="Tokens of the longest answer.")] = 2048,
+    prompt: Annotated[float, typer.Option(min=1, max=MAX_TOKENS, help="Mean tokens of a prompt.")] = 19.3,
+    answer: Annotated[float, typer.Option(min=1, max=MAX_TOKENS, help="Mean tokens of an answer.")] = 58.45,
+    most_output: Annotated[
+        int, typer.Option("--most-output", min=1, max=MAX_TOKENS, help="Tokens of the longest answer.")
+    ] = 2048,
     lengths: Lengths = None,
     seed: Seed = 0,
     output: Output = None,
@@ -79,9 +97,12 @@ def servegen(  # noqa: PLR0917 - typer calls it by name
     hours_file: Annotated[Path, typer.Argument(help="ServeGen's rates and laws by client and hour.")],
     lengths_file: Annotated[Path, typer.Argument(help="ServeGen's quantiles of lengths by client.")],
     model: Annotated[str, typer.Option(help="Such as deepseek-r1.")],
-    first_hour: Annotated[int, typer.Option("--first-hour", min=0)] = 0,
+    first_hour: Annotated[int, typer.Option("--first-hour", min=0, max=MAX_TOKENS)] = 0,
     hours: Annotated[int, typer.Option(min=1, max=1000)] = 24,
-    share: Annotated[float, typer.Option(min=1e-6, max=1000, help="Of each client's rate.")] = 1.0,
+    rate_factor: Annotated[
+        float,
+        typer.Option("--rate-factor", min=1e-6, max=1000, help="How many times each client's rate."),
+    ] = 1.0,
     seed: Seed = 0,
     output: Output = None,
 ) -> None:
@@ -89,7 +110,15 @@ def servegen(  # noqa: PLR0917 - typer calls it by name
     from motet_cli.workload_commands import write_to
     from motet_simulator.workloads.servegen import servegen as made
 
-    requests = made(hours_file, lengths_file, model=model, first_hour=first_hour, hours=hours, share=share, seed=seed)
+    requests = made(
+        hours_file,
+        lengths_file,
+        model=model,
+        first_hour=first_hour,
+        hours=hours,
+        rate_factor=rate_factor,
+        seed=seed,
+    )
     raise typer.Exit(write_to(requests, output))
 
 

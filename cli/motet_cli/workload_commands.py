@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from motet_cli.printer import Printer
-from motet_simulator.plan.outcome import quantile
+from motet_simulator.output_file import output_file
+from motet_simulator.quantiles import quantile
 from motet_simulator.workloads.complete import Completion, workload
 from motet_simulator.workloads.jsonl import write
 from motet_simulator.workloads.request import WorkloadRequest
@@ -16,10 +17,8 @@ def write_to(requests: Iterator[WorkloadRequest], output: Path | None) -> int:
     if output is None:
         write(requests, sys.stdout)
         return 0
-    unfinished = output.with_name(output.name + ".part")
-    with unfinished.open("w") as file:
+    with output_file(output) as file:
         written = write(requests, file)
-    unfinished.replace(output)
     Printer(to_errors=True).line(f"{output}: {written} requests")
     return 0
 
@@ -49,7 +48,7 @@ def show(file: Path, completion: Completion) -> int:
             (
                 name,
                 f"{sum(values) / len(values):.1f}",
-                *(f"{quantile(values, share):.0f}" for share in (0.5, 0.95, 1.0)),
+                *(f"{quantile(values, level):.0f}" for level in (0.5, 0.95, 1.0)),
             )
             for name, values in (("prompt", prompts), ("output", outputs))
         ],

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from motet.domain import Digest
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig
 from motet_simulator.profiles.step_traces import read
-from tests.runner.engines import ask, make_engine, run
+from tests.runner.engines import ask, load, make_engine, run
 
 
 @pytest.mark.parametrize("trace", ["/dev/full", "/dev/null/below/a/file", "/"])
@@ -38,6 +39,31 @@ def test_a_trace_says_of_what_its_times_are_and_what_each_iteration_computed(lla
     timed, iterations = read([trace])
     assert timed.engine.max_sequences == engine.info.max_sequences
     assert len(iterations) == len(lines)
+
+
+def test_the_first_line_says_of_what_a_trace_is_also_while_an_adapter_is_awaited(
+    llama: Path, adapters: list[Path], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    engine = make_engine(llama, step_trace=trace)
+    load(engine, Digest("a"), adapters[0])
+    run(engine, ask("a", max_tokens=5, adapter=Digest("a")))
+    first, *others = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert "of" in first
+    assert not any("of" in line for line in others)
+    assert len(read([trace])[1]) == 5
+
+
+def test_a_runner_goes_on_with_the_trace_of_one_that_was_killed_while_it_wrote(llama: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    for part in ("", '{"step": 9, "ms'):
+        with trace.open("a") as file:
+            file.write(part)
+        run(make_engine(llama, step_trace=trace), ask("a", max_tokens=5))
+    lines = trace.read_text().splitlines()
+    assert lines.count('{"step": 9, "ms') == 1
+    assert "" not in lines
+    assert len(read([trace])[1]) == len(lines) - 1
 
 
 def test_a_cycle_lasts_from_the_end_of_one_iteration_to_that_of_the_next(llama: Path, tmp_path: Path) -> None:

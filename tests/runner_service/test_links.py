@@ -104,7 +104,7 @@ class ChargingEngine(FakeEngine):
         report = super().report()
         return replace(
             report,
-            sequences=[replace(entry, charged_pages=self.charged_pages) for entry in report.sequences],
+            sequences=[entry._replace(charged_pages=self.charged_pages) for entry in report.sequences],
             cached_prefixes=self.cached_prefixes,
         )
 

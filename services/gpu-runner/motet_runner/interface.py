@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from motet import sampling
 from motet.domain import BASE, Digest, ParkMethod, RequestId
@@ -172,9 +172,8 @@ class StateChanged:
 Event = OverflowAhead | ParkedNow | ResumedNow | AdapterLoaded | AdapterEvicted | AdapterFailed | StateChanged
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSequenceReport:
-    """One sequence of the engine, as its report lists it."""
+class EngineSequenceReport(NamedTuple):
+    """One sequence of the engine, as its report lists it. There are many, and tuples are quickly made."""
 
     request: RequestId
     epoch: int
@@ -193,8 +192,7 @@ class EngineSequenceReport:
     shares pages that another sequence pays for. None: the whole promise."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineAdapterReport:
+class EngineAdapterReport(NamedTuple):
     digest: Digest
     bytes: int
     live: int

@@ -6,6 +6,7 @@ the kernels change. `motet profile` learns the costs of iterations from it.
 """
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,8 @@ class StepTrace:
         self._path = path
         self._of = of
         self._kernels: str | None = None
+        self._begun = False
+        """Whether a line of its own is in the file."""
         self._promises: dict[RequestId, int] = {}
 
     def write(
@@ -71,16 +74,19 @@ class StepTrace:
                 line[name] = [
                     {key: value for key, value in asdict(event).items() if key != "epoch"} for event in happened
                 ]
-        if kernels != self._kernels and plan.count:
+        if not plan.count and not line.keys() & {"promises", "overflows", "parks", "resumes"}:
+            return
+        if kernels != self._kernels:
             self._kernels = kernels
             line["of"] = self._of()
-        if plan.count or line.keys() & {"promises", "overflows", "parks", "resumes"}:
-            self._append(self._path, json.dumps(line) + "\n")
+        self._append(self._path, json.dumps(line) + "\n")
 
     def _append(self, path: Path, line: str) -> None:
         try:
+            begun = self._begun or not ends_within_a_line(path)
             with path.open("a") as file:
-                file.write(line)
+                file.write(line if begun else "\n" + line)
+            self._begun = True
         except OSError as error:
             log.warning("step_trace_stopped", path=str(path), reason=error.strerror or str(error))
             self._path = None
@@ -91,3 +97,12 @@ class StepTrace:
         known = {s.request: self._promises.get(s.request, 0) for s in planner.sequences}
         self._promises = known | promises
         return changed
+
+
+def ends_within_a_line(path: Path) -> bool:
+    """As the trace of a runner that was killed while it wrote."""
+    if not path.is_file() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

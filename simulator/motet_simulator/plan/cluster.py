@@ -3,8 +3,10 @@
 Nothing fails here: no message is lost, no process dies. Messages take as long as the profile says.
 """
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -135,7 +137,8 @@ class Cluster:
         self._every(SCHEDULER_TICK_SECONDS, partial(self._tell_scheduler, scheduler_events.Tick()))
         self._every(SUPERVISOR_TICK_SECONDS, partial(self._tell_supervisor, supervisor_events.Tick()))
         self._ask_next()
-        self.clock.run(until=lambda: self.gave_up or (self._all_asked and not self.answers))
+        with _without_collections():
+            self.clock.run(until=lambda: self.gave_up or (self._all_asked and not self.answers))
         self.outcome.seconds = self.clock.now
         self.outcome.busy_seconds = tuple(runner.busy_seconds for runner in self.runners.values())
         return self.outcome
@@ -321,6 +324,18 @@ def _for_scheduler(effect: supervisor_effects.SchedulerMessage) -> list[schedule
             return [scheduler_events.RunnerUnhealthy(effect.identity, effect.why, effect.hung, effect.silent_seconds)]
         case supervisor_effects.ReportAllParked():
             return []  # nothing runs when the scheduler connects
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """A simulation makes no garbage in cycles, and a collection would visit all adapters again and again."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @lru_cache(maxsize=100_000)

@@ -11,10 +11,15 @@ _BUCKETS_PER_E = 100
 @dataclass(slots=True)
 class Gaps:
     _counts: Counter[int] = field(default_factory=Counter)
+    _newest: float = field(default=0.0, compare=False)
+    _bucket: int = field(default=0, compare=False)
+    """Of the newest. The sequences of an iteration mostly have the same."""
 
     def add(self, seconds: float, count: int = 1) -> None:
         if seconds > 0:
-            self._counts[math.floor(math.log(seconds) * _BUCKETS_PER_E)] += count
+            if seconds != self._newest:
+                self._newest, self._bucket = seconds, math.floor(math.log(seconds) * _BUCKETS_PER_E)
+            self._counts[self._bucket] += count
 
     def __len__(self) -> int:
         return sum(self._counts.values())

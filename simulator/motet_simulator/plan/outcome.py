@@ -40,11 +40,3 @@ class Outcome:
 
     def refused(self, answer: Answer) -> None:
         self.refusals[answer.refusal] += 1
-
-
-def quantile(values: list[float], share: float) -> float:
-    """The smallest of them that this share does not exceed; 0 if there are none."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]

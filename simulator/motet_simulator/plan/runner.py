@@ -42,6 +42,7 @@ from motet_runner.interface import (
     ParkedNow,
     ResumedNow,
     Sampling,
+    State,
     StateChanged,
 )
 from motet_runner.plan import preset_named
@@ -60,6 +61,8 @@ GATEWAY = "gateway"
 REPORT_SECONDS = 1.0
 _STREAM = 1
 _INCARNATION = "1"
+
+_STATES = {state: SequenceState(state.value) for state in State}
 
 _LEAST_LEAP = 2
 """Iterations: to find out about a leap costs about as much as one of them."""
@@ -94,8 +97,8 @@ class SimulatedRunner:
         self._answers = answers
         self._adapter_bytes = size.page_bytes * size.adapter_pages(rank)
         self._layout = layout_of(rank, self._adapter_bytes)
-        self._cached: OrderedDict[Digest, None] = OrderedDict()
-        """The adapters of its disk cache, the least recently used one first."""
+        self._cached: OrderedDict[Digest, ResidentAdapter] = OrderedDict()
+        """The adapters of its disk cache, the least recently used one first, as reports show one that is only there."""
         self._most_cached = size.cached_adapters
         self._to_scheduler = to_scheduler
         self._to_supervisor = to_supervisor
@@ -171,10 +174,10 @@ class SimulatedRunner:
         self._post(ReportNow())
 
     def _use_adapter(self, digest: Digest) -> None:
-        new = digest not in self._cached
-        self._cached[digest] = None
-        self._cached.move_to_end(digest)
-        if new:
+        if digest in self._cached:
+            self._cached.move_to_end(digest)
+        else:
+            self._cached[digest] = ResidentAdapter(digest=digest, tier=Tier.DISK, bytes=self._adapter_bytes)
             self._post(LoadAdapter(digest, self._layout))
             if len(self._cached) > self._most_cached:
                 self._drop_one_cached()
@@ -371,7 +374,7 @@ class SimulatedRunner:
             epoch=entry.epoch,
             pages=entry.promise,
             pages_used=entry.pages_used,
-            state=SequenceState(entry.state.value),
+            state=_STATES[entry.state],
             prompt_tokens=entry.prompt_tokens,
             output_tokens=entry.output_tokens,
             max_tokens=answer.max_tokens,
@@ -384,16 +387,15 @@ class SimulatedRunner:
         )
 
     def _resident(self, report: EngineReport) -> list[ResidentAdapter]:
-        on_device = {entry.digest: entry.live for entry in report.adapters if entry.on_device}
-        return [
-            ResidentAdapter(
-                digest=digest,
-                tier=Tier.DEVICE if digest in on_device else Tier.DISK,
-                bytes=self._adapter_bytes,
-                live_sequences=on_device.get(digest, 0),
+        of_bytes = self._adapter_bytes
+        on_device = {
+            entry.digest: ResidentAdapter(
+                digest=entry.digest, tier=Tier.DEVICE, bytes=of_bytes, live_sequences=entry.live
             )
-            for digest in self._cached
-        ]
+            for entry in report.adapters
+            if entry.on_device
+        }
+        return [on_device.get(digest, on_disk) for digest, on_disk in self._cached.items()]
 
 
 def capacity_of(size: EngineSize) -> Capacity:

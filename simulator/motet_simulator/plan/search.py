@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from motet_simulator.plan.cluster import Cluster, Setup
 from motet_simulator.plan.outcome import Outcome
@@ -47,7 +48,7 @@ class Trial:
     seed: int
     outcome: Outcome
     complete: bool
-    """False: it was ended as soon as the promise could not be kept any more."""
+    """False: it was ended as soon as the promise could not be kept any more, since more runners may keep it."""
 
     @property
     def idle_runners(self) -> int:
@@ -59,7 +60,7 @@ class Answered:
     """What a search has found."""
 
     fewest: dict[int, int | None]
-    """Seed → runners. None: none of those that were tried suffices."""
+    """Seed → the fewest runners that suffice, or None if no number that was tried does."""
     trials: dict[tuple[int, int], Trial]
     """(Runners, seed) → what was seen there."""
     most_tried: int
@@ -111,7 +112,6 @@ class Search:
         while not self._suffice(enough, seed):
             too_few = enough
             if enough >= self._most or self._trials[enough, seed].idle_runners:
-                self._try(enough, seed, whole=True)  # by how much it is missed
                 return None
             enough = min(self._most, enough * 2)
         while enough - too_few > 1:
@@ -132,18 +132,25 @@ class Search:
             return known
         self._progress(runners, seed)
         cluster = Cluster(replace(self._setup, runners=runners, seed=seed), self._adapters)
-        allowed = math.inf if whole else math.floor((1 - self._slo.share) * self._survey.requests)
-        outcome = cluster.run(self._workload(), give_up=lambda: self._missed(cluster) > allowed)
+        allowed = math.floor((1 - self._slo.share) * self._survey.requests)
+
+        def in_vain() -> bool:
+            """Where more runners would not help, the answer says by how much the promise is missed."""
+            more_may_help = runners < self._most and all(runner.busy_seconds for runner in cluster.runners.values())
+            return not whole and more_may_help and self._missed(cluster) > allowed
+
+        outcome = cluster.run(self._workload(), give_up=in_vain)
         trial = Trial(runners, seed, outcome, complete=not cluster.gave_up)
         self._trials[runners, seed] = trial
         return trial
 
     def _missed(self, cluster: Cluster) -> int:
-        """How many requests have missed a promise for certain."""
+        """How many requests have missed the same promise for certain."""
         slo, outcome, now = self._slo, cluster.outcome, cluster.clock.now
-        missed = outcome.refusals.total()
-        if slo.ttft is None:
-            return missed
-        late = sum(seconds > slo.ttft for seconds in outcome.first_tokens)
-        waiting = sum(now - answer.asked.at > slo.ttft for answer in cluster.answers.values() if answer.first_at < 0)
-        return missed + late + waiting
+        late = slow = 0
+        if (ttft := slo.ttft) is not None:
+            waits = (now - answer.asked.at for answer in cluster.answers.values() if answer.first_at < 0)
+            late = sum(seconds > ttft for seconds in chain(outcome.first_tokens, waits))
+        if (tpot := slo.tpot) is not None:
+            slow = sum(seconds > tpot for seconds in outcome.per_token)
+        return outcome.refusals.total() + max(late, slow)

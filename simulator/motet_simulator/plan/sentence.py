@@ -100,20 +100,18 @@ def _why(answered: Answered, slo: Slo) -> str:
     best = min(failed, key=lambda trial: max(slo.misses(trial.outcome).values()))
     seen, limits = slo.seen(best.outcome), slo.limits()
     missed = [
-        f"with {_runners(best.runners)} the {NAMES[name]} is {shown(seen[name])}, {_over(factor)} {shown(limits[name])}"
+        f"the {NAMES[name]} is {shown(seen[name])}, {100 * (factor - 1):.0f} % above {shown(limits[name])}"
         for name, factor in slo.misses(best.outcome).items()
-    ]
-    why = " and ".join(missed)
+        if not math.isinf(factor)
+    ] or [f"more than {(1 - slo.share) * 100:g} % get no answer"]
+    why = f"with {_runners(best.runners)} {' and '.join(missed)}"
     if best.idle_runners:
         why += f", and {best.idle_runners} of them had nothing to do, so more would not help"
     if best.outcome.refusals:
         code, count = best.outcome.refusals.most_common(1)[0]
-        why += f"; {count} of {best.outcome.requests} requests were refused ({code})"
+        verb = "was" if count == 1 else "were"
+        why += f"; {count} of {best.outcome.requests} requests {verb} refused ({code})"
     return why
-
-
-def _over(factor: float) -> str:
-    return "which is no answer within" if math.isinf(factor) else f"{100 * (factor - 1):.0f} % above"
 
 
 def _seen(answered: Answered, runners: int, slo: Slo) -> str:

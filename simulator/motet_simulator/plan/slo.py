@@ -5,7 +5,8 @@ import re
 from dataclasses import dataclass
 
 from motet.errors import SetupError
-from motet_simulator.plan.outcome import Outcome, quantile
+from motet_simulator.plan.outcome import Outcome
+from motet_simulator.quantiles import quantile
 
 _TIME = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s)")
 _NAMES = ("ttft", "tpot")
@@ -43,21 +44,17 @@ class Slo:
         return {name: limit for name, limit in named.items() if limit is not None}
 
     def seen(self, outcome: Outcome) -> dict[str, float]:
-        """The quantile of each that is promised. Infinite if too many of the requests were refused."""
+        """The quantile of each that is promised. All are infinite if too many of the requests were refused."""
         times = {"ttft": outcome.first_tokens, "tpot": outcome.per_token}
-        return {name: _with_refused(times[name], outcome.refusals.total(), self.share) for name in self.limits()}
+        answered = len(outcome.first_tokens) / outcome.requests if outcome.requests else 1.0
+        if answered < self.share:
+            return dict.fromkeys(self.limits(), math.inf)
+        return {name: quantile(times[name], self.share / answered) for name in self.limits()}
 
     def misses(self, outcome: Outcome) -> dict[str, float]:
         """By which factor each promise is missed; those that are kept are not in it."""
         seen = self.seen(outcome)
         return {name: seen[name] / limit for name, limit in self.limits().items() if seen[name] > limit}
-
-
-def _with_refused(times: list[float], refused: int, share: float) -> float:
-    if not refused:
-        return quantile(times, share)
-    answered = len(times) / (len(times) + refused)
-    return math.inf if answered < share else quantile(times, share / answered)
 
 
 def shown(seconds: float) -> str:

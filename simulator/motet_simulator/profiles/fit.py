@@ -11,6 +11,7 @@ from itertools import accumulate
 from statistics import median
 
 from motet.errors import SetupError
+from motet_simulator.profiles.bounds import FACTOR
 from motet_simulator.profiles.profile import Overheads, Profile, Residuals, StepLaw, Work
 from motet_simulator.profiles.step_traces import Iteration, Timed
 
@@ -56,7 +57,7 @@ def fit(
         kernels=timed.kernels,
         engine=timed.engine,
         law=law,
-        residuals=_positive(residuals),
+        residuals=_bounded(residuals),
         overheads=overheads or Overheads(),
         steps=len(iterations),
     )
@@ -104,10 +105,10 @@ def _centred(law: StepLaw, iterations: Sequence[Iteration]) -> StepLaw:
     )
 
 
-def _positive(residuals: Residuals) -> Residuals:
+def _bounded(residuals: Residuals) -> Residuals:
     return Residuals(
-        decoding=tuple(max(one, 1e-3) for one in residuals.decoding),
-        prompts=tuple(max(one, 1e-3) for one in residuals.prompts),
+        decoding=tuple(min(max(one, 1e-3), FACTOR.most) for one in residuals.decoding),
+        prompts=tuple(min(max(one, 1e-3), FACTOR.most) for one in residuals.prompts),
     )
 
 

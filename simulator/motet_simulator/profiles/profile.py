@@ -6,14 +6,16 @@ draw runs of neighbours from it, because slow iterations come together.
 """
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any, Self
 
 from motet.domain import PAGE_TOKENS
 from motet.errors import SetupError
+from motet_simulator.output_file import output_file
+from motet_simulator.profiles import bounds
+from motet_simulator.profiles.bounds import check_fields, check_number
 
 VERSION = 1
 
@@ -70,7 +72,8 @@ class StepLaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residuals:
-    """Measured seconds over the law's, one iteration after the other. None: every iteration takes what the law says."""
+    """Measured seconds over the law's, one iteration after the other. Without any, every iteration takes what the law
+    says."""
 
     decoding: tuple[float, ...] = ()
     """Of iterations that only decode."""
@@ -130,8 +133,13 @@ class Profile:
     """How many iterations it was fitted from. 0: it comes from a table or a law."""
 
     def write(self, path: Path) -> None:
-        text = json.dumps({"motet_profile": VERSION, **asdict(self)}, indent=1)
-        path.write_text(text + "\n")
+        """Raises SetupError for a profile that could not be read again, and for a file that cannot be written."""
+        try:
+            self.check()
+        except ValueError as error:
+            raise SetupError(f"{path} is not written: {error}.") from error
+        with output_file(path) as file:
+            file.write(json.dumps({"motet_profile": VERSION, **asdict(self)}, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -155,8 +163,8 @@ class Profile:
         if version != VERSION:
             raise ValueError(f"its version is {version}, and this is {VERSION}")
         law = dict(given.pop("law"))
-        law["decodes"] = tuple((int(count), float(seconds)) for count, seconds in law.get("decodes", ()))
-        residuals = {kind: tuple(map(float, values)) for kind, values in given.pop("residuals", {}).items()}
+        law["decodes"] = tuple((count, seconds) for count, seconds in law.get("decodes", ()))
+        residuals = {kind: tuple(values) for kind, values in given.pop("residuals", {}).items()}
         profile = cls(
             engine=EngineSize(**given.pop("engine")),
             law=StepLaw(**law),
@@ -168,21 +176,18 @@ class Profile:
         return profile
 
     def check(self) -> None:
-        """Raises ValueError for numbers with which no simulation would end."""
-        law, engine = self.law, self.engine
-        figures = [law.context, law.prefill, law.attended, law.adapters, *asdict(self.overheads).values()]
-        if not all(0 <= one < math.inf for one in figures) or not 0 < law.fixed < math.inf:
-            raise ValueError("a step's fixed seconds must be positive, and no other cost negative")
-        points = [(0, 0.0), *law.decodes]
-        if any(a[0] >= b[0] or not a[1] <= b[1] < math.inf for a, b in pairwise(points)):
-            raise ValueError("more decodes may not cost less")
-        seen = (*self.residuals.decoding, *self.residuals.prompts)
-        if not all(0 < one < math.inf for one in seen):
-            raise ValueError("a residual must be a positive factor")
-        if min(engine.pages, engine.max_sequences, engine.max_model_length, engine.prefill_chunk_tokens) < 1:
-            raise ValueError("an engine needs a page, a sequence and a token")
-        if min(engine.page_bytes, engine.adapter_rank_bytes, engine.adapter_rank_tile, engine.adapter_slots) < 1:
-            raise ValueError("pages and adapters have sizes, and there is room for an adapter")
+        """Raises ValueError for what no simulation could take."""
+        check_fields("", self, bounds.PROFILE)
+        check_fields("engine.", self.engine, bounds.ENGINE)
+        check_fields("law.", self.law, bounds.LAW)
+        check_fields("overheads.", self.overheads, bounds.OVERHEADS)
+        for count, seconds in self.law.decodes:
+            check_number("a count in law.decodes", count, bounds.COUNT)
+            check_number("a time in law.decodes", seconds, bounds.SECONDS_OF_DECODES)
+        if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(self.law.decodes)):
+            raise ValueError("law.decodes must ascend: more decodes may not cost less")
+        for factor in (*self.residuals.decoding, *self.residuals.prompts):
+            check_number("a residual", factor, bounds.FACTOR)
 
     @property
     def context_tokens(self) -> int:
@@ -196,30 +201,48 @@ class StepTimes:
         self._law = profile.law
         self._seed = seed
         decoding, prompts = profile.residuals.decoding, profile.residuals.prompts
-        self._decoding = decoding or prompts or (1.0,)
-        self._prompts = prompts or decoding or (1.0,)
+        self._decoding = _Neighbours(decoding or prompts or (1.0,))
+        self._prompts = _Neighbours(prompts or decoding or (1.0,))
         self._run = -1
         self._chance = 0
 
     def seconds(self, step: int, work: Work) -> float:
-        return self._law.seconds(work) * self._factor(step, self._prompts if work.prefill else self._decoding)
+        residuals = self._prompts if work.prefill else self._decoding
+        return self._law.seconds(work) * residuals.at(self._place(step), 1)[0]
 
     def decoding(self, first_step: int, count: int, work: Work) -> list[float]:
         """The seconds of `count` iterations in which the same sequences decode. `work` is that of the first."""
-        law, residuals, factor = self._law, self._decoding, self._factor
-        constant = law.fixed + law.seconds_of_decodes(work.decodes)
-        of_adapters = law.adapters * work.adapters
+        law = self._law
+        constant, of_adapters = law.fixed + law.seconds_of_decodes(work.decodes), law.adapters * work.adapters
+        of_context, context, decodes = law.context, work.context, work.decodes
+        factors: list[float] = []
+        while len(factors) < count:
+            step = first_step + len(factors)
+            of_run = RUN_OF_RESIDUALS - step % RUN_OF_RESIDUALS
+            factors += self._decoding.at(self._place(step), min(of_run, count - len(factors)))
         return [
-            (constant + law.context * (work.context + work.decodes * number) + of_adapters)
-            * factor(first_step + number, residuals)
-            for number in range(count)
+            (constant + of_context * (context + decodes * number) + of_adapters) * factor
+            for number, factor in enumerate(factors)
         ]
 
-    def _factor(self, step: int, residuals: tuple[float, ...]) -> float:
+    def _place(self, step: int) -> int:
         run, place = divmod(step, RUN_OF_RESIDUALS)
         if run != self._run:
             self._run, self._chance = run, _mixed(self._seed * 0x9E3779B97F4A7C15 + run)
-        return residuals[(self._chance + place) % len(residuals)]
+        return self._chance + place
+
+
+class _Neighbours:
+    """Residuals in the order in which they were seen. After the last one comes the first."""
+
+    def __init__(self, residuals: tuple[float, ...]) -> None:
+        self._count = len(residuals)
+        self._again = residuals + tuple(islice(cycle(residuals), RUN_OF_RESIDUALS))
+
+    def at(self, place: int, count: int) -> tuple[float, ...]:
+        """`count` neighbours, at most those of a run."""
+        first = place % self._count
+        return self._again[first : first + count]
 
 
 def _mixed(number: int) -> int:

@@ -1,15 +1,14 @@
 """Profiles without a machine: from Splitwise's measurements, and from a law that somebody gives."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from motet.domain import PAGE_TOKENS, pages_for
 from motet.errors import SetupError
+from motet_simulator.lines import csv_with
 from motet_simulator.profiles.fit import fit
 from motet_simulator.profiles.profile import EngineSize, Overheads, Profile, StepLaw, Work
 from motet_simulator.profiles.step_traces import Iteration, Timed
-from motet_simulator.workloads.lines import Row, header, numbered_lines, table
 
 LEAST_ROWS = 20
 
@@ -46,7 +45,7 @@ def from_splitwise(file: Path, engine: EngineSize, *, model: str, hardware: str,
     Its own simulator leaves the context out of a token's time; here the law has it."""
     known: set[str] = set()
     iterations: list[Iteration] = []
-    for row in _rows(file):
+    for row in csv_with(file, _COLUMNS):
         of_row = (row.text("model"), row.text("hardware"), row.tokens("tensor_parallel"))
         if len(known) < 100:
             known.add(f"{of_row[0]} on {of_row[2]} {of_row[1]}")
@@ -55,8 +54,8 @@ def from_splitwise(file: Path, engine: EngineSize, *, model: str, hardware: str,
         prompt, batch, output = row.tokens("prompt_size"), row.tokens("batch_size"), row.tokens("token_size")
         prefill = Work(prefill=prompt * batch, attended=batch * prompt * (prompt + 1) // 2)
         decode = Work(decodes=batch, context=batch * (prompt + output // 2))
-        iterations.append(Iteration(prefill, max(row.seconds("prompt_time") / 1000, 1e-6)))
-        iterations.append(Iteration(decode, max(row.seconds("token_time") / 1000, 1e-6)))
+        iterations.append(Iteration(prefill, max(row.number("prompt_time") / 1000, 1e-6)))
+        iterations.append(Iteration(decode, max(row.number("token_time") / 1000, 1e-6)))
     if len(iterations) < LEAST_ROWS:
         raise SetupError(
             f"{file} has too few rows of {model} on {parallel} {hardware}. It has {', '.join(sorted(known))}."
@@ -83,13 +82,3 @@ def from_law(text: str, engine: EngineSize, *, machine: str, model: str) -> Prof
     decode = costs.pop("decode", 0.0)
     law = StepLaw(decodes=((1, decode),) if decode else (), **costs)
     return Profile(machine=machine, model=model, kernels="a law", engine=engine, law=law, overheads=Overheads())
-
-
-def _rows(file: Path) -> Iterator[Row]:
-    lines = numbered_lines(file)
-    first = next(lines, None)
-    columns = header(first[1]) if first is not None else []
-    if not set(columns) >= _COLUMNS:
-        raise SetupError(f"{file} is no table of Splitwise: it has no {min(_COLUMNS - set(columns))}.")
-    for number, values in table(file, columns, lines):
-        yield Row(file, number, values)

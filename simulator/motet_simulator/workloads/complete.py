@@ -7,8 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 from motet.errors import SetupError
-from motet_simulator.workloads.lines import BadRow
-from motet_simulator.workloads.popularity import Law, choices, names
+from motet_simulator.lines import MAX_NUMBER, BadRow
+from motet_simulator.workloads.popularity import MAX_ADAPTERS, Law, choices, names
 from motet_simulator.workloads.request import WorkloadRequest
 from motet_simulator.workloads.traces import TraceRow, read
 
@@ -50,6 +50,9 @@ def complete(file: Path, rows: Iterable[TraceRow], completion: Completion) -> It
         at = times(row)
         if at is None:
             raise BadRow(file, row.line, "the trace has no times; give a rate (--rate)")
+        if at > MAX_NUMBER:
+            why = f"its time is {at:.3g} s; the last may be {MAX_NUMBER:g} s. Give a higher rate (--rate) or --speed"
+            raise BadRow(file, row.line, why)
         prompt, output = row.prompt_tokens, row.output_tokens
         if prompt is None or output is None:
             if lengths is None:
@@ -75,8 +78,14 @@ def adapters_asked_for(file: Path, completion: Completion) -> list[str]:
     """The names of all adapters that a workload may ask for, once each."""
     if completion.adapters is not None:
         return names(completion.adapters)
-    rows = read(file)
-    return list(dict.fromkeys(row.adapter for row in islice(rows, completion.requests) if row.adapter))
+    found: dict[str, None] = {}
+    for row in islice(read(file), completion.requests):
+        if row.adapter:
+            found[row.adapter] = None
+        if len(found) > MAX_ADAPTERS:
+            why = f"a plan has at most {MAX_ADAPTERS:,} adapters. Take fewer requests (--requests) or --adapters"
+            raise BadRow(file, row.line, why)
+    return list(found)
 
 
 def _times(completion: Completion) -> Callable[[TraceRow], float | None]:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, TextIO
 
+from motet.errors import SetupError
+from motet_simulator.lines import MAX_ROWS
 from motet_simulator.workloads.request import BLOCK_TOKENS, WorkloadRequest
 
 
@@ -29,8 +31,10 @@ def line_of(request: WorkloadRequest) -> str:
 
 
 def write(requests: Iterable[WorkloadRequest], to: TextIO) -> int:
-    """Returns how many there were."""
+    """Returns how many there were. Raises SetupError for more than a workload may have."""
     written = 0
-    for written, request in enumerate(requests, 1):  # noqa: B007 - counts them
+    for written, request in enumerate(requests, 1):
+        if written > MAX_ROWS:
+            raise SetupError(f"A workload has at most {MAX_ROWS:,} requests.")
         to.write(line_of(request) + "\n")
     return written

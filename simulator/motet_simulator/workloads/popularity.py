@@ -11,6 +11,9 @@ from enum import StrEnum
 from itertools import accumulate, count
 from math import ceil, log, sqrt
 
+MAX_ADAPTERS = 100_000
+"""Of a plan: the scheduler of each simulation knows them all."""
+
 SKEW = 1.5
 """Each adapter of the skewed law has this many times as many requests as the next one."""
 
@@ -25,7 +28,7 @@ class Law(StrEnum):
     IDENTICAL = "identical"
     """One for all."""
     ZIPF = "zipf"
-    """The n-th one with a share of 1/n: a few that many ask for, and many that few ask for."""
+    """The n-th one 1/n times as often as the first: a few that many ask for, and many that few ask for."""
 
 
 def adapters_of(law: Law, requests: int) -> int:
@@ -42,20 +45,25 @@ def adapters_of(law: Law, requests: int) -> int:
 
 
 def names(adapters: int) -> list[str]:
-    return [f"adapter-{number}" for number in range(adapters)]
+    return [_name(number) for number in range(adapters)]
 
 
 def choices(law: Law, adapters: int, seed: int) -> Iterator[str]:
     """The adapter of one request after the other, without end."""
     chance = random.Random(f"{law} {seed}")
-    known = names(1 if law is Law.IDENTICAL else adapters)
+    if law is Law.IDENTICAL:
+        adapters = 1
     if law is Law.DISTINCT:
-        yield from (known[number % len(known)] for number in count())
+        yield from (_name(number % adapters) for number in count())
     if law in (Law.UNIFORM, Law.IDENTICAL):
         while True:
-            yield known[chance.randrange(len(known))]
-    ratio = (SKEW ** -min(number, 1000) for number in range(len(known)))
-    weights = ratio if law is Law.SKEWED else (1 / (number + 1) for number in range(len(known)))
+            yield _name(chance.randrange(adapters))
+    ratio = (SKEW ** -min(number, 1000) for number in range(adapters))
+    weights = ratio if law is Law.SKEWED else (1 / (number + 1) for number in range(adapters))
     cumulated = list(accumulate(weights))
     while True:
-        yield known[min(bisect_left(cumulated, chance.random() * cumulated[-1]), len(known) - 1)]
+        yield _name(min(bisect_left(cumulated, chance.random() * cumulated[-1]), adapters - 1))
+
+
+def _name(number: int) -> str:
+    return f"adapter-{number}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from motet_simulator.lines import MAX_TOKENS
 from motet_simulator.workloads.complete import Completion, complete
 from motet_simulator.workloads.popularity import Law, adapters_of
 from motet_simulator.workloads.request import WorkloadRequest
@@ -52,4 +53,4 @@ def _rows(made: Made) -> Iterator[TraceRow]:
 
 
 def _lognormal(chance: random.Random, mean: float) -> int:
-    return max(1, round(chance.lognormvariate(math.log(mean) - SPREAD**2 / 2, SPREAD)))
+    return max(1, min(MAX_TOKENS, round(chance.lognormvariate(math.log(mean) - SPREAD**2 / 2, SPREAD))))

@@ -14,13 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from motet.errors import SetupError
-from motet_simulator.workloads.lines import Row, header, json_object, numbered_lines, table
+from motet_simulator.lines import MAX_TOKENS, Row, csv_with, json_object, numbered_lines
 from motet_simulator.workloads.request import WorkloadRequest
 
 LEVELS = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.999, 1)
 """Of the quantiles of lengths."""
 
+_COLUMNS = {"model", "client", "hour", "rate_per_s", "pattern", "p1"}
+
 MAX_CLIENT_HOURS = 1_000_000
+MIN_RATE, MIN_SHAPE = 1e-9, 0.01
+"""Of a client's arrivals. With smaller ones the laws of gaps leave what a float can be."""
+
 HOUR = 3600.0
 
 
@@ -53,26 +58,27 @@ def servegen(
     model: str,
     first_hour: int = 0,
     hours: int = 24,
-    share: float = 1.0,
+    rate_factor: float = 1.0,
     seed: int = 0,
 ) -> Iterator[WorkloadRequest]:
-    """`share`: of each client's rate. Raises SetupError where no client of this model asks in these hours."""
-    clients = _clients(hours_file, lengths_file, model, range(first_hour, first_hour + hours))
+    """`rate_factor`: times each client's rate. Raises SetupError where no client of this model asks in these hours."""
+    wanted = range(first_hour, first_hour + hours)
+    clients = _clients(hours_file, lengths_file, model, wanted)
     streams = [
-        _requests(name, client, range(first_hour, first_hour + hours), share, random.Random(f"{seed} {model} {name}"))
+        _requests(name, client, wanted, rate_factor, random.Random(f"{seed} {model} {name}"))
         for name, client in sorted(clients.items())
     ]
     return heapq.merge(*streams, key=lambda request: request.at)
 
 
 def _requests(
-    name: int, client: _Client, hours: range, share: float, chance: random.Random
+    name: int, client: _Client, hours: range, rate_factor: float, chance: random.Random
 ) -> Iterator[WorkloadRequest]:
     for number, hour in enumerate(hours):
         arrivals = client.hours.get(hour)
         if arrivals is None:
             continue
-        thinned = _Arrivals(arrivals.rate * share, arrivals.pattern, arrivals.shape)
+        thinned = _Arrivals(arrivals.rate * rate_factor, arrivals.pattern, arrivals.shape)
         at, end = number * HOUR + thinned.gap(chance) * chance.random(), (number + 1) * HOUR
         while at < end:
             yield WorkloadRequest(
@@ -88,23 +94,25 @@ def _drawn(quantiles: Sequence[float], chance: random.Random) -> int:
     level = chance.random()
     place = min(bisect_right(LEVELS, level), len(LEVELS) - 1)
     low, high = LEVELS[place - 1], LEVELS[place]
-    share = (level - low) / (high - low)
-    return max(1, round(quantiles[place - 1] + share * (quantiles[place] - quantiles[place - 1])))
+    below, above = quantiles[place - 1], quantiles[place]
+    return max(1, round(below + (above - below) * (level - low) / (high - low)))
 
 
 def _clients(hours_file: Path, lengths_file: Path, model: str, wanted: range) -> dict[int, _Client]:
     clients: dict[int, _Client] = {}
     models: set[str] = set()
-    for row in _table(hours_file, {"model", "client", "hour", "rate_per_s", "pattern", "p1"}):
+    for count, row in enumerate(csv_with(hours_file, _COLUMNS)):
+        if count == MAX_CLIENT_HOURS:
+            raise row.bad(f"there may be {MAX_CLIENT_HOURS:,} hours of clients at most")
         of_model = row.text("model")
         if len(models) < 100:
             models.add(of_model)
         hour = row.tokens("hour", least=0)
         if of_model != model or hour not in wanted:
             continue
-        rate, shape = row.seconds("rate_per_s"), row.seconds("p1")
-        if rate <= 0 or (shape <= 0 and row.text("pattern") in ("Gamma", "Weibull")):
-            raise row.bad("a rate and a shape must be above 0")
+        rate, shape = row.number("rate_per_s"), row.number("p1")
+        if rate < MIN_RATE or (shape < MIN_SHAPE and row.text("pattern") in ("Gamma", "Weibull")):
+            raise row.bad(f"a rate must be at least {MIN_RATE:g}, and a shape {MIN_SHAPE:g}")
         client = clients.setdefault(row.tokens("client", least=0), _Client())
         client.hours[hour] = _Arrivals(rate, row.text("pattern"), shape)
     for number, line in numbered_lines(lengths_file):
@@ -114,7 +122,7 @@ def _clients(hours_file: Path, lengths_file: Path, model: str, wanted: range) ->
             continue
         quantiles = row.get("quantiles")
         if not isinstance(quantiles, list) or len(quantiles) != len(LEVELS) or not _ascending(quantiles):
-            raise row.bad(f"quantiles must be {len(LEVELS)} numbers that do not fall")
+            raise row.bad(f"quantiles must be {len(LEVELS)} numbers from 0 to {MAX_TOKENS} that do not fall")
         if row.text("field") == "input_tokens":
             found.prompts = quantiles
         elif row.text("field") == "output_tokens":
@@ -128,23 +136,10 @@ def _clients(hours_file: Path, lengths_file: Path, model: str, wanted: range) ->
     return whole
 
 
-def _table(file: Path, wanted: set[str]) -> Iterator[Row]:
-    lines = numbered_lines(file)
-    first = next(lines, None)
-    columns = header(first[1]) if first is not None else []
-    if not wanted <= set(columns):
-        raise SetupError(f"{file} has no {min(wanted - set(columns))} in its first line.")
-    for count, (number, values) in enumerate(table(file, columns, lines)):
-        row = Row(file, number, values)
-        if count == MAX_CLIENT_HOURS:
-            raise row.bad(f"there may be {MAX_CLIENT_HOURS:,} hours of clients at most")
-        yield row
-
-
 def _ascending(values: Sequence[object]) -> bool:
     numbers: Mapping[int, float] = {
         place: value
         for place, value in enumerate(values)
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
     }
     return len(numbers) == len(values) and all(numbers[place] <= numbers[place + 1] for place in range(len(values) - 1))

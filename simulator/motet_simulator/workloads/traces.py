@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
+from motet.domain import ObjectName
 from motet.errors import SetupError
 from motet.runner_info import RequestClass
-from motet_simulator.workloads.lines import BadRow, Row, header, json_object, numbered_lines, table
+from motet_simulator.lines import BadRow, Row, csv_rows, json_object, numbered_lines
 from motet_simulator.workloads.request import BLOCK_TOKENS
 
 CLASSES = tuple(one.name.lower() for one in RequestClass)
@@ -53,18 +54,17 @@ def read(file: Path) -> Iterator[TraceRow]:
 
 def _rows(file: Path, first: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterable[TraceRow]:
     number, line = first
-    if line.startswith("{"):
+    all_lines = chain([first], lines)
+    if line.lstrip().startswith("{"):
         keys = json_object(file, number, line).keys()
         reader = _mooncake if "hash_ids" in keys else _own if "at" in keys else None
         if reader is not None:
-            rows = chain([first], lines)
-            return (reader(Row(file, at, json_object(file, at, text))) for at, text in rows)
+            return (reader(Row(file, at, json_object(file, at, text))) for at, text in all_lines)
     else:
-        columns = header(line)
-        for wanted, of_table in _TABLES:
+        columns, rows = csv_rows(file, all_lines)
+        for wanted, of_row in _CSV_FORMS:
             if wanted <= set(columns):
-                rows_of_table = table(file, columns, lines)
-                return (of_table(Row(file, at, values)) for at, values in rows_of_table)
+                return map(of_row, rows)
     raise SetupError(
         f"{file} is no workload: its first line is of none of the known forms. docs/guides/capacity.md shows Motet's "
         "own."
@@ -105,13 +105,13 @@ def _own(row: Row) -> TraceRow:
     if block_tokens % 16:
         raise row.bad(f"block_tokens is {block_tokens}: it must be a multiple of 16, the tokens of a page")
     return TraceRow(
-        line=row.number,
-        at=row.seconds("at"),
+        line=row.line,
+        at=row.number("at"),
         prompt_tokens=row.tokens("prompt_tokens"),
         output_tokens=row.tokens("output_tokens"),
         max_tokens=row.tokens("max_tokens") if row.get("max_tokens") is not None else 0,
         tenant=row.text("tenant"),
-        adapter=row.text("adapter"),
+        adapter=_adapter(row, row.text("adapter")),
         request_class=request_class,
         blocks=_blocks(row, "blocks") if row.get("blocks") is not None else (),
         block_tokens=block_tokens,
@@ -120,8 +120,8 @@ def _own(row: Row) -> TraceRow:
 
 def _mooncake(row: Row) -> TraceRow:
     return TraceRow(
-        line=row.number,
-        at=row.seconds("timestamp") / 1000,
+        line=row.line,
+        at=row.number("timestamp") / 1000,
         prompt_tokens=row.tokens("input_length"),
         output_tokens=row.tokens("output_length"),
         blocks=_blocks(row, "hash_ids"),
@@ -130,7 +130,7 @@ def _mooncake(row: Row) -> TraceRow:
 
 def _azure(row: Row) -> TraceRow:
     return TraceRow(
-        line=row.number,
+        line=row.line,
         at=_time(row, "TIMESTAMP"),
         prompt_tokens=row.tokens("ContextTokens"),
         output_tokens=row.tokens("GeneratedTokens"),
@@ -139,45 +139,53 @@ def _azure(row: Row) -> TraceRow:
 
 def _lengths(row: Row) -> TraceRow:
     return TraceRow(
-        line=row.number, prompt_tokens=row.tokens("ContextTokens"), output_tokens=row.tokens("GeneratedTokens")
+        line=row.line, prompt_tokens=row.tokens("ContextTokens"), output_tokens=row.tokens("GeneratedTokens")
     )
 
 
 def _arena(row: Row) -> TraceRow:
     return TraceRow(
-        line=row.number,
-        at=row.seconds("req_time"),
+        line=row.line,
+        at=row.number("req_time"),
         prompt_tokens=row.tokens("prompt_len"),
         output_tokens=row.tokens("output_len"),
-        adapter=row.text("adapter"),
+        adapter=_adapter(row, row.text("adapter")),
     )
 
 
 def _gentd26(row: Row) -> TraceRow:
     return TraceRow(
-        line=row.number,
+        line=row.line,
         at=_time(row, "gmt_create"),
         tenant=row.text("groupId"),
-        adapter=row.text("checkpoint_model_version_id"),
+        adapter=_adapter(row, row.text("checkpoint_model_version_id")),
     )
 
 
 def _gentd26_adapters(row: Row) -> TraceRow:
     """An image may be made with several adapters: the first one counts."""
-    return TraceRow(line=row.number, adapter=row.text("loras", most=4000).partition(":")[0])
+    return TraceRow(line=row.line, adapter=_adapter(row, row.text("loras", most=4000).partition(":")[0]))
 
 
 _KEYS = {
     "at", "prompt_tokens", "output_tokens", "max_tokens", "tenant", "adapter", "class", "blocks", "block_tokens",
 }  # fmt: skip
 
-_TABLES: list[tuple[set[str], Callable[[Row], TraceRow]]] = [
+_CSV_FORMS: list[tuple[set[str], Callable[[Row], TraceRow]]] = [
     ({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}, _azure),
     ({"ContextTokens", "GeneratedTokens"}, _lengths),
     ({"prompt_len", "output_len", "req_time", "adapter"}, _arena),
     ({"gmt_create", "groupId", "checkpoint_model_version_id"}, _gentd26),
     ({"loras", "base_model"}, _gentd26_adapters),
 ]
+
+
+def _adapter(row: Row, text: str) -> str:
+    """One name for each adapter: without the default namespace."""
+    found = ObjectName.parse(text)
+    if text and ("/" in found.name or not found.name.strip() or not found.namespace.strip()):
+        raise row.bad(f"the adapter is {text!r}: it must be a name, or a namespace and a name with one / between")
+    return found.name if found.namespace == "default" else text
 
 
 def _blocks(row: Row, name: str) -> tuple[int, ...]:

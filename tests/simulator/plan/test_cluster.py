@@ -1,5 +1,6 @@
 """What a simulated cluster does: the real policies place, and times come from the profile."""
 
+import gc
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,8 @@ from motet_scheduler.policy import events
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
 from motet_simulator.plan.cluster import Cluster, Setup
-from motet_simulator.plan.outcome import quantile
 from motet_simulator.profiles.profile import StepLaw, Work
+from motet_simulator.quantiles import quantile
 from motet_simulator.workloads.request import WorkloadRequest
 from tests.simulator.setups import LAW, profile, workload
 
@@ -105,6 +106,16 @@ def test_the_same_seed_gives_the_same_and_another_one_something_else() -> None:
         return simulated(Setup(profile=profile(), runners=2, seed=seed), requests).outcome.first_tokens
 
     assert outcome(1) == outcome(1) != outcome(2)
+
+
+def test_a_simulation_makes_no_garbage_in_cycles() -> None:
+    """Nothing is collected while it runs."""
+    requests = list(workload(1, 80, rate=20, adapters=5))
+    cluster = Cluster(Setup(profile=profile(pages=120), runners=2), dict.fromkeys(one.adapter for one in requests))
+    gc.collect()
+    cluster.run(iter(requests))
+    assert gc.isenabled()
+    assert gc.collect() == 0
 
 
 def test_what_is_recorded_can_be_replayed() -> None:

@@ -2,26 +2,28 @@
 
 import json
 import math
+from collections.abc import Callable
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from motet.errors import SetupError
 from motet_simulator.plan.cluster import Setup
-from motet_simulator.plan.outcome import Outcome, quantile
+from motet_simulator.plan.outcome import Outcome
 from motet_simulator.plan.plot import svg
-from motet_simulator.plan.search import Search, Survey
+from motet_simulator.plan.search import Answered, Search, Survey, Trial
 from motet_simulator.plan.sentence import as_object, sentence, table
 from motet_simulator.plan.slo import Slo, shown
+from motet_simulator.quantiles import quantile
 from tests.simulator.setups import profile, workload
 
 REQUESTS = list(workload(4, 250, rate=25))
 
 
-def search(slo: Slo, *, most_runners: int = 32) -> Search:
+def search(slo: Slo, *, most_runners: int = 32, progress: Callable[[int, int], None] = lambda *_: None) -> Search:
     setup = Setup(profile=profile(max_sequences=4), runners=1, lengths="exact")
     survey = Survey.of(REQUESTS, setup.profile)
-    return Search(setup, lambda: iter(REQUESTS), (), slo, survey=survey, most_runners=most_runners)
+    return Search(setup, lambda: iter(REQUESTS), (), slo, survey=survey, most_runners=most_runners, progress=progress)
 
 
 def test_a_search_begins_where_the_work_could_be_done_at_all() -> None:
@@ -53,8 +55,8 @@ def test_the_answer_suffices_and_one_less_does_not(ttft: float) -> None:
     assert sentence(found, slo).startswith(f"{most} runner")
 
 
-def test_a_simulation_ends_as_soon_as_the_promise_is_broken() -> None:
-    slo = Slo(ttft=0.3)
+@pytest.mark.parametrize("slo", [Slo(ttft=0.3), Slo(tpot=0.013)])
+def test_a_simulation_ends_as_soon_as_the_promise_is_broken(slo: Slo) -> None:
     found = search(slo).fewest([0])
     early = [trial for trial in found.trials.values() if not trial.complete]
     assert early
@@ -63,8 +65,10 @@ def test_a_simulation_ends_as_soon_as_the_promise_is_broken() -> None:
 
 def test_nobody_can_keep_it() -> None:
     slo = Slo(ttft=2.0, tpot=0.005)
-    found = search(slo).fewest([0, 1])
+    tried: list[tuple[int, int]] = []
+    found = search(slo, progress=lambda *which: tried.append(which)).fewest([0, 1])
     assert set(found.fewest.values()) == {None}
+    assert len(tried) == len(set(tried)), "no simulation is begun again to see its end"
     text = sentence(found, slo)
     assert text.startswith(
         "No number of runners that was tried keeps ttft 2 s and tpot 5 ms for 95 % of the requests: "
@@ -110,6 +114,17 @@ def test_of_one_number_it_says_whether_it_keeps_the_promise() -> None:
     assert "above 300 ms" in text
 
 
+def test_too_many_refusals_are_said_as_such() -> None:
+    """No time is named that nobody has measured."""
+    outcome = Outcome(first_tokens=[0.1] * 9, per_token=[0.01] * 9, seconds=1.0, busy_seconds=(1.0,))
+    outcome.refusals["pool_saturated"] = 1
+    found = Answered({0: None}, {(1, 0): Trial(1, 0, outcome, complete=True)}, 1)
+    assert sentence(found, Slo(ttft=0.5, tpot=0.1)) == (
+        "No number of runners that was tried keeps ttft 500 ms and tpot 100 ms for 95 % of the requests: with 1 runner "
+        "more than 5 % get no answer; 1 of 10 requests was refused (pool_saturated)."
+    )
+
+
 # -- promises ------------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +147,18 @@ def test_a_refused_request_misses_every_promise() -> None:
     assert slo.misses(outcome) == {"ttft": pytest.approx(0.9 / 0.5)}
     outcome.refusals["pool_saturated"] = 10
     assert slo.misses(outcome) == {"ttft": math.inf, "tpot": math.inf}
+
+
+def test_answers_of_one_token_are_answers() -> None:
+    """They have no time per token, and miss no promise of one."""
+    slo = Slo(tpot=0.1)
+    outcome = Outcome(first_tokens=[0.1] * 99, per_token=[])
+    outcome.refusals["pool_saturated"] = 1
+    assert slo.seen(outcome) == {"tpot": 0}
+    outcome.per_token = [0.2]
+    assert slo.seen(outcome) == {"tpot": 0.2}
+    outcome.refusals["pool_saturated"] = 9
+    assert slo.seen(outcome) == {"tpot": math.inf}
 
 
 def test_quantiles_are_those_of_the_values() -> None:

@@ -3,19 +3,21 @@
 import json
 import math
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from motet.errors import SetupError
-from motet_simulator.plan.outcome import quantile
+from motet_simulator import lines
+from motet_simulator.profiles import bounds, step_traces
 from motet_simulator.profiles.fit import fit
 from motet_simulator.profiles.identity import check_identity
 from motet_simulator.profiles.profile import RUN_OF_RESIDUALS, Profile, StepTimes, Work
 from motet_simulator.profiles.step_traces import Iteration, Timed, read
 from motet_simulator.profiles.tables import engine_size, from_law, from_splitwise
+from motet_simulator.quantiles import quantile
 from tests.simulator.setups import LAW, SIZE, profile
 
 TIMED = Timed(machine="here", model="m", kernels="k", engine=SIZE)
@@ -131,7 +133,53 @@ def test_traces_of_different_things_are_refused_by_name(what: str, tmp_path: Pat
     other.write_text(traced(measured(30, 0.1), **{what: "elsewhere"}))
     with pytest.raises(SetupError) as refused:
         read([one, other])
-    assert f"the {what} 'elsewhere'" in refused.value.message
+    assert f"{other} is of the {what} 'elsewhere', and {one} of '" in refused.value.message
+
+
+def test_traces_of_different_engines_are_refused_by_the_field_that_differs(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text(traced(measured(30, 0.1)))
+    other.write_text(traced(measured(30, 0.1), engine=_engine() | {"pages": 9, "max_sequences": 3}))
+    with pytest.raises(SetupError) as refused:
+        read([one, other])
+    assert refused.value.message == (
+        f"{other} is of the engine's max_sequences 3, and {one} of 64. Make a profile of each."
+    )
+
+
+def test_runners_may_have_different_numbers_of_pages_and_the_smaller_ones_count(tmp_path: Path) -> None:
+    """Memory that is free differs from start to start, also of one runner that goes on with its trace."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text(traced(measured(30, 0.1), engine=_engine() | {"host_pages": 5}))
+    other.write_text(
+        traced(measured(20, 0.1), engine=_engine() | {"pages": 200, "host_pages": 9})
+        + traced(measured(10, 0.1), engine=_engine() | {"pages": 300, "host_pages": 9})
+    )
+    timed, found = read([one, other])
+    assert (timed.engine.pages, timed.engine.host_pages, len(found)) == (200, 5, 60)
+
+
+def test_a_line_that_a_runner_has_not_written_whole_is_left_out(tmp_path: Path) -> None:
+    """It was killed there, or writes on."""
+    file = tmp_path / "trace"
+    file.write_text(traced(measured(30, 0.1)) + '{"step": 30, "ms": 8.')
+    assert len(read([file])[1]) == 30
+    with file.open("a") as more:
+        more.write("\n" + traced(measured(20, 0.1)))
+    assert len(read([file])[1]) == 50
+
+
+def test_a_trace_may_have_more_rows_than_a_workload_and_the_newest_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MAX_ROWS", 50)
+    monkeypatch.setattr(step_traces, "MAX_ITERATIONS", 20)
+    iterations = measured(60, 0.1)
+    (tmp_path / "trace").write_text(traced(iterations))
+    (tmp_path / "other").write_text(traced(iterations[:5]))
+    assert [one.work for one in read([tmp_path / "trace"])[1]] == [one.work for one in iterations[-20:]]
+    newest = read([tmp_path / "trace", tmp_path / "other"])[1]
+    assert [one.work for one in newest] == [one.work for one in (iterations[-15:] + iterations[:5])]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +187,12 @@ def test_traces_of_different_things_are_refused_by_name(what: str, tmp_path: Pat
     [
         ('{"step": 1, "ms": 3}\n', "line 1: a step trace begins with what it is of"),
         ('{"of": {"machine": 1}}\n', "line 1: what it is of cannot be read"),
+        (
+            traced([Iteration(Work(decodes=1), 1.0)], engine={"pages": None, "page_bytes": 1, "adapter_rank_bytes": 1}),
+            "line 1: what it is of cannot be read (engine.pages is None: it must be a whole number from 1 to 4194304)",
+        ),
+        ("{]\n" + traced([Iteration(Work(decodes=1), 1.0)] * 2).partition("\n")[2], "line 1: it is no JSON"),
+        (traced([Iteration(Work(decodes=1), 1.0)]) + "{]\n{]", "line 2: it is no JSON"),
         (traced([Iteration(Work(decodes=1), 1.0)]) + "{]\n", "line 2: it is no JSON"),
         (traced([Iteration(Work(decodes=1), 1.0)]) + '{"ms": -1}\n', "line 2: ms is -1"),
         ("", "has no iterations"),
@@ -186,6 +240,39 @@ def test_a_profile_with_which_no_simulation_would_end_is_refused(spoil: Any, tmp
     file.write_text(json.dumps(given))
     with pytest.raises(SetupError, match=r"profile.json is no profile"):
         Profile.read(file)
+
+
+WHOLE, REAL = [math.nan, 100.5, 10**13, "4", None, True], [math.nan, math.inf, 1e308, "4", None, True]
+
+
+@pytest.mark.parametrize("part", ["engine", "law", "overheads"])
+def test_every_field_of_a_profile_has_bounds(part: str, tmp_path: Path) -> None:
+    """A file with something else says so, with the field's name, and is not taken."""
+    table = {"engine": bounds.ENGINE, "law": bounds.LAW, "overheads": bounds.OVERHEADS}[part]
+    assert table.keys() == {one.name for one in fields(getattr(profile(), part))} - {"decodes"}
+    file = tmp_path / "profile.json"
+    profile(noise=0.0).write(file)
+    written = json.loads(file.read_text())
+    for name, bound in table.items():
+        values: list[Any] = ["nope", 1, None]
+        if isinstance(bound, bounds.Number):
+            values = [bound.least - 1, bound.most + 1, *(WHOLE if bound.kind is int else REAL)]
+        for value in values:
+            if value is None and name == "decode_slowdown":
+                continue  # it may be absent
+            file.write_text(json.dumps(written | {part: written[part] | {name: value}}))
+            with pytest.raises(SetupError, match=rf"profile.json is no profile .*: {part}.{name} is .*: it must be "):
+                Profile.read(file)
+
+
+@pytest.mark.parametrize("text", ["fixed=1" + "0" * 309 + "s", "fixed=61s", "fixed=8ms,context=100s"])
+def test_a_profile_that_no_plan_would_take_is_not_written(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    with pytest.raises(
+        SetupError, match=r"profile.json is not written: law\.(fixed|context) is .*: it must be a number"
+    ):
+        from_law(text, ENGINE, machine="x", model="y").write(file)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "nothing", "[" * 100_000])

@@ -1,6 +1,7 @@
 """Workloads that laws make: Punica's popularity (PU-25), and ServeGen's clients."""
 
 from collections import Counter
+from io import StringIO
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -8,9 +9,13 @@ from statistics import fmean, stdev
 import pytest
 
 from motet.errors import SetupError
+from motet_simulator.lines import MAX_TOKENS
+from motet_simulator.workloads import jsonl
+from motet_simulator.workloads.jsonl import write
 from motet_simulator.workloads.popularity import Law, adapters_of, choices
 from motet_simulator.workloads.punica import Made, make
 from motet_simulator.workloads.servegen import HOUR, LEVELS, servegen
+from motet_simulator.workloads.traces import read
 
 
 def test_a_thousand_requests_have_punicas_numbers_of_adapters() -> None:
@@ -48,6 +53,20 @@ def test_a_workload_that_is_made_has_its_rate_and_its_lengths() -> None:
     assert requests != list(make(Made(requests=4000, rate=20.0, law=Law.SKEWED, seed=4)))
 
 
+def test_what_is_made_can_be_read(tmp_path: Path) -> None:
+    made = Made(requests=50, rate=1.0, law=Law.ZIPF, prompt=MAX_TOKENS, output=MAX_TOKENS, most_output=MAX_TOKENS)
+    with (tmp_path / "workload").open("w") as file:
+        assert write(make(made), file) == 50
+    assert max(row.prompt_tokens or 0 for row in read(tmp_path / "workload")) == MAX_TOKENS
+
+
+def test_no_more_requests_are_written_than_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "MAX_ROWS", 50)
+    assert write(make(Made(requests=50, rate=1.0, law=Law.ZIPF)), StringIO()) == 50
+    with pytest.raises(SetupError, match=r"at most 50 requests"):
+        write(make(Made(requests=51, rate=1.0, law=Law.ZIPF)), StringIO())
+
+
 HOURS = (
     "category,model,client,hour,rate_per_s,cv,pattern,p1,p2\n"
     "reason,r1,0,5,1.0,3.0,Gamma,0.2,9\nreason,r1,1,5,0.5,1.0,Weibull,1.0,9\nreason,r1,1,6,0.5,1.0,Weibull,1.0,9\n"
@@ -81,7 +100,7 @@ def test_servegens_clients_ask_at_their_rates_with_their_spread(tmp_path: Path) 
     times = [one.at for one in requests if one.tenant == "client-0"]
     gaps = [after - before for before, after in pairwise(times)]
     assert stdev(gaps) / fmean(gaps) == pytest.approx(0.2**-0.5, rel=0.2), "a Gamma law of shape 0.2"
-    tenth = list(servegen(*files(tmp_path), model="r1", first_hour=5, hours=2, share=0.1))
+    tenth = list(servegen(*files(tmp_path), model="r1", first_hour=5, hours=2, rate_factor=0.1))
     assert len(tenth) == pytest.approx(len(requests) / 10, rel=0.35)
 
 
@@ -89,8 +108,10 @@ def test_servegens_clients_ask_at_their_rates_with_their_spread(tmp_path: Path) 
     ("hours", "more", "says"),
     [
         (HOURS + "reason,r1,0,6,-1,1,Gamma,1,1\n", "", "line 7: rate_per_s is '-1'"),
-        (HOURS + "reason,r1,0,6,0,1,Gamma,1,1\n", "", "line 7: a rate and a shape must be above 0"),
+        (HOURS + "reason,r1,0,6,0,1,Gamma,1,1\n", "", "line 7: a rate must be at least 1e-09, and a shape 0.01"),
+        (HOURS + "reason,r1,0,6,1,1,Weibull,1e-9,1\n", "", "line 7: a rate must be at least 1e-09, and a shape 0.01"),
         (HOURS, '{"model": "r1", "client": 0, "field": "output_tokens", "quantiles": [2, 1]}', "line 5: quantiles"),
+        (HOURS, lengths(0, "input_tokens", 1, 10**30), "line 5: quantiles must be 16 numbers from 0 to 16777216"),
         ("model,client\n", "", "has no"),
         (HOURS.replace("r1", "r2"), "", "There is r2, small"),
     ],

@@ -1,17 +1,16 @@
 """Traces as others publish them, and rows that cannot be right."""
 
 import gzip
-import itertools
 import json
 import os
-import threading
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from motet.errors import SetupError
-from motet_simulator.workloads import lines
+from motet_simulator import lines
+from motet_simulator.workloads import complete
 from motet_simulator.workloads.complete import Completion, adapters_asked_for, workload
 from motet_simulator.workloads.jsonl import line_of
 from motet_simulator.workloads.popularity import Law
@@ -57,6 +56,9 @@ FORMS = {
         [(0.0, 4, 2, ""), (1.0, 5, 3, "a")],
     ),
 }
+
+
+ROW = b'{"at": 0, "prompt_tokens": 4, "output_tokens": 1}\n'
 
 
 def written(folder: Path, text: str | bytes, name: str = "trace") -> Path:
@@ -106,6 +108,20 @@ def test_every_form_becomes_our_own_and_stays_the_same(tmp_path: Path) -> None:
         ('{"at": 0, "prompt_tokens": 4, "output_tokens": 1}\n\n[]\n', "line 3: it is no JSON object"),
         ('{"at": 0, "prompt_tokens": 4, "output_tokens": 1}\n{"at', "line 2: it is no JSON"),
         ("ContextTokens,GeneratedTokens\n1,2\n3\n", "line 3: it has 1 values, and the header 2"),
+        (
+            '{"at": 0, "prompt_tokens": 1e300, "output_tokens": 1}\n',
+            "is 1e+300: it must be a whole number from 1 to 16777216",
+        ),
+        ('{"at": 0, "prompt_tokens": -1, "output_tokens": 1}\n', "is -1: it must be a whole number from 1 to 16777216"),
+        ('{"at": 0, "prompt_tokens": NaN, "output_tokens": 1}\n', "is nan: it must be a whole number from 1 to"),
+        (f'{{"at": 0, "prompt_tokens": {"9" * 400}, "output_tokens": 1}}\n', "…: it must be a whole number from 1 to"),
+        (
+            '{"at": 0, "prompt_tokens": 4, "output_tokens": 1, "adapter": "/"}\n',
+            "line 1: the adapter is '/': it must be a",
+        ),
+        ('{"at": 0, "prompt_tokens": 4, "output_tokens": 1, "adapter": "a/b/c"}\n', "line 1: the adapter is 'a/b/c'"),
+        ('{"at": 0, "prompt_tokens": 4, "output_tokens": 1, "adapter": "a/ "}\n', "line 1: the adapter is 'a/ '"),
+        ('ContextTokens,GeneratedTokens\n1,2\n1,"' + "2" * 200_000 + "\n", "line 3: it is no row of a CSV file"),
         ("ContextTokens,GeneratedTokens\n1,2\nx,2\n", "line 3: ContextTokens is 'x': it must be a number"),
         (
             '{"at": 9, "prompt_tokens": 4, "output_tokens": 1}\n{"at": 7.5, "prompt_tokens": 4, "output_tokens": 1}\n',
@@ -119,38 +135,33 @@ def test_a_bad_row_is_refused_with_its_line(text: str, says: str, tmp_path: Path
     assert says in refused.value.message
 
 
-def test_a_line_without_an_end_and_a_file_without_an_end_are_refused_in_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("text", "says"), [(b"", "line 1: it is longer than 1 MiB"), (ROW * 30_000, "line 20001: a file")]
+)
+def test_a_long_line_and_a_long_file_are_refused_in_bounded_memory(
+    text: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = b'{"at": 0, "prompt_tokens": 4, "output_tokens": 1}\n'
     monkeypatch.setattr(lines, "MAX_ROWS", 20_000)
-    for endless, says in (
-        (b" " * 65536, "line 1: it is longer than 1 MiB"),
-        (row * 1000, "line 20001: a workload has"),
-    ):
-        pipe = tmp_path / f"pipe{len(endless)}"
-        os.mkfifo(pipe)
-
-        def feed(pipe: Path = pipe, endless: bytes = endless) -> None:
-            try:
-                with pipe.open("wb", buffering=0) as end:
-                    for _ in itertools.count():
-                        end.write(endless)
-            except BrokenPipeError:
+    file = written(tmp_path, text)
+    os.truncate(file, 1 << 30)  # what is not written takes no place
+    tracemalloc.start()
+    try:
+        with pytest.raises(SetupError) as refused:
+            for _ in read(file):
                 pass
+        assert says in refused.value.message
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
-        feeding = threading.Thread(target=feed, daemon=True)
-        feeding.start()
-        tracemalloc.start()
-        try:
-            with pytest.raises(SetupError) as refused:
-                for _ in read(pipe):
-                    pass
-            assert says in refused.value.message
-            assert tracemalloc.get_traced_memory()[1] < 8 << 20
-        finally:
-            tracemalloc.stop()
-        feeding.join(10)
+
+def test_what_is_no_regular_file_is_refused_by_name(tmp_path: Path) -> None:
+    """It could not be read twice, and a plan does."""
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(SetupError) as refused:
+            list(read(file))
+        assert refused.value.message.startswith(f"{file} is no regular file.")
 
 
 def test_a_damaged_compressed_file_is_refused(tmp_path: Path) -> None:
@@ -176,6 +187,27 @@ def test_adapters_are_those_of_the_trace_or_those_that_are_asked_for(tmp_path: P
     asked = [one.adapter for one in workload(file, Completion(adapters=2, law=Law.DISTINCT))]
     assert asked == ["adapter-0", "adapter-1"]
     assert [one.adapter for one in workload(file, Completion(adapters=0))] == ["", ""]
+
+
+def test_an_adapter_has_one_name(tmp_path: Path) -> None:
+    names = ["x", "default/x", "t/x"]
+    rows = (json.dumps({"at": 0, "prompt_tokens": 4, "output_tokens": 1, "adapter": name}) + "\n" for name in names)
+    file = written(tmp_path, "".join(rows))
+    assert [row.adapter for row in read(file)] == ["x", "x", "t/x"]
+    assert adapters_asked_for(file, Completion()) == ["x", "t/x"]
+
+
+def test_more_adapters_than_a_plan_can_have_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(complete, "MAX_ADAPTERS", 2)
+    file = written(tmp_path, FORMS["arena"][0] + "2,1,1,0.75,2\n3,1,1,0.8,3\n")
+    with pytest.raises(SetupError, match=r"line 5: a plan has at most 2 adapters. Take fewer requests"):
+        adapters_asked_for(file, Completion())
+    assert adapters_asked_for(file, Completion(requests=3)) == ["13", "2"]
+
+
+def test_a_time_that_no_workload_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"line 3: its time is 4.31e\+09 s; the last may be 1e\+09 s."):
+        list(workload(written(tmp_path, FORMS["azure"][0]), Completion(speed=1e-9)))
 
 
 def test_time_passes_as_fast_as_asked(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ Pure: it computes numbers, and effects that the engine carries out in order befo
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, ItemsView, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,6 +81,11 @@ class DeviceBudget:
         """The adapters on the device, the least recently used first."""
         return list(self._runs)
 
+    @property
+    def runs(self) -> ItemsView[Digest, AdapterRun]:
+        """In the same order."""
+        return self._runs.items()
+
     def run_of(self, adapter: Digest) -> AdapterRun:
         return self._runs[adapter]
 
@@ -144,15 +149,15 @@ class DeviceBudget:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _arrange(self, count: int, evicted: Collection[Digest], *, evict: bool) -> _Arrangement | None:
-        free = [*self.pages.empty_pages, *(page for adapter in evicted for page in self._runs[adapter].pages)]
-        dropped = self.pages.first_cached(max(0, count - len(free))) if evict else []
-        if len(free) + len(dropped) < count:
+        free = len(self.pages.empty_pages) + sum(self._runs[adapter].length for adapter in evicted)
+        dropped = self.pages.first_cached(max(0, count - free)) if evict else []
+        if free + len(dropped) < count:
             return None
-        held = np.ones(self.pages.capacity, dtype=np.bool_)
-        held[[*free, *dropped]] = False
-        runs = {adapter: run for adapter, run in self._runs.items() if adapter not in evicted}
-        for run in runs.values():
+        held = self.pages.in_use()
+        held[dropped] = False
+        for run in self._runs.values():
             held[run.start : run.start + run.length] = False
+        runs = {adapter: run for adapter, run in self._runs.items() if adapter not in evicted}
         starts = {adapter: run.start for adapter, run in runs.items()}
         start = self._place(count, runs, starts, held, moves=evict)
         if start is None and evict:
@@ -179,7 +184,7 @@ class DeviceBudget:
 
     def _make(self, adapter: Digest, arrangement: _Arrangement, evicted: tuple[Digest, ...]) -> Grant:
         run, starts, dropped, moves = arrangement
-        of_adapters = {page for each in self._runs.values() for page in each.pages}
+        vacated = {page for one, each in self._runs.items() if starts.get(one) != each.start for page in each.pages}
         self.pages.take_from_cache(dropped)
         for one in evicted:
             self.pages.give_last(self._runs.pop(one).pages)
@@ -191,9 +196,9 @@ class DeviceBudget:
             self._runs[one] = AdapterRun(start, self._runs[one].length)
         self._runs[adapter] = run
         # Free pages may become KV, so they are wiped; a page that a KV page was moved to is already overwritten.
-        wiped = tuple(sorted(page for page in of_adapters | scratch if self.pages.is_empty(page)))
+        wiped = tuple(sorted(page for page in vacated | scratch if self.pages.is_empty(page)))
         effects: list[Effect] = [*copies, *([Wipe(Tier.DEVICE, wiped)] if wiped else [])]
-        moved = {old: new for old, new in moves.items() if old not in of_adapters}
+        moved = {old: new for old, new in moves.items() if old not in vacated}
         return Grant(run, evicted, moved, tuple(effects))
 
 

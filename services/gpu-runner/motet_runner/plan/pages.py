@@ -1,8 +1,12 @@
 """Which page is whose. Pure numbers; the bytes are in `motet_runner.memory`."""
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
 
 
 class PageAllocator:
@@ -20,9 +24,9 @@ class PageAllocator:
         self.on_cache_page_taken: Callable[[int], None] = lambda _: None
         """Called for each page that the cache has to yield, before the page is handed out again."""
         self._free = list(range(capacity - 1, -1, -1))
-        self._holders = [0] * capacity
+        self._holders = array("l", [0]) * capacity
         """Page → how many holders it has, without the prefix cache."""
-        self._cached = [False] * capacity
+        self._cached = bytearray(capacity)
         self._only_cached: dict[int, None] = {}
         """Pages that only the cache holds, in the order in which it yields them."""
         self._repeated = 0
@@ -113,6 +117,10 @@ class PageAllocator:
         """The free pages that the cache does not hold."""
         return self._free
 
+    def in_use(self) -> npt.NDArray[np.bool_]:
+        """By page: whether it is not empty."""
+        return (np.asarray(self._holders) > 0) | np.frombuffer(self._cached, dtype=np.bool_)
+
     def is_empty(self, page: int) -> bool:
         return not self._holders[page] and not self._cached[page]
 
@@ -154,9 +162,17 @@ class PageAllocator:
         self._free[:0] = [old for old in moves if old not in moved]
 
     def _withdraw(self, pages: Collection[int]) -> None:
-        left = [page for page in self._free if page not in pages]
-        assert len(self._free) - len(left) == len(pages), f"some of {sorted(pages)} are not empty"
-        self._free = left
+        """Most are at the front: what was an adapter's is handed out last."""
+        kept, missing, place = [], len(pages), 0
+        while missing and place < len(self._free):
+            page = self._free[place]
+            if page in pages:
+                missing -= 1
+            else:
+                kept.append(page)
+            place += 1
+        assert not missing, f"some of {sorted(pages)} are not empty"
+        self._free[:place] = kept
 
     # -- recount -------------------------------------------------------------------------------------------------------
 

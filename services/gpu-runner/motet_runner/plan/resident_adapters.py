@@ -86,7 +86,7 @@ class ResidentAdapters:
 
     def reclaimable(self, *, spare: Digest | None = None) -> int:
         """How many pages of adapters KV may get instead."""
-        return sum(self._budget.run_of(one).length for one in self._budget.adapters if not self._stays(one, spare))
+        return sum(run.length for one, run in self._budget.runs if not self._stays(one, spare))
 
     def pages_to_take(self, digest: Digest) -> int:
         """How many pages the adapter does not have yet."""

@@ -43,15 +43,15 @@ class SequenceTable:
     def live_on(self, adapter: Digest) -> int:
         """How many sequences need the adapter on the device. A parked sequence does not: the adapter loads again with
         it."""
-        return self._users[adapter] - self._parked[adapter]
+        return self._users.get(adapter, 0) - self._parked.get(adapter, 0)
 
     def live_adapters(self) -> Iterator[Digest]:
         """The adapters that live sequences need on the device, and the base."""
-        return (adapter for adapter, users in self._users.items() if users > self._parked[adapter])
+        return (adapter for adapter, users in self._users.items() if users > self._parked.get(adapter, 0))
 
     def users_of(self, adapter: Digest) -> int:
         """How many sequences need the adapter now, or when they resume."""
-        return self._users[adapter]
+        return self._users.get(adapter, 0)
 
     def count(self, *states: State) -> int:
         return sum(sequence.state in states for sequence in self)

@@ -10,6 +10,7 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,12 +20,13 @@ MAX_LINE_BYTES = 1 << 20
 """The longest line. One of Mooncake's longest prompts has a few kilobytes."""
 
 MAX_ROWS = 5_000_000
-"""The most rows of one file. A file that never ends is refused there."""
+"""The most rows of a workload or a table."""
 
 MAX_TOKENS = 1 << 24
 """Of a prompt or an answer: more than any model's context."""
 
-MAX_SECONDS = 1e9
+MAX_NUMBER = 1e9
+"""Of a time in seconds, and of what else a row may say."""
 
 
 class BadRow(SetupError):
@@ -32,22 +34,25 @@ class BadRow(SetupError):
         super().__init__(f"{file}, line {line}: {why}.")
 
 
-def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not empty, with their numbers from 1 on. `.gz` is unpacked on the way."""
+def numbered_lines(file: Path, *, bounded: bool = True) -> Iterator[tuple[int, str]]:
+    """The lines that are not empty, with their numbers from 1 on. Each has its end, but for the last one of a file that
+    lacks it. `.gz` is unpacked on the way. `bounded`: a file of more than MAX_ROWS is refused."""
     number = 0
     try:
+        if file.exists() and not file.is_file():
+            raise SetupError(f"{file} is no regular file. Save what it has in one, and name that.")
         with _opened(file) as opened:
             while line := opened.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(line) > MAX_LINE_BYTES:
                     raise BadRow(file, number, f"it is longer than {MAX_LINE_BYTES >> 20} MiB")
-                if number > MAX_ROWS:
-                    raise BadRow(file, number, f"a workload has at most {MAX_ROWS:,} rows; cut the file")
+                if bounded and number > MAX_ROWS:
+                    raise BadRow(file, number, f"a file has at most {MAX_ROWS:,} rows; cut it")
                 try:
-                    text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError:
                     raise BadRow(file, number, "it is no text in UTF-8") from None
-                if text:
+                if text.strip():
                     yield number, text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadRow(file, number + 1, f"the compressed file is damaged there ({error})") from error
@@ -55,17 +60,33 @@ def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
         raise SetupError(f"{file}: {error.strerror or error}.") from error
 
 
-def table(file: Path, columns: list[str], lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a CSV file whose header has been read."""
+def csv_rows(file: Path, lines: Iterator[tuple[int, str]]) -> tuple[list[str], Iterator["Row"]]:
+    """The columns that the next line names, and the rows below it."""
+    columns = [name.strip() for number, line in islice(lines, 1) for name in _values(file, number, line)]
+    return columns, _below(file, columns, lines)
+
+
+def csv_with(file: Path, wanted: AbstractSet[str]) -> Iterator["Row"]:
+    """The rows of a CSV file. Raises SetupError if it lacks one of these columns."""
+    columns, rows = csv_rows(file, numbered_lines(file))
+    if missing := wanted - set(columns):
+        raise SetupError(f"{file} has no column {min(missing)} in its first line.")
+    return rows
+
+
+def _below(file: Path, columns: list[str], lines: Iterator[tuple[int, str]]) -> Iterator["Row"]:
     for number, line in lines:
-        values = next(csv.reader([line]))
+        values = _values(file, number, line)
         if len(values) != len(columns):
             raise BadRow(file, number, f"it has {len(values)} values, and the header {len(columns)} columns")
-        yield number, dict(zip(columns, values, strict=True))
+        yield Row(file, number, dict(zip(columns, values, strict=True)))
 
 
-def header(line: str) -> list[str]:
-    return [name.strip() for name in next(csv.reader([line]))]
+def _values(file: Path, number: int, line: str) -> list[str]:
+    try:
+        return next(csv.reader([line.strip()]))
+    except csv.Error as error:
+        raise BadRow(file, number, f"it is no row of a CSV file ({error})") from None
 
 
 def json_object(file: Path, number: int, line: str) -> dict[str, Any]:
@@ -81,9 +102,9 @@ def json_object(file: Path, number: int, line: str) -> dict[str, Any]:
 class Row:
     """One row, and how its values are read: a wrong one is said with its line and its name."""
 
-    def __init__(self, file: Path, number: int, values: Mapping[str, Any]) -> None:
+    def __init__(self, file: Path, line: int, values: Mapping[str, Any]) -> None:
         self.file = file
-        self.number = number
+        self.line = line
         self._values = values
 
     @property
@@ -91,11 +112,11 @@ class Row:
         return self._values.keys()
 
     def bad(self, why: str) -> BadRow:
-        return BadRow(self.file, self.number, why)
+        return BadRow(self.file, self.line, why)
 
     def tokens(self, name: str, *, least: int = 1) -> int:
-        value = self.seconds(name)
-        if value != int(value) or not least <= value <= MAX_TOKENS:
+        value = self._number(name)
+        if not least <= value <= MAX_TOKENS or value != int(value):
             given = _short(self._values.get(name))
             raise self.bad(f"{name} is {given}: it must be a whole number from {least} to {MAX_TOKENS}")
         return int(value)
@@ -107,15 +128,21 @@ class Row:
             raise self.bad(f"{name} is {_short(value)}: it must be a whole number")
         return value
 
-    def seconds(self, name: str) -> float:
+    def number(self, name: str) -> float:
+        value = self._number(name)
+        if not 0 <= value <= MAX_NUMBER:
+            given = _short(self._values.get(name))
+            raise self.bad(f"{name} is {given}: it must be a number from 0 to {MAX_NUMBER:g}")
+        return value
+
+    def _number(self, name: str) -> float:
         given = self._values.get(name)
         try:
-            value = float(given) if not isinstance(given, bool) else math.nan  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError):
+            return float(given) if not isinstance(given, bool) else math.nan  # type: ignore[arg-type]
+        except OverflowError:
+            return math.inf
+        except (TypeError, ValueError):
             raise self.bad(f"{name} is {_short(given)}: it must be a number") from None
-        if not 0 <= value <= MAX_SECONDS:
-            raise self.bad(f"{name} is {_short(given)}: it must be a number from 0 to {MAX_SECONDS:g}")
-        return value
 
     def text(self, name: str, *, default: str = "", most: int = 200) -> str:
         given = self._values.get(name, default)
