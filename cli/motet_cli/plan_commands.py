@@ -13,7 +13,7 @@ from motet_simulator.output_file import output_file
 from motet_simulator.plan.cluster import Lengths, Setup
 from motet_simulator.plan.plot import svg
 from motet_simulator.plan.search import Answered, Search, Survey
-from motet_simulator.plan.sentence import as_object, sentence, table
+from motet_simulator.plan.sentence import as_object, as_table, sentence
 from motet_simulator.plan.slo import Slo
 from motet_simulator.profiles.identity import check_identity
 from motet_simulator.profiles.profile import Profile
@@ -71,7 +71,7 @@ def plan(question: Question) -> int:
             f"{survey.requests} requests, {len(adapters)} adapters; profile of {profile.model} with {profile.kernels} "
             f"on {profile.machine}."
         )
-        printer.table(*table(found, question.slo))
+        printer.table(*as_table(found, question.slo))
     return NOT_KEPT if None in found.fewest.values() else 0
 
 

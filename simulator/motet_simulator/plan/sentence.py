@@ -33,7 +33,7 @@ def sentence(answered: Answered, slo: Slo, *, asked: int | None = None) -> str:
     return f"{_runners(most)} {_keep(most)} {promise} for {whom}, {of_seeds}{spread}; {_seen(answered, most, slo)}."
 
 
-def table(answered: Answered, slo: Slo) -> tuple[list[str], list[list[str]]]:
+def as_table(answered: Answered, slo: Slo) -> tuple[list[str], list[list[str]]]:
     """Columns and rows, one for each number of runners of which a simulation came to its end."""
     percent = f"p{slo.share * 100:g}"
     columns = ["runners", "keep it", f"ttft p50, {percent}", f"tpot p50, {percent}", "tokens/s", "busy", "refused"]

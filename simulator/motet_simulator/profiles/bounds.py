@@ -27,6 +27,9 @@ class Number(NamedTuple):
     nullable: bool = False
 
 
+Bound = Number | type[str] | tuple[object, ...]
+"""A tuple has all that there may be."""
+
 SECONDS = Number(float, 0.0, MAX_ITERATION_SECONDS)
 SECONDS_OF_DECODES = Number(float, 0.0, 10 * MAX_ITERATION_SECONDS)
 """A fitted law may reach beyond what was seen."""
@@ -36,9 +39,9 @@ FACTOR = Number(float, 1e-6, 1e6)
 
 COUNT = Number(int, 1, MAX_PLACES)
 
-PROFILE = {"machine": str, "model": str, "kernels": str, "steps": Number(int, 0, 1 << 53)}
+PROFILE: Mapping[str, Bound] = {"machine": str, "model": str, "kernels": str, "steps": Number(int, 0, 1 << 53)}
 
-ENGINE = {
+ENGINE: Mapping[str, Bound] = {
     "pages": Number(int, 1, MAX_PAGES),
     "page_bytes": Number(int, 1, MAX_BYTES),
     "adapter_rank_bytes": Number(int, 1, MAX_BYTES),
@@ -54,7 +57,7 @@ ENGINE = {
     "prefix_cache": (True, False),
 }
 
-LAW = {
+LAW: Mapping[str, Bound] = {
     "fixed": Number(float, 1e-9, MAX_ITERATION_SECONDS),
     "context": SECONDS,
     "prefill": SECONDS,
@@ -62,11 +65,18 @@ LAW = {
     "adapters": SECONDS,
 }
 
-OVERHEADS = dict.fromkeys(("arrival", "submit", "delivery", "adapter_load", "adapter_byte", "swapped_page"), SECONDS)
+OVERHEADS: Mapping[str, Bound] = {
+    "arrival": SECONDS,
+    "submit": SECONDS,
+    "delivery": SECONDS,
+    "adapter_load": SECONDS,
+    "adapter_byte": SECONDS,
+    "swapped_page": SECONDS,
+}
 
 
-def check_fields(part: str, given: object, bounds: Mapping[str, Number | type[str] | tuple[object, ...]]) -> None:
-    """Raises ValueError for the first attribute that is out of its bounds. A tuple has all that an attribute may be."""
+def check_fields(part: str, given: object, bounds: Mapping[str, Bound]) -> None:
+    """Raises ValueError for the first attribute that is out of its bounds."""
     for name, bound in bounds.items():
         value = getattr(given, name)
         if isinstance(bound, Number):

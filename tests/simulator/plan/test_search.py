@@ -12,7 +12,7 @@ from motet_simulator.plan.cluster import Setup
 from motet_simulator.plan.outcome import Outcome
 from motet_simulator.plan.plot import svg
 from motet_simulator.plan.search import Answered, Search, Survey, Trial
-from motet_simulator.plan.sentence import as_object, sentence, table
+from motet_simulator.plan.sentence import as_object, as_table, sentence
 from motet_simulator.plan.slo import Slo, shown
 from motet_simulator.quantiles import quantile
 from tests.simulator.setups import profile, workload
@@ -91,7 +91,7 @@ def test_what_is_said_is_what_was_seen() -> None:
     slo = Slo(ttft=1.0, tpot=1.0)
     found = search(slo).fewest([0, 1])
     text = sentence(found, slo)
-    columns, rows = table(found, slo)
+    columns, rows = as_table(found, slo)
     assert all(len(row) == len(columns) for row in rows)
     said = as_object(found, slo, text)
     json.dumps(said)
