@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 
 from motet.errors import SetupError
+from motet_simulator.lines import MAX_NUMBER
 from motet_simulator.plan.outcome import Outcome
 from motet_simulator.quantiles import quantile
 
@@ -30,7 +31,7 @@ class Slo:
         for part in text.split(","):
             name, _, value = (one.strip() for one in part.partition("="))
             time = _TIME.fullmatch(value)
-            if name not in _NAMES or name in found or time is None or not float(time["number"]):
+            if name not in _NAMES or name in found or time is None or not 0 < float(time["number"]) <= MAX_NUMBER:
                 raise SetupError(
                     f"--slo {text!r}: write it as ttft=500ms,tpot=50ms, or one of the two, each with ms or s."
                 )
