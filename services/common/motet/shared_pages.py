@@ -41,8 +41,10 @@ class ReportedLedger(Ledger[Key]):
         """A promise that was checked to fit, or that the runner has already made. Others pay for `shared` of its pages,
         by the runner's last report."""
         pages = max(1, pages)
-        self._share(key, min(shared, pages - 1))
-        self.adopt(key, pages - self.shared_of(key))
+        if shared or self._shared:
+            self._share(key, min(shared, pages - 1))
+            pages -= self.shared_of(key)
+        self.adopt(key, pages)
 
     def release(self, key: Key) -> int:
         charged = super().release(key)

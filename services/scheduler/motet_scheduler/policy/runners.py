@@ -310,8 +310,9 @@ class Runner:
         self._reported_kv_pages = self.capacity.kv_pages(reported)
         self._pages_by_rank.clear()
         # Again, because the rank of an adapter may have become known.
-        of_each = ((digest, self.adapter_pages(digest)) for digest in self._live_digests)
-        self._adapter_pages = {digest: pages for digest, pages in of_each if pages}
+        if self.capacity.adapter_rank_bytes:
+            of_each = ((digest, self.adapter_pages(digest)) for digest in self._live_digests)
+            self._adapter_pages = {digest: pages for digest, pages in of_each if pages}
         self.ledger.capacity = self._kv_pages()
 
     def _kv_pages(self, more: int = 0) -> int:

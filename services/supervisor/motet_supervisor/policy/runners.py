@@ -1,7 +1,7 @@
 """One runner as the supervisor knows it: the pages of its requests, which are parked, and whether its engine takes
 steps."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 
 from motet import promises
@@ -145,14 +145,14 @@ class WatchedRunner:
                 ordered = known.entry
                 self.change(
                     known,
-                    replace(entry, pages=ordered.pages, state=ordered.state, parked_times=ordered.parked_times),
+                    entry._replace(pages=ordered.pages, state=ordered.state, parked_times=ordered.parked_times),
                     shared=entry.shared_pages,
                 )
                 continue
             known.order_done()
             if entry.parked and known.parked:
                 # Its wanted pages were reported when it was parked.
-                self.change(known, replace(entry, pages=known.entry.pages))
+                self.change(known, entry._replace(pages=known.entry.pages))
                 continue
             self.change(known, entry, shared=entry.shared_pages)
             if entry.parked:

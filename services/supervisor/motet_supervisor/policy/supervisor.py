@@ -4,7 +4,6 @@ Everything is decided again from the runners' reports: an order that was lost or
 stuck."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from math import inf, nextafter
 from typing import Any, ClassVar
 
@@ -125,7 +124,7 @@ class Supervisor:
         else:
             known.order_done()
             shared = runner.ledger.shared_of(entry.request)
-            runner.change(known, replace(entry, max_tokens=entry.max_tokens or known.entry.max_tokens), shared=shared)
+            runner.change(known, entry._replace(max_tokens=entry.max_tokens or known.entry.max_tokens), shared=shared)
         known.overflowing_since = self._now
         self._answer_overflows(runner)
 
@@ -137,7 +136,7 @@ class Supervisor:
         times = entry.parked_times if sequence.freeing else entry.parked_times + 1
         runner.change(
             sequence,
-            replace(entry, pages=event.wanted, pages_used=0, state=SequenceState.PARKED, parked_times=times),
+            entry._replace(pages=event.wanted, pages_used=0, state=SequenceState.PARKED, parked_times=times),
         )
         sequence.parked_at = self._now
         sequence.method = event.method
@@ -150,7 +149,7 @@ class Supervisor:
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None or sequence is None:
             return
-        runner.change(sequence, replace(sequence.entry, pages=event.pages, state=SequenceState.WAITING))
+        runner.change(sequence, sequence.entry._replace(pages=event.pages, state=SequenceState.WAITING))
         sequence.order_done()
         self._effects.append(effects.ReportResumed(event.instance, event.request, event.epoch, event.pages))
 
@@ -309,7 +308,7 @@ class Supervisor:
         entry = sequence.entry
         self._effects.append(effects.Extend(runner.instance, entry.request, entry.epoch, entry.pages, pages))
         self._effects.append(effects.ReportPromise(runner.instance, entry.request, entry.epoch, pages))
-        runner.change(sequence, replace(entry, pages=pages), shared=runner.ledger.shared_of(entry.request))
+        runner.change(sequence, entry._replace(pages=pages), shared=runner.ledger.shared_of(entry.request))
         sequence.order(self._now)
         sequence.overflowing_since = None
 
@@ -319,7 +318,7 @@ class Supervisor:
         self._effects.append(effects.Park(runner.instance, entry.request, entry.epoch, entry.pages, doubled, method))
         if method == "swap":
             runner.host_bytes_free -= entry.pages_used * runner.capacity.page_bytes
-        sequence.entry = replace(entry, parked_times=entry.parked_times + 1)
+        sequence.entry = entry._replace(parked_times=entry.parked_times + 1)
         sequence.order(self._now, freeing=runner.ledger.promise_of(entry.request))
 
     def _resume(self, runner: WatchedRunner, sequence: TrackedRequest) -> None:
