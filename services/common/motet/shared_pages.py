@@ -44,7 +44,8 @@ class ReportedLedger(Ledger[Key]):
         if shared or self._shared:
             self._share(key, min(shared, pages - 1))
             pages -= self.shared_of(key)
-        self.adopt(key, pages)
+        if self.promise_of(key) != pages:
+            self.adopt(key, pages)
 
     def release(self, key: Key) -> int:
         charged = super().release(key)

@@ -14,7 +14,6 @@ Times begin with a report. So those that are read late, all at once, decide noth
 """
 
 from collections.abc import Mapping
-from math import inf
 
 from motet.domain import RequestId
 from motet.promises import tokens_of
@@ -43,14 +42,17 @@ def sync_ledger(
     listed: set[PlacementKey] = set()
     parked: set[RequestId] = set()
     orphaned: dict[PlacementKey, float] = {}
-    # Parked requests first: who pays for the pages that they shared is in the same report.
-    for entry in sorted(live, key=lambda entry: not entry.parked):
+    if any(entry.parked for entry in live):
+        # Parked requests first: who pays for the pages that they shared is in the same report.
+        live = tuple(sorted(live, key=lambda entry: not entry.parked))
+    for entry in live:
         key = (entry.request, entry.epoch)
-        if now <= ended.get(key, -inf) + config.unsubmitted_timeout:
+        if key in ended and now <= ended[key] + config.unsubmitted_timeout:
             charged_to_ended += entry.pages_to_charge
             continue
         listed.add(key)
-        unlisted.pop(key, None)
+        if key in unlisted:
+            del unlisted[key]
         request = requests.get(entry.request)
         if request is None and entry.gateway in gateways:
             orphaned[key] = runner.orphaned.get(key, now)
@@ -62,7 +64,8 @@ def sync_ledger(
                 parked.add(entry.request)
                 _park(runner, entry, request, now)
             continue
-        runner.unpark(entry.request)
+        if runner.parked:
+            runner.unpark(entry.request)
         runner.record_promise(key, entry.pages, entry.digest, now, shared=0 if whole else entry.shared_pages)
         ledger_entry = runner.entries[key]
         ledger_entry.missing_since = None
