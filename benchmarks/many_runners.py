@@ -1,9 +1,10 @@
 """Measures what 1,000 runners cost the scheduler and the supervisor, each with 32 requests and 32 adapters of 1,000.
 
-`attach_s_1000` is the CPU time until all of them have attached, one after the other: the adapters are known, as after a
-change of the leader. `report_share_1000` is the share of a core that their reports take, one a second from each; between
-two reports of a runner a fifth of its requests end, and others take their places. Everything is counted from the bytes
-of a message to the policy's effects: no sockets. `supervisor_report_share_1000` is the supervisor's share.
+`attach_s_1000` is the CPU time until all of them have attached, one after the other: the adapters are known, as after
+a change of the leader. `report_share_1000` is the share of a core that their reports take, one a second from each;
+between two reports of a runner a fifth of its requests end, others take their places, and the rest have more tokens.
+Everything is counted from the bytes of a message to the policy's effects: no sockets. `supervisor_` are the
+supervisor's figures.
 
     python -m benchmarks.many_runners [--runners 1000] [--rounds 5] [--json]
 """
@@ -149,9 +150,7 @@ def main() -> None:
     attach, reports = measure(AtScheduler(), given.runners, given.rounds)
     watched, memory = measure(AtSupervisor(), given.runners, given.rounds)
     results = [
-        Result(
-            f"attach_s_{given.runners}", attach, "s", f"<= {TARGET_ATTACH_S:g} s", attach <= TARGET_ATTACH_S
-        ),
+        Result(f"attach_s_{given.runners}", attach, "s", f"<= {TARGET_ATTACH_S:g} s", attach <= TARGET_ATTACH_S),
         Result(f"supervisor_attach_s_{given.runners}", watched, "s"),
         *(
             Result(f"{name}_{given.runners}", median(taken), "", f"<= {TARGET_SHARE:g}", median(taken) <= TARGET_SHARE)

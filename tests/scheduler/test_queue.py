@@ -2,12 +2,15 @@ import pytest
 
 from motet.domain import BASE, RequestId, Tenant
 from motet.runner_info import RequestClass
+from motet_scheduler.policy import effects
 from motet_scheduler.policy import queue as queue_module
-from motet_scheduler.policy.queue import FEW_OF, Queue
+from motet_scheduler.policy.queue import FEW_OF, Queue, Waiting
 from motet_scheduler.policy.requests import Request
 from tests.scheduler.builders import GROUP, ready
 
 INTERACTIVE, STANDARD, BATCH = RequestClass
+MAX_SEARCHES = 15
+"""In sorted lists, of a decision that places one request. One list more in the queue costs two or more."""
 
 
 class WaitingRequests:
@@ -195,7 +198,8 @@ def test_those_that_are_to_be_tried_again_leave_the_others_where_they_wait(share
     (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
     assert [request for _, _, request in tried.untried_heads] == again
     assert all(request.waits_for is None for request in again)
-    assert len(tried.waiting["even"].heads) == len(tried.by_adapter[BASE]["even"].heads) == FEW_OF * 3 // 2 - share
+    left = [request.id for request in tried.with_adapter(BASE, ["even"])]
+    assert len(tried.waiting["even"].heads) == len(left) == FEW_OF * 3 // 2 - share
     assert len(tried.waiting["odd"].heads) == FEW_OF * 3 // 2
 
 
@@ -209,7 +213,58 @@ def test_that_all_are_to_be_tried_again_costs_no_search_for_each(monkeypatch):
     (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
     assert [request for _, _, request in tried.untried_heads] == list(waiting.by_name.values())
     assert not tried.waiting
-    assert not tried.by_adapter
+
+
+def test_an_adapter_for_which_nobody_waits_any_more_leaves_nothing():
+    tried = Waiting()
+    waiting = WaitingRequests()
+    for n, name in enumerate(("stays", "leaves", "is tried again")):
+        waiting.add(name)
+        request = waiting.by_name[name]
+        request.digest, request.page_needs, request.waits_for = name, {0: (1, 0)}, "base"
+        tried.add((0.0, n, request))
+    tried.discard(tried.heads[1])
+    waiting.by_name["is tried again"].waits_for = None
+    tried.discard_untried({"is tried again"})
+    assert [request.id for _, _, request in tried.heads] == ["stays"]
+    assert [*tried.adapters] == ["stays"]
+
+
+def test_that_a_limit_changes_costs_no_search_for_each(monkeypatch):
+    waiting = WaitingRequests()
+    for n in range(60):
+        waiting.add(f"{n}", age=60 - n, tenant=f"t{n % 3}")
+        waiting.by_name[f"{n}"].adapter = "default/pirate" if n % 2 else ""
+    for request in waiting.queue.heads():
+        waiting.queue.wait_for(request, "base", {0: (1, 0)})
+    for search in ("insort", "bisect_left", "bisect_right"):
+        monkeypatch.setattr(queue_module, search, lambda *_: pytest.fail("it was searched for"))
+    for limited in (True, False):
+        waiting.queue.limits_changed({"default/pirate"}, lambda _, limited=limited: limited)
+        assert waiting.oldest_of_each_flow() == [f"{n}" for n in range(6 if limited else 3)]
+        assert waiting.names() == [f"{n}" for n in range(60)]
+        assert all(request.waits_for is None for request in waiting.by_name.values())
+        (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
+        assert [request for _, _, request in tried.untried_heads] == waiting.queue.heads()
+    waiting.queue.limits_changed({"default/other"}, lambda _: pytest.fail("nobody waits for it"))
+
+
+def test_a_decision_searches_few_lists(monkeypatch):
+    """The one that gets the place of one that ends, and the next of its tenant, are searched for in few lists."""
+    driver = ready()
+    driver.attach(pages=8, max_sequences=4)
+    for n in range(200):
+        driver.enqueue(f"q{n:03}", tenant=f"t{n % 50:02}", prompt=16, max_tokens=16 + 16 * (n % 2))
+    searches = []
+    for search in ("insort", "bisect_left", "bisect_right"):
+        plain = getattr(queue_module, search)
+        monkeypatch.setattr(queue_module, search, lambda *given, plain=plain: searches.append(1) or plain(*given))
+    for _ in range(20):
+        searches.clear()
+        running = min(one.id for one in driver.scheduler.requests.values() if not one.waiting)
+        driver.finish(running)
+        assert len(driver.of(effects.SendPlaced)) == 1
+        assert len(searches) <= MAX_SEARCHES
 
 
 def test_a_group_that_nobody_uses_any_more_leaves_nothing():

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from itertools import count
+from itertools import chain, count
 
 from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
@@ -218,7 +218,7 @@ class Adapters:
         if adapter:
             name = ObjectName.parse(adapter)
             return sources.get(name) or retired.get(name)
-        return next(iter((*sources.values(), *retired.values())), None)
+        return next(chain(sources.values(), retired.values()), None)
 
     def _serving_sources(self) -> dict[Digest, dict[ObjectName, DigestSource]]:
         if self._serving is None:

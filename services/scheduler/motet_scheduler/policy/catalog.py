@@ -145,7 +145,7 @@ class CatalogPublisher:
             self._state.adapters.base_changed(group)
         limits_changed = self._state.limits.state(event.adapters)
         for queue in self._state.queues.values() if limits_changed else ():
-            self._state.limits_changed(queue, limits_changed)
+            queue.limits_changed(limits_changed, self._state.limits.has_limit)
         if changed:
             self._state.emit(effects.SaveCatalog())
             self._state.catalog_changed = True

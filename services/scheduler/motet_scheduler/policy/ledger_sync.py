@@ -51,8 +51,7 @@ def sync_ledger(
             charged_to_ended += entry.pages_to_charge
             continue
         listed.add(key)
-        if key in unlisted:
-            del unlisted[key]
+        unlisted.pop(key, None)
         request = requests.get(entry.request)
         if request is None and entry.gateway in gateways:
             orphaned[key] = runner.orphaned.get(key, now)

@@ -36,6 +36,8 @@ Head = tuple[float, int, Request]
 Sized = tuple[int, int, float, int, Request]
 """A head behind its `PageNeed`."""
 
+ByNeed = defaultdict[CapacityId, list[Sized]]
+
 Flow = tuple[Tenant, str, str]
 """Tenant, base model, and adapter if that has `maxReplicas`."""
 
@@ -63,41 +65,90 @@ once: all that wait for an adapter may count as untried at once."""
 class Waiting:
     """Heads that were tried and wait for the same."""
 
+    __slots__ = ("_by_need", "adapters", "heads")
+
     def __init__(self) -> None:
         self.heads: list[Head] = []
         """In order of age."""
-        self._by_need: defaultdict[CapacityId, list[Sized]] = defaultdict(list)
+        self._by_need: ByNeed = defaultdict(list)
+        self.adapters: defaultdict[Digest, ByNeed] = defaultdict(lambda: defaultdict(list))
+        """The same, of each adapter alone: where all slots are in use, only those that have one can go."""
 
     def add(self, head: Head) -> None:
         insort(self.heads, head)
-        for capacity, need in head[2].page_needs.items():
-            insort(self._by_need[capacity], need + head)
+        request = head[2]
+        of_adapter = self.adapters[request.digest]
+        for capacity, need in request.page_needs.items():
+            sized = need + head
+            insort(self._by_need[capacity], sized)
+            insort(of_adapter[capacity], sized)
 
     def discard(self, head: Head) -> None:
         _discard(self.heads, head)
-        for capacity, need in head[2].page_needs.items():
-            _discard(self._by_need[capacity], need + head)
+        request = head[2]
+        of_adapter = self.adapters[request.digest]
+        for capacity, need in request.page_needs.items():
+            sized = need + head
+            _discard(self._by_need[capacity], sized)
+            _discard(of_adapter[capacity], sized)
+            if not of_adapter[capacity]:
+                del of_adapter[capacity]
+        if not of_adapter:
+            del self.adapters[request.digest]
 
-    def drop_untried(self) -> None:
+    def discard_untried(self, digests: Collection[Digest]) -> None:
+        """All that count as untried now: they are for these adapters."""
         self.heads = _tried(self.heads)
-        for by_need in self._by_need.values():
-            by_need[:] = _tried(by_need)
+        for by_need in (self._by_need, *map(self.adapters.__getitem__, digests)):
+            for capacity in list(by_need):
+                by_need[capacity] = _tried(by_need[capacity])
+                if not by_need[capacity]:
+                    del by_need[capacity]
+        for digest in digests:
+            if not self.adapters[digest]:
+                del self.adapters[digest]
 
-    def that_fit(self, runner: Runner, free: int, examined: int, *, adapters_there: bool = False) -> list[Head]:
-        """The oldest `examined` of those that need no more than the free pages of a runner. Their adapters take pages,
-        too, if they are not there."""
-        found: list[Head] = []
-        by_need, at = self._by_need.get(id(runner.capacity), ()), 0
-        while at < len(by_need) and by_need[at][0] <= free:
-            pages, adapter_pages = by_need[at][:2]
-            end = bisect_left(by_need, (pages, adapter_pages + 1), at)
-            if not adapter_pages or adapters_there or pages <= runner.free_beside(adapter_pages):
-                found += [one[2:] for one in by_need[at : min(end, at + examined)]]
-            at = end
-        if len(found) > examined:
-            found.sort()
-            del found[examined:]
+    def with_adapter(self, digest: Digest) -> Iterator[Request]:
+        """Those that some runner could hold: once for each capacity."""
+        return (sized[-1] for by_need in self.adapters.get(digest, {}).values() for sized in by_need)
+
+    def that_fit(self, runner: Runner, examined: int) -> list[Head]:
+        """For each adapter that may be used there, and for the base model, the oldest `examined` of those that need no
+        more than the free pages of a runner; if any adapter may, of all."""
+        capacity, free, only = id(runner.capacity), runner.ledger.free, runner.only_adapters
+        by_need = self._by_need.get(capacity)
+        if not by_need or by_need[0][0] > free:  # mostly
+            return []
+        found = _that_fit(by_need, runner, free, examined) if only is None else []
+        # An adapter that is there takes no more pages.
+        for digest in (
+            (BASE, *runner.adapters_running) if only is not None or runner.capacity.adapter_rank_bytes else ()
+        ):
+            if (of_adapter := self.adapters.get(digest)) is not None:
+                found += _that_fit(of_adapter.get(capacity, []), runner, free, examined, adapters_there=True)
         return found
+
+
+def _that_fit(
+    by_need: list[Sized], runner: Runner, free: int, examined: int, *, adapters_there: bool = False
+) -> list[Head]:
+    end = bisect_left(by_need, (free + 1,))
+    if end <= examined:
+        return [
+            one[2:] for one in by_need[:end] if not one[1] or adapters_there or one[0] <= runner.free_beside(one[1])
+        ]
+    found: list[Head] = []
+    at = 0
+    while at < len(by_need) and by_need[at][0] <= free:
+        pages, adapter_pages = by_need[at][:2]
+        end = bisect_left(by_need, (pages, adapter_pages + 1), at)
+        if not adapter_pages or adapters_there or pages <= runner.free_beside(adapter_pages):
+            found += [one[2:] for one in by_need[at : min(end, at + examined)]]
+        at = end
+    if len(found) > examined:
+        found.sort()
+        del found[examined:]
+    return found
 
 
 def _head(request: Request) -> Head:
@@ -119,8 +170,6 @@ class ClassQueue:
         self.untried_heads: list[Head] = []
         self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
-        self.by_adapter: defaultdict[Digest, defaultdict[str, Waiting]] = defaultdict(lambda: defaultdict(Waiting))
-        """The same, by adapter first: where all slots are in use, only those that have one can go."""
         self._size = 0
         self._youngest: QueueKey = (0.0, 0)
         """The largest key that was ever added."""
@@ -147,7 +196,7 @@ class ClassQueue:
         self._move_head(before, flow[0])
 
     def remove(self, request: Request) -> None:
-        flow = self._flows[_flow(request)]
+        flow, oldest = self._flows[_flow(request)], self._heads[0]
         before = flow[0]
         at = bisect_left(flow, _head(request))
         assert flow[at][2] is request, f"{request.id} is not where its age says"
@@ -157,9 +206,8 @@ class ClassQueue:
         self._move_head(before, flow[0] if flow else None)
         if not flow:
             del self._flows[_flow(request)]
-        if self._passes:
-            oldest = self.head()
-            del self._passes[: len(self._passes) if oldest is None else bisect_right(self._passes, oldest.key)]
+        if self._passes and (not self._heads or self._heads[0] is not oldest):
+            del self._passes[: bisect_right(self._passes, self._heads[0]) if self._heads else None]
 
     def head(self) -> Request | None:
         """The oldest request."""
@@ -169,17 +217,12 @@ class ClassQueue:
         """The oldest request of each flow, in order of age."""
         return [request for _, _, request in self._heads]
 
-    @property
-    def untried(self) -> bool:
-        return bool(self.untried_heads)
-
     def wait_for(self, request: Request, runners_of: str, page_needs: Mapping[CapacityId, PageNeed]) -> None:
         """It was tried, and none of these runners has room for it."""
         head = _head(request)
         self._leave(head)
         request.waits_for, request.page_needs = runners_of, page_needs
         self.waiting[runners_of].add(head)
-        self.by_adapter[request.digest][runners_of].add(head)
 
     def try_again(self, requests: Iterable[Request]) -> None:
         again = [request for request in dict.fromkeys(requests) if request.waits_for is not None]
@@ -188,33 +231,47 @@ class ClassQueue:
                 self._leave(head := _head(request))
                 insort(self.untried_heads, head)
             return
-        left = {(request.digest, request.waits_for) for request in again if request.waits_for is not None}
+        left: defaultdict[str, set[Digest]] = defaultdict(set)
         for request in again:
+            assert request.waits_for is not None
+            left[request.waits_for].add(request.digest)
             request.waits_for = None
-        for runners_of in {runners_of for _, runners_of in left}:
-            self.waiting[runners_of].drop_untried()
+        for runners_of, digests in left.items():
+            self.waiting[runners_of].discard_untried(digests)
             if not self.waiting[runners_of].heads:
                 del self.waiting[runners_of]
-        for digest, runners_of in left:
-            of_adapter = self.by_adapter[digest]
-            of_adapter[runners_of].drop_untried()
-            if not of_adapter[runners_of].heads:
-                del of_adapter[runners_of]
-            if not of_adapter:
-                del self.by_adapter[digest]
         self.untried_heads += map(_head, again)
         self.untried_heads.sort()
+
+    def limits_changed(self, adapters: Collection[str], has_limit: Callable[[str], bool]) -> None:
+        """Puts all into their flows at once: ten thousand may wait, and to move each alone takes ten times as long."""
+        for _, _, request in self._heads:
+            request.waits_for = None
+        flows: dict[Flow, list[Head]] = {}
+        for flow in self._flows.values():
+            for head in flow:
+                if head[2].adapter in adapters:
+                    head[2].limited = has_limit(head[2].adapter)
+                flows.setdefault(_flow(head[2]), []).append(head)
+        for flow in flows.values():
+            flow.sort()
+        self._flows, self._heads = flows, sorted(flow[0] for flow in flows.values())
+        self.try_all_again()
 
     def try_all_again(self) -> None:
         self.untried_heads = self._heads.copy()
         self.waiting.clear()
-        self.by_adapter.clear()
         for _, _, request in self._heads:
             request.waits_for = None
 
-    def with_adapter(self, digest: Digest) -> list[Request]:
-        """Those that were tried, of the oldest of each flow."""
-        return [head[2] for waiting in self.by_adapter.get(digest, {}).values() for head in waiting.heads]
+    def with_adapter(self, digest: Digest, bases: Iterable[str]) -> list[Request]:
+        """Of those that were tried and some runner could hold. Their base model is one of these, if they have one."""
+        return [
+            request
+            for runners_of in (*bases, digest)
+            if runners_of in self.waiting
+            for request in self.waiting[runners_of].with_adapter(digest)
+        ]
 
     def to_try(self, rooms: Sequence[Runner], after: Head | None, examined: int, untried: int) -> list[Head]:
         """In order of age: untried requests, and those that wait for room on one of these runners. `after`: only
@@ -225,27 +282,14 @@ class ClassQueue:
         """
         found = self.untried_heads[:untried]
         for runner in rooms:
-            found += self._that_fit(runner, examined)
-        if not found:
-            return found
-        found = sorted(set(found))
+            for runners_of in {"", runner.base.digest, *(self.waiting.keys() & runner.adapters)}:
+                if (waiting := self.waiting.get(runners_of)) is not None:
+                    found += waiting.that_fit(runner, examined)
+        if len(found) > 1:
+            found = sorted(set(found))
         if len(self.untried_heads) > untried:
             del found[bisect_left(found, self.untried_heads[untried]) :]
         return found[bisect_right(found, after) :] if after is not None else found
-
-    def _that_fit(self, runner: Runner, examined: int) -> list[Head]:
-        base, free, only = runner.base.digest, runner.ledger.free, runner.only_adapters
-        found: list[Head] = []
-        if only is None:
-            for runners_of in ("", base, *(self.waiting.keys() & runner.adapters)):
-                if (waiting := self.waiting.get(runners_of)) is not None:
-                    found += waiting.that_fit(runner, free, examined)
-            only = runner.adapters_running if runner.capacity.adapter_rank_bytes else None
-        for digest in (BASE, *(self.by_adapter.keys() & only)) if only is not None else ():
-            for runners_of, waiting in self.by_adapter.get(digest, {}).items():
-                if runners_of in ("", base, digest):
-                    found += waiting.that_fit(runner, free, examined, adapters_there=True)
-        return found
 
     def passed_by_younger(self, key: QueueKey) -> None:
         """A request of this class was placed."""
@@ -275,14 +319,7 @@ class ClassQueue:
         """In order of age: the oldest of those that were tried and wait for the same, if it is overdue."""
         if len(self._passes) < self._max_passed_over or self._heads[0] >= self._passes[0]:
             return ()
-        return sorted(waiting.heads[0] for waiting in self.waiting.values() if waiting.heads[0] < self._passes[0])
-
-    def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
-        """The oldest overdue ones of those that were tried and wait for these runners."""
-        for head in self.waiting[runners_of].heads[:most] if runners_of in self.waiting else ():
-            if not self.is_overdue(head[2]):
-                return
-            yield head[2]
+        return sorted([one.heads[0] for one in self.waiting.values() if one.heads[0] < self._passes[0]])
 
     def _move_head(self, before: Head | None, after: Head | None) -> None:
         if before is after:
@@ -299,16 +336,10 @@ class ClassQueue:
         if request.waits_for is None:
             _discard(self.untried_heads, head)
             return
-        waiting, of_adapter = self.waiting[request.waits_for], self.by_adapter[request.digest]
+        waiting = self.waiting[request.waits_for]
         waiting.discard(head)
         if not waiting.heads:
             del self.waiting[request.waits_for]
-        alike = of_adapter[request.waits_for]
-        alike.discard(head)
-        if not alike.heads:
-            del of_adapter[request.waits_for]
-        if not of_adapter:
-            del self.by_adapter[request.digest]
         request.waits_for = None
 
 
@@ -365,7 +396,7 @@ class Queue:
 
     @property
     def untried(self) -> bool:
-        return any(class_queue.untried for class_queue in self.class_queues.values())
+        return any(class_queue.untried_heads for class_queue in self.class_queues.values())
 
     def retry_on(self, runner: Runner) -> None:
         """This runner may have room."""
@@ -382,8 +413,14 @@ class Queue:
             request
             for class_queue in self.class_queues.values()
             for digest in digests
-            for request in class_queue.with_adapter(digest)
+            for request in class_queue.with_adapter(digest, self.bases)
         ]
+
+    def limits_changed(self, adapters: Collection[str], has_limit: Callable[[str], bool]) -> None:
+        """`maxReplicas` of these adapters has changed: other runners may take their requests, in another order."""
+        for class_queue in self.class_queues.values():
+            if any(request.adapter in adapters for _, _, request in class_queue.unordered()):
+                class_queue.limits_changed(adapters, has_limit)
 
     def try_all_again(self) -> None:
         for class_queue in self.class_queues.values():
@@ -428,7 +465,7 @@ class Queue:
                         yield outcome
             last: Head | None = None
             untried, left = config.tenants_examined, True
-            while left and (rooms or class_queue.untried):
+            while left and (rooms or class_queue.untried_heads):
                 left = False
                 for head in class_queue.to_try(rooms, last, config.tenants_examined, untried):
                     request = head[2]
@@ -446,15 +483,8 @@ class Queue:
                     last, left, every = head, True, [room for room in every if room.has_capacity]
                     rooms = [room for room in rooms if room in every]
                     break
-            if class_queue.untried:
+            if class_queue.untried_heads:
                 return
-
-    def limit(self, request: Request, limited: bool) -> None:
-        """Its adapter has `maxReplicas` now, or no longer."""
-        class_queue, deadline_at = self.class_queues[request.request_class], request.deadline_at
-        class_queue.remove(request)
-        request.limited, request.deadline_at = limited, deadline_at
-        class_queue.add(request)
 
     def remove(self, request: Request) -> None:
         """Remove a request that was not placed."""
@@ -494,4 +524,9 @@ class Queue:
     def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
         """The oldest `most` overdue ones of each class that wait for these runners, the most urgent class first."""
         for class_queue in self.class_queues.values():
-            yield from class_queue.overdue_alike(runners_of, most)
+            for _, _, request in (
+                class_queue.waiting[runners_of].heads[:most] if runners_of in class_queue.waiting else ()
+            ):
+                if not class_queue.is_overdue(request):
+                    break
+                yield request

@@ -55,9 +55,10 @@ def choose(
     could = False
     need = None
     for runner in runners:
-        adapter_pages = runner.adapter_pages(request.digest)
-        if need is None or need.capacity is not runner.capacity or need.adapter_pages != adapter_pages:
-            need = request.requirement_on(runner.capacity, config, adapter_pages)
+        capacity = runner.capacity
+        adapter_pages = runner.adapter_pages(request.digest) if capacity.adapter_rank_bytes else 0  # mostly
+        if need is None or need.capacity is not capacity or need.adapter_pages != adapter_pages:
+            need = request.requirement_on(capacity, config, adapter_pages)
         if need.never:
             too_small = too_small or need.never
             continue

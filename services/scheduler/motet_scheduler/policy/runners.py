@@ -193,7 +193,9 @@ class Runner:
 
     def free_for(self, digest: Digest) -> int:
         """Pages that may be promised to a request, beside those of its adapter if no other request uses that here."""
-        return self.free_beside(0 if digest in self._live_digests else self.adapter_pages(digest))
+        if digest in self._live_digests or not self.capacity.adapter_rank_bytes:
+            return self.ledger.free
+        return self.free_beside(self.adapter_pages(digest))
 
     def free_beside(self, adapter_pages: int) -> int:
         """Pages that may be promised, if an adapter takes `adapter_pages` that it does not take yet."""

@@ -159,15 +159,6 @@ class SchedulerState:
             waiting = queue.with_adapters(digests)
             queue.try_again([request for request in waiting if self.limits.may_apply(request.adapter, runners)])
 
-    def limits_changed(self, queue: Queue, adapters: Collection[str]) -> None:
-        """`maxReplicas` of these adapters has changed: other runners may take their requests, in another order."""
-        changed = [request for _, _, request in queue.unordered() if request.adapter in adapters]
-        for request in changed:
-            limited = self.limits.has_limit(request.adapter)
-            if request.limited is not limited:
-                queue.limit(request, limited)
-        queue.try_again([request for request in changed if request.waits_for is not None])
-
     def limited_to(self, request: Request) -> Sequence[Runner] | None:
         """The runners that alone may serve it, as `maxReplicas` allows no more. None: any of its base model may, also
         if all of these are too small for it: better one runner more than that it waits for ever."""
@@ -189,13 +180,9 @@ class SchedulerState:
 
     def page_needs(self, request: Request) -> Mapping[CapacityId, PageNeed]:
         """What it needs on the runners of its group that could hold it."""
+        one_of_each = {id(runner.capacity): runner for runner in self.runners_of(request.group)}
         needs: dict[CapacityId, PageNeed] = {}
-        seen: set[CapacityId] = set()
-        for runner in self.runners_of(request.group):
-            capacity = id(runner.capacity)
-            if capacity in seen:
-                continue
-            seen.add(capacity)
+        for capacity, runner in one_of_each.items():
             need = request.requirement_on(runner.capacity, self.config, runner.adapter_pages(request.digest))
             if not need.never:
                 needs[capacity] = (need.promise.pages, need.adapter_pages)
