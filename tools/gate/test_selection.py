@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 KNOWN = (
-    *("services/", "operator/", "cli/", "kernels/", "charts/", "crds/", "docs/", "examples/"),
+    *("services/", "operator/", "simulator/", "cli/", "kernels/", "charts/", "crds/", "docs/", "examples/"),
     *("benchmarks/", "testbed/", "tests/"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"),
 )
@@ -33,7 +33,7 @@ A_CLUSTER = (
 AN_OPERATOR = (*A_CLUSTER, "services/common/", "operator/", "crds/")
 HELPERS = ("tests/", "testbed/", "services/*/Dockerfile", "operator/Dockerfile")
 """The helpers of all tests: tests that start the product use many of them."""
-THE_PRODUCT = ("services/", "operator/", "cli/", "kernels/", "examples/")
+THE_PRODUCT = ("services/", "operator/", "simulator/", "cli/", "kernels/", "examples/")
 PACKAGES = tuple(f"{folder}/{name}" for folder in ("*/*", "services/*/*") for name in ("__init__.py", "__main__.py"))
 
 
@@ -101,6 +101,7 @@ FAMILIES = (
             "services/gpu-runner/",
             "services/scheduler/",
             "services/supervisor/",
+            "simulator/",
             "kernels/",
             "cli/motet_cli/bundled/",
             "docs/guides/offline.md",
@@ -110,7 +111,13 @@ FAMILIES = (
         "gateway",
         "the gateway",
         ("tests/gateway/",),
-        (*HELPERS, "services/", "kernels/", "cli/motet_cli/bundled/"),
+        (*HELPERS, "services/", "simulator/", "kernels/", "cli/motet_cli/bundled/"),
+    ),
+    Family(
+        "trials",
+        "the whole system in virtual time",
+        ("tests/simulator/test_trials.py", "tests/simulator/test_adapters.py", "tests/simulator/test_defects.py"),
+        (*HELPERS, "services/", "operator/", "simulator/", "kernels/"),
     ),
     Family(
         "stack",
