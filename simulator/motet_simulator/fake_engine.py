@@ -13,6 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId
@@ -56,7 +57,13 @@ def fail() -> None:
 
 def token_at(prompt: tuple[int, ...], seed: int, index: int, adapter: str = BASE) -> int:
     """`adapter`: what is in its file, after the base model of the engine if that has a name."""
-    return zlib.crc32(f"{prompt}{seed}{index}{adapter}".encode()) % VOCABULARY
+    return zlib.crc32(f"{index}{adapter}".encode(), _begun(prompt, seed)) % VOCABULARY
+
+
+@lru_cache(maxsize=1024)
+def _begun(prompt: tuple[int, ...], seed: int) -> int:
+    """What is the same for each token of an answer."""
+    return zlib.crc32(f"{prompt}{seed}".encode())
 
 
 def logprob_at(prompt: tuple[int, ...], place: int, adapter: Digest = BASE) -> float:

@@ -137,11 +137,9 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        lines = [f"seed {self.seed}, {self.settings}"]
-        events = [(ask.at, f"  {ask.at:6.3f} {ask}") for ask in self.asks]
-        events += [(fault.at, f"  {fault.at:6.3f} {fault}") for fault in self.faults]
-        events += [(change.at, f"  {change.at:6.3f} {change}") for change in self.changes]
-        lines += [line for _, line in sorted(events)]
+        drawn: tuple[Ask | Fault | AdapterChange, ...] = (*self.asks, *self.faults, *self.changes)
+        events = sorted((one.at, f"  {one.at:6.3f} {one}") for one in drawn)
+        lines = [f"seed {self.seed}, {self.settings}", *(line for _, line in events)]
         return "\n".join(lines)
 
 
