@@ -470,3 +470,56 @@ def test_each_turn_is_followed_by_its_checks_but_not_one_in_which_the_process_is
     machines.world.at(5, process.loop.call_soon, lambda: None)
     machines.world.run(6)
     assert checked == [0, 1, 2, 3]
+
+
+def files_after_power_loss(seeds: range) -> list[dict[str, bytes]]:
+    """A machine with an old write and new ones goes off."""
+    found = []
+    for seed in seeds:
+        disk = SimulatedDisk()
+
+        async def main(process: Process, disk: SimulatedDisk = disk) -> None:
+            around = surroundings_of(process, disk)
+            around.disk.replace("old", b"1")  # type: ignore[arg-type]
+            await asyncio.sleep(10)
+            around.disk.replace("new", b"1")  # type: ignore[arg-type]
+            around.disk.replace("new", b"2")  # type: ignore[arg-type]
+            around.disk.lock("synced").write(b"2")  # type: ignore[arg-type]
+            await asyncio.Event().wait()
+
+        machine = Machines(seed)
+        process = machine.start("a", main)
+        machine.world.run(11)
+        process.kill(power=True)
+        disk.lose_unsynced(machine.world)
+        found.append(disk.files)
+        process.close()
+    return found
+
+
+def test_a_machine_that_goes_off_may_lose_what_was_written_a_moment_ago_without_a_sync():
+    found = files_after_power_loss(range(40))
+    assert {files.get("new") for files in found} == {None, b"", b"1", b"2"}
+    assert all((files["old"], files["synced"]) == (b"1", b"2") for files in found)
+
+
+def test_a_process_may_be_killed_inside_a_write_before_or_after_the_file_has_changed():
+    found = set()
+    for seed in range(20):
+        disk, machine, went_on = SimulatedDisk(), Machines(seed), []
+
+        async def main(process: Process, disk: SimulatedDisk = disk, went_on: list[int] = went_on) -> None:
+            around = surroundings_of(process, disk)
+            around.disk.replace("a", b"1")  # type: ignore[arg-type]
+            disk.kill_in_write = process.kill
+            around.disk.replace("a", b"2")  # type: ignore[arg-type]
+            around.disk.replace("a", b"3")  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+            went_on.append(1)
+
+        process = machine.start("a", main)
+        machine.world.run(1)
+        process.close()
+        assert went_on == machine.failures == []
+        found.add(disk.files["a"])  # type: ignore[index]
+    assert found == {b"1", b"2"}

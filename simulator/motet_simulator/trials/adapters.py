@@ -21,6 +21,7 @@ from motet_runner.sources.fetch_errors import another_digest, missing, no_space,
 from motet_simulator.fake_engine import MAX_RANK
 from motet_simulator.trials.plan import AdapterChange
 from motet_simulator.world import Process, World
+from motet_simulator.world.surroundings import UNSYNCED_SECONDS
 
 if TYPE_CHECKING:
     from motet_runner.adapters.folder_lease import FolderLease
@@ -29,8 +30,6 @@ FETCH_SECONDS = 0.2
 SLOW_FETCH_SECONDS = 4.0
 CHECK_SECONDS = 0.05
 FOLDER_SECONDS = 0.002
-UNSYNCED_SECONDS = 5.0
-"""What was written in this time without a sync may be lost with the machine."""
 
 
 def digest_of(content: int) -> Digest:

@@ -8,6 +8,7 @@ from motet.runner_info import RequestClass
 
 FaultKind = Literal[
     "kill",
+    "kill in write",
     "power off",
     "pause",
     "break",
@@ -251,6 +252,8 @@ def _draw_faults(random: Random, adapters: tuple[str, ...]) -> list[Fault]:
         other = random.choice([one for one in everywhere if one != host])
         if kind.startswith("engine") or kind == "drain":
             host = f"runner-{random.randrange(RUNNERS)}"
+        elif kind == "kill in write":
+            host = f"scheduler-{random.randrange(SCHEDULERS)}"
         elif kind.startswith("source"):
             host = random.choice(adapters or ("",))
         faults.append(Fault(kind, at, host, other, random.choice((0.2, 1.0, 3.0, 8.0)) * random.uniform(0.5, 1.5)))

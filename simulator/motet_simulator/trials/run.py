@@ -132,8 +132,10 @@ class _Trial:
         match fault.kind:
             case "kill":
                 system.kill(fault.host, seconds)
+            case "kill in write":
+                system.kill_in_write(fault.host, seconds)
             case "power off":
-                system.kill(fault.host, seconds, power=True)
+                system.power_off(fault.host, seconds)
             case "pause":
                 process.pause(seconds)
             case "break":

@@ -142,6 +142,18 @@ class System:
             self._forget(host)
             self.world.after(seconds, self.start, host)
 
+    def kill_in_write(self, host: str, seconds: float) -> None:
+        """Kill it while it writes a file: before the file has changed, or before it does anything else."""
+        self._disk(host).kill_in_write = lambda: self.kill(host, seconds)
+
+    def power_off(self, host: str, seconds: float) -> None:
+        """The machine goes off, and comes back after `seconds`. What runs locally is all on one machine."""
+        for one in list(self.processes) if self.plan.settings.local else [host]:
+            self.kill(one, seconds, power=True)
+            self._disk(one).lose_unsynced(self.world)
+            if (cache := self.caches.get(one)) is not None:
+                cache.lose_unsynced(self.world, one)
+
     def fill_disk(self, host: str, full: bool) -> None:
         self._disk(host).full = full
         if (cache := self.caches.get(host)) is not None:

@@ -6,8 +6,12 @@ from random import Random
 
 from motet.surroundings import Surroundings
 from motet_simulator.world.process import Process
+from motet_simulator.world.time import World
 
 START_OF_TIME = 1_800_000_000.0
+
+UNSYNCED_SECONDS = 5.0
+"""What was written in this time without a sync may be lost with the machine."""
 
 
 class SimulatedDisk:
@@ -16,6 +20,10 @@ class SimulatedDisk:
     def __init__(self) -> None:
         self.files: dict[Path, bytes] = {}
         self.full = False
+        self.kill_in_write: Callable[[], None] | None = None
+        """Ends the process inside its next write."""
+        self._unsynced: dict[Path, list[tuple[float, bytes | None]]] = {}
+        """When each file was replaced without a sync, and what was there before."""
         self._locks: dict[Path, Process] = {}
 
     def of(self, process: Process) -> "ProcessDisk":
@@ -32,12 +40,35 @@ class SimulatedDisk:
         if self._locks.get(path) is process:
             del self._locks[path]
 
-    def write(self, path: Path, content: bytes, process: Process) -> None:
+    def write(self, path: Path, content: bytes, process: Process, *, synced: bool = False) -> None:
         if not process.alive:
             return  # what it does in the moment of its end
         if self.full:
             raise OSError(28, "No space left on device")
+        kill, self.kill_in_write = self.kill_in_write, None
+        world = process.world
+        if kill is not None and world.draw("killed before it has written", path, world.now) < 0.5:
+            kill()
+            return
+        if synced:
+            self._unsynced.pop(path, None)
+        else:
+            self._unsynced.setdefault(path, []).append((world.now, self.files.get(path)))
         self.files[path] = content
+        if kill is not None:
+            kill()
+
+    def lose_unsynced(self, world: World) -> None:
+        """The machine went off. A file that was replaced a moment ago is any of those that were there, or empty."""
+        for path, replaced in self._unsynced.items():
+            earlier = [before for at, before in replaced if world.now - at < UNSYNCED_SECONDS]
+            could_be = [*earlier, b"", self.files.get(path)] if earlier else [self.files.get(path)]
+            found = could_be[int(world.draw("lost", path, world.now) * len(could_be))]
+            if found is None:
+                self.files.pop(path, None)
+            else:
+                self.files[path] = found
+        self._unsynced.clear()
 
 
 class ProcessDisk:
@@ -75,7 +106,7 @@ class _LockedFile:
         return self._disk.files.get(self._path, b"")
 
     def write(self, content: bytes) -> None:
-        self._disk.write(self._path, content, self._process)
+        self._disk.write(self._path, content, self._process, synced=True)
 
     def close(self) -> None:
         self._disk.unlock(self._path, self._process)
