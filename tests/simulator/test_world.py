@@ -400,6 +400,23 @@ def test_a_wall_clock_stays_wrong_when_its_process_starts_again(machines):
     assert shown[1] - shown[0] == pytest.approx(100)
 
 
+def test_what_a_closed_process_would_still_do_makes_no_real_event_loop(machines, monkeypatch):
+    made = []
+    monkeypatch.setattr(asyncio.get_event_loop_policy(), "new_event_loop", lambda: made.append("one"))
+
+    async def main(process: Process) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.gather()
+            made.append("ended")
+
+    process = machines.start("a", main)
+    machines.world.run(1)
+    process.close()
+    assert made == ["ended"]
+
+
 def test_names_do_not_depend_on_other_chance(machines):
     async def main(process: Process) -> None:
         await asyncio.Event().wait()

@@ -8,7 +8,8 @@ import asyncio
 import contextvars
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, TypeVarTuple
 
 from motet_simulator.world.time import World
@@ -75,20 +76,26 @@ class ProcessLoop(asyncio.BaseEventLoop):
             self._schedule_turn()
             return
         ready = self._ready
-        events._set_running_loop(self)  # noqa: SLF001
-        try:
+        with self.runs():
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 if not handle._cancelled:  # noqa: SLF001
                     handle._run()  # noqa: SLF001
                 if self.is_closed():  # by what it did
                     return
-        finally:
-            events._set_running_loop(None)  # noqa: SLF001
         if ready:
             self._schedule_turn()
         self._world.turns += 1
         self.after_turn()
+
+    @contextmanager
+    def runs(self) -> Iterator[None]:
+        """Who asks asyncio for the event loop gets this one."""
+        events._set_running_loop(self)  # noqa: SLF001
+        try:
+            yield
+        finally:
+            events._set_running_loop(None)  # noqa: SLF001
 
     def _schedule_turn(self) -> None:
         if not self._turn_due:

@@ -83,7 +83,7 @@ class Process:
         """Give its memory back at the end of the simulation. Its coroutines have never ended: what they would do then
         goes nowhere."""
         self.loop.kill()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self.loop.runs():
             warnings.simplefilter("ignore")
             for task in list(self.loop.tasks):
                 if task.done():  # its process was killed at that time
@@ -95,4 +95,4 @@ class Process:
                     with suppress(BaseException):
                         coroutine.close()
                         break
-        self.loop.tasks.clear()
+            self.loop.tasks.clear()
