@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from motet_simulator.plan.cluster import Cluster, Setup
 from motet_simulator.plan.outcome import Outcome
@@ -133,24 +132,48 @@ class Search:
         self._progress(runners, seed)
         cluster = Cluster(replace(self._setup, runners=runners, seed=seed), self._adapters)
         allowed = math.floor((1 - self._slo.share) * self._survey.requests)
+        missed = _Missed(self._slo)
 
         def in_vain() -> bool:
             """Where more runners would not help, the answer says by how much the promise is missed."""
             more_may_help = runners < self._most and all(runner.busy_seconds for runner in cluster.runners.values())
-            return not whole and more_may_help and self._missed(cluster) > allowed
+            return not whole and more_may_help and missed.count(cluster) > allowed
 
         outcome = cluster.run(self._workload(), give_up=in_vain)
         trial = Trial(runners, seed, outcome, complete=not cluster.gave_up)
         self._trials[runners, seed] = trial
         return trial
 
-    def _missed(self, cluster: Cluster) -> int:
-        """How many requests have missed the same promise for certain."""
-        slo, outcome, now = self._slo, cluster.outcome, cluster.clock.now
-        late = slow = 0
-        if (ttft := slo.ttft) is not None:
-            waits = (now - answer.asked.at for answer in cluster.answers.values() if answer.first_at < 0)
-            late = sum(seconds > ttft for seconds in chain(outcome.first_tokens, waits))
-        if (tpot := slo.tpot) is not None:
-            slow = sum(seconds > tpot for seconds in outcome.per_token)
+
+class _Missed:
+    """Counts the requests of one simulation that have missed a promise for certain. It looks at each answer once after
+    its end."""
+
+    def __init__(self, slo: Slo) -> None:
+        self._slo = slo
+        self._late = _Above(slo.ttft)
+        self._slow = _Above(slo.tpot)
+
+    def count(self, cluster: Cluster) -> int:
+        """Of the promise that most have missed."""
+        outcome, now, ttft = cluster.outcome, cluster.clock.now, self._slo.ttft
+        late, slow = self._late.of(outcome.first_tokens), self._slow.of(outcome.per_token)
+        if ttft is not None:
+            late += sum(now - answer.asked.at > ttft for answer in cluster.answers.values() if answer.first_at < 0)
         return outcome.refusals.total() + max(late, slow)
+
+
+class _Above:
+    """How many of the times in a list that only grows are above a limit."""
+
+    def __init__(self, limit: float | None) -> None:
+        self._limit = limit
+        self._seen = 0
+        self._above = 0
+
+    def of(self, times: list[float]) -> int:
+        if self._limit is not None:
+            new = times[self._seen :]
+            self._seen += len(new)
+            self._above += sum(seconds > self._limit for seconds in new)
+        return self._above

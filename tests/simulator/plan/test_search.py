@@ -2,16 +2,16 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from motet.errors import SetupError
-from motet_simulator.plan.cluster import Setup
+from motet_simulator.plan.cluster import Cluster, Setup
 from motet_simulator.plan.outcome import Outcome
 from motet_simulator.plan.plot import svg
-from motet_simulator.plan.search import Answered, Search, Survey, Trial
+from motet_simulator.plan.search import Answered, Search, Survey, Trial, _Missed
 from motet_simulator.plan.sentence import as_object, as_table, sentence
 from motet_simulator.plan.slo import Slo, shown
 from motet_simulator.quantiles import quantile
@@ -61,6 +61,34 @@ def test_a_simulation_ends_as_soon_as_the_promise_is_broken(slo: Slo) -> None:
     early = [trial for trial in found.trials.values() if not trial.complete]
     assert early
     assert all(trial.outcome.seconds < REQUESTS[-1].at + 5 for trial in early)
+
+
+class Times(list[float]):
+    """Refuses to be read from its beginning."""
+
+    def __iter__(self) -> Iterator[float]:
+        raise AssertionError
+
+
+def test_whether_it_is_in_vain_is_asked_without_reading_all_answers_again() -> None:
+    cluster = Cluster(Setup(profile=profile(max_sequences=4), runners=1, lengths="exact"))
+    outcome = cluster.outcome
+    outcome.first_tokens, outcome.per_token = Times(), Times()
+    slo = Slo(ttft=0.3, tpot=0.03)
+    missed = _Missed(slo)
+    seen: list[int] = []
+
+    def asked() -> bool:
+        waits = [cluster.clock.now - one.asked.at for one in cluster.answers.values() if one.first_at < 0]
+        times, per_token = outcome.first_tokens[:], outcome.per_token[:]
+        expected = max(sum(one > 0.3 for one in [*times, *waits]), sum(one > 0.03 for one in per_token))
+        assert missed.count(cluster) == expected
+        seen.append(expected)
+        return False
+
+    cluster.run(iter(REQUESTS), give_up=asked)
+    assert len(seen) > 3
+    assert 0 < seen[0] < seen[-1]
 
 
 def test_nobody_can_keep_it() -> None:
