@@ -126,8 +126,8 @@ def test_a_new_option_of_sampling_has_all_doors_and_removes_tokens(copy: Copy, t
     copy.change(cuts, "else self.min_p[rows])", "else self.min_p[rows], self.least[rows])")
     copy.change(
         cuts,
-        "    # What top-k keeps in all must be known",
-        "    reached |= -numbers[:, -1:] < cuts.least.numpy()\n    # What top-k keeps in all must be known",
+        "    reached &= (top_k == ALL)",
+        "    reached |= -numbers[:, -1:] < cuts.least.numpy()\n    reached &= (top_k == ALL)",
     )
     copy.change(
         cuts,
