@@ -18,9 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.harness import Result, arguments, report
-from motet_simulator.plan.cluster import Cluster, Setup
+from motet_simulator.plan.cluster import Cluster
 from motet_simulator.plan.search import Search, Survey
 from motet_simulator.plan.sentence import sentence
+from motet_simulator.plan.setup import Setup
 from motet_simulator.plan.slo import Slo
 from motet_simulator.profiles.profile import EngineSize, Profile, Residuals, StepLaw
 from motet_simulator.workloads.complete import Completion, adapters_asked_for, workload

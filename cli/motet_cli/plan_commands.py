@@ -10,10 +10,10 @@ from typing import get_args
 from motet.errors import SetupError
 from motet_cli.printer import Printer
 from motet_simulator.output_file import output_file
-from motet_simulator.plan.cluster import Lengths, Setup
 from motet_simulator.plan.plot import svg
 from motet_simulator.plan.search import Answered, Search, Survey
 from motet_simulator.plan.sentence import as_object, as_table, sentence
+from motet_simulator.plan.setup import Lengths, Setup
 from motet_simulator.plan.slo import Slo
 from motet_simulator.profiles.identity import check_identity
 from motet_simulator.profiles.profile import Profile

@@ -26,6 +26,16 @@ class VirtualClock:
     def at(self, when: float, call: Callable[..., None], *given: Any) -> None:
         self._push(when, _MESSAGE, None, call, given)
 
+    def after(self, seconds: float, call: Callable[..., None], *given: Any) -> None:
+        self.at(self.now + seconds, call, *given)
+
+    def every(self, seconds: float, call: Callable[[], None], *, first: float = 0.0) -> None:
+        def again() -> None:
+            call()
+            self.after(seconds, again)
+
+        self.at(first, again)
+
     def iteration_at(self, when: float, call: Callable[..., None], *given: Any) -> Alarm:
         alarm = Alarm()
         self._push(when, _ITERATION, alarm, call, given)

@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from motet_simulator.plan.cluster import Cluster, Setup
+from motet_simulator.plan.cluster import Cluster
 from motet_simulator.plan.outcome import Outcome
+from motet_simulator.plan.setup import Setup
 from motet_simulator.plan.slo import Slo
 from motet_simulator.profiles.profile import Profile
 from motet_simulator.workloads.request import WorkloadRequest

@@ -10,7 +10,8 @@ import pytest
 from motet_scheduler.policy import events
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
-from motet_simulator.plan.cluster import Cluster, Setup
+from motet_simulator.plan.cluster import Cluster
+from motet_simulator.plan.setup import Setup
 from motet_simulator.profiles.profile import StepLaw, Work
 from motet_simulator.quantiles import quantile
 from motet_simulator.workloads.request import WorkloadRequest

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from motet_simulator.plan.cluster import Cluster, Setup
+from motet_simulator.plan.cluster import Cluster
 from motet_simulator.plan.engine import SimulatedEngine
+from motet_simulator.plan.setup import Setup
 from motet_supervisor.policy.values import SupervisorConfig
 from tests.simulator.setups import profile, workload
 

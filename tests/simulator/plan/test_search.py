@@ -8,11 +8,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from motet.errors import SetupError
-from motet_simulator.plan.cluster import Cluster, Setup
+from motet_simulator.plan.cluster import Cluster
 from motet_simulator.plan.outcome import Outcome
 from motet_simulator.plan.plot import svg
 from motet_simulator.plan.search import Answered, Search, Survey, Trial, _Missed
 from motet_simulator.plan.sentence import as_object, as_table, sentence
+from motet_simulator.plan.setup import Setup
 from motet_simulator.plan.slo import Slo, shown
 from motet_simulator.quantiles import quantile
 from tests.simulator.setups import profile, workload

@@ -1,0 +1,113 @@
+"""What the reports of a simulated runner say, for scheduler and supervisor: as its service would say it."""
+
+from collections.abc import Iterator, Mapping
+
+from motet.domain import InstanceName, RequestId, Tenant
+from motet.runner_info import Capacity, RequestClass, RunnerRequest, SequenceState
+from motet_runner.interface import EngineReport, EngineSequenceReport, State
+from motet_runner.plan import preset_named
+from motet_scheduler.policy import events as scheduler_events
+from motet_simulator.plan.answer import Answer
+from motet_simulator.plan.disk_cache import DiskCache
+from motet_simulator.plan.setup import GATEWAY, INCARNATION
+from motet_simulator.profiles.profile import EngineSize
+from motet_supervisor.policy import events as supervisor_events
+
+_STATES = {state: SequenceState(state.value) for state in State}
+
+
+class Reports:
+    def __init__(
+        self,
+        instance: InstanceName,
+        accepted: Mapping[RequestId, Answer],
+        answers: Mapping[RequestId, Answer],
+        cache: DiskCache,
+    ) -> None:
+        """`accepted`: what the runner has; `answers`: all that have not ended."""
+        self._instance = instance
+        self._accepted = accepted
+        self._answers = answers
+        self._cache = cache
+
+    def of(self, report: EngineReport) -> tuple[scheduler_events.RunnerReported, supervisor_events.MemoryReported]:
+        live = tuple(self._live(report))
+        on_device = {entry.digest: entry.live for entry in report.adapters if entry.on_device}
+        to_scheduler = scheduler_events.RunnerReported(
+            instance=self._instance,
+            incarnation=INCARNATION,
+            pages=max(1, report.pages),
+            pages_free=report.pages_free,
+            running=report.running,
+            waiting=report.waiting,
+            steps=report.steps,
+            resident=tuple(self._cache.resident(on_device)),
+            live=live,
+            cached_prefixes=frozenset(report.cached_prefixes),
+        )
+        to_supervisor = supervisor_events.MemoryReported(
+            instance=self._instance,
+            pages=max(1, report.pages),
+            host_bytes_free=report.host_bytes_free,
+            steps=report.steps,
+            work_pending=report.running + report.waiting > 0,
+            prefill_seconds_per_token=report.prefill_seconds_per_token,
+            swap_seconds_per_page=report.swap_seconds_per_page,
+            live=live,
+        )
+        return to_scheduler, to_supervisor
+
+    def _live(self, report: EngineReport) -> Iterator[RunnerRequest]:
+        reported = {entry.request: entry for entry in report.sequences}
+        for request, answer in self._accepted.items():
+            entry = reported.get(request)
+            if entry is not None and entry.epoch == answer.epoch:
+                yield self.entry(entry)
+                continue
+            assert answer.promise is not None
+            yield RunnerRequest(
+                request=request,
+                epoch=answer.epoch,
+                pages=answer.promise.pages,
+                state=SequenceState.LOADING,
+                prompt_tokens=answer.asked.prompt_tokens,
+                output_tokens=answer.delivered,
+                max_tokens=answer.max_tokens,
+                tenant=Tenant(answer.asked.tenant),
+                digest=answer.digest,
+                gateway=GATEWAY,
+            )
+
+    def entry(self, entry: EngineSequenceReport) -> RunnerRequest:
+        answer = self._answers[entry.request]
+        return RunnerRequest(
+            request=entry.request,
+            epoch=entry.epoch,
+            pages=entry.promise,
+            pages_used=entry.pages_used,
+            state=_STATES[entry.state],
+            prompt_tokens=entry.prompt_tokens,
+            output_tokens=entry.output_tokens,
+            max_tokens=answer.max_tokens,
+            tenant=Tenant(entry.tenant),
+            digest=entry.adapter,
+            request_class=RequestClass(entry.priority),
+            parked_times=entry.parked_times,
+            gateway=GATEWAY,
+            charged_pages=0 if entry.charged_pages is None else max(1, entry.charged_pages),
+        )
+
+
+def capacity_of(size: EngineSize) -> Capacity:
+    return Capacity(
+        pages=size.pages,
+        page_bytes=size.page_bytes,
+        max_sequences=size.max_sequences,
+        max_model_length=size.max_model_length,
+        adapter_slots=size.adapter_slots,
+        max_lora_rank=512,
+        host_bytes=size.host_pages * size.page_bytes,
+        promise_rule=preset_named(size.preset).promise,
+        adapter_rank_bytes=size.adapter_rank_bytes,
+        adapter_rank_tile=size.adapter_rank_tile,
+    )
