@@ -2,11 +2,16 @@
 
 Two workloads alternate, Poisson arrivals and bursts. Before and after each run, a block of other requests brings step
 times: the run is simulated with a profile of its two blocks alone, never of itself, for a busy machine may be another
-one a minute later. What is outside of iterations is learned from requests that are alone. Both sides are measured where
-the tokens reach the client, in this process.
+one a minute later. What is outside of iterations is learned from requests that are alone, less what their own iteration
+took. Both sides are measured where the dispatcher hands tokens on: this process has a gateway's dispatcher of its own,
+without HTTP. Both know the length of each answer. Tokens that come in one message count as equally far apart: short
+iterations may share a message.
 
 The errors are medians over the runs: of throughput and the medians of the time to the first token and between tokens,
 the largest of the three; and of the two p95.
+
+Then ten promises are drawn from the runs, each at least 20 % below or above what 19 of 20 requests got live: the plan
+for these runners should say of each whether it is kept.
 
 It needs a machine on which nothing else runs.
 
@@ -17,14 +22,34 @@ import asyncio
 import json
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
+
+from prometheus_client import CollectorRegistry
 
 from benchmarks.harness import Result, arguments, report
-from motet_simulator.plan.cluster import Cluster, Setup
+from motet.api.v1 import common_pb2, runner_pb2
+from motet.clock import monotonic
+from motet.domain import BASE, Digest
+from motet.errors import MotetError
+from motet.prefix_hints import prefix_salt, prompt_hints
+from motet.transport.over_grpc import GrpcNetwork
+from motet_gateway.catalog import CurrentCatalog
+from motet_gateway.dispatcher import Dispatcher, GenerationRequest
+from motet_gateway.generation import EndReason
+from motet_gateway.held_requests import HeldRequests
+from motet_gateway.metrics import Metrics
+from motet_operator.local.state_directory import StateDirectory
+from motet_simulator.plan.cluster import Cluster
+from motet_simulator.plan.outcome import Outcome
+from motet_simulator.plan.search import Search, Survey
+from motet_simulator.plan.setup import Setup
+from motet_simulator.plan.slo import Slo
 from motet_simulator.profiles.fit import fit
 from motet_simulator.profiles.profile import Overheads, Profile, Work
 from motet_simulator.profiles.step_traces import read
@@ -33,9 +58,13 @@ from motet_simulator.workloads.request import WorkloadRequest
 from testbed.local_stack import running_stack
 
 RUNNERS, SEEDS = 2, 3
-MODEL, VOCABULARY = "motet-demo", 1500
+TENANT, VOCABULARY = "default", 1500
 PROMPT, OUTPUT, LONGEST = 40.0, 60.0, 300
 TARGET_P50, TARGET_P95 = 0.10, 0.20
+PROMISES, TARGET_AGREES = 10, 9
+NEAREST, FARTHEST = 1.2, 2.0
+"""How many times as long or as short as the measured time a promise is."""
+
 ALONE = 20
 """Requests that are alone, from which the time outside of iterations is learned."""
 
@@ -48,6 +77,8 @@ class Seen:
 
     first_tokens: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
+    per_token: list[float] = field(default_factory=list)
+    """The mean gap of each answer."""
     throughput: float = 0.0
 
     def errors(self, other: "Seen") -> tuple[float, float]:
@@ -80,12 +111,47 @@ def drawn(chance: random.Random, count: int, rate: float, *, bursts: bool) -> li
     return [replace(one, max_tokens=one.output_tokens) for one in requests[:count]]
 
 
+class Asked:
+    """One request, which notes when its tokens come."""
+
+    def __init__(self, seen: Seen) -> None:
+        self.ended: asyncio.Future[EndReason | MotetError] = asyncio.get_running_loop().create_future()
+        self._seen = seen
+        self._asked = perf_counter()
+        self._first = self._newest = 0.0
+        self._tokens = 0
+
+    def placed(self) -> None: ...
+
+    def waiting(self, for_what: str) -> None: ...
+
+    def score(self, logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None: ...
+
+    def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:  # noqa: ARG002
+        if not tokens:
+            return
+        now = perf_counter()
+        if self._tokens:
+            self._seen.gaps += [(now - self._newest) / len(tokens)] * len(tokens)
+        else:
+            self._first = now
+            self._seen.first_tokens.append(now - self._asked)
+        self._newest = now
+        self._tokens += len(tokens)
+
+    def end(self, how: EndReason | MotetError) -> None:
+        if self._tokens > 1:
+            self._seen.per_token.append((self._newest - self._first) / (self._tokens - 1))
+        self.ended.set_result(how)
+
+
 class Live:
     """A client of the running product. `max_tokens` is the answer's length: the model does not end before."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self._chance = random.Random(7)
+        self._asked = 0
 
     async def play(self, requests: Sequence[WorkloadRequest]) -> Seen:
         seen = Seen()
@@ -95,45 +161,99 @@ class Live:
         return seen
 
     async def _ask(self, request: WorkloadRequest, due: float, seen: Seen) -> None:
-        body = json.dumps(
-            {
-                "model": MODEL,
-                "prompt": [self._chance.randrange(VOCABULARY) for _ in range(request.prompt_tokens)],
-                "max_tokens": request.output_tokens,
-                "ignore_eos": True,
-                "stream": True,
-            }
-        ).encode()
+        group = self._dispatcher.catalog.current.groups[0]
+        base = Digest(group.base_digest)
+        length = request.output_tokens
+        prompt = [self._chance.randrange(VOCABULARY) for _ in range(request.prompt_tokens)]
+        self._asked += 1
+        order = GenerationRequest(
+            request=f"truth-{self._asked}",
+            tenant=TENANT,
+            group=group.group,
+            adapter="",
+            adapter_digest=BASE,
+            base_digest=base,
+            request_class=common_pb2.REQUEST_CLASS_STANDARD,
+            prompt_ids=prompt,
+            choice=0,
+            sampling=runner_pb2.Sampling(max_tokens=length, ignore_eos=True),
+            seed=self._asked,
+            estimate=common_pb2.Estimate(q50=length, q80=length, q90=length, q95=length, rank=length, source="exact"),
+            deadline_seconds=60.0,
+            prefix_hints=prompt_hints(prefix_salt(base, BASE, TENANT), prompt),
+        )
         await asyncio.sleep(max(0.0, due - perf_counter()))
-        asked = perf_counter()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        try:
-            writer.write(
-                b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\n\r\n" % len(body) + body
-            )
-            head = await reader.readuntil(b"\r\n\r\n")
-            if not head.lower().startswith(b"http/1.1 200"):
-                raise RuntimeError(f"the server answered {head[:80]!r}")
-            newest = 0.0
-            while size := int(await reader.readuntil(b"\r\n"), 16):
-                chunk = (await reader.readexactly(size + 2))[:size]
-                now = perf_counter()
-                for _ in range(chunk.count(b'"text"')):
-                    if newest:
-                        seen.gaps.append(now - newest)
-                    else:
-                        seen.first_tokens.append(now - asked)
-                    newest = now
-        finally:
-            writer.close()
+        asked = Asked(seen)
+        self._dispatcher.start(order, asked)
+        how = await asked.ended
+        if isinstance(how, MotetError):
+            raise how
+
+
+@asynccontextmanager
+async def dispatcher_beside(data: Path) -> AsyncIterator[Dispatcher]:
+    """Another gateway's dispatcher, for the stack in this state directory."""
+    dispatcher = Dispatcher(
+        "truth",
+        StateDirectory.of(data).address("scheduler"),
+        CurrentCatalog(),
+        Metrics(CollectorRegistry(), clock=monotonic),
+        network=GrpcNetwork(),
+        connect_seconds=10.0,
+        held=HeldRequests(lambda: None, monotonic),
+        clock=monotonic,
+    )
+    running = asyncio.create_task(dispatcher.run())
+    try:
+        while not dispatcher.catalog.known:  # noqa: ASYNC110 - nobody says when
+            await asyncio.sleep(0.05)
+        yield dispatcher
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 def simulated(profile: Profile, requests: Sequence[WorkloadRequest], seed: int) -> Seen:
-    outcome = Cluster(Setup(profile=profile, runners=RUNNERS, seed=seed)).run(iter(requests))
+    outcome = Cluster(Setup(profile=profile, runners=RUNNERS, seed=seed, lengths="exact")).run(iter(requests))
     shares = [number / 1000 for number in range(1, 1000)]
     gaps = [outcome.gaps.quantile(share) for share in shares]
-    return Seen(outcome.first_tokens, gaps, outcome.output_tokens / outcome.seconds)
+    return Seen(outcome.first_tokens, gaps, outcome.per_token, outcome.output_tokens / outcome.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    requests: Sequence[WorkloadRequest]
+    seen: Seen
+    profile: Profile
+    """Of the blocks before and after it."""
+
+    def plan_agrees(self, slo: Slo) -> bool:
+        """Whether the plan says of this promise what was seen live."""
+        live = Outcome(first_tokens=self.seen.first_tokens, per_token=self.seen.per_token)
+        search = Search(
+            Setup(profile=self.profile, runners=RUNNERS, lengths="exact"),
+            lambda: iter(self.requests),
+            (),
+            slo,
+            survey=Survey(len(self.requests), RUNNERS),
+            most_runners=RUNNERS,
+        )
+        planned = None not in search.exactly(RUNNERS, range(SEEDS)).fewest.values()
+        kept = not slo.misses(live)
+        print(f"{slo.limits()}: {'kept' if kept else 'missed'} live, the plan says {'kept' if planned else 'missed'}")
+        return planned is kept
+
+
+def promise_near(run: Run, number: int, chance: random.Random) -> Slo:
+    """Of the two times in turn, and of each in turn one that is kept and one that is missed."""
+    times = run.seen.per_token if number % 2 else run.seen.first_tokens
+    factor = chance.uniform(NEAREST, FARTHEST)
+    limit = quantile(times, 0.95) * (factor if number // 2 % 2 else 1 / factor)
+    return Slo(tpot=limit) if number % 2 else Slo(ttft=limit)
+
+
+Part = tuple[dict[Path, int], dict[Path, int]]
+"""The sizes of the step traces before and after."""
 
 
 class Traces:
@@ -145,14 +265,21 @@ class Traces:
     def sizes(self) -> dict[Path, int]:
         return {file: file.stat().st_size for file in sorted(self._folder.glob("trace-*.jsonl"))}
 
-    def profile(self, parts: Sequence[tuple[dict[Path, int], dict[Path, int]]], overheads: Overheads) -> Profile:
-        """Of what was written between each two sizes."""
+    def lines(self, file: Path, parts: Sequence[Part]) -> list[dict[str, Any]]:
+        """What was written between each two sizes."""
+        text = file.read_bytes()
+        return [
+            json.loads(line)
+            for before, after in parts
+            for line in text[before.get(file, 0) : after.get(file, 0)].splitlines()
+        ]
+
+    def profile(self, parts: Sequence[Part], overheads: Overheads) -> Profile:
         files = []
         for file in self.sizes():
-            text = file.read_bytes()
-            of = json.loads(text[: text.index(b"\n")])
-            lines = b"".join(text[before.get(file, 0) : after[file]] for before, after in parts).splitlines()
-            kept = [json.loads(line) for line in lines]
+            with file.open("rb") as opened:
+                of = json.loads(opened.readline())
+            kept = self.lines(file, parts)
             if kept:
                 kept[0]["of"] = of["of"]
                 part = file.with_name(f"part-{file.name}")
@@ -161,45 +288,61 @@ class Traces:
         return fit(*read(files), overheads)
 
 
-async def measure(port: int, folder: Path, rounds: int, seconds: float, load: float) -> list[Result]:
-    live, traces, chance = Live(port), Traces(folder), random.Random(3)
+async def measure(data: Path, folder: Path, rounds: int, seconds: float, load: float) -> list[Result]:
+    async with dispatcher_beside(data) as dispatcher:
+        runs = await runs_of(Live(dispatcher), Traces(folder), rounds, seconds, load)
+    return errors(runs)
+
+
+async def runs_of(live: Live, traces: Traces, rounds: int, seconds: float, load: float) -> list[Run]:
+    chance = random.Random(3)
     rate = 4.0
     for _ in range(3):  # also until the runners have chosen their kernels
         before = traces.sizes()
         await live.play(drawn(chance, int(10 * rate), rate, bursts=False))
         profile = traces.profile([(before, traces.sizes())], Overheads())
         rate = load * RUNNERS / seconds_of_a_request(profile)
-    overheads = await outside_of_iterations(live, profile)
+    overheads = await outside_of_iterations(live, traces)
     print(f"{rate:.1f} requests a second; outside of iterations {1000 * overheads.arrival:.1f} ms")
 
-    async def block() -> tuple[dict[Path, int], dict[Path, int]]:
+    async def block() -> Part:
         before = traces.sizes()
         await live.play(drawn(chance, int(seconds / 2 * rate), rate, bursts=chance.random() < 0.5))
         await asyncio.sleep(SETTLE_SECONDS)
         return before, traces.sizes()
 
-    middle: dict[bool, list[float]] = {False: [], True: []}
-    tails: dict[bool, list[float]] = {False: [], True: []}
+    runs: list[Run] = []
     newest = await block()
-    for number in range(rounds):
+    for _ in range(rounds):
         for bursts in (False, True):
             requests = drawn(chance, int(seconds * rate), rate, bursts=bursts)
             seen = await live.play(requests)
             await asyncio.sleep(SETTLE_SECONDS)
             older, newest = newest, await block()
-            profile = traces.profile([older, newest], overheads)
-            runs = [seen.errors(simulated(profile, requests, seed)) for seed in range(SEEDS)]
-            middle[bursts].append(median(run[0] for run in runs))
-            tails[bursts].append(median(run[1] for run in runs))
-            print(
-                f"round {number + 1}, {'bursts' if bursts else 'poisson'}: "
-                f"off by {middle[bursts][-1]:.0%} in the middle, {tails[bursts][-1]:.0%} at p95"
-            )
-    p50 = max(map(median, middle.values()))
-    p95 = max(map(median, tails.values()))
+            runs.append(Run(requests, seen, traces.profile([older, newest], overheads)))
+    return runs
+
+
+def errors(runs: Sequence[Run]) -> list[Result]:
+    """The runs alternate: Poisson arrivals, bursts."""
+    middle: list[list[float]] = [[], []]
+    tails: list[list[float]] = [[], []]
+    for number, run in enumerate(runs):
+        off = [run.seen.errors(simulated(run.profile, run.requests, seed)) for seed in range(SEEDS)]
+        middle[number % 2].append(median(one[0] for one in off))
+        tails[number % 2].append(median(one[1] for one in off))
+        print(
+            f"run {number + 1}, {'bursts' if number % 2 else 'poisson'}: "
+            f"off by {middle[number % 2][-1]:.0%} in the middle, {tails[number % 2][-1]:.0%} at p95"
+        )
+    p50, p95 = max(map(median, middle)), max(map(median, tails))
+    chance = random.Random(5)
+    promises = [(run, promise_near(run, n, chance)) for n in range(PROMISES) for run in [runs[n // 4 % len(runs)]]]
+    agrees = sum(run.plan_agrees(slo) for run, slo in promises)
     return [
         Result("sim_error_p50", p50, "", f"<= {TARGET_P50}", p50 <= TARGET_P50),
         Result("sim_error_p95", p95, "", f"<= {TARGET_P95}", p95 <= TARGET_P95),
+        Result("plan_agrees", agrees, f"of {PROMISES}", f">= {TARGET_AGREES}", agrees >= TARGET_AGREES),
     ]
 
 
@@ -210,13 +353,19 @@ def seconds_of_a_request(profile: Profile) -> float:
     return OUTPUT * iteration / together + profile.law.prefill * PROMPT
 
 
-async def outside_of_iterations(live: Live, profile: Profile) -> Overheads:
-    """From requests that are alone: what is left of the time to the first token."""
+async def outside_of_iterations(live: Live, traces: Traces) -> Overheads:
+    """From requests that are alone: what is left of the time to the first token without their own prompt's iteration.
+
+    Their runner may be any, so all traces are looked at.
+    """
     left = []
     for _ in range(ALONE):
-        request = WorkloadRequest(at=0.0, prompt_tokens=32, output_tokens=2, max_tokens=2)
-        seen = await live.play([request])
-        left.append(seen.first_tokens[0] - profile.law.seconds(Work(prefill=32, attended=32 * 33 // 2)))
+        before = traces.sizes()
+        seen = await live.play([WorkloadRequest(at=0.0, prompt_tokens=32, output_tokens=2, max_tokens=2)])
+        await asyncio.sleep(0.05)
+        part = before, traces.sizes()
+        iterations = [line for file in traces.sizes() for line in traces.lines(file, [part]) if line["prefill"]]
+        left.append(seen.first_tokens[0] - sum(line["ms"] for line in iterations) / 1000)
     usual = Overheads()
     return replace(usual, arrival=max(0.0, median(left) - usual.submit - usual.delivery))
 
@@ -231,7 +380,7 @@ def main() -> None:
         folder = Path(name)
         env = {"MOTET_STEP_TRACE": str(folder / "trace-{instance}.jsonl"), "MOTET_RUNNER_KERNELS": "torch"}
         with running_stack(folder, runners=RUNNERS, env=env) as stack:
-            results = asyncio.run(measure(stack.port, folder, given.rounds, given.seconds, given.load))
+            results = asyncio.run(measure(stack.data, folder, given.rounds, given.seconds, given.load))
     report("simulator_truth", results, as_json=given.json)
 
 
