@@ -104,6 +104,19 @@ def chat(  # noqa: PLR0917
 
 
 @app.command()
+def replay(
+    records: Annotated[
+        list[Path],
+        typer.Argument(help="Files that MOTET_SCHEDULER_RECORD and MOTET_SUPERVISOR_RECORD have made."),
+    ],
+) -> None:
+    """Decide again what was recorded live. Exit status 1 if a decision is another one now."""
+    from motet_cli.replay import replay as run
+
+    raise typer.Exit(run(records))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as version_of

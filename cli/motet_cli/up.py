@@ -78,8 +78,9 @@ def up(options: Options) -> int:
     os.environ.pop(CALLERS_VARIABLE, None)  # otherwise every process of the stack would inherit the key
     if options.runners is not None:
         os.environ["MOTET_OPERATOR_RUNNERS"] = str(options.runners)
-    if trace := os.environ.get("MOTET_STEP_TRACE"):
-        os.environ["MOTET_STEP_TRACE"] = str(Path(trace).absolute())
+    for name in ("MOTET_STEP_TRACE", "MOTET_SCHEDULER_RECORD", "MOTET_SUPERVISOR_RECORD"):
+        if file := os.environ.get(name):
+            os.environ[name] = str(Path(file).absolute())
     log_to(layout.log("up"))
     progress = UpOutput(layout, url, question)
     try:

@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, scheduler_pb2
+from motet.event_record import record_of
 from motet.leadership import LocalLeadership
 from motet.rpc import Link
 from motet.transport.methods import SYNC
@@ -112,6 +113,7 @@ class InProcessServices:
                     catalog_file=CatalogFile(self.folder / "catalog.json", REAL.disk),
                     surroundings=REAL,
                     known_failures=failures,
+                    record=record_of(self._scheduler_settings.record),
                 )
                 front.open(self.scheduler_service)
                 return self.scheduler_service
@@ -132,6 +134,7 @@ class InProcessServices:
             self._supervisor_settings.config(self._scale),
             metrics=SupervisorMetrics(self.supervisor_metrics),
             clock=REAL.clock,
+            record=record_of(self._supervisor_settings.record),
         )
         self.supervisor_service = service
 

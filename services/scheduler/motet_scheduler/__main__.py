@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from motet.event_record import record_of
 from motet.health import Health
 from motet.kube import KubeApi
 from motet.leadership import Candidacy, LocalLeadership
@@ -27,6 +28,7 @@ from motet_scheduler.settings import Settings
 def main() -> None:
     settings, process, addresses, lease = read(Settings), read(ProcessSettings), read(Addresses), read(LeaseSettings)
     surroundings = real_surroundings()
+    record = record_of(settings.record)
 
     async def schedule(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         metrics = Metrics(registry)
@@ -45,6 +47,7 @@ def main() -> None:
                         catalog_file=catalog_file(lease, process, surroundings),
                         surroundings=surroundings,
                         known_failures=failures,
+                        record=record,
                     )
                     front.open(service)
                     return service

@@ -13,6 +13,7 @@ from motet.api.v1.common_pb2 import Welcome
 from motet.domain import InstanceName, RequestId
 from motet.due_timer import DueTimer
 from motet.errors import Internal, MotetError, NotFound, Overloaded
+from motet.event_record import Write, recorded
 from motet.leadership import Leadership
 from motet.rpc import EndStream, Link, Session, Sessions
 from motet.runner_info import Failure, RunnerIdentity
@@ -55,11 +56,18 @@ class SchedulerService:
         catalog_file: CatalogFile | None,
         surroundings: Surroundings,
         known_failures: EventFailures | None = None,
+        record: Write | None = None,
     ) -> None:
+        """`record`: takes the lines of a record of events (`motet.event_record`)."""
         saved = catalog_file.read(leadership.term) if catalog_file is not None else None
         # Random, so that no answer to a predecessor's order is taken for one to ours.
         first_order = 1 + surroundings.random.getrandbits(62)
-        self.scheduler = Scheduler(config, now=surroundings.clock(), saved=saved, first_order=first_order)
+        began = surroundings.clock()
+        self.scheduler = Scheduler(config, now=began, saved=saved, first_order=first_order)
+        self._handle_event: Callable[[events.Event, float], list[effects.Effect]] = self.scheduler.handle
+        if record is not None:
+            given = {"config": config, "began": began, "saved": saved, "first_order": first_order}
+            self._handle_event = recorded(self.scheduler.handle, record, "scheduler", **given)
         self._leadership = leadership
         self._metrics = metrics
         self._file = catalog_file
@@ -293,7 +301,7 @@ class SchedulerService:
             raise EndStream(RESTARTING)
 
     def _decide(self, event: events.Event, now: float) -> None:
-        decided = self.scheduler.handle(event, now)
+        decided = self._handle_event(event, now)
         self._metrics.decision_seconds.observe(self._clock() - now)
         if isinstance(event, events.RequestLost):
             self._metrics.losses.inc()

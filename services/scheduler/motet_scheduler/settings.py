@@ -19,6 +19,10 @@ class Settings(BaseSettings):
     """Where this scheduler listens, if that is not MOTET_SCHEDULER_ADDRESS. In a cluster it listens on every address of
     its pod, and that setting is the one address to which standbys send their callers."""
 
+    record: str = ""
+    """A file for one JSON line per event that the scheduler's policy is told, with its time: `motet replay` decides
+    again from it. It grows for as long as the scheduler runs, by a few kilobytes for each report of a runner."""
+
     queue_limit: int = Field(10_000, ge=1)
     """The most requests that may wait for one base model. Above it new requests are refused at once (`pool_saturated`):
     it is better to tell a client to come back than to let it wait for minutes."""

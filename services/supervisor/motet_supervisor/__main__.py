@@ -4,6 +4,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
+from motet.event_record import record_of
 from motet.health import Health
 from motet.service_main import read, run, run_until
 from motet.settings import Addresses, ProcessSettings
@@ -19,7 +20,10 @@ def main() -> None:
 
     async def supervise(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         service = SupervisorService(
-            settings.config(process.time_scale), metrics=Metrics(registry), clock=surroundings.clock
+            settings.config(process.time_scale),
+            metrics=Metrics(registry),
+            clock=surroundings.clock,
+            record=record_of(settings.record),
         )
         async with surroundings.network.serving(addresses.supervisor_address, service.handlers, process=health):
             await run_until(stop, service.due_times.run())

@@ -1,6 +1,7 @@
 """The supervisor's two streams: turns messages into events and effects into messages. Makes no decisions itself."""
 
 import itertools
+from collections.abc import Callable
 
 import structlog
 
@@ -8,6 +9,7 @@ from motet.api.v1 import supervisor_pb2
 from motet.clock import Clock
 from motet.domain import InstanceName
 from motet.due_timer import DueTimer
+from motet.event_record import Write, recorded
 from motet.rpc import Session, Sessions
 from motet.runner_info import RunnerIdentity
 from motet.terms import check_leaders_term, check_term
@@ -23,8 +25,14 @@ log = structlog.get_logger(__name__)
 
 
 class SupervisorService:
-    def __init__(self, config: SupervisorConfig, *, metrics: Metrics, clock: Clock) -> None:
+    def __init__(
+        self, config: SupervisorConfig, *, metrics: Metrics, clock: Clock, record: Write | None = None
+    ) -> None:
+        """`record`: takes the lines of a record of events (`motet.event_record`)."""
         self.supervisor = Supervisor(config)
+        self._handle_event: Callable[[events.Event, float], list[effects.Effect]] = self.supervisor.handle
+        if record is not None:
+            self._handle_event = recorded(self.supervisor.handle, record, "supervisor", config=config)
         self.due_times = DueTimer(self.supervisor.next_due, self.tick, clock=clock, pause=config.max_sleep / 4)
         self._metrics = metrics
         self._clock = clock
@@ -90,7 +98,7 @@ class SupervisorService:
     def _handle(self, event: events.Event) -> None:
         if isinstance(event, events.OverflowAnnounced):
             self._metrics.overflows.inc()
-        for effect in self.supervisor.handle(event, self._clock()):
+        for effect in self._handle_event(event, self._clock()):
             self._count(effect)
             match effect:
                 case effects.Extend() | effects.Park() | effects.Resume():

@@ -19,6 +19,10 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="MOTET_SUPERVISOR_", frozen=True, extra="ignore")
 
+    record: str = ""
+    """A file for one JSON line per event that the supervisor's policy is told, with its time: `motet replay` decides
+    again from it. It grows for as long as the supervisor runs."""
+
     heartbeat_seconds: float = Field(2.0, gt=0)
     """A runner that has sent nothing for this long is unhealthy: it gets no new requests, and if the scheduler hears
     nothing of it either, its requests continue on other runners. Five heartbeats are due in this time. Time in which

@@ -1,0 +1,76 @@
+"""Records what a policy was told, when, and what it decided: one JSON line an event. `motet replay` reads it.
+
+A policy is pure, so its events and their times are all that its decisions depend on. Of a decision the line has only a
+digest. Prompts and answers are not in events, and so not in a record; names of tenants and adapters are.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+import structlog
+
+log = structlog.get_logger(__name__)
+
+Event = TypeVar("Event")
+Effect = TypeVar("Effect")
+
+Write = Callable[[bytes], None]
+
+
+def recorded(
+    handle: Callable[[Event, float], list[Effect]], write: Write, policy: str, **begins_with: Any
+) -> Callable[[Event, float], list[Effect]]:
+    """The same, and each event is recorded. `begins_with`: what the policy was made from."""
+    write(_line({"policy": policy, **begins_with}))
+
+    def recording(event: Event, now: float) -> list[Effect]:
+        line = {"at": now, "event": type(event).__name__, "of": event}
+        try:
+            decided = handle(event, now)
+        except Exception:
+            write(_line({**line, "decided": None}))
+            raise
+        write(_line({**line, "decided": digest_of(decided)}))
+        return decided
+
+    return recording
+
+
+def digest_of(decided: Sequence[Any]) -> str:
+    """Equal for equal decisions, in any process."""
+    text = orjson.dumps([(type(effect).__name__, effect) for effect in decided], default=_plain)
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+class RecordFile:
+    """Appends lines to a file. With the first one that cannot be written the record ends, and the process goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path: Path | None = path
+
+    def __call__(self, line: bytes) -> None:
+        if self._path is None:
+            return
+        try:
+            with self._path.open("ab") as file:
+                file.write(line)
+        except OSError as error:
+            log.warning("event_record_stopped", path=str(self._path), reason=error.strerror or str(error))
+            self._path = None
+
+
+def _plain(value: Any) -> Any:
+    """Of what orjson does not know: a set, in its order in any process, or a named tuple, by its names."""
+    return value._asdict() if isinstance(value, tuple) else sorted(value)
+
+
+def record_of(path: str) -> Write | None:
+    """What a setting asks for: an empty path means no record."""
+    return RecordFile(Path(path)) if path else None
+
+
+def _line(of: dict[str, Any]) -> bytes:
+    return orjson.dumps(of, default=_plain, option=orjson.OPT_APPEND_NEWLINE)

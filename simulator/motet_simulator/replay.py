@@ -1,0 +1,108 @@
+"""Decides again what a recorded policy has decided (`motet.event_record`), and compares."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from motet.errors import SetupError
+from motet.event_record import digest_of
+from motet_scheduler.policy import events as scheduler_events
+from motet_scheduler.policy.catalog import SavedCatalog
+from motet_scheduler.policy.scheduler import Scheduler
+from motet_scheduler.policy.values import SchedulerConfig
+from motet_supervisor.policy import events as supervisor_events
+from motet_supervisor.policy.supervisor import Supervisor
+from motet_supervisor.policy.values import SupervisorConfig
+
+MAX_LINE_BYTES = 64 << 20
+"""A catalog of ten thousand adapters has a few megabytes."""
+
+Handle = Callable[[Any, float], list[Any]]
+
+
+@dataclass(slots=True)
+class Replayed:
+    events: int = 0
+    begun: int = 0
+    """How often the policy began anew."""
+    difference: str = ""
+    """The first decision that is another one now, with its line; empty if all are the same."""
+
+
+def replay(file: Path) -> Replayed:
+    """Up to the first difference. Raises SetupError for a file that is no record."""
+    found = Replayed()
+    handle: Handle | None = None
+    kinds: Any = None
+    for number, line in _lines(file):
+        try:
+            if "policy" in line:
+                handle, kinds = _begin(line)
+                found.begun += 1
+                continue
+            if handle is None:
+                raise ValueError("a record begins with what its policy was made from")
+            event, at, then = _adapter(getattr(kinds, line["event"])), float(line["at"]), line["decided"]
+            now = _decided(handle, event.validate_python(line["of"]), at)
+        except (ValueError, TypeError, KeyError, AttributeError, ValidationError) as error:
+            raise SetupError(f"{file}, line {number}: it is no line of a record ({error}).") from error
+        found.events += 1
+        if now != then:
+            found.difference = f"line {number}: {line['event']} at {at:.3f} s leads to other decisions"
+            return found
+    return found
+
+
+def _decided(handle: Handle, event: Any, at: float) -> str | None:
+    """None: it failed."""
+    try:
+        return digest_of(handle(event, at))
+    except Exception:
+        return None
+
+
+def _begin(line: dict[str, Any]) -> tuple[Handle, Any]:
+    match line["policy"]:
+        case "scheduler":
+            scheduler = Scheduler(
+                _adapter(SchedulerConfig).validate_python(line["config"]),
+                now=float(line["began"]),
+                saved=_adapter(SavedCatalog).validate_python(line["saved"]) if line["saved"] is not None else None,
+                first_order=int(line["first_order"]),
+            )
+            return scheduler.handle, scheduler_events
+        case "supervisor":
+            return Supervisor(_adapter(SupervisorConfig).validate_python(line["config"])).handle, supervisor_events
+        case other:
+            raise ValueError(f"no policy has the name {other!r}")
+
+
+@lru_cache(maxsize=128)
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        with file.open("rb") as opened:
+            number = 0
+            while line := opened.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
+                    return  # its process ended while it wrote
+                if len(line) > MAX_LINE_BYTES:
+                    raise SetupError(f"{file}, line {number}: it is longer than {MAX_LINE_BYTES >> 20} MiB.")
+                try:
+                    found = orjson.loads(line)
+                except ValueError:
+                    found = None
+                if not isinstance(found, dict):
+                    raise SetupError(f"{file}, line {number}: it is no JSON object.")
+                yield number, found
+    except OSError as error:
+        raise SetupError(f"{file}: {error.strerror or error}.") from error
