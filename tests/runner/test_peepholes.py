@@ -352,7 +352,7 @@ NEARLY: dict[Callable[[X, X], X], dict[str, int]] = {
     the_gate_is_read_again: {},
     the_gate_times_itself: {},
     a_gate_with_gelu: {},
-    a_gate_times_a_constant: {},
+    a_gate_times_a_constant: {"silu_times": 1},
     one_gate_for_all_numbers: {},
     a_part_of_a_gate: {},
 }

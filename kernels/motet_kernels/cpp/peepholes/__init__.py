@@ -75,5 +75,5 @@ def _leaves_others(found: Found, uses: Uses, logits: Value) -> bool:
     gone = {value for number in found.steps for value in written_by(uses.steps[number])}.difference(writes)
     read = {*read_by(found.by), logits}
     others = {number for value in gone for number in (*uses.readers(value), *uses.writers(value))} - found.steps
-    early = (number for value in writes for number in uses.readers(value) if number not in found.steps)
+    early = (number for value in writes for number in uses.readers(value))
     return not gone.isdisjoint(read) or bool(others) or any(number < place for number in early)

@@ -1,7 +1,7 @@
 """A gate with SiLU."""
 
-from motet_kernels.cpp.peepholes.matching import Found, Uses, in_sizes, lie_together, same
-from motet_kernels.cpp.steps import Compute, Value
+from motet_kernels.cpp.peepholes.matching import Found, Uses, read_in, together, written_in
+from motet_kernels.cpp.steps import Compute
 
 
 def silu_times(uses: Uses, number: int) -> Found | None:
@@ -9,15 +9,11 @@ def silu_times(uses: Uses, number: int) -> Found | None:
     silu = uses.compute(number, "silu")
     if silu is None:
         return None
-    multiplied = uses.only_reader(silu.result.of, "multiply")
-    if multiplied is None:
+    product = uses.user(written_in(silu), "multiply")
+    if product is None:
         return None
-    product = uses.step(multiplied)
-    sizes = product.sizes
-    active, gate = in_sizes(silu.result, silu.sizes, sizes), in_sizes(silu.inputs[0], silu.sizes, sizes)
-    up = next((one for one, other in (product.inputs, product.inputs[::-1]) if same(other, active)), None)
-    if gate is None or active is None or up is None or not isinstance(up.of, Value):
+    step = product.step
+    places = together(step.sizes, *read_in(silu), *product.others, written_in(silu), written_in(step))
+    if places is None:
         return None
-    if not lie_together([gate, active, up, product.result], gate.of.dtype):
-        return None
-    return Found(frozenset({number, multiplied}), Compute("silu_times", sizes, product.result, (gate, up)))
+    return Found(frozenset({number, product.number}), Compute("silu_times", step.sizes, step.out, tuple(places[:2])))

@@ -1,93 +1,66 @@
-"""Queries of peepholes about a list of steps: who writes a value, who reads it, and whether two places are the same."""
+"""What peepholes ask of a list of steps: who writes numbers, who reads them, and whether they are the same ones."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
 from motet_kernels.cpp.steps import Compute, Place, Step, Value, read_by, written_by
 
 TYPES = (torch.float32, torch.bfloat16)
-"""The types in which the steps of peepholes compute"""
+"""Of the numbers that the steps of peepholes compute"""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The numbers of the matched steps, and the step that replaces them, at the place of the last one."""
+    """Some steps, by their numbers, and the one that comes in the place of the last of them."""
 
     steps: frozenset[int]
     by: Compute
 
 
-class Uses:
-    def __init__(self, steps: Sequence[Step], positions: Value) -> None:
-        """`positions`: the rows' value"""
-        self.steps = steps
-        self.positions = positions
-        self._writers: dict[Value, list[int]] = {}
-        self._readers: dict[Value, list[int]] = {}
-        for number, step in enumerate(steps):
-            for value in written_by(step):
-                self._writers.setdefault(value, []).append(number)
-            for value in dict.fromkeys(read_by(step)):
-                self._readers.setdefault(value, []).append(number)
+class Numbers(NamedTuple):
+    """Those that a step reads or writes"""
 
-    def writers(self, of: object) -> list[int]:
-        return self._writers.get(of, []) if isinstance(of, Value) else []
+    place: Place
+    sizes: tuple[int, ...]
+    """In which it goes through them"""
 
-    def readers(self, of: object) -> list[int]:
-        return self._readers.get(of, []) if isinstance(of, Value) else []
+    @property
+    def of(self) -> object:
+        return self.place.of
 
-    def compute(self, number: int, *operations: str) -> Compute | None:
-        """The step, if it computes one of these operations."""
-        step = self.steps[number]
-        return step if isinstance(step, Compute) and step.operation in operations else None
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.place.of.dtype
 
-    def step(self, number: int) -> Compute:
-        """A step that only_writer or only_reader has found"""
-        step = self.steps[number]
-        assert isinstance(step, Compute)
-        return step
+    def are(self, other: "Numbers") -> bool:
+        """Whether these are the same ones, in the same order"""
+        same = self.of is other.of and self.place.offset == other.place.offset
+        return same and _dimensions(self) == _dimensions(other)
 
-    def only_writer(self, of: object, operation: str) -> int | None:
-        return self._only(self.writers(of), operation)
-
-    def only_reader(self, of: object, operation: str) -> int | None:
-        return self._only(self.readers(of), operation)
-
-    def _only(self, numbers: Sequence[int], operation: str) -> int | None:
-        return numbers[0] if len(numbers) == 1 and self.compute(numbers[0], operation) is not None else None
+    def in_sizes(self, wanted: Sequence[int]) -> Place | None:
+        """The same ones in the same order, gone through in other sizes; None if strides cannot say that."""
+        dims = _dimensions(self)
+        strides: list[int] = []
+        for size in reversed(wanted):
+            if size == 1:
+                strides.append(0)
+                continue
+            if not dims or dims[-1][0] % size:
+                return None
+            count, stride = dims.pop()
+            strides.append(stride)
+            if count > size:
+                dims.append((count // size, stride * size))
+        return None if dims else replace(self.place, strides=tuple(reversed(strides)))
 
 
-def same(one: Place | None, other: Place | None) -> bool:
-    if one is None or other is None:
-        return False
-    return one.of is other.of and (one.strides, one.offset) == (other.strides, other.offset)
-
-
-def in_sizes(place: Place | None, sizes: Sequence[int], wanted: Sequence[int]) -> Place | None:
-    """The same numbers in the same order, viewed with other sizes; None if no strides give that view."""
-    if place is None:
-        return None
-    dims = _dimensions(sizes, place.strides)
-    strides: list[int] = []
-    for size in reversed(wanted):
-        if size == 1:
-            strides.append(0)
-            continue
-        if not dims or dims[-1][0] % size:
-            return None
-        count, stride = dims.pop()
-        strides.append(stride)
-        if count > size:
-            dims.append((count // size, stride * size))
-    return None if dims else replace(place, strides=tuple(reversed(strides)))
-
-
-def _dimensions(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
-    """The fewest sizes and strides that describe the same view"""
+def _dimensions(numbers: Numbers) -> list[tuple[int, int]]:
+    """As few sizes and strides as can be"""
     dims: list[tuple[int, int]] = []
-    for size, stride in zip(sizes, strides, strict=True):
+    for size, stride in zip(numbers.sizes, numbers.place.strides, strict=True):
         if size == 1:
             continue
         if dims and dims[-1][1] == stride * size:
@@ -97,14 +70,80 @@ def _dimensions(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int,
     return dims
 
 
-def is_whole(place: Place | None, sizes: Sequence[int]) -> bool:
-    """True if these are all numbers of a value, in order."""
-    if place is None or not isinstance(place.of, Value) or place.offset:
-        return False
-    count = place.of.size
-    return _dimensions(sizes, place.strides) == ([(count, 1)] if count > 1 else [])
+def read_in(step: Compute) -> list[Numbers]:
+    return [Numbers(place, step.sizes) for place in step.inputs]
 
 
-def lie_together(places: Sequence[Place], dtype: torch.dtype) -> bool:
-    """True if all have this type, and the last dimension is contiguous."""
-    return dtype in TYPES and all(place.of.dtype is dtype and place.strides[-1] == 1 for place in places)
+def pairs_in(step: Compute) -> Iterator[tuple[Numbers, Numbers]]:
+    """What a sum or a product reads: each of the two beside the other"""
+    one, other = read_in(step)
+    yield one, other
+    yield other, one
+
+
+def written_in(step: Compute) -> Numbers:
+    return Numbers(step.result, step.sizes)
+
+
+def together(sizes: Sequence[int], *numbers: Numbers) -> list[Place] | None:
+    """Where these are in these sizes; None if they are not all of one type, or do not lie one after the other in the
+    last dimension."""
+    dtype = numbers[0].dtype
+    places = [
+        place
+        for one in numbers
+        if (place := one.in_sizes(sizes)) is not None and one.dtype is dtype and place.strides[-1] == 1
+    ]
+    return places if dtype in TYPES and len(places) == len(numbers) else None
+
+
+class User(NamedTuple):
+    """A step that reads some numbers"""
+
+    number: int
+    step: Compute
+    others: list[Numbers]
+    """What it also reads"""
+
+
+class Uses:
+    def __init__(self, steps: Sequence[Step], positions: Value) -> None:
+        """`positions`: those of the rows"""
+        self.steps = steps
+        self.positions = positions
+        self._writers: dict[object, list[int]] = {}
+        self._readers: dict[object, list[int]] = {}
+        for number, step in enumerate(steps):
+            for value in written_by(step):
+                self._writers.setdefault(value, []).append(number)
+            for value in dict.fromkeys(read_by(step)):
+                self._readers.setdefault(value, []).append(number)
+
+    def writers(self, of: object) -> list[int]:
+        return self._writers.get(of, [])
+
+    def readers(self, of: object) -> list[int]:
+        return self._readers.get(of, [])
+
+    def compute(self, number: int, *operations: str) -> Compute | None:
+        """The step, if it is one of these operations."""
+        step = self.steps[number]
+        return step if isinstance(step, Compute) and step.operation in operations else None
+
+    def source(self, of: Numbers, *operations: str) -> tuple[int, Compute] | None:
+        """The step that writes these numbers, if it is one of these operations. Others may write more of the value."""
+        for number in self.writers(of.of):
+            step = self.compute(number, *operations)
+            if step is not None and written_in(step).are(of):
+                return number, step
+        return None
+
+    def user(self, of: Numbers, operation: str) -> User | None:
+        """The first step that reads these numbers, if it is this operation. Others may read them, too."""
+        number = self.readers(of.of)[0]
+        step = self.compute(number, operation)
+        if step is None:
+            return None
+        read = read_in(step)
+        place = next((place for place, one in enumerate(read) if one.are(of)), None)
+        return None if place is None else User(number, step, read[:place] + read[place + 1 :])

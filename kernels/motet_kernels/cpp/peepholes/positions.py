@@ -1,7 +1,7 @@
 """Cosines and sines, which depend on a row's position alone."""
 
 from motet_kernels.cpp.peepholes.matching import TYPES, Found, Uses
-from motet_kernels.cpp.steps import ByPosition, Compute, Place, Value, read_by
+from motet_kernels.cpp.steps import ByPosition, Compute, Place, Step, read_by, written_by
 
 _TURNS = ("cos", "sin")
 _NOT_IN_TABLES = ("look_up", "unpack", "keep", "write")
@@ -10,27 +10,25 @@ _MAX_TABLES = 4
 
 
 def by_position(uses: Uses, number: int) -> Found | None:
-    """Found from the cosine or sine. Later operations on it alone, such as a conversion, go into the table, too."""
+    """Found by the cosine or sine. What is done to it alone, such as a change of type, is in the table, too."""
     turn = uses.compute(number, *_TURNS)
     if turn is None or sum(uses.compute(one, *_TURNS) is not None for one in range(len(uses.steps))) > _MAX_TABLES:
         return None
     last = number
     while (following := _alone(uses, last)) is not None:
         last = following
-    step = uses.step(last)
     before = _before(uses, last)
-    value = step.result.of
-    if before is None or not isinstance(value, Value) or value.dtype not in TYPES:
+    (value,) = written_by(uses.steps[last])
+    if before is None or value.dtype not in TYPES:
         return None
-    table = ByPosition(uses.positions, [uses.steps[one] for one in sorted(before)], value)
+    table = ByPosition(uses.positions, before, value)
     places = Place(table), Place(uses.positions)
     return Found(frozenset({last}), Compute("look_up", (1, 1, value.size), Place(value, (0, 0, 1)), places))
 
 
 def _alone(uses: Uses, number: int) -> int | None:
-    """The only step that reads this step's result, if it reads nothing else, and writes a whole value"""
-    step = uses.step(number)
-    readers = uses.readers(step.result.of)
+    """The one step that reads what this one computes, if it reads nothing else, and writes all of a value"""
+    readers = [reader for value in written_by(uses.steps[number]) for reader in uses.readers(value)]
     if len(readers) != 1:
         return None
     reader = uses.steps[readers[0]]
@@ -43,17 +41,16 @@ def _alone(uses: Uses, number: int) -> int | None:
     return readers[0] if len(uses.writers(reader.result.of)) == 1 else None
 
 
-def _before(uses: Uses, last: int) -> set[int] | None:
-    """This step and all that it depends on; None if they read more than positions"""
-    found, waiting = set[int](), [last]
-    while waiting:
-        number = waiting.pop()
-        step = uses.steps[number]
+def _before(uses: Uses, last: int) -> list[Step] | None:
+    """This step and all that lead to it; None if they compute with more than positions"""
+    found: list[Step] = []
+    values = {*written_by(uses.steps[last])}
+    for step in reversed(uses.steps[: last + 1]):
+        if values.isdisjoint(written_by(step)):
+            continue
         if not isinstance(step, Compute) or step.operation in _NOT_IN_TABLES:
             return None
-        found.add(number)
-        for value in read_by(step):
-            if value is not uses.positions and not uses.writers(value):
-                return None
-            waiting += [one for one in uses.writers(value) if one not in found]
-    return found
+        found.append(step)
+        values.update(read_by(step))
+    computed = {uses.positions, *(value for step in found for value in written_by(step))}
+    return found[::-1] if values <= computed else None

@@ -1,86 +1,57 @@
-"""Rotations of queries and keys: the first half of each head with the second. Before, each head may be normed; after,
-keys are written into their pages."""
+"""Queries and keys that are turned by their position: the first half of each head with the second. Before that each
+head may be normed, and keys belong into their pages."""
 
 from dataclasses import replace
 
-from motet_kernels.cpp.peepholes.matching import Found, Uses, in_sizes, is_whole, lie_together, same
+from motet_kernels.cpp.peepholes.matching import Found, Numbers, Uses, pairs_in, read_in, together, written_in
 from motet_kernels.cpp.steps import Compute, Place
 
 
 def rotate(uses: Uses, number: int) -> Found | None:
-    """x · cosines + [-second half of x, first half of x] · sines, found from its sum"""
+    """x · cosines + [-second half of x, first half of x] · sines, found by its sum"""
     add = uses.compute(number, "add")
-    if add is None or not all(is_whole(place, add.sizes) for place in (*add.inputs, add.result)):
+    if add is None:
         return None
-    products = [uses.only_writer(place.of, "multiply") for place in add.inputs]
-    straight, turned = products
-    if straight is None or turned is None:
-        return None
-    return _rotation(uses, number, straight, turned) or _rotation(uses, number, turned, straight)
-
-
-def _rotation(uses: Uses, number: int, straight: int, turned: int) -> Found | None:
-    add, of_cosines, of_sines = map(uses.step, (number, straight, turned))
-    sizes = of_sines.sizes
-    for other, sines in (of_sines.inputs, of_sines.inputs[::-1]):
-        partners = _partners(uses, other, sizes)
-        if partners is None:
+    for straight, turned in pairs_in(add):
+        of_cosines, of_sines = uses.source(straight, "multiply"), uses.source(turned, "multiply")
+        if of_cosines is None or of_sines is None:
             continue
-        x, steps = partners
-        both = [in_sizes(place, of_cosines.sizes, sizes) for place in of_cosines.inputs]
-        cosines = next((one for one, of_x in (both, both[::-1]) if same(of_x, x)), None)
-        out = in_sizes(add.result, add.sizes, sizes)
-        if cosines is None or out is None or not is_whole(of_cosines.result, of_cosines.sizes):
-            continue
-        if is_whole(of_sines.result, sizes) and lie_together([x, cosines, sines, out], x.of.dtype):
-            products = (place.of.dtype for place in add.inputs)
-            if all(dtype is x.of.dtype for dtype in products):
-                by = Compute("rotate", sizes, out, (x, cosines, sines))
-                return Found(frozenset({*steps, number, straight, turned}), by)
+        for other, sines in pairs_in(of_sines[1]):
+            partners = _partners(uses, other)
+            if partners is None:
+                continue
+            x, steps = partners
+            cosines = next((one for one, of_x in pairs_in(of_cosines[1]) if of_x.are(x)), None)
+            if cosines is None:
+                continue
+            sizes = of_sines[1].sizes
+            places = together(sizes, x, cosines, sines, written_in(add), straight, turned, other)
+            if places is not None:
+                by = Compute("rotate", sizes, places[3], tuple(places[:3]))
+                return Found(frozenset({*steps, number, of_cosines[0], of_sines[0]}), by)
     return None
 
 
-def _partners(uses: Uses, other: Place, sizes: tuple[int, ...]) -> tuple[Place, set[int]] | None:
-    """x = (first half, second half), and the steps, if `other` is (-second half, first half)."""
-    writers, half = uses.writers(other.of), sizes[-1] // 2
-    if len(writers) != 2 or sizes[-1] % 2 or not is_whole(other, sizes):
+def _partners(uses: Uses, other: Numbers) -> tuple[Numbers, set[int]] | None:
+    """The numbers x = (first half, second half), and the steps, if `other` is (-second half, first half)."""
+    half = other.sizes[-1] // 2
+    of_half = (*other.sizes[:-1], half)
+    moved = uses.source(Numbers(other.place, of_half), "copy")
+    straight = uses.source(Numbers(_later(other.place, half), of_half), "copy")
+    if moved is None or straight is None:
         return None
-    of_half = (*sizes[:-1], half)
-    negative = next((found for one in writers if (found := _negative(uses, one, of_half)) is not None), None)
-    if negative is None:
+    (minus,), (of_first,) = read_in(moved[1]), read_in(straight[1])
+    negative, first = uses.source(minus, "negative"), of_first.in_sizes(of_half)
+    if negative is None or first is None or minus.dtype is not of_first.dtype:
         return None
-    second, (copied, negated) = negative
-    straight = next(one for one in writers if one != copied)
-    copy, moved = uses.compute(straight, "copy"), uses.compute(copied, "copy")
-    if copy is None or moved is None:
+    (second,) = read_in(negative[1])
+    if not second.are(Numbers(_later(first, half), of_half)):
         return None
-    first, whole = in_sizes(copy.inputs[0], copy.sizes, of_half), in_sizes(other, sizes, sizes)
-    if first is None or whole is None or first.of.dtype is not whole.of.dtype:
-        return None
-    if not same(second, replace(first, offset=first.offset + half * first.strides[-1])):
-        return None
-    if not same(in_sizes(moved.result, moved.sizes, of_half), whole):
-        return None
-    if not same(in_sizes(copy.result, copy.sizes, of_half), replace(whole, offset=half)):
-        return None
-    return first, {copied, negated, straight}
+    return Numbers(first, other.sizes), {moved[0], straight[0], negative[0]}
 
 
-def _negative(uses: Uses, copied: int, sizes: tuple[int, ...]) -> tuple[Place, tuple[int, int]] | None:
-    """The place whose negative is copied, and the steps"""
-    copy = uses.compute(copied, "copy")
-    if copy is None:
-        return None
-    number = uses.only_writer(copy.inputs[0].of, "negative")
-    if number is None:
-        return None
-    negative = uses.step(number)
-    if not is_whole(copy.inputs[0], copy.sizes) or not is_whole(negative.result, negative.sizes):
-        return None
-    place = in_sizes(negative.inputs[0], negative.sizes, sizes)
-    if place is None or copy.inputs[0].of.dtype is not place.of.dtype:
-        return None
-    return place, (copied, number)
+def _later(place: Place, numbers: int) -> Place:
+    return replace(place, offset=place.offset + numbers * place.strides[-1])
 
 
 def norm_and_rotate(uses: Uses, number: int) -> Found | None:
@@ -88,16 +59,12 @@ def norm_and_rotate(uses: Uses, number: int) -> Found | None:
     turn = uses.compute(number, "rotate")
     if turn is None:
         return None
-    x, cosines, sines = turn.inputs
-    normed = uses.only_writer(x.of, "modules_norm")
-    if normed is None:
+    normed = uses.source(read_in(turn)[0], "modules_norm")
+    if normed is None or normed[1].sizes != turn.sizes:
         return None
-    norm = uses.step(normed)
-    if norm.sizes != turn.sizes or not same(norm.result, x):
-        return None
-    inputs = norm.inputs[0], cosines, sines, norm.inputs[1]
-    by = Compute("norm_and_rotate", turn.sizes, turn.out, inputs, real=norm.real)
-    return Found(frozenset({number, normed}), by)
+    (x, weight), (_, cosines, sines) = normed[1].inputs, turn.inputs
+    by = Compute("norm_and_rotate", turn.sizes, turn.out, (x, cosines, sines, weight), real=normed[1].real)
+    return Found(frozenset({number, normed[0]}), by)
 
 
 def write_rotated(uses: Uses, number: int) -> Found | None:
@@ -105,16 +72,10 @@ def write_rotated(uses: Uses, number: int) -> Found | None:
     write = uses.compute(number, "write")
     if write is None:
         return None
-    keys, values = write.inputs
-    turned = uses.only_writer(keys.of, "rotate")
-    if turned is None:
-        turned = uses.only_writer(keys.of, "norm_and_rotate")
-    if turned is None:
+    turned = uses.source(read_in(write)[0], "rotate", "norm_and_rotate")
+    if turned is None or turned[1].sizes != write.sizes:
         return None
-    turn = uses.step(turned)
-    of_heads = in_sizes(keys, write.sizes, turn.sizes)
-    if turn.sizes != write.sizes or not same(turn.result, of_heads) or values.of.dtype is not keys.of.dtype:
-        return None
+    turn, values = turned[1], write.inputs[1]
     operation = "write_rotated" if turn.operation == "rotate" else "write_normed_rotated"
     by = Compute(operation, write.sizes, None, (*turn.inputs, values), number=write.number, real=turn.real)
-    return Found(frozenset({number, turned}), by)
+    return Found(frozenset({number, turned[0]}), by)
