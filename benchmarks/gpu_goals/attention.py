@@ -58,9 +58,10 @@ class Decodes:
     def ours(self, tokens: int) -> Do:
         pages, table = self.small_pages if tokens == PAGE_TOKENS else self.paged(tokens)
         attention = GpuAttention(pages)
-        batch = attention.fixed_batch(len(self.lengths), table.shape[1])
+        batch = attention.fixed_batch(len(self.lengths), table=table)
         lengths = torch.tensor(self.lengths, dtype=torch.int32, device=self.bench.device)
-        attention.refill(batch, lengths, table=table)
+        rows = torch.arange(len(lengths), dtype=torch.int32, device=self.bench.device)
+        attention.refill(batch, lengths, table_rows=rows)
         following = itertools.cycle(range(self.layers))
         return lambda: attention.attend_written(self.query, next(following), batch, scale=self.scale)
 

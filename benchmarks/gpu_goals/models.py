@@ -172,10 +172,9 @@ class DecodeStep:
         self._pages = bench.random(rows * each, shape.layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim)
         table = torch.randperm(rows * each, generator=bench.generator, device=bench.device).view(rows, each)
         self._attention = GpuAttention(self._pages)
-        self._batch = self._attention.fixed_batch(rows, each)
-        self._batch_table = table.to(torch.int32)
+        self._batch = self._attention.fixed_batch(rows, table=table.to(torch.int32))
         self._lengths = torch.full((rows,), context, dtype=torch.int32, device=bench.device)
-        self._attention.refill(self._batch, self._lengths, table=self._batch_table)
+        self._table_rows = torch.arange(rows, dtype=torch.int32, device=bench.device)
         ids = torch.randint(0, shape.vocabulary, (rows,), generator=bench.generator, device=bench.device)
         self._ids, self._keep = ids, torch.arange(rows, device=bench.device)
         places = torch.arange(context, dtype=torch.float32, device=bench.device)
@@ -192,7 +191,7 @@ class DecodeStep:
         return self.model.bytes_per_step + self.rows * self.context * self.model.kv_bytes
 
     def logits(self, lora: GpuLoraBatch | None = None) -> torch.Tensor:
-        self._attention.refill(self._batch, self._lengths)
+        self._attention.refill(self._batch, self._lengths, table_rows=self._table_rows)
         return self.model.decoder(
             self._ids,
             self._keep,

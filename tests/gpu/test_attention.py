@@ -267,17 +267,13 @@ def test_the_same_sequences_are_attended_again_after_more_tokens() -> None:
 class Graph:
     """Replays of one decode step: the same buffers, and what is in them is the device's."""
 
-    def __init__(self, both: World, rows: int, *, own_table: bool) -> None:
+    def __init__(self, both: World, rows: int) -> None:
         self.both = both
         width = both.table.shape[1] + 1
         self.table = torch.full((rows + 3, width), 10**6, dtype=torch.int32, device=DEVICE)
         self.lengths = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
         self.table_rows = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
-        self.own_table = own_table
-        if own_table:
-            self.batch = both.attention.fixed_batch(rows, width)
-        else:
-            self.batch = both.attention.fixed_batch(rows, table=self.table)
+        self.batch = both.attention.fixed_batch(rows, table=self.table)
         heads, kv_heads, dim = both.shape.heads, both.shape.kv_heads, both.shape.width
         self.query, self.key, self.value = (
             torch.full((count, rows, dim), math.nan, dtype=both.pages.dtype, device=DEVICE)
@@ -288,8 +284,7 @@ class Graph:
         """These decode, at these rows; the others are nobody's."""
         self.lengths.zero_()
         self.table.fill_(10**6)
-        for number, (row, each) in enumerate(living.items()):
-            at = row if self.own_table else number
+        for at, (row, each) in enumerate(living.items()):
             self.lengths[row] = each.before + 1
             self.table_rows[row] = at
             self.table[at, : len(each.pages)] = torch.tensor(each.pages, dtype=torch.int32)
@@ -298,10 +293,7 @@ class Graph:
 
     def step(self, **how: Any) -> torch.Tensor:
         attention = self.both.attention
-        if self.own_table:
-            attention.refill(self.batch, self.lengths, table=self.table[: len(self.lengths)])
-        else:
-            attention.refill(self.batch, self.lengths, table_rows=self.table_rows)
+        attention.refill(self.batch, self.lengths, table_rows=self.table_rows)
         attention.write(self.key, self.value, LAYER, self.batch)
         out = attention.attend_written(self.query, LAYER, self.batch, **how)
         again = attention.attend_written(self.query, LAYER, self.batch, **how)  # of another layer, so to speak
@@ -309,11 +301,10 @@ class Graph:
         return out
 
 
-@pytest.mark.parametrize("own_table", [True, False])
-def test_a_replay_with_other_sequences_in_the_same_buffers_is_right(own_table: bool) -> None:
+def test_a_replay_with_other_sequences_in_the_same_buffers_is_right() -> None:
     both = world(Shape(4, 2, 16), [(0, 1), (15, 1), (300, 1), (64, 1), (129, 1)])
     a, b, c, d, e = both.sequences
-    graph = Graph(both, 6, own_table=own_table)
+    graph = Graph(both, 6)
     how = {"scale": 0.25, "window": 130}
     for living in ({0: a, 1: b, 4: c}, {5: d}, {}, {0: e, 2: c, 3: a, 5: b}):
         both.pages.fill_(math.nan)
@@ -340,8 +331,9 @@ def test_sequences_are_cut_in_the_device_as_bytes_are_counted(window: int | None
     lengths = [1, 0, 64, 65, 300, 2100, 129, 70]  # more tokens than 128 of the shortest pieces have
     pages = torch.zeros(1, 1, 2, 1, 16, 16, dtype=torch.float32, device=DEVICE)
     attention = GpuAttention(pages, piece_tokens=piece_tokens)
-    batch = attention.fixed_batch(len(lengths), 132)
-    attention.refill(batch, torch.tensor(lengths, dtype=torch.int32, device=DEVICE))
+    batch = attention.fixed_batch(len(lengths), table=torch.zeros(len(lengths), 132, dtype=torch.int32, device=DEVICE))
+    rows = torch.arange(len(lengths), dtype=torch.int32, device=DEVICE)
+    attention.refill(batch, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), table_rows=rows)
     query = torch.zeros(1, len(lengths), 16, dtype=torch.float32, device=DEVICE)
     attention.attend_written(query, 0, batch, scale=1.0, window=window)
     decodes = batch.decodes
@@ -383,12 +375,14 @@ def test_what_does_not_fit_is_refused() -> None:
         GpuAttention(both.pages[:, :, :, :, :8])
     with pytest.raises(ValueError, match="other numbers"):
         attention.fixed_batch(2, table=torch.zeros(2, 2, dtype=torch.int64, device=DEVICE))
+    fixed = attention.fixed_batch(2, table=torch.zeros(2, 2, dtype=torch.int32, device=DEVICE))
+    three = torch.zeros(3, dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match="on the device"):
-        attention.refill(batch, torch.zeros(1, dtype=torch.int32, device=DEVICE))
+        attention.refill(batch, three[:1], table_rows=three[:1])
     with pytest.raises(ValueError, match="of a graph"):
-        attention.follow(attention.fixed_batch(2, 2), np.array([1]), 2)
+        attention.follow(fixed, np.array([1]), 2)
     with pytest.raises(ValueError, match="lengths are due"):
-        attention.refill(attention.fixed_batch(2, 2), torch.zeros(3, dtype=torch.int32, device=DEVICE))
+        attention.refill(fixed, three, table_rows=three)
     for query in (both.query[:3], both.query[:, :1], both.query[:, :, :8], both.query.half()):
         with pytest.raises(ValueError, match="do not fit"):
             attention.attend_written(query, LAYER, batch, **how)

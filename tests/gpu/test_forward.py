@@ -168,14 +168,15 @@ def test_a_captured_decode_step_serves_all_others(tmp_path: Path, monkeypatch: p
     tokens = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
     keep = torch.arange(rows, device=DEVICE)
     lengths = torch.zeros(rows, dtype=torch.int32, device=DEVICE)
-    fixed, of_lora = attention.fixed_batch(rows, 4), backend.fixed_batch(rows)
+    table = torch.zeros(rows, 4, dtype=torch.int32, device=DEVICE)
+    fixed, of_lora = attention.fixed_batch(rows, table=table), backend.fixed_batch(rows)
     steps = (
         ([5, 6, 0], [20, 3, 0], [[1, 2], [4], []], [Segment(0, 1, adapters[0])]),
         ([7, 8, 9], [33, 1, 16], [[5, 0, 3], [6], [2]], [Segment(0, 2, adapters[1]), Segment(2, 3, adapters[0])]),
     )
 
     def step(lora: Any) -> torch.Tensor:
-        attention.refill(fixed, lengths)
+        attention.refill(fixed, lengths, table_rows=keep.int())
         return forward(as_batch(tokens, keep, store, PagedRows(attention, fixed), lora))
 
     launches = []
@@ -183,7 +184,7 @@ def test_a_captured_decode_step_serves_all_others(tmp_path: Path, monkeypatch: p
         tokens.copy_(torch.tensor(of_tokens))
         lengths.copy_(torch.tensor(of_lengths, dtype=torch.int32))
         for row, pages in enumerate(of_pages):
-            fixed.table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+            table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
         backend.fill(of_lora, segments)
         live = [row for row, length in enumerate(of_lengths) if length]
         before = store.data.clone()
@@ -194,9 +195,8 @@ def test_a_captured_decode_step_serves_all_others(tmp_path: Path, monkeypatch: p
         assert {(page, offset) for page, _, _, _, offset, _ in written.tolist()} == set(places)
 
         store.data.copy_(before)
-        table = fixed.table.cpu().numpy()
         described = [[place, 1, of_lengths[row] - 1, row] for place, row in enumerate(live)]
-        anew = attention.make_batch(table, torch.tensor(described).numpy())
+        anew = attention.make_batch(table.cpu().numpy(), torch.tensor(described).numpy())
         with torch.inference_mode():
             now = tokens[live], keep[: len(live)], store, PagedRows(attention, anew)
             expected = forward(as_batch(*now, backend.make_batch(segments)))
@@ -242,7 +242,8 @@ def test_a_layer_of_a_decode_step_has_few_launches(tmp_path: Path, monkeypatch: 
         attention = GpuAttention(store.data)
         backend, _ = two_adapters(loaded)
         forward.use_lora(backend)
-        fixed, of_lora = attention.fixed_batch(2, 4), backend.fixed_batch(2)
+        table = torch.zeros(2, 4, dtype=torch.int32, device=DEVICE)
+        fixed, of_lora = attention.fixed_batch(2, table=table), backend.fixed_batch(2)
         zeros = torch.zeros(2, dtype=torch.int64, device=DEVICE)
         launched: list[str] = []
         with monkeypatch.context() as patch, torch.inference_mode():

@@ -93,8 +93,8 @@ def attend(
         )
         for layer in range(2):
             attention.attend(query, key, key, layer, batch, scale=0.1, **how)
-        fixed = attention.fixed_batch(8, 33)
-        attention.refill(fixed, torch.zeros(8, dtype=torch.int32))
+        fixed = attention.fixed_batch(8, table=torch.zeros(8, 33, dtype=torch.int32))
+        attention.refill(fixed, torch.zeros(8, dtype=torch.int32), table_rows=torch.arange(8, dtype=torch.int32))
         attention.attend_written(torch.zeros(8, heads, width, dtype=dtype).transpose(0, 1), 1, fixed, scale=0.1, **how)
     return found
 

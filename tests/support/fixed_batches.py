@@ -16,23 +16,13 @@ from motet_kernels.cpp.lora_backend import CppBatch
 
 
 class FixedCppAttention(PagedAttention):
-    def fixed_batch(self, max_rows: int, max_pages: int = 0, *, table: torch.Tensor | None = None) -> AttentionBatch:
-        assert not max_pages
-        assert table is not None
+    def fixed_batch(self, max_rows: int, *, table: torch.Tensor) -> AttentionBatch:
         sequences = np.zeros((max_rows, 4), dtype=np.int64)
         sequences[:, 0] = np.arange(max_rows)
         return self.make_batch(table.numpy(), sequences)
 
     @staticmethod
-    def refill(
-        batch: AttentionBatch,
-        lengths: torch.Tensor,
-        *,
-        table_rows: torch.Tensor | None = None,
-        table: torch.Tensor | None = None,
-    ) -> None:
-        assert table is None
-        assert table_rows is not None
+    def refill(batch: AttentionBatch, lengths: torch.Tensor, *, table_rows: torch.Tensor) -> None:
         sequences = torch.from_numpy(batch.kept[1])
         sequences[:, 1] = lengths > 0
         sequences[:, 2] = lengths.clamp(min=1) - 1

@@ -17,15 +17,14 @@ from motet_kernels.gpu.launches import launch
 
 LOG2_E = math.log2(math.e)
 READ_BYTES = 32 * 1024
-"""Bytes of keys and values that a program loads at a time. Three times as much fits in its share of a
-multiprocessor."""
+"""Keys and values that a program brings together at a time. Three times as much fits in its share of a processor."""
 PROGRAMS_OF_A_MULTIPROCESSOR = 3
-"""Programs of `attend_pieces` that fit in its registers and shared memory (compute capability 9.0)"""
+"""How many that attend to pieces its registers and shared memory hold (compute capability 9.0)"""
 INTERPRETED_PROGRAMS = 3
 
 
 class _Asked(NamedTuple):
-    """The arguments of one layer's attention"""
+    """What a layer asks of its attention"""
 
     query: torch.Tensor
     """[heads, rows, width]"""
@@ -34,7 +33,7 @@ class _Asked(NamedTuple):
     layer: int
     batch: GpuAttentionBatch
     scales: tuple[float, float]
-    """The factors of the scores and of their cap, to base 2"""
+    """Of the scores, and of their cap: to base 2"""
     window: int | None
 
 
@@ -42,8 +41,8 @@ class GpuAttention:
     def __init__(self, pages: torch.Tensor, *, piece_tokens: int | None = None) -> None:
         """`pages` [pages, layers, 2, kv_heads, page_tokens, width]: keys, then values of all heads of each layer.
 
-        `piece_tokens`: the tokens of each piece of a sequence, whatever the number of rows. Pieces are longer where
-        there is no room for that number of them beside many rows.
+        `piece_tokens`: the tokens of each piece of a sequence, whatever the number of rows beside it. Where that gives
+        more pieces than there is room for beside many rows, they are longer.
         """
         _, self._layers, halves, self._kv_heads, self._page, self._width = pages.shape
         if not pages.is_contiguous() or halves != 2:
@@ -56,7 +55,7 @@ class GpuAttention:
 
     @staticmethod
     def room_bytes(heads: int, width: int) -> int:
-        """Bytes on the device that all calls share"""
+        """Of the device's memory, what all calls share"""
         return SLOTS * heads * (width + 1) * torch.float32.itemsize
 
     def make_batch(self, table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> GpuAttentionBatch:
@@ -70,7 +69,7 @@ class GpuAttention:
         return batch
 
     def follow(self, batch: GpuAttentionBatch, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences have grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
+        """The same sequences again. `before`: the tokens of each that are there already; `longest`: the tokens of the
         longest one, with the new ones."""
         if batch.kept is None:
             raise ValueError("the batch of a graph follows the device's numbers")
@@ -78,15 +77,12 @@ class GpuAttention:
         sequences[:, 2] = before
         self._bring(batch, table, sequences, longest)
 
-    def fixed_batch(self, max_rows: int, max_pages: int = 0, *, table: torch.Tensor | None = None) -> GpuAttentionBatch:
+    def fixed_batch(self, max_rows: int, *, table: torch.Tensor) -> GpuAttentionBatch:
         """For captured graphs: room for `max_rows` decodes at fixed addresses. It is empty at first.
 
-        `table` [any, pages], 32-bit: the device's own page table, which is read in place; without it the batch has
-        its own of `max_pages`.
+        `table` [any, pages], 32-bit: the device's own page table, which is read in place.
         """
         device = self._pages.device
-        if table is None:
-            table = torch.zeros((max_rows, max_pages), dtype=torch.int32, device=device)
         if table.dtype != torch.int32 or table.stride(1) != 1 or table.device != device:
             raise ValueError("the table has other numbers than the kernels'")
         rows = torch.arange(max_rows, dtype=torch.int32, device=device)
@@ -94,35 +90,25 @@ class GpuAttention:
         decodes = Decodes(rows, zeros, rows.clone(), cut_for(max_rows, self._kv_heads, self._piece_tokens))
         return GpuAttentionBatch(max_rows, zeros.clone(), nowhere, zeros.clone(), table, decodes, None, None)
 
-    def refill(
-        self,
-        batch: GpuAttentionBatch,
-        lengths: torch.Tensor,
-        *,
-        table_rows: torch.Tensor | None = None,
-        table: torch.Tensor | None = None,
-    ) -> None:
+    def refill(self, batch: GpuAttentionBatch, lengths: torch.Tensor, *, table_rows: torch.Tensor) -> None:
         """Put other decodes into a fixed batch, from numbers on the device alone; so it can be part of the graph,
         before the first layer.
 
         `lengths` [rows], 32-bit: tokens of each row's sequence with the new one; 0: no sequence. `table_rows` [rows],
-        32-bit: each sequence's row of the page table; by default the row's own number. `table` [rows, pages]: the page
-        tables, if the batch does not have them.
+        32-bit: each sequence's row of the page table.
         """
         decodes = batch.decodes
         if decodes is None or batch.kept is not None:
             raise ValueError("only the batch of a graph is filled on the device")
         if lengths.dtype != torch.int32 or lengths.shape != decodes.lengths.shape:
             raise ValueError(f"{len(decodes.lengths)} 32-bit lengths are due, not {tuple(lengths.shape)}")
-        if table is not None:
-            batch.table[: len(table), : table.shape[1]].copy_(table)
         rows = len(decodes.rows)
         at_once = 128
         launch(
             place_decodes,
             (-(-rows // at_once),),
             lengths,
-            decodes.rows if table_rows is None else table_rows,
+            table_rows,
             batch.table,
             decodes.lengths,
             decodes.table_rows,
@@ -204,7 +190,7 @@ class GpuAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """Like `attend`, after the caller has written the new keys and values.
+        """The same for a caller that has written the new keys and values.
 
         query [heads, rows, width] → [rows, heads, width]
         """
@@ -323,8 +309,7 @@ class GpuAttention:
         )
 
     def _compiled_for(self, heads: int) -> dict[str, int]:
-        """Compile-time constants, the same for all layers of a model. Tensor cores multiply at least 16 rows and
-        columns."""
+        """The same for all layers of a model. Tensor cores multiply no fewer than 16 rows and columns."""
         width = max(16, _rounded(self._width))
         return {
             "LAYERS": self._layers,
@@ -337,7 +322,7 @@ class GpuAttention:
         }
 
     def _room(self, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for the results of pieces until they are added up. All graphs share it: they run one after the other."""
+        """For what comes of pieces until it is added up. All graphs share it: they run one after the other."""
         if self._results is None or self._results[0].shape[1] != heads:
             shape = (SLOTS, heads, self._width)  # see room_bytes
             results = torch.empty(shape, dtype=torch.float32, device=self._pages.device)
@@ -345,7 +330,7 @@ class GpuAttention:
         return self._results
 
     def _bring(self, batch: GpuAttentionBatch, table: npt.NDArray[np.int32], sequences: Numbers, longest: int) -> None:
-        """Copies the present state of these sequences to the device."""
+        """Everything about these sequences to the device, as it is now."""
         if longest > table.shape[1] * self._page:
             raise ValueError("a sequence has more tokens than its row of the table has pages")
         if table.dtype != np.int32:
@@ -360,7 +345,7 @@ class GpuAttention:
         places[:, firsts[of] + within] = positions, pages, positions % self._page
         device = self._pages.device
         batch.positions, batch.pages, batch.offsets = on_device(places, device)[:, : batch.rows].unbind()
-        # Only the rows and columns that are read are copied.
+        # Only the rows and columns that are read travel.
         batch.table = on_device(table[table_rows, : -(-longest // self._page)], device)
         own_rows = np.arange(len(sequences))
         is_decode = counts == 1
@@ -381,18 +366,18 @@ class GpuAttention:
 
 
 def _programs(device: torch.device) -> int:
-    """How many programs run at once: so each gets the same share of the pieces."""
+    """As many as run at once, so that each has the same share of the pieces."""
     if device.type != "cuda":
         return INTERPRETED_PROGRAMS
     return PROGRAMS_OF_A_MULTIPROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _aligned(numbers: int) -> int:
-    """Rounds up a row's number of 32-bit numbers, so that the next row begins at a multiple of 16 bytes. Kernels are
-    compiled again for unaligned addresses."""
+    """How many 32-bit numbers a row gets for these: it ends where the next one may begin, at 16 bytes. Kernels are
+    compiled anew for addresses that are not divisible by them."""
     return -(-numbers // 4) * 4
 
 
 def _rounded(number: int) -> int:
-    """Rounded up to a power of two"""
+    """To a power of two"""
     return 1 << max(0, number - 1).bit_length()
