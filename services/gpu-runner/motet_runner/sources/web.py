@@ -24,12 +24,6 @@ class WebUri:
 
 def parse(uri: str, _: str) -> WebUri:
     parts = urlsplit(uri)
-    if parts.username is not None or parts.password is not None:
-        raise AdapterFetchFailed(
-            "The source's URI has a user name or a password. Put them into a Secret, and name the Secret in "
-            "source.credentialsSecretRef.",
-            reason="CredentialsInvalid",
-        )
     if not parts.hostname or not parts.path.endswith("/") or parts.query or parts.fragment:
         raise AdapterFetchFailed(
             f"https://{parts.hostname or ''}… must be the URL of a folder that has the files. It must end with a slash "
