@@ -17,14 +17,15 @@ from motet_kernels.gpu.launches import launch
 
 LOG2_E = math.log2(math.e)
 READ_BYTES = 32 * 1024
-"""Keys and values that a program brings together at a time. Three times as much fits in its share of a processor."""
+"""Bytes of keys and values that a program loads at a time. Three times as much fits in its share of a
+multiprocessor."""
 PROGRAMS_OF_A_MULTIPROCESSOR = 3
-"""How many that attend to pieces its registers and shared memory hold (compute capability 9.0)"""
+"""Programs of `attend_pieces` that fit in its registers and shared memory (compute capability 9.0)"""
 INTERPRETED_PROGRAMS = 3
 
 
 class _Asked(NamedTuple):
-    """What a layer asks of its attention"""
+    """The arguments of one layer's attention"""
 
     query: torch.Tensor
     """[heads, rows, width]"""
@@ -33,7 +34,7 @@ class _Asked(NamedTuple):
     layer: int
     batch: GpuAttentionBatch
     scales: tuple[float, float]
-    """Of the scores, and of their cap: to base 2"""
+    """The factors of the scores and of their cap, to base 2"""
     window: int | None
 
 
@@ -41,8 +42,8 @@ class GpuAttention:
     def __init__(self, pages: torch.Tensor, *, piece_tokens: int | None = None) -> None:
         """`pages` [pages, layers, 2, kv_heads, page_tokens, width]: keys, then values of all heads of each layer.
 
-        `piece_tokens`: the tokens of each piece of a sequence, whatever the number of rows beside it. Where that gives
-        more pieces than there is room for beside many rows, they are longer.
+        `piece_tokens`: the tokens of each piece of a sequence, whatever the number of rows. Pieces are longer where
+        there is no room for that number of them beside many rows.
         """
         _, self._layers, halves, self._kv_heads, self._page, self._width = pages.shape
         if not pages.is_contiguous() or halves != 2:
@@ -55,7 +56,7 @@ class GpuAttention:
 
     @staticmethod
     def room_bytes(heads: int, width: int) -> int:
-        """Of the device's memory, what all calls share"""
+        """Bytes on the device that all calls share"""
         return SLOTS * heads * (width + 1) * torch.float32.itemsize
 
     def make_batch(self, table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> GpuAttentionBatch:
@@ -69,7 +70,7 @@ class GpuAttention:
         return batch
 
     def follow(self, batch: GpuAttentionBatch, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences again. `before`: the tokens of each that are there already; `longest`: the tokens of the
+        """The same sequences have grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
         longest one, with the new ones."""
         if batch.kept is None:
             raise ValueError("the batch of a graph follows the device's numbers")
@@ -190,7 +191,7 @@ class GpuAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """The same for a caller that has written the new keys and values.
+        """Like `attend`, after the caller has written the new keys and values.
 
         query [heads, rows, width] → [rows, heads, width]
         """
@@ -309,7 +310,8 @@ class GpuAttention:
         )
 
     def _compiled_for(self, heads: int) -> dict[str, int]:
-        """The same for all layers of a model. Tensor cores multiply no fewer than 16 rows and columns."""
+        """Compile-time constants, the same for all layers of a model. Tensor cores multiply at least 16 rows and
+        columns."""
         width = max(16, _rounded(self._width))
         return {
             "LAYERS": self._layers,
@@ -322,7 +324,7 @@ class GpuAttention:
         }
 
     def _room(self, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """For what comes of pieces until it is added up. All graphs share it: they run one after the other."""
+        """Room for the results of pieces until they are added up. All graphs share it: they run one after the other."""
         if self._results is None or self._results[0].shape[1] != heads:
             shape = (SLOTS, heads, self._width)  # see room_bytes
             results = torch.empty(shape, dtype=torch.float32, device=self._pages.device)
@@ -330,7 +332,7 @@ class GpuAttention:
         return self._results
 
     def _bring(self, batch: GpuAttentionBatch, table: npt.NDArray[np.int32], sequences: Numbers, longest: int) -> None:
-        """Everything about these sequences to the device, as it is now."""
+        """Copies the present state of these sequences to the device."""
         if longest > table.shape[1] * self._page:
             raise ValueError("a sequence has more tokens than its row of the table has pages")
         if table.dtype != np.int32:
@@ -345,7 +347,7 @@ class GpuAttention:
         places[:, firsts[of] + within] = positions, pages, positions % self._page
         device = self._pages.device
         batch.positions, batch.pages, batch.offsets = on_device(places, device)[:, : batch.rows].unbind()
-        # Only the rows and columns that are read travel.
+        # Only the rows and columns that are read are copied.
         batch.table = on_device(table[table_rows, : -(-longest // self._page)], device)
         own_rows = np.arange(len(sequences))
         is_decode = counts == 1
@@ -366,18 +368,18 @@ class GpuAttention:
 
 
 def _programs(device: torch.device) -> int:
-    """As many as run at once, so that each has the same share of the pieces."""
+    """How many programs run at once: so each gets the same share of the pieces."""
     if device.type != "cuda":
         return INTERPRETED_PROGRAMS
     return PROGRAMS_OF_A_MULTIPROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _aligned(numbers: int) -> int:
-    """How many 32-bit numbers a row gets for these: it ends where the next one may begin, at 16 bytes. Kernels are
-    compiled anew for addresses that are not divisible by them."""
+    """Rounds up a row's number of 32-bit numbers, so that the next row begins at a multiple of 16 bytes. Kernels are
+    compiled again for unaligned addresses."""
     return -(-numbers // 4) * 4
 
 
 def _rounded(number: int) -> int:
-    """To a power of two"""
+    """Rounded up to a power of two"""
     return 1 << max(0, number - 1).bit_length()
