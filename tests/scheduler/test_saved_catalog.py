@@ -1,12 +1,19 @@
 """What the scheduler saves to disk, and how a successor starts from it."""
 
+from prometheus_client import CollectorRegistry
+
+from motet.clock import FakeClock
+from motet.leadership import LocalLeadership
 from motet.settings import LeaseSettings, ProcessSettings
 from motet_scheduler.__main__ import catalog_file
 from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import SavedCatalog
+from motet_scheduler.policy.values import SchedulerConfig
+from motet_scheduler.service import SchedulerService
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, pool, ready, resident
-from tests.support.surroundings import REAL
+from tests.support.surroundings import REAL, with_clock
 
 
 def saved(**how):
@@ -60,6 +67,29 @@ def test_after_a_failed_write_there_is_no_old_catalog_of_the_same_term(tmp_path)
     (tmp_path / "catalog.new").mkdir()
     assert not file.write(SavedCatalog(), 1)
     assert file.read(2) is None
+
+
+async def test_a_file_that_lacks_what_gateways_have_heard_goes_until_the_next_one_is_written(tmp_path):
+    """Else a successor would serve what was there before, after gateways have served what is there now."""
+    clock = FakeClock()
+    file = CatalogFile(tmp_path / "catalog.json", REAL.disk)
+    with LocalLeadership(tmp_path / "term", REAL) as alone:
+        service = SchedulerService(
+            SchedulerConfig(),
+            leadership=alone,
+            metrics=Metrics(CollectorRegistry()),
+            supervisor_address=f"unix:{tmp_path}/supervisor.sock",
+            catalog_file=file,
+            surroundings=with_clock(clock),
+        )
+        service.handle(events.CatalogReplaced((pool(),), (adapter(),), ()))
+        service.tick()
+        assert [one.spec for one in file.read(alone.term + 1).adapters] == [adapter()]
+        service.handle(events.CatalogReplaced((pool(),), (), ()))
+        assert file.read(alone.term + 1) is None
+        clock.advance(1.0)
+        service.tick()
+        assert file.read(alone.term + 1).adapters == ()
 
 
 def test_where_a_lease_decides_who_leads_no_catalog_is_saved(tmp_path):

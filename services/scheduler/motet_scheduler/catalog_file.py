@@ -54,8 +54,11 @@ class CatalogFile:
             if not self._failing:
                 log.warning("catalog_save_failed", path=str(self._path), error=str(error))
             self._failing = True
-            with suppress(OSError):
-                self._disk.remove(self._path)
+            self.remove()
             return False
         self._failing = False
         return True
+
+    def remove(self) -> None:
+        with suppress(OSError):
+            self._disk.remove(self._path)
