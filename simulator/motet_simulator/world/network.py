@@ -109,6 +109,8 @@ class Wires:
         return self._servers[behind[int(self.world.draw("server", *of) * len(behind))]] if behind else None
 
     def listen(self, server: "SimulatedServer") -> None:
+        if server.loop.dead:
+            return  # what it does in the moment of its end
         if server.address in self._servers:
             raise SetupError(f"cannot listen on {server.address}: it is in use")
         self._servers[server.address] = server
