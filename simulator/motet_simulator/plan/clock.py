@@ -29,10 +29,20 @@ class VirtualClock:
     def after(self, seconds: float, call: Callable[..., None], *given: Any) -> None:
         self.at(self.now + seconds, call, *given)
 
-    def every(self, seconds: float, call: Callable[[], None], *, first: float = 0.0) -> None:
+    def every(
+        self,
+        seconds: float,
+        call: Callable[[], None],
+        *,
+        first: float = 0.0,
+        idle_until: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`idle_until`: until when nobody needs it. Those times are left out."""
+
         def again() -> None:
             call()
-            self.after(seconds, again)
+            idle = idle_until() - self.now
+            self.after(max(seconds, idle // seconds * seconds), again)
 
         self.at(first, again)
 

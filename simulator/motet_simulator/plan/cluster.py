@@ -30,6 +30,10 @@ TICK_SECONDS = 0.5
 
 REPORT_SECONDS, GIVE_UP_CHECK_SECONDS = 1.0, 10.0
 
+TICKS_AGAIN_SECONDS, REPORTS_AGAIN_SECONDS = 30.0, 35.0
+"""Before the next request. Until then nothing is repeated while no answer is open: a tick would only find what the last
+one has found. Reports begin earlier, so that no tick finds a runner silent."""
+
 Record = Callable[[float, scheduler_events.Event | supervisor_events.Event], None]
 
 
@@ -87,16 +91,29 @@ class Cluster:
         clock, gateway = self.clock, self._gateway_of(requests)
         self._gateway = gateway
         if give_up is not None:
-            clock.every(GIVE_UP_CHECK_SECONDS, partial(self._check, give_up), first=GIVE_UP_CHECK_SECONDS)
+            clock.every(
+                GIVE_UP_CHECK_SECONDS,
+                partial(self._check, give_up),
+                first=GIVE_UP_CHECK_SECONDS,
+                idle_until=gateway.idle_until,
+            )
         for runner in self.runners.values():
             runner.attach()
         self._tell_scheduler(scheduler_events.SupervisorConnected())
         self._tell_supervisor(supervisor_events.SchedulerConnected(1, 1))
         spread = REPORT_SECONDS / max(1, len(self.runners))
         for number, runner in enumerate(self.runners.values()):
-            clock.every(REPORT_SECONDS, runner.ask_report, first=number * spread)
-        clock.every(TICK_SECONDS, partial(self._tell_scheduler, scheduler_events.Tick()))
-        clock.every(TICK_SECONDS, partial(self._tell_supervisor, supervisor_events.Tick()))
+            clock.every(
+                REPORT_SECONDS,
+                runner.ask_report,
+                first=number * spread,
+                idle_until=lambda: gateway.idle_until() - REPORTS_AGAIN_SECONDS,
+            )
+        for tick in (
+            partial(self._tell_scheduler, scheduler_events.Tick()),
+            partial(self._tell_supervisor, supervisor_events.Tick()),
+        ):
+            clock.every(TICK_SECONDS, tick, idle_until=lambda: gateway.idle_until() - TICKS_AGAIN_SECONDS)
         gateway.ask_next()
         with _without_collections():
             clock.run(until=lambda: self.gave_up or gateway.done)

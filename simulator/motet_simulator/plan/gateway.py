@@ -40,6 +40,11 @@ class SimulatedGateway:
         self._estimates = Estimates(setup.lengths)
         self._number = 0
         self._all_asked = False
+        self._next_at = 0.0
+
+    def idle_until(self) -> float:
+        """When its next request comes; 0 while an answer is open."""
+        return 0.0 if self._answers else self._next_at
 
     @property
     def done(self) -> bool:
@@ -51,7 +56,8 @@ class SimulatedGateway:
         if asked is None:
             self._all_asked = True
             return
-        self._clock.at(max(self._clock.now, asked.at), self._ask, asked)
+        self._next_at = max(self._clock.now, asked.at)
+        self._clock.at(self._next_at, self._ask, asked)
 
     def _ask(self, asked: WorkloadRequest) -> None:
         self.ask_next()

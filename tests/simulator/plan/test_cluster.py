@@ -101,6 +101,25 @@ def test_prompts_that_begin_alike_are_computed_once() -> None:
     assert simulated(Setup(profile=QUIET, runners=2), strangers).outcome.first_tokens == [pytest.approx(first)] * 3
 
 
+def test_time_without_requests_passes_at_once_and_changes_nothing() -> None:
+    """Also in years without any. Nobody is taken for silent afterwards."""
+
+    def simulate(gap: float) -> tuple[list[float], Counter[type]]:
+        times = [0.0, 0.1, gap, gap + 0.1, 2 * gap]
+        requests = [alone(at=at, adapter=f"a{number % 2}", output_tokens=200) for number, at in enumerate(times)]
+        seen: Counter[type] = Counter()
+        cluster = simulated(Setup(profile=QUIET, runners=3), requests, record=lambda _, one: seen.update([type(one)]))
+        return cluster.outcome.first_tokens, seen
+
+    expected, seen = simulate(20.0)
+    assert seen[events.Tick] > 60
+    for gap in (100.0, 1000.1, 1e8):
+        found, seen = simulate(gap)
+        assert found == pytest.approx(expected, abs=1e-6)
+        assert not seen[events.RunnerUnhealthy]
+        assert seen[events.Tick] < 300
+
+
 def test_the_same_seed_gives_the_same_and_another_one_something_else() -> None:
     def outcome(seed: int) -> list[float]:
         requests = list(workload(1, 80, rate=10, adapters=5))
