@@ -1,4 +1,4 @@
-"""What peepholes ask of a list of steps: who writes numbers, who reads them, and whether they are the same ones."""
+"""Queries of peepholes about a list of steps: who writes numbers, who reads them, and whether they are the same."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,23 +9,23 @@ import torch
 from motet_kernels.cpp.steps import Compute, Place, Step, Value, read_by, written_by
 
 TYPES = (torch.float32, torch.bfloat16)
-"""Of the numbers that the steps of peepholes compute"""
+"""The types in which the steps of peepholes compute"""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Some steps, by their numbers, and the one that comes in the place of the last of them."""
+    """The numbers of the matched steps, and the step that replaces them, at the place of the last one."""
 
     steps: frozenset[int]
     by: Compute
 
 
 class Numbers(NamedTuple):
-    """Those that a step reads or writes"""
+    """The numbers that a step reads or writes"""
 
     place: Place
     sizes: tuple[int, ...]
-    """In which it goes through them"""
+    """With which it views them"""
 
     @property
     def of(self) -> object:
@@ -36,12 +36,12 @@ class Numbers(NamedTuple):
         return self.place.of.dtype
 
     def are(self, other: "Numbers") -> bool:
-        """Whether these are the same ones, in the same order"""
+        """True if these are the same numbers, in the same order"""
         same = self.of is other.of and self.place.offset == other.place.offset
         return same and _dimensions(self) == _dimensions(other)
 
     def in_sizes(self, wanted: Sequence[int]) -> Place | None:
-        """The same ones in the same order, gone through in other sizes; None if strides cannot say that."""
+        """The same numbers in the same order, viewed with other sizes; None if no strides give that view."""
         dims = _dimensions(self)
         strides: list[int] = []
         for size in reversed(wanted):
@@ -58,7 +58,7 @@ class Numbers(NamedTuple):
 
 
 def _dimensions(numbers: Numbers) -> list[tuple[int, int]]:
-    """As few sizes and strides as can be"""
+    """The fewest sizes and strides that describe the same view"""
     dims: list[tuple[int, int]] = []
     for size, stride in zip(numbers.sizes, numbers.place.strides, strict=True):
         if size == 1:
@@ -86,8 +86,7 @@ def written_in(step: Compute) -> Numbers:
 
 
 def together(sizes: Sequence[int], *numbers: Numbers) -> list[Place] | None:
-    """Where these are in these sizes; None if they are not all of one type, or do not lie one after the other in the
-    last dimension."""
+    """The places of these numbers in these sizes; None if not all have one type and a contiguous last dimension."""
     dtype = numbers[0].dtype
     places = [
         place
@@ -103,12 +102,12 @@ class User(NamedTuple):
     number: int
     step: Compute
     others: list[Numbers]
-    """What it also reads"""
+    """Its other operands"""
 
 
 class Uses:
     def __init__(self, steps: Sequence[Step], positions: Value) -> None:
-        """`positions`: those of the rows"""
+        """`positions`: the rows' value"""
         self.steps = steps
         self.positions = positions
         self._writers: dict[object, list[int]] = {}
@@ -126,7 +125,7 @@ class Uses:
         return self._readers.get(of, [])
 
     def compute(self, number: int, *operations: str) -> Compute | None:
-        """The step, if it is one of these operations."""
+        """The step, if it computes one of these operations."""
         step = self.steps[number]
         return step if isinstance(step, Compute) and step.operation in operations else None
 

@@ -1,5 +1,4 @@
-"""The norm by the root of the mean of squares, as modules compute it: in float32, rounded before the weight or after
-it."""
+"""RMS norms, as modules compute them: in float32, rounded before the weight or after it."""
 
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from motet_kernels.cpp.steps import Compute
 
 
 def modules_norm(uses: Uses, number: int) -> Found | None:
-    """weight · (x · rsqrt(mean(x · x) + epsilon)), found by its mean"""
+    """weight · (x · rsqrt(mean(x · x) + epsilon)), found from its mean"""
     mean = uses.compute(number, "mean")
     if mean is None:
         return None
@@ -36,8 +35,8 @@ def modules_norm(uses: Uses, number: int) -> Found | None:
 def _weighted(uses: Uses, scale: Compute, dtype: torch.dtype) -> tuple[Numbers, Numbers, set[int]] | None:
     """The weight that these float32 numbers are multiplied with, the result, and the steps.
 
-    A model in another type rounds either before this product, and the weight has that type, or after it, and the weight
-    has float32.
+    A model in another type rounds either before this product, with a weight of its type, or after it, with a weight in
+    float32.
     """
     rounded = uses.user(written_in(scale), "copy")
     product = uses.user(written_in(rounded.step if rounded else scale), "multiply")
@@ -55,7 +54,7 @@ def _weighted(uses: Uses, scale: Compute, dtype: torch.dtype) -> tuple[Numbers, 
         after = uses.user(written_in(product.step), "copy")
         if after is None or product.step.result.of.dtype is not torch.float32:
             return None
-        if not of.is_contiguous():  # its copy would lie in another way
+        if not of.is_contiguous():  # its copy would have another layout
             return None
         steps.add(after.number)
         weight, last = Numbers(replace(weight.place, of=of.float()), weight.sizes), after
@@ -64,7 +63,7 @@ def _weighted(uses: Uses, scale: Compute, dtype: torch.dtype) -> tuple[Numbers, 
 
 
 def _before(uses: Uses, mean: Compute) -> tuple[Numbers, Numbers, set[int]] | None:
-    """The numbers whose float32 squares have this mean, what they were before they became float32, and the steps."""
+    """The float32 numbers whose squares have this mean, their source before the conversion, and the steps."""
     (squares,) = read_in(mean)
     square = uses.source(squares, "multiply")
     if square is None:
@@ -79,7 +78,7 @@ def _before(uses: Uses, mean: Compute) -> tuple[Numbers, Numbers, set[int]] | No
 
 
 def _after(uses: Uses, mean: Compute) -> tuple[float, Numbers, set[int]] | None:
-    """What is added to this mean, its inverse root as all numbers of the mean see it, and the steps."""
+    """The epsilon of this mean, its inverse root in the mean's sizes, and the steps."""
     means = Numbers(mean.result, (*mean.sizes[:-1], 1))
     plus = uses.user(means, "add")
     if plus is None:
@@ -96,9 +95,9 @@ def _after(uses: Uses, mean: Compute) -> tuple[float, Numbers, set[int]] | None:
 
 
 def sum_and_norm(uses: Uses, number: int) -> Found | None:
-    """A norm of all numbers of a sum, which others read later, too"""
+    """A norm of all numbers of a sum that later steps also read"""
     norm = uses.compute(number, "modules_norm")
-    if norm is None or norm.sizes[:-1] != (1, 1):  # of all numbers, and not of those of each head
+    if norm is None or norm.sizes[:-1] != (1, 1):  # of all numbers, not per head
         return None
     x, weight = read_in(norm)
     added = uses.source(x, "add")

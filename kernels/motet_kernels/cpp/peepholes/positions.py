@@ -10,7 +10,7 @@ _MAX_TABLES = 4
 
 
 def by_position(uses: Uses, number: int) -> Found | None:
-    """Found by the cosine or sine. What is done to it alone, such as a change of type, is in the table, too."""
+    """Found from the cosine or sine. Later operations on it alone, such as a conversion, go into the table, too."""
     turn = uses.compute(number, *_TURNS)
     if turn is None or sum(uses.compute(one, *_TURNS) is not None for one in range(len(uses.steps))) > _MAX_TABLES:
         return None
@@ -27,7 +27,7 @@ def by_position(uses: Uses, number: int) -> Found | None:
 
 
 def _alone(uses: Uses, number: int) -> int | None:
-    """The one step that reads what this one computes, if it reads nothing else, and writes all of a value"""
+    """The only step that reads this step's result, if it reads nothing else, and writes a whole value"""
     readers = [reader for value in written_by(uses.steps[number]) for reader in uses.readers(value)]
     if len(readers) != 1:
         return None
@@ -42,7 +42,7 @@ def _alone(uses: Uses, number: int) -> int | None:
 
 
 def _before(uses: Uses, last: int) -> list[Step] | None:
-    """This step and all that lead to it; None if they compute with more than positions"""
+    """This step and all that it depends on; None if they read more than positions"""
     found: list[Step] = []
     values = {*written_by(uses.steps[last])}
     for step in reversed(uses.steps[: last + 1]):

@@ -1,5 +1,5 @@
-"""Queries and keys that are turned by their position: the first half of each head with the second. Before that each
-head may be normed, and keys belong into their pages."""
+"""Rotations of queries and keys: the first half of each head with the second. Before, each head may be normed; after,
+keys are written into their pages."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from motet_kernels.cpp.steps import Compute, Place
 
 
 def rotate(uses: Uses, number: int) -> Found | None:
-    """x · cosines + [-second half of x, first half of x] · sines, found by its sum"""
+    """x · cosines + [-second half of x, first half of x] · sines, found from its sum"""
     add = uses.compute(number, "add")
     if add is None:
         return None
@@ -33,7 +33,7 @@ def rotate(uses: Uses, number: int) -> Found | None:
 
 
 def _partners(uses: Uses, other: Numbers) -> tuple[Numbers, set[int]] | None:
-    """The numbers x = (first half, second half), and the steps, if `other` is (-second half, first half)."""
+    """x = (first half, second half), and the steps, if `other` is (-second half, first half)."""
     half = other.sizes[-1] // 2
     of_half = (*other.sizes[:-1], half)
     moved = uses.source(Numbers(other.place, of_half), "copy")
