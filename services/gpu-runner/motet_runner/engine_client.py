@@ -46,7 +46,7 @@ class EngineClient:
         with theirs:
             self._spawn(theirs)
         self._reader, self._writer = await asyncio.open_connection(sock=ours, limit=BUFFER_BYTES)
-        self._write(pack(self._start))
+        self._send(self._start)
 
     async def loaded(self, on_progress: LoadProgress) -> EngineInfo:
         """Wait until the engine has loaded its model. Raises the engine's error if it can't."""
@@ -110,6 +110,9 @@ class EngineClient:
         except subprocess.TimeoutExpired:
             return "it closed its connection"
         return f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+
+    def _send(self, message: Start) -> None:
+        self._write(pack(message))
 
     def _write(self, data: bytes) -> None:
         if self._writer is not None and not self._writer.is_closing():
