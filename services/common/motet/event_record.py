@@ -64,7 +64,7 @@ class RecordFile:
 
 def _plain(value: Any) -> Any:
     """Of what orjson does not know: a set, in its order in any process, or a named tuple, by its names."""
-    return value._asdict() if isinstance(value, tuple) else sorted(value)
+    return sorted(value) if isinstance(value, set | frozenset) else value._asdict()
 
 
 def record_of(path: str) -> Write | None:

@@ -74,7 +74,8 @@ def _before(uses: Uses, mean: Compute) -> tuple[Numbers, Numbers, set[int]] | No
     copy = uses.source(wide, "copy")
     if copy is None or copy[1].inputs[0].of.dtype is torch.float32:
         return wide, wide, {square[0]}
-    return wide, *read_in(copy[1]), {square[0], copy[0]}
+    (narrow,) = read_in(copy[1])
+    return wide, narrow, {square[0], copy[0]}
 
 
 def _after(uses: Uses, mean: Compute) -> tuple[float, Numbers, set[int]] | None:
