@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from motet.domain import ParkMethod, RequestId
 from motet_runner.execute.load import load_model as execute
@@ -83,6 +84,21 @@ def test_a_forward_pass_whose_rotations_have_one_table_is_not_used(base: Path) -
     with torch.inference_mode():
         pack(loaded, kernels_named("cpp"))
     assert loaded.fused is None
+
+
+def test_a_wide_pass_leaves_no_wide_frequencies(base: Path) -> None:
+    """Loading makes such passes, too."""
+    ours = execute.load(base, "float32", DEVICE.type).model.model.rotary_emb
+    theirs = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).model.rotary_emb
+    for positions in (torch.arange(60)[None], torch.arange(2)[None]):
+        x = torch.ones(1, 1, 8)
+        for one, other in zip(type(ours).forward(ours, x, positions), theirs(x, positions), strict=True):
+            assert torch.equal(one, other)
+    assert not [name for name, value in {**vars(ours), **dict(ours.named_buffers())}.items() if _is_wide(value)]
+
+
+def _is_wide(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float64
 
 
 def test_who_may_share_keys_and_who_computes_them_again() -> None:
