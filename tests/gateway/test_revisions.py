@@ -140,6 +140,9 @@ async def test_a_waiting_request_is_tokenised_again_for_the_base_model_that_repl
     again = cluster.scheduler.enqueued[len(waiting) :]
     assert {enqueue.base_digest for enqueue in again} == {NEW}
     assert all(one.age_seconds > before.age_seconds for one, before in zip(again, waiting, strict=True))
+    assert all(one.deadline_seconds < before.deadline_seconds for one, before in zip(again, waiting, strict=True))
+    assert {one.whole_deadline_seconds for one in (*again, *waiting)} == {waiting[0].whole_deadline_seconds}
+    assert waiting[0].whole_deadline_seconds >= waiting[0].deadline_seconds
     assert {tuple(submit.prompt_ids) for submit in cluster.runners[0].submits} == {
         tuple(byte_tokenizer(260).encode("The quick").ids)
     }

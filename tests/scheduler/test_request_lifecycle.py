@@ -141,6 +141,20 @@ def test_a_lost_request_gets_its_full_queue_timeout_again():
     assert driver.of(effects.SendRefused)
 
 
+def test_a_request_that_waited_before_it_was_queued_later_gets_its_full_queue_timeout():
+    """Its first wait may take only what is left."""
+    driver = ready()
+    driver.enqueue("a", deadline=2.0, whole_deadline=5.0)
+    driver.attach()
+    driver.detach()
+    driver.lose("a")
+    driver.wait(4)
+    assert not driver.of(effects.SendRefused)
+    driver.enqueue("b", deadline=2.0, whole_deadline=5.0)
+    driver.wait(2.5)
+    assert [refused.request for refused in driver.of(effects.SendRefused)] == ["a", "b"]
+
+
 def test_a_stream_that_runs_after_all_is_not_ended_when_its_time_in_the_queue_is_over():
     driver = ready()
     driver.attach()

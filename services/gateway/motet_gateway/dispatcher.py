@@ -491,6 +491,7 @@ class Dispatcher:
             delivered_tokens=len(generation.delivered),
             estimate=order.estimate,
             deadline_seconds=left,
+            whole_deadline_seconds=order.deadline_seconds,
             age_seconds=age,
             avoid=[generation.avoid] if generation.avoid else [],
             parent=order.parent,

@@ -168,6 +168,7 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
                 epoch=check_epoch(it.epoch, it.request),
                 estimate=_read_estimate(it.estimate),
                 deadline=it.deadline_seconds,
+                whole_deadline=it.whole_deadline_seconds,
                 age=it.age_seconds,
                 avoid=tuple(it.avoid),
                 parent=_read_parent(it.parent),

@@ -58,8 +58,6 @@ class Client:
     """How many other requests may have waited at the scheduler at one time since this one asked."""
     asked_at: float = 0.0
     over_at: float = math.inf
-    waited_first: float = 0.0
-    """Until its first tokens."""
     moved_at: float = 0.0
     """When it asked, or got its last token."""
     _expected: list[int] = field(default_factory=list)
@@ -112,8 +110,6 @@ class Client:
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         if self.over:
             self._object("gets tokens after its end")
-        if not self.tokens:
-            self.waited_first = min(self.now() - self.moved_at, self.ask.deadline)
         self.moved_at = self.now()
         self.tokens.extend(tokens)
         if self.tokens != self._expected[: len(self.tokens)]:
@@ -140,10 +136,10 @@ class Client:
                     self._object(f"is refused for room, but at most {others} others waited")
             case DeadlineExceeded() | NoRunner():
                 silent = self.now() - self.moved_at
-                # If no scheduler was there at first, what was left of its deadline then bounds each later wait, too.
-                patience = self.ask.deadline - self.waited_first
-                if silent < 0.95 * patience:
-                    self._object(f"ends by its deadline of {patience:.1f} s, but was silent for {silent:.1f} s only")
+                if silent < 0.95 * self.ask.deadline:
+                    self._object(
+                        f"ends by its deadline of {self.ask.deadline:.1f} s, but was silent for {silent:.1f} s only"
+                    )
             case InvalidRequest() if self.ask.unreadable:
                 pass
             case AdapterError() if self.adapter_may_fail:

@@ -46,7 +46,9 @@ class Enqueued:
     epoch: int = 0
     estimate: Estimate = field(default_factory=Estimate)
     deadline: float = 0.0
-    """Seconds from now; 0: none."""
+    """Seconds from now, of this wait; 0: none."""
+    whole_deadline: float = 0.0
+    """Seconds of each later wait; 0: as of this one."""
     age: float = 0.0
     avoid: tuple[str, ...] = ()
     parent: RequestId | None = None

@@ -125,7 +125,7 @@ class GatewayEvents:
             max_tokens=event.max_tokens,
             estimate=event.estimate,
             asked_at=self._state.now - event.age,
-            queue_timeout=event.deadline,
+            queue_timeout=event.whole_deadline or event.deadline,
             parent=event.parent,
             choices=event.choices,
             prefix_hints=event.prefix_hints,
@@ -135,7 +135,7 @@ class GatewayEvents:
         request.epoch = epoch
         request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.config.avoid_after_decline)
         self._state.note_event(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
-        self._lifecycle.enqueue(request)
+        self._lifecycle.enqueue(request, timeout=event.deadline)
         self._placer.place_group(queue)
         if request.id in self._state.requests and request.waiting and not self._placer.refuse_too_large(request):
             self._positions.report(request, len(queue))

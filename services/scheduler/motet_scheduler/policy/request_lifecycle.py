@@ -55,9 +55,11 @@ class RequestLifecycle:
         if request.digest != BASE:
             self._state.adapter_uses[request.digest] += 1
 
-    def enqueue(self, request: Request) -> None:
-        """Add the request to its queue with its own age and its full queue timeout."""
-        request.deadline_at = self._state.now + request.queue_timeout if request.queue_timeout > 0 else None
+    def enqueue(self, request: Request, *, timeout: float | None = None) -> None:
+        """Add the request to its queue with its own age. `timeout`: how long it may wait this time, if not as usual."""
+        if timeout is None:
+            timeout = request.queue_timeout
+        request.deadline_at = self._state.now + timeout if timeout > 0 else None
         self.deadlines.add(request)
         for until in request.avoid.values():
             self._retry_at(until, request)

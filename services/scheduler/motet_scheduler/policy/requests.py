@@ -64,7 +64,7 @@ class Request:
     sequence: int = 0
     """Orders requests that were asked for at the same time. The lifecycle sets it."""
     queue_timeout: float = 0.0
-    """Seconds it may wait in the queue, each time; 0: no limit."""
+    """Seconds it may wait in the queue, each time but the first; 0: no limit."""
     deadline_at: float | None = None
     """When it gives up. Only as long as it is in the queue."""
     waits_for: str | None = None

@@ -340,6 +340,7 @@ class Enqueue(_message.Message):
     CHOICES_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
+    WHOLE_DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     """of the last placement; 0 when there was none"""
@@ -353,7 +354,7 @@ class Enqueue(_message.Message):
     """of output, delivered ones included"""
     delivered_tokens: _builtins.int
     deadline_seconds: _builtins.float
-    """from now; 0: none"""
+    """from now, of this wait; 0: none"""
     age_seconds: _builtins.float
     """since the client asked"""
     parent: _builtins.str
@@ -364,6 +365,8 @@ class Enqueue(_message.Message):
     """namespace/name of the adapter that the client names: others may have its digest"""
     base_digest: _builtins.str
     """of the base model that it was tokenised for, and is computed with"""
+    whole_deadline_seconds: _builtins.float
+    """of each later wait; 0: as of this one"""
     @_builtins.property
     def estimate(self) -> _common_pb2.Estimate: ...
     @_builtins.property
@@ -395,10 +398,11 @@ class Enqueue(_message.Message):
         choices: _builtins.int = ...,
         adapter: _builtins.str = ...,
         base_digest: _builtins.str = ...,
+        whole_deadline_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "avoid", b"avoid", "base_digest", b"base_digest", "choices", b"choices", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "max_tokens", b"max_tokens", "parent", b"parent", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "avoid", b"avoid", "base_digest", b"base_digest", "choices", b"choices", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "max_tokens", b"max_tokens", "parent", b"parent", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant", "whole_deadline_seconds", b"whole_deadline_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
