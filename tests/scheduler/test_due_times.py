@@ -222,3 +222,17 @@ def test_another_runner_soon_loads_the_adapter_of_one_that_has_gone():
     run_until(driver, driver.clock() + 0.25)
     driver.detach("r0")
     assert effects.EnsureAdapter in [kind for _, kind in run_until(driver, driver.clock() + 0.1)]
+
+
+def test_a_request_that_moves_in_a_tick_is_not_due_for_what_it_avoided_long_ago():
+    driver = DueDriver()
+    driver.gateway()
+    driver.attach("r0")
+    driver.attach("r1")
+    driver.enqueue("a", avoid=("r0",))
+    driver.report("r1", entry("a", 2))
+    run_until(driver, driver.clock() + 60)
+    drain = events.DrainRequested(driver.scheduler.runners[InstanceName("r1")].identity, 1.0)
+    driver.send(events.DrainsDeclared((drain,)))
+    run_until(driver, driver.clock() + 5)
+    assert driver.scheduler.next_due() > driver.clock()

@@ -62,7 +62,8 @@ class RequestLifecycle:
         request.deadline_at = self._state.now + timeout if timeout > 0 else None
         self.deadlines.add(request)
         for until in request.avoid.values():
-            self._retry_at(until, request)
+            if until > self._state.now:
+                self._retry_at(until, request)
         request.limited = self._state.limits.has_limit(request.adapter)
         self._state.queue(request.group).add(request)
 
