@@ -3,8 +3,8 @@
 `attach_s_1000` is the CPU time until all of them have attached, one after the other: the adapters are known, as after
 a change of the leader. `report_share_1000` is the share of a core that their reports take, one a second from each;
 between two reports of a runner a fifth of its requests end, others take their places, and the rest have more tokens.
-Everything is counted from the bytes of a message to the policy's effects: no sockets. `supervisor_` are the
-supervisor's figures.
+Everything is counted from the bytes of a message to the policy's effects: no sockets. The supervisor's figures begin
+with `supervisor_`.
 
     python -m benchmarks.many_runners [--runners 1000] [--rounds 5] [--json]
 """

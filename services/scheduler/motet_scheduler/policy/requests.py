@@ -64,7 +64,7 @@ class Request:
     sequence: int = 0
     """Orders requests that were asked for at the same time. The lifecycle sets it."""
     queue_timeout: float = 0.0
-    """Seconds it may wait in the queue, each time but the first; 0: no limit."""
+    """Seconds of each wait in the queue; 0: no limit. The first is shorter if it has waited without a scheduler."""
     deadline_at: float | None = None
     """When it gives up. Only as long as it is in the queue."""
     waits_for: str | None = None
@@ -102,7 +102,7 @@ class Request:
 
     @property
     def waits_since(self) -> float:
-        """When it last joined the queue if it has a deadline, else when the client asked."""
+        """Since when it waits, also without a scheduler, if it has a deadline; else since the client asked."""
         return self.deadline_at - self.queue_timeout if self.deadline_at is not None else self.asked_at
 
     @property
