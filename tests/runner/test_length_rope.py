@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from motet.domain import ParkMethod, RequestId
+from motet_runner.execute.forward.wide_modules import wide
 from motet_runner.execute.load import load_model as execute
 from motet_runner.interface import ParkedNow
 from motet_runner.plan import LengthRope
@@ -99,6 +100,18 @@ def test_a_wide_pass_leaves_no_wide_frequencies(base: Path) -> None:
 
 def _is_wide(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.float64
+
+
+def test_a_wide_pass_leaves_no_attribute_of_another_kind(base: Path) -> None:
+    """A dynamic rope keeps the longest length: a number at first, a tensor once it has grown."""
+    loaded = execute.load(base, "float32", DEVICE.type)
+    rope = loaded.model.model.rotary_emb
+    before = {**vars(rope), **dict(rope.named_buffers())}
+    with wide(loaded, torch.float64):
+        type(rope).forward(rope, torch.ones(1, 1, 8), torch.arange(60)[None])
+    after = {**vars(rope), **dict(rope.named_buffers())}
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before.keys() - {"_buffers"})
 
 
 def test_who_may_share_keys_and_who_computes_them_again() -> None:

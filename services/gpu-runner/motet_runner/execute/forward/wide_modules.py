@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from motet_runner.execute.forward.modules import LoadedModel
@@ -24,9 +23,10 @@ _LOOKS_UP = frozenset({"embedding", "index_select", "index", "gather"})
 
 @contextmanager
 def wide(loaded: LoadedModel, dtype: torch.dtype) -> Iterator[LoadedModel]:
-    """The model with all results in this type. What modules keep of them, as some ropes do, is forgotten."""
+    """The model with all results in this type. Afterwards modules have the attributes and buffers of before: some ropes
+    keep results, or a position as a tensor instead of a number."""
     model = loaded.model
-    kept = [(module, _tensors_of(module)) for module in model.modules()]
+    kept = [(module, {**vars(module), "_buffers": {**vars(module)["_buffers"]}}) for module in model.modules()]
     experts = getattr(model, "get_experts_implementation", lambda: None)()
     if experts is not None:  # other implementations gather all experts' weights
         model.set_experts_implementation("eager")
@@ -35,18 +35,10 @@ def wide(loaded: LoadedModel, dtype: torch.dtype) -> Iterator[LoadedModel]:
             yield replace(loaded, dtype=dtype, fused=None)
     finally:
         for module, former in kept:
-            for name in _tensors_of(module).keys() - former.keys():
-                delattr(module, name)
-            for name, tensor in former.items():
-                setattr(module, name, tensor)
+            vars(module).clear()
+            vars(module).update(former)
         if experts is not None:
             model.set_experts_implementation(experts)
-
-
-def _tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The module's own buffers, and its attributes that are tensors."""
-    attributes = {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
-    return {**dict(module.named_buffers(recurse=False, remove_duplicate=False)), **attributes}
 
 
 class Wide(TorchDispatchMode):
