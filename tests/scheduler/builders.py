@@ -73,7 +73,10 @@ class SchedulerDriver:
         """The number of the last order to a runner about an adapter."""
 
     def send(self, event: events.Event) -> list[effects.Effect]:
-        self.effects = self.scheduler.handle(event, self.clock())
+        return self.note(self.scheduler.handle(event, self.clock()))
+
+    def note(self, decided: list[effects.Effect]) -> list[effects.Effect]:
+        self.effects = decided
         self.scheduler.check()
         for order in self.of(effects.EnsureAdapter):
             self.orders[order.instance, order.ref.object, order.stage] = order.order

@@ -1,8 +1,8 @@
 """What the scheduler saves to disk, and how a successor starts from it."""
 
+import pytest
 from prometheus_client import CollectorRegistry
 
-from motet.clock import FakeClock
 from motet.leadership import LocalLeadership
 from motet.settings import LeaseSettings, ProcessSettings
 from motet_scheduler.__main__ import catalog_file
@@ -69,27 +69,84 @@ def test_after_a_failed_write_there_is_no_old_catalog_of_the_same_term(tmp_path)
     assert file.read(2) is None
 
 
-async def test_a_file_that_lacks_what_gateways_have_heard_goes_until_the_next_one_is_written(tmp_path):
-    """Else a successor would serve what was there before, after gateways have served what is there now."""
-    clock = FakeClock()
-    file = CatalogFile(tmp_path / "catalog.json", REAL.disk)
-    with LocalLeadership(tmp_path / "term", REAL) as alone:
-        service = SchedulerService(
+class ServiceDriver(SchedulerDriver):
+    """It sends each event to a scheduler's service with a catalog file, and without peers."""
+
+    def __init__(self, folder, leadership):
+        super().__init__()
+        self._file = CatalogFile(folder / "catalog.json", REAL.disk)
+        self._successor_term = leadership.term + 1
+        self._service = SchedulerService(
             SchedulerConfig(),
-            leadership=alone,
+            leadership=leadership,
             metrics=Metrics(CollectorRegistry()),
-            supervisor_address=f"unix:{tmp_path}/supervisor.sock",
-            catalog_file=file,
-            surroundings=with_clock(clock),
+            supervisor_address=f"unix:{folder}/supervisor.sock",
+            catalog_file=self._file,
+            surroundings=with_clock(self.clock),
         )
-        service.handle(events.CatalogReplaced((pool(),), (adapter(),), ()))
-        service.tick()
-        assert [one.spec for one in file.read(alone.term + 1).adapters] == [adapter()]
-        service.handle(events.CatalogReplaced((pool(),), (), ()))
-        assert file.read(alone.term + 1) is None
-        clock.advance(1.0)
-        service.tick()
-        assert file.read(alone.term + 1).adapters == ()
+        self.scheduler = self._service.scheduler
+
+    def send(self, event):
+        self._service.handle(event)
+        return self.note(self.scheduler.state.effects)
+
+    def save(self):
+        self.clock.advance(1.0)
+        self._service.tick()
+
+    def for_successor(self):
+        return self._file.read(self._successor_term)
+
+
+@pytest.fixture
+def driver(tmp_path):
+    with LocalLeadership(tmp_path / "term", REAL) as alone:
+        yield ServiceDriver(tmp_path, alone)
+
+
+def test_a_file_that_lacks_what_gateways_have_heard_goes_until_the_next_one_is_written(driver):
+    """Else a successor would serve what was there before, after gateways have served what is there now."""
+    driver.state(adapter())
+    driver.save()
+    assert [one.spec for one in driver.for_successor().adapters] == [adapter()]
+    driver.state()
+    assert driver.for_successor() is None
+    driver.save()
+    assert driver.for_successor().adapters == ()
+
+
+def test_a_file_without_the_revision_that_gateways_have_heard_of_goes(driver):
+    driver.state(adapter())
+    driver.attach()
+    driver.save()
+    driver.certify()
+    assert driver.for_successor() is None
+    driver.save()
+    assert [one.serving.digest for one in driver.for_successor().adapters] == [PIRATE]
+
+
+def test_a_file_with_another_base_model_than_gateways_have_heard_of_goes(driver):
+    driver.state()
+    driver.attach()
+    driver.save()
+    driver.detach()
+    assert driver.for_successor() is not None
+    driver.attach(incarnation="2", base="sha256:another")
+    assert driver.for_successor() is None
+
+
+def test_a_file_stays_when_all_runners_go_as_when_the_scheduler_stops(driver):
+    """Its streams end before it does."""
+    driver.state(adapter())
+    driver.attach("r0")
+    driver.attach("r1")
+    driver.certify()
+    driver.save()
+    saved = driver.for_successor()
+    assert saved.runners == ("r0", "r1")
+    driver.detach("r0")
+    driver.detach("r1")
+    assert driver.for_successor() == saved
 
 
 def test_where_a_lease_decides_who_leads_no_catalog_is_saved(tmp_path):

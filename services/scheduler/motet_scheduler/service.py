@@ -411,10 +411,9 @@ class SchedulerService:
         self._metrics.readmissions.inc()
         self.supervisor.send(conversion.allow_resume(effect, self.term))
 
-    def _save_catalog(self, _effect: effects.SaveCatalog) -> None:
-        """Soon, since many changes come together. Gateways hear of this one before, so until then there is no file:
-        with the old one, a successor would serve older revisions again."""
-        if self._file is not None and not self.file_stale:
+    def _save_catalog(self, effect: effects.SaveCatalog) -> None:
+        """Soon, since many changes come together. Gateways hear of this one before, so an outdated file goes now."""
+        if effect.outdates and self._file is not None:
             self._file.remove()
         self.file_stale = True
 

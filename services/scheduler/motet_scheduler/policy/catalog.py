@@ -147,7 +147,7 @@ class CatalogPublisher:
         for queue in self._state.queues.values() if limits_changed else ():
             queue.limits_changed(limits_changed, self._state.limits.has_limit)
         if changed:
-            self._state.emit(effects.SaveCatalog())
+            self._state.emit(effects.SaveCatalog(outdates=True))
             self._state.catalog_changed = True
         for runner in self._state.runners.values():
             self.apply_pool(runner)
@@ -170,7 +170,9 @@ class CatalogPublisher:
     def bases_changed(self) -> None:
         """A group has another base model, or one has gone: its adapters are checked for the one that it has."""
         self._state.bases_changed = False
-        self._state.emit(effects.SaveCatalog())
+        heard = self._state.catalog.groups if self._state.catalog is not None else ()
+        replaced = any(self._state.bases.of(one.group).model.digest != one.base_digest for one in heard)
+        self._state.emit(effects.SaveCatalog(outdates=replaced))
         self.order_adapter_loads()
 
     def apply_pool(self, runner: Runner) -> None:

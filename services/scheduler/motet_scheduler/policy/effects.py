@@ -195,6 +195,10 @@ class AllowResume:
 class SaveCatalog:
     """The catalog that a successor needs at its start has changed: save it."""
 
+    outdates: bool = False
+    """Gateways hear of another revision of an adapter, of its deletion, or of another base model: with the catalog that
+    was saved before, a successor would serve the former ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class IgnoreAnswer:
