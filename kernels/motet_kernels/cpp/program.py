@@ -309,8 +309,8 @@ def _table_of(library: Library, by_position: ByPosition, positions: int) -> torc
 
 
 def _cut(steps: Sequence[Step]) -> list[_StageSteps]:
-    """Linears of the same numbers are one stage, if the room for their adapters' products suffices; the steps of a row
-    up to the next linear or attention are another."""
+    """Cuts the steps into stages. A stage is up to LINEARS_AT_ONCE linears that read the same numbers, one attention,
+    or the other steps up to the next of these."""
     stages: list[_StageSteps] = []
     waiting = dict(zip(count(), steps, strict=False))
     for number, step in enumerate(steps):

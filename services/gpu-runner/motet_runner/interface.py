@@ -45,7 +45,7 @@ class NewSequence:
     delivered: tuple[int, ...] = ()
     """Output tokens that the client already has. The sequence continues after them."""
     scored: int = 0
-    """How many tokens of the prompt the client already has log probabilities of, counting the first token."""
+    """The place in the prompt of the first token whose log probability the client does not have yet; 0: it has none."""
     adapter: Digest = BASE
     promise: int
     """In pages"""
@@ -127,7 +127,7 @@ class ParkedNow:
     request: RequestId
     epoch: int
     wanted: int
-    """How many pages its new promise must have to resume it."""
+    """The promise that it asks for, to resume: in pages."""
     method: ParkMethod
     by_itself: bool
 
@@ -178,7 +178,7 @@ class EngineSequenceReport(NamedTuple):
     request: RequestId
     epoch: int
     promise: int
-    """In pages. For a parked sequence: how many pages its new promise must have to resume it."""
+    """In pages. For a parked sequence: the promise that it asks for, to resume."""
     pages_used: int
     state: State
     prompt_tokens: int
@@ -217,7 +217,7 @@ class EngineReport:
     sequences: list[EngineSequenceReport]
     adapters: list[EngineAdapterReport]
     prefix_queried_tokens: int = 0
-    """How many tokens had all started sequences that could have used the prefix cache."""
+    """The number of all tokens of sequences that have started and may share pages."""
     prefix_hit_tokens: int = 0
     """How many of these tokens were in the cache."""
     prefix_pages: int = 0
@@ -283,7 +283,7 @@ class EngineConfig:
     kernel_cache: Path | None = None
     """The folder of compiled kernels. None: nothing is compiled, so that `auto` is torch."""
     compiler: str = ""
-    """The C++ compiler, as a name or a path. Empty: the first one on the path that is usual."""
+    """The C++ compiler, as a name or a path. Empty: the first usual one on the PATH."""
     max_lora_rank: int = 64
     max_resident_adapters: int = 16
     max_model_length: int | None = None
@@ -293,8 +293,8 @@ class EngineConfig:
     host_kv_mib: int | None = None
     prefill_chunk_tokens: int = 512
     decode_slowdown: float | None = None
-    """How many times as long prompt tokens may make an iteration that decodes. None: no limit, for callers who only
-    want all answers soon."""
+    """The longest time of an iteration with decodes and prompt tokens, as a multiple of the time of the decodes alone.
+    None: no limit, for callers who only want all answers soon."""
     threads: int | None = None
     step_trace: Path | None = None
     prefix_cache: bool = True

@@ -70,7 +70,7 @@ def _found(find: Find, uses: Uses, logits: Value) -> list[Found]:
 
 
 def _leaves_others(found: Found, uses: Uses, logits: Value) -> bool:
-    """True if another step reads a value that is no longer written or not yet, or writes a part of it"""
+    """True if another step uses a value that is no longer written, or reads a result before the new step writes it"""
     place, writes = max(found.steps), written_by(found.by)
     gone = {value for number in found.steps for value in written_by(uses.steps[number])}.difference(writes)
     read = {*read_by(found.by), logits}

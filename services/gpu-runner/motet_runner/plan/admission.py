@@ -9,7 +9,7 @@ from motet_runner.interface import NewSequence
 
 
 def admitted(new: NewSequence, *, max_length: int, vocabulary: int, promisable: int) -> NewSequence:
-    """The sequence with its options as engines compute them. Raises InvalidRequest. `promisable`: how many pages may be
+    """The sequence with its checked sampling options. Raises InvalidRequest. `promisable`: how many pages may be
     promised while only its adapter is in use."""
     sampling = new.sampling.checked(vocabulary)
     length = len(new.prompt) + sampling.max_tokens

@@ -38,8 +38,9 @@ class NextIteration:
         """True if the newest iteration is a suspect's"""
 
     def choose(self, *, supervised: bool, idle: bool) -> Iteration:
-        """`idle`: no iteration is launched. A suspect's iteration is announced first, by an empty iteration with the
-        event. It runs without any other: of two, nobody could tell in which one an engine has died."""
+        """`idle`: no iteration is launched. A suspect's iteration waits until `idle`: if an engine dies with two
+        launched iterations, nobody knows in which one. It also waits for one call that returns an empty iteration, and
+        adds the event that announces it."""
         if self._was_suspect and not idle:
             return Iteration()
         protection = self._protection
@@ -69,7 +70,7 @@ class NextIteration:
         suspects_first = self._turns.suspects_first
         iteration, short = self._protection.take_pages(self._compose(suspects_first=suspects_first))
         if not iteration and short:
-            # If the group whose turn it is lacks pages, the other group may still have its pages.
+            # Suspects or the others, whoever comes first now, lack pages. There may be enough for the other group.
             iteration, short = self._protection.take_pages(self._compose(suspects_first=not suspects_first))
         if not iteration and short and idle:
             self._protection.make_way()

@@ -46,7 +46,7 @@ class SequenceTable:
         return self._users.get(adapter, 0) - self._parked.get(adapter, 0)
 
     def live_adapters(self) -> Iterator[Digest]:
-        """The adapters that live sequences need on the device, and the base."""
+        """Each adapter (or the base) that at least one sequence needs on the device."""
         return (adapter for adapter, users in self._users.items() if users > self._parked.get(adapter, 0))
 
     def users_of(self, adapter: Digest) -> int:

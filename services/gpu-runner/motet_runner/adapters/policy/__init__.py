@@ -21,7 +21,7 @@ these stages:
 | certified | leased | nothing           | requests use it. `vanished`, `engine_failed`: looking. Idle: evicting    |
 | evicting  | no     | `Evict`           | None: absent. `Held`, `Failure`: its folder and lease stay               |
 
-A message that a folder exists hands over its lease, so there is no moment in which it could be evicted. A folder with
-another inode than the held one replaces it, and all knowledge about the old one is void. An answer to an effect that
-nobody waits for any more is dropped, and its lease is released.
+`Held` says that a folder exists, and hands over its lease: there is no moment in which it could be evicted. A folder
+with another inode than the held one replaces it, and all knowledge about the old one is void. An answer to an effect
+that nobody waits for any more is dropped, and its lease is released.
 """

@@ -45,7 +45,7 @@ class TableRow:
 class RowTable:
     def __init__(self) -> None:
         self.changes = 0
-        """How often rows have got other sequences, or new buffers"""
+        """Counts changes: a row has got or lost its sequence, or the buffers are new."""
         self._rows: dict[int, TableRow] = {}
         self.pages: npt.NDArray[np.int32] = np.zeros((_FIRST_ROWS, _FIRST_PAGES), dtype=np.int32)
         """[rows, pages] The page table of each row; entries beyond its count are stale."""

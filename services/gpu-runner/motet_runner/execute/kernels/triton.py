@@ -34,7 +34,7 @@ def triton_back_end(device: torch.device, *, int8: bool = False, utilization_per
 
 def _room_bytes(work: LargestWork) -> int:
     groups = work.groups
-    batches = [(work.rows, work.max_rank), (work.decodes, MAX_RANK)]  # an iteration's, and that of all recordings
+    batches = [(work.rows, work.max_rank), (work.decodes, MAX_RANK)]  # of an iteration; of all graphs together
     return GpuAttention.room_bytes(work.heads, work.head_dim) + sum(
         GpuBackend.room_bytes(groups, rows, rank) for rows, rank in batches if groups
     )

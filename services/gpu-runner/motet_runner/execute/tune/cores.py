@@ -40,7 +40,7 @@ def _upwards(group: str) -> list[str]:
 
 
 def _of_max(text: str) -> float:
-    """From `max 100000`, or from a number of microseconds of all cores per period."""
+    """The quota in cores, from the text "quota period" (both in microseconds). A quota of "max" is infinite."""
     match text.split():
         case [quota, period] if quota != "max":
             return int(quota) / int(period)
