@@ -117,7 +117,7 @@ def _check_linear(library: Library, dtype: torch.dtype) -> None:
 
 
 def _check_largest(library: Library, dtype: torch.dtype) -> None:
-    """Rows of INPUTS: the largest number at each place, once and twice, and rows without a largest one."""
+    """Rows of INPUTS numbers: the largest one at each place, and again further on, and rows without a largest one"""
     infinity, nan = float("inf"), float("nan")
     rows = torch.randn(INPUTS + 5, INPUTS, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(dtype)
     expected = [*range(INPUTS), -1, -1, -1, -1, 0]

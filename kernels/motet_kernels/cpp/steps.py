@@ -24,7 +24,7 @@ OPERATIONS = (
         "silu_times",
     ),
 )
-"""The last group are fused operations, see `peepholes`."""
+"""The last ones, one per line, are fused operations: see `peepholes`."""
 
 DIMENSIONS = 3
 """The dimensions in which an instruction goes through a row's numbers"""

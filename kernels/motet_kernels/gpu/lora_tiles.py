@@ -45,7 +45,7 @@ def tile_inputs(inputs: int) -> int:
 
 
 def splits(inputs: int) -> int:
-    """How many partial sums x · A has, one for each tile of the inputs."""
+    """The number of partial sums of x · A: one for each tile of the inputs"""
     return -(-inputs // tile_inputs(inputs))
 
 

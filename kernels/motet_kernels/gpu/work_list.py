@@ -24,7 +24,7 @@ FIRST_ROW, ROW_COUNT, RANK, RUN, PRODUCTS, CHANGED = range(6)
 WORD_BITS = 32
 
 ENTRY_STEPS = 256
-"""An entry for shrink is the chunk's number, times this, and which RANK_STEP rows of A."""
+"""An entry for shrink is the chunk's number, times this, plus the number of a tile of A (RANK_STEP rows)."""
 
 _ALIGNED = 16
 """Each part of the array is aligned to this, whatever its predecessor's length: kernels are compiled again when a

@@ -201,7 +201,7 @@ class Settings(BaseSettings):
     Larger values bring the first token earlier and delay the tokens of others."""
 
     decode_slowdown: float = Field(2.0, gt=1)
-    """How many times as long as its decodes alone an iteration may take, by what the runner has measured: while other
+    """The longest time of an iteration, as a multiple of the time that its decodes alone would take: while other
     sequences decode, prompts are computed in smaller pieces. Larger values bring the first token earlier and delay the
     tokens of others. Only presets that cut prompts heed it. It does not hold back requests that lost their runner in
     the middle of their answer."""

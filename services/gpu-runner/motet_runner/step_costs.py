@@ -25,8 +25,8 @@ class StepCosts:
     def __init__(
         self, *, prefill_seconds_per_token: float, swap_seconds_per_page: float, decode_slowdown: float | None = None
     ) -> None:
-        """The first figures are measured at the start, and follow later iterations. `decode_slowdown`: how many times
-        as long as its decodes alone an iteration may take."""
+        """The first figures are measured at the start, and follow later iterations. `decode_slowdown`: the longest time
+        of an iteration, as a multiple of the time of its decodes alone."""
         self.step_seconds = 0.0
         """The time of a decode-only iteration"""
         self.prefill_seconds_per_token = prefill_seconds_per_token

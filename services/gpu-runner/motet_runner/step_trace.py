@@ -30,7 +30,7 @@ class StepTrace:
         self._of = of
         self._kernels: str | None = None
         self._begun = False
-        """Whether a line of its own is in the file."""
+        """True if this engine has written a line."""
         self._promises: dict[RequestId, int] = {}
 
     def write(
@@ -100,7 +100,7 @@ class StepTrace:
 
 
 def ends_within_a_line(path: Path) -> bool:
-    """As the trace of a runner that was killed while it wrote."""
+    """True if the last line is incomplete, because a runner was killed while it wrote."""
     if not path.is_file() or not path.stat().st_size:
         return False
     with path.open("rb") as file:

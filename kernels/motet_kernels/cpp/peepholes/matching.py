@@ -25,7 +25,7 @@ class Numbers(NamedTuple):
 
     place: Place
     sizes: tuple[int, ...]
-    """With which it views them"""
+    """The sizes of the view in which it reads or writes them"""
 
     @property
     def of(self) -> object:

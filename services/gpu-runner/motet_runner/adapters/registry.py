@@ -265,7 +265,7 @@ class AdapterRegistry:
         task.add_done_callback(self.tasks.discard)
 
     def _confirm(self, effect: effects.Confirm) -> None:
-        """At most one look per folder and `used` waits: requests may come faster than a disk answers."""
+        """At most one look waits for each folder and value of `used`: requests may come faster than a disk answers."""
         key = (effect.used, effect.held.inode)
 
         async def look() -> None:

@@ -14,8 +14,8 @@ from motet.errors import SetupError
 GIB = 1 << 30
 
 CONTEXT_BYTES = 768 << 20
-"""The memory of a process beside its tensors, for the driver and its libraries. It is a constant: on a shared GPU it
-cannot be measured whose memory is whose."""
+"""The memory of a process beside its tensors, for the driver and its libraries. It is a constant: on a shared
+GPU, the memory of one process cannot be measured."""
 
 
 @dataclass(frozen=True, slots=True)

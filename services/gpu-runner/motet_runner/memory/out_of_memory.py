@@ -1,4 +1,4 @@
-"""Tells out-of-memory errors from others."""
+"""Finds out whether an error means that memory did not suffice, or that the device has failed."""
 
 import torch
 

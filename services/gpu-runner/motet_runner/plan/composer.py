@@ -7,12 +7,12 @@ A preset may put prompts first (SW-13). Decodes without room in the iteration ar
 sequence that was paused as often as the preset allows goes first and is never paused again (SW-14).
 
 Suspects (sequences that an engine had when it died) are the exception: each is computed alone until it has shown that
-it can be computed, so that the next death tells the request that kills engines from its neighbours. Every other
-iteration is for the others: suspects slow their neighbours down by half at most.
+it can be computed: so the next death shows which request kills engines. Every other iteration is for the others:
+suspects slow their neighbours down by half at most.
 
 Presets that cut prompts take fewer prompt tokens beside decodes than alone, so that no decode waits long for its next
-token; `step_costs` knows how many. Answers that another runner began come before all prompts, without that limit: they
-came first, to the other runner, and their readers wait for the next token, as readers of decodes do.
+token; `step_costs` knows how many. A request whose answer another runner has begun comes before all prompts, without
+that limit: it came first, to the other runner, and its reader waits for the next token, as readers of decodes do.
 """
 
 from collections.abc import Callable, Iterable

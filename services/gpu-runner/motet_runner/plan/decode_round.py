@@ -114,8 +114,8 @@ class DecodeRound:
         return DecodedTokens(*self._names, self._first_indices, iteration, finite)
 
     def plain_iterations(self, memory: SequenceMemory) -> int:
-        """How many coming iterations, as far as sequences and pages tell, have only tokens as results and evict
-        nothing. No iteration may be launched."""
+        """How many of the next iterations have only tokens as results and evict nothing, as far as sequences and pages
+        tell. To be called while no iteration is launched."""
         if self._leaving is not None:
             return 0  # iterations free pages, which `leap` does not do
         most = min(
@@ -163,8 +163,9 @@ class DecodeRound:
         self._written_back = self._planned, 0
 
     def _find_limits(self) -> None:
-        """Computes two limits: until which collected iteration the sequences get only tokens, if none is a stop token;
-        and until which planned iteration no promise is near its end. All sequences must be up to date."""
+        """Computes two numbers of iterations: how many are collected before a sequence gets more than a token (unless
+        the token is a stop token), and how many are planned before a promise is near its end. All sequences must be up
+        to date."""
         self._plain_until = self._planned + min(map(_plain_tokens, self.sequences))
         self._unannounced_until = self._planned + min(map(_iterations_until_near_promise, self.sequences))
 

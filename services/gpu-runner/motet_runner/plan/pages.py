@@ -162,7 +162,7 @@ class PageAllocator:
         self._free[:0] = [old for old in moves if old not in moved]
 
     def _withdraw(self, pages: Collection[int]) -> None:
-        """Most are at the front: what was an adapter's is handed out last."""
+        """Remove these from the free pages. Most are at the front: there an adapter gives its pages back."""
         kept, missing, place = [], len(pages), 0
         while missing and place < len(self._free):
             page = self._free[place]

@@ -68,7 +68,7 @@ class PrefixCache:
         self._by_key: dict[_Key, _Entry] = {}
         self._by_page: dict[int, _Entry] = {}
         self.queried_tokens = 0
-        """How many tokens started sequences had."""
+        """The number of all tokens of sequences that have started."""
         self.hit_tokens = 0
         """How many of these tokens were in the cache."""
         self.evicted_pages = 0

@@ -150,7 +150,7 @@ class StepPlan:
 
     @property
     def only_decodes(self) -> bool:
-        """True if nothing else changes, so that its rows just continue if the previous plan had the same."""
+        """True if nothing else changes: if the previous plan had the same rows, they just continue."""
         changes = self.copies or self.moves or self.leaves or self.joins or self.gone or self.loads or self.loading
         return not changes and not self.prefills
 

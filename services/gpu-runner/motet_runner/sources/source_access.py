@@ -36,7 +36,7 @@ class RemoteFiles:
 
     @property
     def words(self) -> tuple[str, str, str, str]:
-        """The words that identify this set of files, first of all its owner."""
+        """The words that identify this set of files, its owner first."""
         return (self.namespace, self.uri, self.revision, self.credentials)
 
 

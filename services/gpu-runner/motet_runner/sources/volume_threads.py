@@ -104,7 +104,7 @@ class VolumeThreads:
                     f"The volume {volume} does not answer: nothing came from it for {self._stall_seconds:g} s. Motet "
                     "tries again automatically. See whether its server is up."
                 )
-            return min(left, self._stall_seconds)  # by then it may wait for the other kind
+            return min(left, self._stall_seconds)  # then look again: it may wait for the disk by then
 
         return await result_of(of_volume.threads.submit(work), seconds_left, discard)
 

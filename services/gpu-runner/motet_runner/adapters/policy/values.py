@@ -73,7 +73,7 @@ class Held:
     folder: Path
     bytes: int
     inode: tuple[int, int]
-    """Tells it from a later folder at the same place."""
+    """A later folder at the same place has another one."""
 
     lease: FolderLease
     """For the code that carries effects out."""

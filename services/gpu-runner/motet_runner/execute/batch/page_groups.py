@@ -25,7 +25,7 @@ class DecodeGroup:
     blocks: torch.Tensor
     """[layers, ...] see PagedStore.blocks_of"""
     lengths: torch.Tensor
-    """[sequences, 1] how many of the tokens that are read each may attend to"""
+    """[sequences, 1] the tokens that each may attend to, of those that are read"""
     count: int
     tokens: int
     """How many keys are read per sequence: the longest one's, rounded up to a page"""
@@ -94,7 +94,7 @@ class PageGroups:
         return self._decodes(decoding), chunks
 
     def _decodes(self, decoding: list[tuple[int, RowStep]]) -> list[DecodeGroup]:
-        """Groups of decodes: limited by how many sequences are well read at once, and none twice as long as another."""
+        """Groups of decodes, as large as one read should be. The longest one is about twice the shortest at most."""
         if not decoding:
             return []
         places = np.array([first for first, _ in decoding], dtype=np.int64)

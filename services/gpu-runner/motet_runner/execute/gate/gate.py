@@ -95,7 +95,7 @@ def _with_threads(threads: int, parts: Iterator[_Part]) -> Iterator[_Part]:
 
 
 def not_judged(error: Exception) -> str:
-    """A fault: a failure may come again. Raises the error if the device has failed for good."""
+    """Makes a fault of an error, which may come again. Raises the error if the device has failed for good."""
     if device_has_failed(error):
         raise error
     return f"not judged: {reason_of(error)}"

@@ -29,7 +29,7 @@ def choices_of(config: Any) -> frozenset[int]:
 
 class SameExperts:
     def __init__(self, tokens: int, choices: frozenset[int]) -> None:
-        """`tokens`: how many all texts have. `choices`: see `choices_of`"""
+        """`tokens`: the tokens of all texts. `choices`: see `choices_of`"""
         self._tokens = tokens
         self._choices = choices
         self._decided: list[torch.Tensor] = []

@@ -63,7 +63,7 @@ CROWD = Session(_MANY, (Iteration({row: tokens for row, (_, tokens) in enumerate
 """For fused forward passes: the rows of a usual chunk, on few pages. Modules would take long for them."""
 CROWD_TOKENS = sum(tokens for _, tokens in _MANY)
 SOME = 64
-"""How many logits are wanted of many tokens"""
+"""The most tokens whose logits are wanted, where only some are"""
 ADAPTER_OF = {0: 0, 2: 1, 3: 0, FAR: 0}
 """Text → its adapter; the others have none."""
 RANKS = (8, 3)

@@ -76,8 +76,8 @@ def _lora_differs(loaded: LoadedModel, kernels: Kernels) -> float:
 
 
 def _group_differs(group: LinearGroup, kernels: Kernels, random: Callable[..., torch.Tensor]) -> float:
-    """The error for adapters of all ranks, all but the first without one of several linears, and for rows without
-    any"""
+    """The error for an adapter of each rank, and for rows without an adapter. If there are several linears, only the
+    first adapter changes all of them."""
     like = random(0)
     device, dtype = like.device, like.dtype
     empty = torch.empty(0, dtype=torch.uint8, device=device)

@@ -160,7 +160,7 @@ def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
 
 
 def _refuse_states(model: nn.Module) -> None:
-    """The config may not tell: some models have such a module beside each layer's attention."""
+    """Some models have a module with a state beside the attention of each layer, and their config does not name it."""
     for path, module in model.named_modules():
         if path and (isinstance(module, _ConvNd) or _KEEPS_A_STATE.search(type(module).__name__)):
             raise ModelFolderError(

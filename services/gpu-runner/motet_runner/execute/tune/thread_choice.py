@@ -33,7 +33,7 @@ LEAST_GAIN = 1.1
 
 FILE = "threads.json"
 QUIET = 1.25
-"""How many times slower than the fastest the median call may be on an otherwise idle machine"""
+"""On an otherwise idle machine, the median call takes at most this multiple of the fastest one's time."""
 
 
 def threads_to_begin_with(asked: int | None) -> int:

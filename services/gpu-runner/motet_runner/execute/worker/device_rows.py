@@ -25,7 +25,7 @@ _NEW_PAGES = "new_pages"
 
 class DeviceRows:
     def __init__(self, link: Link, rows: int, pages: int) -> None:
-        """`rows`: how many there are at first. `pages`: the longest sequence's"""
+        """`rows`: how many there are at first. `pages`: those of the longest sequence"""
         device = link.device
         self.newest = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         """[rows] Each row's next input token"""
