@@ -12,6 +12,7 @@ from motet.domain import InstanceName, RequestId
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import SavedCatalog
+from motet_scheduler.policy.request_lifecycle import ENDED_AT_ONCE
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, pool, ready, resident
 from tests.scheduler.test_random_events import Driver, RandomEvents
 
@@ -236,3 +237,24 @@ def test_a_request_that_moves_in_a_tick_is_not_due_for_what_it_avoided_long_ago(
     driver.send(events.DrainsDeclared((drain,)))
     run_until(driver, driver.clock() + 5)
     assert driver.scheduler.next_due() > driver.clock()
+
+
+def test_what_a_tick_does_does_not_depend_on_who_has_asked_when_it_is_due():
+    """Else a record of events would be replayed to other decisions: nobody asks there."""
+    said = []
+    for asks in (True, False):
+        driver = ready()
+        driver.attach(pages=100, max_sequences=1)
+        for n in range(2 * ENDED_AT_ONCE):
+            driver.enqueue(f"{n}", deadline=5.0)
+            driver.finish(f"{n}")
+        driver.enqueue("runs")
+        driver.enqueue("waits", deadline=5.0)
+        if asks:
+            driver.scheduler.next_due()
+        driver.clock.advance(5.0)
+        said.append([driver.send(events.Tick())])
+        while driver.scheduler.more_to_try:
+            said[-1].append(driver.send(events.TryMore()))
+    assert said[0] == said[1]
+    assert len(said[0]) > 1, "what has gone is passed by in parts"

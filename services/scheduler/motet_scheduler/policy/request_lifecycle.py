@@ -198,7 +198,7 @@ class RequestLifecycle:
 
     @property
     def more_to_end(self) -> bool:
-        return bool(self._forgotten or self._moving) or self.deadlines.due(self._state.now)
+        return bool(self._forgotten or self._moving) or self.deadlines.next_due() <= self._state.now
 
     def tick(self) -> None:
         self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
@@ -283,20 +283,14 @@ class Deadlines:
                 heappush(self._heap, entry)
 
     def next_due(self) -> float:
-        """When the next entry expires that is not stale."""
-        for heap in (self._heap, self._unswept):
-            while heap and not _stands(*heap[0]):
-                heappop(heap)
+        """When the next entry expires; it may be stale. It stays nevertheless: what an event ends must not depend on
+        who has asked before."""
         return min((heap[0][0] for heap in (self._heap, self._unswept) if heap), default=inf)
-
-    def due(self, now: float) -> bool:
-        """Whether an entry has expired; it may be stale."""
-        return any(heap and heap[0][0] <= now for heap in (self._heap, self._unswept))
 
     def expired(self, now: float, most: int) -> Iterator[Request]:
         """Looks at `most` entries at most."""
         for _ in range(most):
-            if not self.due(now):
+            if self.next_due() > now:
                 return
             entry = heappop(min(filter(None, (self._heap, self._unswept))))
             if _stands(*entry):
