@@ -51,7 +51,7 @@ class LayerWeights(Generic[Weights]):
     down: Weights
     down_bias: torch.Tensor | None
     scale: float
-    """The softcap of the attention scores"""
+    """The factor of the attention scores"""
     window: int | None
     """How many tokens a token attends to, itself included; None: all"""
     linears: Sequence[Sequence[str]]

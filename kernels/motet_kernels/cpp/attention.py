@@ -84,12 +84,7 @@ class PagedAttention:
         query [heads, rows, width], key and value [kv_heads, rows, width] → [rows, heads, width]
         """
         heads, rows, width = query.shape
-        if query.stride(2) != 1:
-            query = query.contiguous()
-        if key.stride(2) != 1:
-            key = key.contiguous()
-        if value.stride(2) != 1:
-            value = value.contiguous()
+        query, key, value = (one if one.stride(2) == 1 else one.contiguous() for one in (query, key, value))
         if (
             not (query.dtype is key.dtype is value.dtype is self._pages.dtype)
             or key.shape != value.shape

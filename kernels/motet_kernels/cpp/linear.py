@@ -65,8 +65,7 @@ class PackedWeights:
 
     @property
     def address(self) -> int:
-        address: int = self._packed.data_ptr()
-        return address
+        return self._packed.data_ptr()
 
     def address_of(self, index: int, row: int = 0) -> int:
         """The address of a weight, or of the panel that begins at its row `row`."""

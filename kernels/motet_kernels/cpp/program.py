@@ -5,6 +5,7 @@ are in a thread's memory, all others in buffers.
 """
 
 import ctypes
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -181,7 +182,7 @@ class CompiledProgram:
             for value in values:
                 if value in self._buffers and last[value] == number and self._buffers[value] >= self._given:
                     free.setdefault(value.row_bytes, []).append(self._buffers[value])
-            self._place_in_scratch(stage, [value for value in values if value not in self._buffers])
+            self._place_in_scratch(stage.steps)
 
     def _reused(self, free: dict[int, list[int]], value: Value) -> int:
         if same := free.get(value.row_bytes):
@@ -189,25 +190,20 @@ class CompiledProgram:
         self._row_bytes.append(value.row_bytes)
         return len(self._row_bytes) - 1
 
-    def _place_in_scratch(self, stage: _StageSteps, values: Sequence[Value]) -> None:
-        last = {value: number for number, step in enumerate(stage.steps) for value in values_of([step])}
-        waiting = set(values)
-        free: dict[int, list[int]] = {}
+    def _place_in_scratch(self, steps: Sequence[Step]) -> None:
+        last = {value: number for number, step in enumerate(steps) for value in values_of([step])}
+        free: dict[int, list[int]] = defaultdict(list)
         end = 0
-        for number, step in enumerate(stage.steps):
-            of_step = dict.fromkeys(values_of([step]))
-            for value in of_step:
-                if value in waiting:
-                    waiting.discard(value)
-                    size = -(-value.row_bytes // _ALIGNED) * _ALIGNED
-                    if same := free.get(size):
-                        self._scratch[value] = same.pop()
-                    else:
-                        self._scratch[value] = end
-                        end += size
-            for value in of_step:
-                if value in self._scratch and last[value] == number:
-                    free.setdefault(-(-value.row_bytes // _ALIGNED) * _ALIGNED, []).append(self._scratch[value])
+        for number, step in enumerate(steps):
+            sizes = {value: -(-value.row_bytes // _ALIGNED) * _ALIGNED for value in values_of([step])}
+            of_step = {value: size for value, size in sizes.items() if value not in self._buffers}
+            for value, size in of_step.items():
+                if value not in self._scratch:
+                    self._scratch[value] = free[size].pop() if free[size] else end
+                    end = max(end, self._scratch[value] + size)
+            for value, size in of_step.items():
+                if last[value] == number:
+                    free[size].append(self._scratch[value])
         self._scratch_bytes = max(self._scratch_bytes, end)
 
     def _assemble(self) -> None:
