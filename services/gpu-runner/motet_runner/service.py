@@ -26,7 +26,7 @@ from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.adapters.adapter_files import DiskAdapterFiles
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import certify, limits_of
-from motet_runner.adapters.checks import Check, Checks
+from motet_runner.adapters.checks import Checks
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.assets import stream_assets
 from motet_runner.engine_client import EngineClient
@@ -60,7 +60,6 @@ class RunnerService:
         surroundings: Surroundings,
         sources: Sources | None = None,
         model: Path | None = None,
-        check: Check | None = None,
         health: Health | None = None,
     ) -> None:
         """`model` is the base model's folder, if it had to be fetched first."""
@@ -68,7 +67,6 @@ class RunnerService:
         self._process = process
         self._addresses = addresses
         self._engine = engine
-        self._check = check
         self._sources = sources or Sources(settings, process, registry)
         self._folder = model or settings.model_folder()
         self._server: Server | None = None
@@ -158,13 +156,11 @@ class RunnerService:
             self._process.cache_dir.absolute() / "adapters", max_adapter_bytes=settings.max_adapter_mib << 20
         )
         await asyncio.to_thread(cache.prepare)
-        check = self._check or (lambda folder: certify(folder, info))
         promise_rule = preset_named(settings.preset).promise
         facts = RunnerFacts(self.identity, settings.reachable_at, info, base, assets, promise_rule)
+        checks = Checks(cache, lambda folder: certify(folder, info), base_digest=base, engine_limits=limits_of(info))
         adapters = AdapterRegistry(
-            DiskAdapterFiles(
-                cache, Checks(cache, check, base_digest=base, engine_limits=limits_of(info)), self._sources
-            ),
+            DiskAdapterFiles(cache, checks, self._sources),
             capacity=settings.max_cached_adapters,
             users_of=self.accepted.users_of,
             post=self._engine.post,
