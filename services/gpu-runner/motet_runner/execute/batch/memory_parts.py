@@ -47,13 +47,12 @@ class InParts(Generic[Its]):
 
     def compute(self, plan: StepPlan, parts: Its) -> None:
         """Compute the rows at once or, if memory does not suffice, in two partial batches."""
-        logits_fit = fits(plan, self._table, self._vocabulary)
-        if logits_fit and plan.count <= self.decodes.size and self._fits(plan, parts):
+        if fits(plan, self._table, self._vocabulary) and plan.count <= self.decodes.size and self._fits(plan, parts):
             return
-        first, second = _partial_plans(plan)
-        if first is None or second is None:
+        if plan.count == 1 and plan.rows[0].count == 1:
             self.leave_out(plan, parts)
             return
+        first, second = _partial_plans(plan)
         self.compute(first, parts)
         if any(step.row in parts.out_of_memory for step in second.rows):  # `second` is the rest of that row
             self.leave_out(second, parts)
@@ -94,15 +93,13 @@ class InParts(Generic[Its]):
         return False
 
 
-def _partial_plans(plan: StepPlan) -> tuple[StepPlan | None, StepPlan | None]:
+def _partial_plans(plan: StepPlan) -> tuple[StepPlan, StepPlan]:
     """Two partial batches: halves of the plan's rows or, if there is only one, of its tokens."""
     rows = plan.rows
     middle = len(rows) // 2
     if middle:
         return plan.with_rows(rows[:middle]), plan.with_rows(rows[middle:])
     (step,) = rows
-    if step.count == 1:
-        return None, None
     first = step.count // 2
     before = replace(step, count=first, samples=False)
     after = replace(step, start=step.start + first, count=step.count - first)

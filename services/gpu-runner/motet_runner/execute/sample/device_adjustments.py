@@ -103,14 +103,14 @@ class DeviceAdjustments:
         divisors = self._divisors.index_select(0, slots) if repeats else None
         return adjusted(logits, self._added.index_select(0, slots), divisors)
 
-    def counted(self, slots: torch.Tensor, tokens: torch.Tensor) -> "Counted":
+    def counted(self, slots: torch.Tensor, tokens: torch.Tensor) -> Counted:
         """The changes after each of these rows gets a token"""
         places = slots * self._vocabulary + tokens
         times = self._times.view(-1).index_select(0, places) + 1
         added = self._added_to(slots, tokens, times)
         return Counted(places, times, self._repetition.index_select(0, slots), added)
 
-    def count(self, counted: "Counted") -> None:
+    def count(self, counted: Counted) -> None:
         """Applies the changes. This allocates no memory."""
         self._times.view(-1).index_copy_(0, counted.places, counted.times)
         self._divisors.view(-1).index_copy_(0, counted.places, counted.divisors)
@@ -189,7 +189,7 @@ class DeviceAdjustments:
     def _make_room(self, tokens: int) -> None:
         """Make room for one more slot, and for `tokens` EOS or biased tokens per slot. Sizes double."""
         slots, width = self._ends.shape
-        more_tokens = max(0, max(tokens, 2 * width) - width) if tokens > width else 0
+        more_tokens = max(tokens - width, width) if tokens > width else 0
         more_slots = 0 if self._free else max(slots, _FIRST_SLOTS)
         if not more_tokens and not more_slots:
             return
