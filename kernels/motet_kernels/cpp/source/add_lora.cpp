@@ -2,9 +2,9 @@
 //
 // The products x·A are summed over the whole width (shrink), kept in fp32, and multiplied with B (expand). A segment
 // costs its own rank, so mixed ranks cost the sum of their bytes. A segment with one row reads each matrix once, in
-// order, at the speed of the memory (PU-04); with more rows, a few share each number that is read.
-// Threads share the ranks, then the columns (PU-03). Both paths add a row's numbers in one order and round them alike:
-// its result does not depend on threads, nor on the other rows, of its own segment or of others.
+// order, at the speed of the memory (PU-04). Several rows are computed a few at a time: each number is read once for
+// these few. Threads share the ranks, then the columns (PU-03). A row's numbers are always added in one order and
+// rounded alike: its result depends neither on threads nor on other rows, of its own segment or of others.
 #include "border.h"
 #include "calls.h"
 #include "lora_products.h"
@@ -62,8 +62,8 @@ template <typename T> struct Work {
         return products + linear * products_of_a_linear + pieces[piece].products;
     }
 
-    // Where this thread reads next, if it computes all linears of a piece one after the other. `which`: 0 for A; 1 for
-    // B, if all A of the piece were already read.
+    // The next A (`which` = 0) or the next B (1) of a thread that goes through the linears of a piece, and then of the
+    // next piece.
     const T *after(int64_t piece, int linear, int which) const {
         if (linear + 1 < group.count) return matrix<T>(pieces[piece].segment, group.linears[linear + 1].index, which);
         return piece + 1 < count ? matrix<T>(pieces[piece + 1].segment, group.linears[0].index, which) : nullptr;

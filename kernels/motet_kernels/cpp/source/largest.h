@@ -4,8 +4,8 @@
 #include <algorithm>
 #include "vectors.h"
 
-// Integers that sort like the numbers with the same bits. A NaN is above infinity or below minus infinity, and
-// -0 comes just before 0. With integers the compiler vectorizes the loops below.
+// An integer for each number, in the numbers' order: a NaN is above infinity or below minus infinity, and -0 comes
+// just before 0. With integers the compiler vectorizes the loops below.
 INLINE int16_t ordered(bfloat number) {
     const int16_t bits = (int16_t)number.bits;
     return (int16_t)(bits ^ ((bits >> 15) & 0x7fff));

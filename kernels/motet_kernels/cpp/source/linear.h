@@ -279,8 +279,8 @@ template <typename T> struct LinearCall {
     }
 
     // One block of rows with one panel: a step. Beside its share of the next panel, it prefetches one entry of `later`,
-    // or none. The entries are spread over all steps, so that data that is read first is prefetched with the first
-    // panels; only among panels that stay in the cache together, unit() goes through them block by block.
+    // or none. The entries are spread over all steps in the order of panels, which unit() changes only among the panels
+    // that stay in the cache together: so data that is read first is prefetched first.
     void one_of_blocks(int64_t row, int64_t rows_of_block, int64_t panel, int64_t block, int64_t blocks) const {
         const Ahead next = share_of_next(panel, block, blocks);
         const int64_t number = panel * blocks + block, all = panels_of(outputs) * blocks;

@@ -1,7 +1,5 @@
-// The products of add_lora: of some rows of x with A (shrink), and of the results with B (expand).
-//
-// One row reads each matrix once, in order, at the speed of the memory (PU-04); with several rows, a few share each
-// number that is read. Both add a row's numbers in one order and round them alike.
+// The products of add_lora: of some rows of x with A (shrink), and of the results with B (expand). One row and several
+// have a path each, see add_lora.cpp.
 #pragma once
 
 #include "products.h"

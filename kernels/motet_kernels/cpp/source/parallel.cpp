@@ -53,7 +53,7 @@ class Sleepers {
     }
     void wake() {
         if (!count_) return;
-        { std::lock_guard<std::mutex> lock(mutex_); }  // a thread about to sleep now sleeps, or has seen the change
+        { std::lock_guard<std::mutex> lock(mutex_); }  // every counted thread now waits, or has seen the change
         changed_.notify_all();
     }
 

@@ -1,9 +1,9 @@
 // Work in stages, on the library's own threads.
 //
 // A stage has units, which threads compute in any order; the next stage begins when all are done. Each thread begins
-// with its share of the units, in order, and then takes units that others have not begun. So no thread waits for one
-// that the busy machine does not run, except for a unit that it has begun: the running threads compute everything. The
-// thread that computes a unit makes no difference to its result.
+// with its share of the units, in order, and then takes units that others have not begun. So on a busy machine, the
+// threads that run compute everything, and wait for one that does not run only if it has begun a unit. The thread that
+// computes a unit makes no difference to its result.
 //
 // A waiting thread spins for some microseconds and then sleeps: longer spinning would take a core from the others.
 #pragma once

@@ -1,5 +1,5 @@
 // Fused instructions, see motet_kernels/cpp/peepholes. Each rounds where the separate ones round, and adds in their
-// order: so its results have their bits. All its numbers have one type and are contiguous.
+// order: so it gives the same bits. All its numbers have one type and are contiguous.
 #pragma once
 
 #include "instructions.h"

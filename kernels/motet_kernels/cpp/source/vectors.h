@@ -76,7 +76,7 @@ INLINE Pair load(const bfloat *from) {
     return {as_floats(both << 16), as_floats(both & 0xffff0000u)};
 }
 
-// The bfloat next to a float, ties to even, in the lower half of the word.
+// The bfloat nearest to a float, ties to even, in the lower half of the word.
 #if defined(__AVX512BF16__)
 INLINE words rounded(floats value) {
     return (words)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)value));
@@ -131,7 +131,7 @@ INLINE void store(half *to, Pair value) {
 
 INLINE Pair operator+(Pair x, Pair y) { return {x.a + y.a, x.b + y.b}; }
 
-// Stands for all elements of a Pair, in place of a count of its first elements, after which come zeros.
+// In place of a count of elements: all elements of a Pair. With a count, load() sets the elements after it to zero.
 struct Whole {};
 
 template <typename T> INLINE Pair load(const T *from, Whole) { return load(from); }
@@ -213,7 +213,7 @@ INLINE float largest(floats value) {
 #define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, ints{__VA_ARGS__})
 #endif
 
-// Each lane gets the sum of itself and the lane `S` away, of x if the lane's bit S is 0, else of y.
+// Lane L gets x[L] + x[L + S] if L's bit S is 0, else y[L] + y[L - S].
 template <int S, size_t... L> INLINE floats sums_of_neighbours(floats x, floats y, std::index_sequence<L...>) {
     floats own = SHUFFLE(x, y, ((int)L & S ? (int)L + LANES : (int)L)...);
     floats other = SHUFFLE(x, y, ((int)L & S ? (int)L - S + LANES : (int)L + S)...);
