@@ -56,8 +56,10 @@ class Iteration:
         return sum(work.count for work in self.prefills)
 
     @property
-    def adapters(self) -> set[Digest]:
-        return {work.sequence.adapter for work in self.work} - {BASE}
+    def adapters(self) -> list[Digest]:
+        """In order of the work, and not in a set's, which is another one in each process: they are used in this order,
+        and the adapter that was used first is evicted first."""
+        return [one for one in dict.fromkeys(work.sequence.adapter for work in self.work) if one != BASE]
 
     @property
     def suspect(self) -> Sequence | None:

@@ -48,7 +48,7 @@ class ResidentAdapters:
         self._known: dict[Digest, KnownAdapter] = {}
         self._wanted: dict[Digest, None] = {}
         """Adapters to load, in this order."""
-        self._dropped: set[Digest] = set()
+        self._dropped: dict[Digest, None] = {}
         self._loading: AdapterLoad | None = None
         self._loads = 0
         """How many loads have begun."""
@@ -132,7 +132,7 @@ class ResidentAdapters:
     def register(self, digest: Digest, layout: AdapterLayout) -> None:
         """The adapter's bytes are on this machine. It will load if a sequence waits for it, or if the device has fewer
         adapters than allowed."""
-        self._dropped.discard(digest)
+        self._dropped.pop(digest, None)
         known = self._known.get(digest)
         if known is None:
             known = self._known[digest] = KnownAdapter(layout, self._pages_of_rank(layout.rank))
@@ -150,14 +150,14 @@ class ResidentAdapters:
     def drop(self, digest: Digest) -> None:
         """Forget the adapter once no sequence uses it. Parked sequences count: they could not load it again."""
         if digest in self._known:
-            self._dropped.add(digest)
+            self._dropped[digest] = None
 
     # -- in each plan ------------------------------------------------------------------------------------------------
 
     def forget_dropped(self) -> tuple[Effect, ...]:
         effects: list[Effect] = []
         for digest in [one for one in self._dropped if self._forgettable(one)]:
-            self._dropped.discard(digest)
+            self._dropped.pop(digest, None)
             self._wanted.pop(digest, None)
             if digest in self._budget.adapters:
                 effects += self._budget.release(digest)
