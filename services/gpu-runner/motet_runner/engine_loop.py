@@ -152,7 +152,22 @@ class EngineLoop:
             self._idle_wait = 0.0
         else:
             self._idle_wait = self._engine.idle()
-        return self._take()
+        return self.take()
+
+    def take(self) -> EngineOutputs | None:
+        """What has happened since the last turn, or None if nothing has."""
+        batch = self._batch
+        if self._report_wanted:
+            self._report_wanted = False
+            batch.report = self._engine.report()
+        for stream, down in self._messages.items():
+            down.step.number = batch.number
+            batch.steps[stream] = down.SerializeToString()
+        if not self._anything_to_tell():
+            return None
+        self._messages = {}
+        self._batch = EngineOutputs()
+        return batch
 
     def command_wait_seconds(self) -> float | None:
         """How long to wait for commands before the next turn. None: without limit, because there is nothing to do."""
@@ -312,9 +327,11 @@ class EngineLoop:
             self._report_wanted = True
 
     def _anything_to_tell(self) -> bool:
+        return self._report_wanted or self._anything_else_to_tell()
+
+    def _anything_else_to_tell(self) -> bool:
         batch = self._batch
-        told = batch.steps or batch.refused or batch.ended or batch.unknown or batch.events or batch.report
-        return bool(told) or self._report_wanted
+        return bool(batch.steps or batch.refused or batch.ended or batch.unknown or batch.events or batch.report)
 
     # ------------------------------------------------------------------------------------------------ simulated engines
 
@@ -322,6 +339,11 @@ class EngineLoop:
     def may_leap(self) -> bool:
         """True if no message is due after the next iteration."""
         return not self._messages and not self._anything_to_tell()
+
+    @property
+    def owes_only_a_report(self) -> bool:
+        """True if a report is due after the next iteration, and no other message."""
+        return self._report_wanted and not self._messages and not self._anything_else_to_tell()
 
     def quiet_at(self, free_share: float) -> bool:
         """True if a check of the free pages would ask for no report at this share."""
@@ -333,20 +355,6 @@ class EngineLoop:
         for now in ends:
             if now - self._report_checked >= REPORT_CHECK_SECONDS:
                 self._report_checked = now
-
-    def _take(self) -> EngineOutputs | None:
-        batch = self._batch
-        if self._report_wanted:
-            self._report_wanted = False
-            batch.report = self._engine.report()
-        for stream, down in self._messages.items():
-            down.step.number = batch.number
-            batch.steps[stream] = down.SerializeToString()
-        if not self._anything_to_tell():
-            return None
-        self._messages = {}
-        self._batch = EngineOutputs()
-        return batch
 
 
 def _level_of(free_share: float) -> int:

@@ -110,7 +110,7 @@ class SimulatedEngine(PlannedEngine):
 
     # -- leaps -------------------------------------------------------------------------------------------------------
 
-    def foresee(self, start: float, quiet: Callable[[float], bool]) -> list[float]:
+    def foresee(self, start: float, quiet: Callable[[float], bool], *, most: int = MAX_LEAPT_ITERATIONS) -> list[float]:
         """When the next iterations end, which only go on, if no command comes; none if the next one may be another.
 
         `quiet`: whether nobody wants a report when this share of the pages is free.
@@ -119,7 +119,7 @@ class SimulatedEngine(PlannedEngine):
         if decoding is None:
             return []
         memory = self.planner.memory
-        most = min(decoding.plain_iterations(memory), MAX_LEAPT_ITERATIONS)
+        most = min(decoding.plain_iterations(memory), most)
         answers = self._leaping(decoding)
         most = min(most, min(answer.left for answer in answers) - 1)
         if most < 1:
@@ -152,7 +152,7 @@ class SimulatedEngine(PlannedEngine):
             start = end
         for answer in answers:
             answer.leapt(len(ends), start)
-        self.now = start
+        self.now, self.computed = start, True
 
     def _leaping(self, decoding: DecodeRound) -> list[Answer]:
         if self._round is not decoding:

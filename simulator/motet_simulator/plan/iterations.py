@@ -50,6 +50,8 @@ class Iterations:
         self._loop.apply(commands)
         if self._leaps and self._loop.may_leap and self._begin_leap(now):
             return
+        if self._leaps and self._loop.owes_only_a_report and self._leap_to_report(now):
+            return
         self._iterate(now)
 
     def _iterate(self, began: float) -> None:
@@ -75,6 +77,13 @@ class Iterations:
         self._leap = (now, ends, self._clock.iteration_at(ends[-1], self._end_leap))
         return True
 
+    def _leap_to_report(self, now: float) -> bool:
+        ends = self._engine.foresee(now, self._loop.quiet_at, most=1)
+        if ends:
+            self._take_leap(now, ends)
+            self._clock.iteration_at(ends[0], self._iterated, self._loop.take())
+        return bool(ends)
+
     def _end_leap(self) -> None:
         assert self._leap is not None
         began, ends, _ = self._leap
@@ -82,17 +91,17 @@ class Iterations:
         self._turn()
 
     def _end_leap_early(self, now: float) -> None:
-        """A command waits for the end of the iteration that is under way."""
+        """A command waits for the end of the iteration that is under way, which is still part of the leap."""
         assert self._leap is not None
         began, ends, alarm = self._leap
         alarm.off = True
-        count = completed(ends, now)
-        self._take_leap(began, ends[:count])
-        self._iterate(ends[count - 1] if count else began)
+        ends = ends[: completed(ends, now) + 1]
+        self._take_leap(began, ends)
+        self._iterating = True
+        self._clock.iteration_at(ends[-1], self._iterated, None)
 
     def _take_leap(self, began: float, ends: list[float]) -> None:
         self._leap = None
-        if ends:
-            self._engine.leap(began, ends)
-            self._loop.leapt(ends)
-            self.busy_seconds += ends[-1] - began
+        self._engine.leap(began, ends)
+        self._loop.leapt(ends)
+        self.busy_seconds += ends[-1] - began
