@@ -152,7 +152,9 @@ class RandomEvents(RuleBasedStateMachine):
                     del self.sequences[name]
                     self.send(events.RequestEnded(R0, RequestId(name), 1))
                 elif (
-                    promises.is_near_promise(one.prompt + one.made, one.promise, one.limit) and not self.orders_get_lost
+                    one.promise < one.limit
+                    and promises.is_near_promise(one.prompt + one.made, one.promise)
+                    and not self.orders_get_lost
                 ):
                     self.send(events.OverflowAnnounced(R0, self.entry(name)))
 

@@ -133,6 +133,7 @@ def doubled_pages(pages: int, most: int) -> int:
     return max(pages, min(2 * pages, most))
 
 
-def is_near_promise(tokens: int, pages: int, most: int, *, page_tokens: int = PAGE_TOKENS) -> bool:
-    """Whether a sequence of `tokens` tokens has reached its last promised page and may need more than that (S3-10)."""
-    return pages < most and pages_for(tokens, page_tokens) >= pages
+def is_near_promise(tokens: int, pages: int, *, page_tokens: int = PAGE_TOKENS) -> bool:
+    """Whether a sequence of `tokens` tokens has reached its last promised page (S3-10). If it can ever need more, it
+    needs an answer soon."""
+    return pages_for(tokens, page_tokens) >= pages

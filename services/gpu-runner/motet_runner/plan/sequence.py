@@ -134,7 +134,7 @@ class Sequence:
     @property
     def nears_promise(self) -> bool:
         """True if its next token is in the last promised page or beyond, and its life may be longer."""
-        return self.promise < self.most_pages and promises.is_near_promise(self.length, self.promise, self.most_pages)
+        return self.promise < self.most_pages and promises.is_near_promise(self.length, self.promise)
 
     @property
     def doubled(self) -> int:

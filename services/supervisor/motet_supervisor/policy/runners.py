@@ -194,9 +194,8 @@ class WatchedRunner:
 
     def is_near_promise(self, entry: RunnerRequest) -> bool:
         """Whether a request is within a page of its promise and could need more."""
-        if entry.state in (SequenceState.PARKED, SequenceState.LOADING):
-            return False
         tokens = entry.prompt_tokens + entry.output_tokens
-        return promises.is_near_promise(
-            tokens, entry.pages, self.max_pages(entry), page_tokens=self.capacity.page_tokens
-        )
+        if not promises.is_near_promise(tokens, entry.pages, page_tokens=self.capacity.page_tokens):
+            return False  # mostly: each report asks for each request
+        stands = entry.state in (SequenceState.PARKED, SequenceState.LOADING)
+        return not stands and entry.pages < self.max_pages(entry)
