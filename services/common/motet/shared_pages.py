@@ -44,7 +44,7 @@ class ReportedLedger(Ledger[Key]):
         if shared or self._shared:
             self._share(key, min(shared, pages - 1))
             pages -= self.shared_of(key)
-        if self.promise_of(key) != pages:
+        if self._promises.get(key) != pages:
             self.adopt(key, pages)
 
     def release(self, key: Key) -> int:

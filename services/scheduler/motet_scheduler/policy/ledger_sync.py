@@ -52,12 +52,17 @@ def sync_ledger(
             continue
         listed.add(key)
         unlisted.pop(key, None)
+        why_needless = ""
         request = requests.get(entry.request)
-        if request is None and entry.gateway in gateways:
-            orphaned[key] = runner.orphaned.get(key, now)
-        is_orphan = now - orphaned.get(key, now) >= config.unsubmitted_timeout
-        if why := _why_needless(entry, request, is_orphan=is_orphan):
-            effects.append(CancelAtRunner(runner.instance, entry.request, entry.epoch, why))
+        if request is not None:
+            if _placed_again(request, entry.epoch):
+                why_needless = "it was placed again"
+        elif entry.gateway in gateways:
+            since = orphaned[key] = runner.orphaned.get(key, now)
+            if now - since >= config.unsubmitted_timeout:
+                why_needless = "its gateway does not know it"
+        if why_needless:
+            effects.append(CancelAtRunner(runner.instance, entry.request, entry.epoch, why_needless))
         if entry.parked:
             if _stays_parked(runner, key, now, config):
                 parked.add(entry.request)
@@ -65,20 +70,20 @@ def sync_ledger(
             continue
         if runner.parked:
             runner.unpark(entry.request)
-        runner.record_promise(key, entry.pages, entry.digest, now, shared=0 if whole else entry.shared_pages)
-        ledger_entry = runner.entries[key]
+        shared = 0 if whole else entry.shared_pages
+        ledger_entry = runner.record_promise(key, entry.pages, entry.digest, now, shared=shared)
         ledger_entry.missing_since = None
         ledger_entry.readmitted = False
         ledger_entry.owed = max(0, entry.pages - entry.pages_used) if entry.parked_times else 0
     runner.orphaned = orphaned
     runner.ledger.charge_others(charged_to_ended)
-    for key, ledger_entry in list(runner.entries.items()):
-        if key not in listed:
-            if ledger_entry.missing_since is None:
-                ledger_entry.missing_since = now
-            if now - ledger_entry.missing_since >= config.unsubmitted_timeout:
-                runner.release_promise(key)
-                _note_unlisted(key, requests, unlisted, now)
+    for key in [key for key in runner.entries if key not in listed]:
+        ledger_entry = runner.entries[key]
+        if ledger_entry.missing_since is None:
+            ledger_entry.missing_since = now
+        if now - ledger_entry.missing_since >= config.unsubmitted_timeout:
+            runner.release_promise(key)
+            _note_unlisted(key, requests, unlisted, now)
     for name in [name for name in runner.parked if name not in parked]:
         _note_unlisted((name, runner.parked[name].epoch), requests, unlisted, now)
         runner.unpark(name)
@@ -112,9 +117,6 @@ def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: fl
     runner.park(entry.request, ParkedRequest(entry.epoch, wanted, entry.digest, (int(entry.request_class), asked_at)))
 
 
-def _why_needless(entry: RunnerRequest, request: Request | None, *, is_orphan: bool) -> str:
-    """Why nobody needs this work: it is an earlier placement, or its gateway does not know it. Empty: it is needed."""
-    if request is None:
-        return "its gateway does not know it" if is_orphan else ""
-    current = request.placement.epoch if request.placement is not None else request.epoch + 1
-    return "it was placed again" if entry.epoch < current else ""
+def _placed_again(request: Request, epoch: int) -> bool:
+    """Whether this was an earlier placement, which nobody needs."""
+    return epoch < (request.placement.epoch if request.placement is not None else request.epoch + 1)

@@ -346,7 +346,7 @@ class Runner:
 
     def record_promise(
         self, key: PlacementKey, pages: int, digest: Digest, now: float, *, shared: int = 0, readmitted: bool = False
-    ) -> None:
+    ) -> LedgerEntry:
         """Record a promise that was checked to fit, or that the runner has already made. It is charged whole, but for
         the pages that it shares by the runner's report."""
         entry = self.entries.get(key)
@@ -354,6 +354,7 @@ class Runner:
             entry = self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted, owed=pages)
             self._use_adapter(digest)
         self.ledger.record(key, pages, shared=shared)
+        return entry
 
     def release_promise(self, key: PlacementKey) -> bool:
         """Release a promise. False if there is none."""
