@@ -36,7 +36,7 @@ from benchmarks.harness import Pairs, Result, alternate, arguments, percentile, 
 from benchmarks.scheduler_catalog import ADAPTERS, CATALOG, GROUP, TENANTS, digest_of, identity
 from motet.domain import InstanceName, RequestId, Tenant
 from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
-from motet.runner_info import Capacity, RequestClass, ResidentAdapter, RunnerRequest, Tier
+from motet.runner_info import Capacity, RequestClass, RunnerRequest, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.requests import Placement, QueueKey, Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
@@ -321,7 +321,7 @@ def report_with_limits(rounds: int) -> Result:
     for index in range(LIMITED_RUNNERS):
         full = index < LIMITED
         live = (RunnerRequest(request=RequestId(f"running-{index}"), epoch=1, pages=1, gateway="another"),) * full
-        resident = (ResidentAdapter(digest=digest_of(index), tier=Tier.DEVICE),) * full
+        resident = {digest_of(index): Tier.DEVICE} if full else {}
         capacity = replace(CAPACITY, max_sequences=1) if full else CAPACITY
         instance = InstanceName(identity(index).instance)
         attached = events.RunnerAttached(

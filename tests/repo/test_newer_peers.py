@@ -9,7 +9,14 @@ from google.protobuf.descriptor import FieldDescriptor
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, supervisor_pb2
 from motet.domain import BASE, InstanceName
 from motet.rpc.packing import unpacked
-from motet.runner_info import RequestClass, ResidentAdapter, RunnerIdentity, SequenceState, Tier, read_runner_requests
+from motet.runner_info import (
+    RequestClass,
+    RunnerIdentity,
+    SequenceState,
+    Tier,
+    read_resident_adapters,
+    read_runner_requests,
+)
 from motet_gateway.routes import models
 from motet_operator import sync
 from motet_runner import generate_service
@@ -57,7 +64,8 @@ def test_no_value_of_a_newer_version_breaks_a_stream(kind: Any, read: Callable[[
 
 def test_each_value_of_a_newer_version_has_a_meaning() -> None:
     assert RequestClass.from_proto(UNKNOWN_VALUE) is RequestClass.STANDARD
-    assert ResidentAdapter.from_proto(common_pb2.ResidentAdapter(digest="d", tier=UNKNOWN_VALUE)).tier is Tier.NONE  # type: ignore[arg-type]
+    adapters = read_resident_adapters([common_pb2.ResidentAdapter(digest="d", tier=UNKNOWN_VALUE)])  # type: ignore[arg-type]
+    assert adapters["d"] is Tier.NONE
     assert AdapterStage.from_proto(UNKNOWN_VALUE) is AdapterStage.NONE
     assert models.STATES.get(UNKNOWN_VALUE, "unknown") == "unknown"  # type: ignore[call-overload]
     (entry,) = read_runner_requests([common_pb2.RunnerRequest(state=UNKNOWN_VALUE)])  # type: ignore[arg-type]

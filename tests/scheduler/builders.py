@@ -7,7 +7,6 @@ from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId, Tena
 from motet.runner_info import (
     Capacity,
     RequestClass,
-    ResidentAdapter,
     RunnerIdentity,
     RunnerRequest,
     SequenceState,
@@ -55,8 +54,8 @@ def entry(request: str, pages: int, *, epoch: int = 1, parked: bool = False, **h
     )
 
 
-def resident(digest: Digest, tier: Tier = Tier.DEVICE) -> ResidentAdapter:
-    return ResidentAdapter(digest=digest, tier=tier)
+def resident(digest: Digest, tier: Tier = Tier.DEVICE) -> dict[Digest, Tier]:
+    return {digest: tier}
 
 
 class SchedulerDriver:
@@ -156,7 +155,7 @@ class SchedulerDriver:
         pages: int = 100,
         incarnation: str = "1",
         live: tuple[RunnerRequest, ...] = (),
-        resident: tuple[ResidentAdapter, ...] = (),
+        resident: dict[Digest, Tier] | None = None,
         group: str = GROUP,
         pool: str = "default/demo",
         revision: str = "",
@@ -173,7 +172,7 @@ class SchedulerDriver:
                 capacity=Capacity(pages=pages, **capacity),
                 base=BaseModel(digest=base, asset_digest=assets),
                 live=live,
-                resident=resident,
+                resident=resident or {},
             )
         )
 
@@ -185,7 +184,7 @@ class SchedulerDriver:
         instance: str = "r0",
         *live: RunnerRequest,
         incarnation: str = "1",
-        resident: tuple[ResidentAdapter, ...] = (),
+        resident: dict[Digest, Tier] | None = None,
         steps: int = 0,
         pages: int = 0,
         pages_free: int = 0,
@@ -196,7 +195,7 @@ class SchedulerDriver:
                 instance=InstanceName(instance),
                 incarnation=incarnation,
                 live=live,
-                resident=resident,
+                resident=resident or {},
                 steps=steps,
                 pages=pages,
                 pages_free=pages_free,

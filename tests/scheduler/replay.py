@@ -6,10 +6,10 @@ several."""
 from random import Random
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
-from motet.runner_info import RequestClass, SequenceState
+from motet.runner_info import RequestClass, SequenceState, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.values import Promise
-from tests.scheduler.builders import SchedulerDriver, adapter, entry, pool, resident
+from tests.scheduler.builders import SchedulerDriver, adapter, entry, pool
 from tests.supervisor import builders as supervised
 
 ROUNDS = 300
@@ -53,7 +53,7 @@ def scheduler_story(chance: Random) -> None:
                 name = chance.choice(RUNNERS)
                 here = [one for one in running.values() if one.instance == name]
                 live = tuple(entry(one.request, one.promise.pages, epoch=one.epoch) for one in here)
-                found = tuple(resident(digest_of(one)) for one in chance.sample(NAMES, 4))
+                found = {digest_of(one): Tier.DEVICE for one in chance.sample(NAMES, 4)}
                 say(driver.report(name, *live, resident=found))
             case 7:
                 name = InstanceName(chance.choice(RUNNERS))

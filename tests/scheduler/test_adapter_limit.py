@@ -60,7 +60,7 @@ def test_a_runner_keeps_its_place_after_its_last_request():
 @pytest.mark.parametrize("goes", ["drains", "is down", "dropped the adapter", "may be on more"])
 def test_when_a_runner_with_the_adapter_goes_another_one_takes_its_place(goes):
     driver = limited(1, runners=2)
-    driver.report("r0", resident=(resident(PIRATE),))
+    driver.report("r0", resident=resident(PIRATE))
     driver.enqueue("busy", tenant="other")
     driver.enqueue("busier", tenant="other", prompt=1, max_tokens=100 * 16)
     assert driver.where("busier") == "r0"
@@ -84,7 +84,7 @@ def test_when_a_runner_with_the_adapter_goes_another_one_takes_its_place(goes):
 def test_a_lower_limit_holds_for_the_next_request():
     driver = limited(3)
     for n in range(3):
-        driver.report(f"r{n}", resident=(resident(PIRATE),))
+        driver.report(f"r{n}", resident=resident(PIRATE))
     ask(driver, "a")
     driver.state(adapter(max_replicas=1))
     ask(driver, "b", "c")
@@ -93,7 +93,7 @@ def test_a_lower_limit_holds_for_the_next_request():
 
 def test_an_adapter_in_host_memory_counts_only_when_it_is_used():
     driver = limited(1, runners=2)
-    driver.report("r0", resident=(resident(PIRATE, Tier.HOST),))
+    driver.report("r0", resident=resident(PIRATE, Tier.HOST))
     driver.enqueue("busy", tenant="other")
     driver.enqueue("busier", tenant="other")
     driver.finish("busy")
@@ -107,7 +107,7 @@ def test_a_request_that_no_runner_with_the_adapter_can_hold_goes_elsewhere():
     driver.state(adapter(max_replicas=1))
     driver.certify(instance="small")
     driver.attach("large")
-    driver.report("small", resident=(resident(PIRATE),))
+    driver.report("small", resident=resident(PIRATE))
     ask(driver, "a", max_tokens=500)
     assert driver.where("a") == "large"
 
@@ -118,7 +118,7 @@ def test_an_overdue_request_waits_for_a_runner_that_has_its_adapter():
     driver.attach("r1")
     driver.state(adapter(max_replicas=1))
     driver.certify(instance=driver.of(effects.EnsureAdapter)[0].instance)
-    driver.report("r0", resident=(resident(PIRATE),))
+    driver.report("r0", resident=resident(PIRATE))
     driver.enqueue("on r1", prompt=1, max_tokens=15)
     driver.enqueue("on r0", prompt=1, max_tokens=100 * 16, tenant="b")
     ask(driver, "large", prompt=1, max_tokens=99 * 16, tenant="large")
@@ -152,7 +152,7 @@ def test_overdue_requests_that_wait_for_different_runners_have_a_reservation_eac
     driver.attach("r1", live=(entry("on r1", 100),))
     driver.state(adapter(max_replicas=1))
     driver.certify(instance=driver.of(effects.EnsureAdapter)[0].instance)
-    driver.report("r1", entry("on r1", 100), resident=(resident(PIRATE),))
+    driver.report("r1", entry("on r1", 100), resident=resident(PIRATE))
     ask(driver, "pirate", "pirate too", prompt=1, max_tokens=99 * 16)
     driver.enqueue("large", prompt=1, max_tokens=80 * 16, tenant="b")
     driver.enqueue("large too", prompt=1, max_tokens=80 * 16, tenant="c")
@@ -162,7 +162,7 @@ def test_overdue_requests_that_wait_for_different_runners_have_a_reservation_eac
     assert reserved(driver) == {"r0": "large", "r1": "pirate"}
     driver.report("r0", entry("on r0", 1))
     assert driver.where("large") == "r0"
-    driver.report("r1", entry("on r1", 1), resident=(resident(PIRATE),))
+    driver.report("r1", entry("on r1", 1), resident=resident(PIRATE))
     assert driver.where("pirate") == "r1"
 
 
@@ -274,7 +274,7 @@ def runners_of_each_kind() -> tuple[AdapterLimits, dict[str, Runner]]:
             identity_, "", Capacity(pages=100), 1.0, rank_of=lambda _: 8, adapter_moved=limits.adapter_moved
         )
         runner.base = BaseModel(digest=base)
-        runner.note_resident([resident(PIRATE)])
+        runner.note_resident(resident(PIRATE))
     return limits, runners
 
 
@@ -315,9 +315,9 @@ def test_an_answer_is_kept_for_all_that_ask_alike_until_a_runner_or_a_limit_chan
     assert served_by(limits) == ["r0"]
     kept = limits.holders_at_limit(limited_request())
     assert limits.holders_at_limit(limited_request()) is kept, "it is worked out once"
-    runners["r0"].note_resident([])
+    runners["r0"].note_resident({})
     assert served_by(limits) == ["r1"]
-    runners["r0"].note_resident([resident(PIRATE)])
+    runners["r0"].note_resident(resident(PIRATE))
     assert served_by(limits) == ["r0"]
     limits.state([adapter(max_replicas=2), adapter("twin", max_replicas=2)])
     assert served_by(limits) == ["r0", "r1"]

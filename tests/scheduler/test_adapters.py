@@ -226,7 +226,7 @@ def test_a_load_that_failed_on_one_runner_is_ordered_on_another_at_once():
 
 def test_an_answer_that_comes_after_the_report_of_its_load_is_known():
     driver = with_pirate(min_replicas=1)
-    driver.report(resident=(resident(PIRATE),))
+    driver.report(resident=resident(PIRATE))
     driver.certify(ordered_stage=AdapterStage.DEVICE)
     assert not driver.of(effects.IgnoreAnswer)
     driver.report()
@@ -339,13 +339,13 @@ def test_two_names_for_the_same_bytes_keep_them_until_both_are_gone():
 
 def test_resident_adapters_that_nothing_needs_are_dropped():
     driver = ready()
-    driver.attach(resident=(resident(PIRATE),))
+    driver.attach(resident=resident(PIRATE))
     assert [effect.digest for effect in driver.of(effects.DropAdapter)] == [PIRATE]
 
 
 def test_before_the_operator_connects_no_adapter_is_dropped():
     driver = SchedulerDriver()
-    driver.attach(resident=(resident(PIRATE),))
+    driver.attach(resident=resident(PIRATE))
     assert not driver.of(effects.DropAdapter)
 
 
@@ -358,7 +358,7 @@ def test_min_replicas_are_kept_on_devices():
     loads = [effect for effect in driver.of(effects.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
     assert [effect.instance for effect in loads] == ["r0", "r1"]
     for name in ("r0", "r1"):
-        driver.report(name, resident=(resident(PIRATE),))
+        driver.report(name, resident=resident(PIRATE))
     assert not driver.of(effects.EnsureAdapter)
     driver.detach("r1")
     driver.wait(0.1)
@@ -367,11 +367,11 @@ def test_min_replicas_are_kept_on_devices():
 
 def test_the_replicas_of_an_adapter_are_reported_when_they_change():
     driver = with_pirate()
-    driver.report("r0", resident=(resident(PIRATE, Tier.DEVICE),))
+    driver.report("r0", resident=resident(PIRATE, Tier.DEVICE))
     (report,) = driver.of(effects.ReportAdapter)
     assert report.replicas == (("r0", Tier.DEVICE, PIRATE),)
     assert report.state is AdapterReadiness.READY
-    driver.report("r0", resident=(resident(PIRATE, Tier.DEVICE),))
+    driver.report("r0", resident=resident(PIRATE, Tier.DEVICE))
     assert not driver.of(effects.ReportAdapter)
 
 
@@ -464,21 +464,21 @@ def test_a_long_download_that_is_reported_is_not_ordered_again():
 def test_a_stream_that_breaks_for_a_moment_moves_no_adapter():
     """The operator writes each report into a status: a report back and forth would cost two writes per adapter."""
     driver = with_pirate()
-    driver.report(resident=(resident(PIRATE),))
+    driver.report(resident=resident(PIRATE))
     driver.detach()
     assert not driver.of(effects.ReportAdapter)
-    driver.attach(resident=(resident(PIRATE),))
+    driver.attach(resident=resident(PIRATE))
     assert not driver.of(effects.ReportAdapter)
 
 
 def test_adapters_that_a_runner_has_lost_when_it_attaches_again_are_reported():
     driver = with_pirate()
-    driver.report(resident=(resident(PIRATE),))
+    driver.report(resident=resident(PIRATE))
     driver.detach()
     driver.attach()
     (report,) = driver.of(effects.ReportAdapter)
     assert report.replicas == ()
-    driver.report(resident=(resident(PIRATE),))
+    driver.report(resident=resident(PIRATE))
     driver.detach()
     driver.attach(incarnation="2")
     assert driver.of(effects.ReportAdapter)[-1].replicas == ()
@@ -486,7 +486,7 @@ def test_adapters_that_a_runner_has_lost_when_it_attaches_again_are_reported():
 
 def test_a_runner_that_stays_away_holds_no_adapter():
     driver = with_pirate()
-    driver.report(resident=(resident(PIRATE),))
+    driver.report(resident=resident(PIRATE))
     driver.detach()
     driver.wait(driver.scheduler.config.forget_runner + 1)
     (report,) = driver.of(effects.ReportAdapter)
@@ -499,7 +499,7 @@ def test_a_new_scheduler_reports_an_adapter_only_after_a_runner_did():
     successor.send(events.OperatorConnected())
     successor.state(adapter())
     assert not successor.of(effects.ReportAdapter)
-    successor.attach(resident=(resident(PIRATE),))
+    successor.attach(resident=resident(PIRATE))
     assert not successor.of(effects.ReportAdapter)
     successor.certify()
     (report,) = successor.of(effects.ReportAdapter)
@@ -513,7 +513,7 @@ def test_a_new_operator_hears_when_it_has_heard_all():
     assert not told_all(successor), "the catalog is not known"
     successor.state(adapter())
     assert not told_all(successor), "its runner is not back"
-    successor.attach(resident=(resident(PIRATE),))
+    successor.attach(resident=resident(PIRATE))
     assert not told_all(successor), "the runner holds it, and has not been asked what it is"
     successor.certify()
     assert told_all(successor) == (GROUP,)
@@ -552,7 +552,7 @@ def test_a_scheduler_that_waits_for_its_runners_has_not_told_all():
     successor.send(events.OperatorConnected())
     successor.state(adapter())
     assert not told_all(successor)
-    successor.attach(resident=(resident(PIRATE),))
+    successor.attach(resident=resident(PIRATE))
     assert told_all(successor)
 
 

@@ -143,7 +143,7 @@ def test_a_change_of_residency_is_told_after_its_pause():
     driver.state(adapter())
     driver.certify()
     run_until(driver, driver.clock() + 5.25)
-    driver.report(resident=(resident(PIRATE),))
+    driver.report(resident=resident(PIRATE))
     assert driver.of(effects.PublishCatalog)
     driver.report()
     assert not driver.of(effects.PublishCatalog)

@@ -152,14 +152,14 @@ def test_the_longer_cached_prefix_wins_and_the_last_report_counts():
 
 def test_a_cached_prefix_counts_more_than_a_resident_adapter_and_less_than_a_parent():
     driver = ready()
-    driver.attach("r0", resident=(resident(PIRATE, Tier.HOST),))
-    driver.attach("r1", resident=(resident(PIRATE, Tier.DEVICE),))
+    driver.attach("r0", resident=resident(PIRATE, Tier.HOST))
+    driver.attach("r1", resident=resident(PIRATE, Tier.DEVICE))
     driver.state(adapter())
     driver.certify()
-    driver.report("r0", cached=HINTS[:1], resident=(resident(PIRATE, Tier.HOST),))
+    driver.report("r0", cached=HINTS[:1], resident=resident(PIRATE, Tier.HOST))
     driver.enqueue("a", digest=PIRATE, prefix_hints=HINTS, choices=2)
     assert driver.where("a") == "r0"
-    driver.report("r1", cached=HINTS, resident=(resident(PIRATE, Tier.DEVICE),))
+    driver.report("r1", cached=HINTS, resident=resident(PIRATE, Tier.DEVICE))
     driver.enqueue("a.1", digest=PIRATE, prefix_hints=HINTS, parent=RequestId("a"), choices=2)
     assert driver.where("a.1") == "r0"
 

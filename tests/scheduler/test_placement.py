@@ -42,8 +42,8 @@ def test_a_full_runner_is_left_for_the_next_fullest():
 )
 def test_of_equally_full_runners_the_one_with_the_adapter_is_chosen(there, elsewhere):
     driver = ready()
-    driver.attach("r0", resident=(resident(PIRATE, there),))
-    driver.attach("r9", resident=() if elsewhere is Tier.NONE else (resident(PIRATE, elsewhere),))
+    driver.attach("r0", resident=resident(PIRATE, there))
+    driver.attach("r9", resident={} if elsewhere is Tier.NONE else resident(PIRATE, elsewhere))
     driver.state(adapter())
     driver.certify()
     driver.enqueue("a", digest=PIRATE)
@@ -444,7 +444,7 @@ def test_after_a_takeover_the_scheduler_accepts_unknown_digests_until_runners_ha
     driver = SchedulerDriver()
     driver.gateway()
     driver.state(adapter())
-    driver.attach(resident=(resident(PIRATE),))
+    driver.attach(resident=resident(PIRATE))
     driver.wait(1.0)
     driver.enqueue("a", digest=PIRATE)
     assert driver.where("a") == "r0"
@@ -474,7 +474,7 @@ def test_a_request_for_a_replaced_revision_still_goes_where_it_is_resident():
     driver.gateway()
     driver.state(adapter())
     for instance in ("r0", "r1"):
-        driver.attach(instance, resident=(resident(PIRATE),))
+        driver.attach(instance, resident=resident(PIRATE))
     driver.wait(1.0)
     driver.enqueue("a", digest=PIRATE, adapter="default/pirate")
     first = driver.where("a")

@@ -38,7 +38,7 @@ def certified(*names: str) -> SchedulerDriver:
 
 
 def holding(driver: SchedulerDriver, *names: str) -> list[effects.Effect]:
-    return driver.report(resident=tuple(resident(digest_of(name)) for name in names))
+    return driver.report(resident={digest_of(name): Tier.DEVICE for name in names})
 
 
 def states(driver: SchedulerDriver) -> dict[str, AdapterReadiness]:
@@ -87,7 +87,7 @@ def test_a_runner_that_is_away_has_no_adapters_ready_for_gateways():
     assert states(driver) == {"a0": AdapterReadiness.READY}
     driver.detach()
     assert states(driver) == {"a0": AdapterReadiness.COLD}
-    driver.attach(resident=(resident(digest_of("a0")),))
+    driver.attach(resident=resident(digest_of("a0")))
     assert states(driver) == {"a0": AdapterReadiness.READY}
 
 
@@ -171,7 +171,7 @@ def test_all_changes_together_are_the_catalog_and_the_reports_of_now(story):
             case "state", [stated]:
                 driver.state(*(adapter(name, stamp=stamp) for name, stamp in stated))
             case "report", [runner, names, tier]:
-                found = tuple(resident(digest_of(name), tier) for name in names)
+                found = {digest_of(name): tier for name in names}
                 driver.report(runner, resident=found, incarnation=str(incarnations[runner]))
             case "restart", [runner]:
                 incarnations[runner] += 1
@@ -199,7 +199,7 @@ def test_all_changes_together_are_the_catalog_and_the_reports_of_now(story):
         )
         if one.serving is not None:
             held = {
-                runner.instance: runner.resident[one.serving.digest].tier
+                runner.instance: runner.resident[one.serving.digest]
                 for runner in state.runners.values()
                 if one.serving.digest in runner.resident
             }

@@ -202,7 +202,7 @@ def reports_after(driver, *attached):
     told = [driver.send(events.OperatorConnected())]
     driver.state(adapter(), pools=(pool(replicas=2),))
     for instance in attached:
-        told.append(driver.attach(instance, resident=(resident(PIRATE),)))
+        told.append(driver.attach(instance, resident=resident(PIRATE)))
         told.append(driver.wait(0.1))
     told += [driver.wait(1) for _ in range(11)]
     return [len(one.replicas) for some in told for one in some if isinstance(one, effects.ReportAdapter)]

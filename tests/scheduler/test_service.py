@@ -272,7 +272,7 @@ async def test_an_operator_of_a_past_term_is_rejected_with_the_reason(system):
 
 
 async def test_tenant_and_class_of_a_request_are_known_wherever_it_is(system):
-    """In the queue, on its runner, in the supervisor, and in the next scheduler."""
+    """In the queue, on its runner, and in the next scheduler; in the supervisor, which needs no tenant, its class."""
 
     def known():
         one = system.control.scheduler.requests.get("a")
@@ -288,7 +288,7 @@ async def test_tenant_and_class_of_a_request_are_known_wherever_it_is(system):
     assert (computed.tenant, computed.priority) == theirs
     sequences = system.control.supervisor_service.supervisor.runners["r0"].sequences
     entry = (await until(lambda: sequences.get("a"))).entry
-    assert (entry.tenant, entry.request_class) == theirs
+    assert entry.request_class is RequestClass.BATCH
     await system.control.restart_scheduler()
     assert await until(known) == theirs
 

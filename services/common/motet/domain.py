@@ -14,6 +14,8 @@ Digest = NewType("Digest", str)
 
 BASE = Digest("")
 
+NO_TENANT = Tenant("")
+
 MAX_LORA_RANK = 512
 """Of an adapter: what all kernels compute."""
 

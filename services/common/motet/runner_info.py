@@ -9,12 +9,10 @@ from enum import IntEnum, StrEnum
 from typing import NamedTuple, Self
 
 from motet.api.v1 import common_pb2
-from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, Tenant, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
 from motet.errors import MotetError, reason_of
 from motet.promises import PromiseRule
 from motet.terms import check_epoch
-
-NO_TENANT = Tenant("")
 
 MAX_KERNEL_TEXT = 500
 
@@ -32,11 +30,13 @@ class RequestClass(IntEnum):
     @classmethod
     def from_proto(cls, value: int) -> "RequestClass":
         """The class; STANDARD for a class of a newer peer that this version does not know."""
-        return _CLASSES.get(value, cls.STANDARD)
+        return _CLASSES.get(value) or cls.STANDARD
 
 
+# Each report of each runner names dozens of members. In Python 3.11, to call an enum takes ten times as long as to look
+# into a dict, and to look up one of its attributes takes five times as long: so both are found once.
 _CLASSES = {int(one): one for one in RequestClass}
-"""By number: calling an enum takes ten times as long, and each report of each runner names many."""
+_class_from_proto = RequestClass.from_proto
 
 
 class SequenceState(StrEnum):
@@ -46,6 +46,8 @@ class SequenceState(StrEnum):
     DECODE = "decode"
     PARKED = "parked"
 
+
+_PARKED = SequenceState.PARKED
 
 # An unknown state of a newer runner counts as WAITING: neither as running, nor as parked (which must be resumed).
 _STATES = {
@@ -68,10 +70,11 @@ class Tier(IntEnum):
     def from_proto(cls, value: int) -> "Tier":
         """The tier; NONE for a tier of a newer runner that this version does not know. At worst, the scheduler orders
         a load that is not needed."""
-        return _TIERS.get(value, cls.NONE)
+        return _TIERS.get(value) or cls.NONE
 
 
 _TIERS = {int(one): one for one in Tier}
+_tier_from_proto = Tier.from_proto
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,21 +222,8 @@ class KernelState:
         return common_pb2.KernelState(serving=self.serving, since_unix_seconds=self.since, note=self.note)
 
 
-class ResidentAdapter(NamedTuple):
-    """An adapter that a runner holds, and at which tier. A tuple, as `RunnerRequest`."""
-
-    digest: Digest
-    tier: Tier
-    bytes: int = 0
-    live_sequences: int = 0
-
-    @classmethod
-    def from_proto(cls, it: common_pb2.ResidentAdapter) -> Self:
-        return cls(digest=Digest(it.digest), tier=Tier.from_proto(it.tier), bytes=it.bytes, live_sequences=it.live)
-
-
 class RunnerRequest(NamedTuple):
-    """One request that a runner has accepted, as the runner reports it.
+    """One request that a runner has accepted, as the runner reports it: what is decided by.
 
     A tuple: each report of each runner makes dozens, and a frozen dataclass takes twice as long to make."""
 
@@ -247,7 +237,6 @@ class RunnerRequest(NamedTuple):
     output_tokens: int = 0
     max_tokens: int = 0
     """Of the output. 0: the runner did not say."""
-    tenant: Tenant = NO_TENANT
     digest: Digest = BASE
     request_class: RequestClass = RequestClass.STANDARD
     parked_times: int = 0
@@ -257,7 +246,7 @@ class RunnerRequest(NamedTuple):
 
     @property
     def parked(self) -> bool:
-        return self.state is SequenceState.PARKED
+        return self.state is _PARKED
 
     @property
     def shared_pages(self) -> int:
@@ -271,26 +260,26 @@ class RunnerRequest(NamedTuple):
     @classmethod
     def from_proto(cls, it: common_pb2.RunnerRequest) -> Self:
         return cls(
-            request=RequestId(it.request),
-            epoch=check_epoch(it.epoch, it.request),
-            pages=it.promise.pages,
-            pages_used=it.pages_used,
-            state=_STATES.get(it.state, SequenceState.WAITING),
-            prompt_tokens=it.prompt_tokens,
-            output_tokens=it.output_tokens,
-            max_tokens=it.max_tokens,
-            tenant=Tenant(it.tenant),
-            digest=Digest(it.adapter_digest),
-            request_class=RequestClass.from_proto(it.request_class),
-            parked_times=it.parked_times,
-            gateway=it.gateway,
-            charged_pages=it.charged_pages,
+            RequestId(it.request),
+            check_epoch(it.epoch, it.request),
+            it.promise.pages,
+            it.pages_used,
+            _STATES.get(it.state) or SequenceState.WAITING,
+            it.prompt_tokens,
+            it.output_tokens,
+            it.max_tokens,
+            Digest(it.adapter_digest),
+            _class_from_proto(it.request_class),
+            it.parked_times,
+            it.gateway,
+            it.charged_pages,
         )
 
 
 def read_runner_requests(entries: Iterable[common_pb2.RunnerRequest]) -> tuple[RunnerRequest, ...]:
-    return tuple(RunnerRequest.from_proto(entry) for entry in entries)
+    return tuple(map(RunnerRequest.from_proto, entries))
 
 
-def read_resident_adapters(entries: Iterable[common_pb2.ResidentAdapter]) -> tuple[ResidentAdapter, ...]:
-    return tuple(ResidentAdapter.from_proto(entry) for entry in entries)
+def read_resident_adapters(entries: Iterable[common_pb2.ResidentAdapter]) -> dict[Digest, Tier]:
+    """The adapters that a runner holds, and at which tier: all that is decided by."""
+    return {Digest(entry.digest): _tier_from_proto(entry.tier) for entry in entries}

@@ -1,17 +1,16 @@
 """The adapters on the disk of a simulated runner."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from motet.domain import Digest
-from motet.runner_info import ResidentAdapter, Tier
+from motet.runner_info import Tier
 
 
 class DiskCache:
-    def __init__(self, *, adapter_bytes: int, most: int) -> None:
-        self._adapter_bytes = adapter_bytes
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._adapters: OrderedDict[Digest, ResidentAdapter] = OrderedDict()
+        self._adapters: OrderedDict[Digest, None] = OrderedDict()
         """The least recently used one first, as reports show one that is only here."""
 
     def use(self, digest: Digest) -> bool:
@@ -19,7 +18,7 @@ class DiskCache:
         if digest in self._adapters:
             self._adapters.move_to_end(digest)
             return False
-        self._adapters[digest] = ResidentAdapter(digest=digest, tier=Tier.DISK, bytes=self._adapter_bytes)
+        self._adapters[digest] = None
         return True
 
     def drop(self, digest: Digest) -> None:
@@ -34,11 +33,6 @@ class DiskCache:
             del self._adapters[idle]
         return idle
 
-    def resident(self, on_device: dict[Digest, int]) -> Iterator[ResidentAdapter]:
-        """As a report lists them. `on_device`: the sequences that use each adapter there."""
-        of_bytes = self._adapter_bytes
-        there = {
-            digest: ResidentAdapter(digest=digest, tier=Tier.DEVICE, bytes=of_bytes, live_sequences=live)
-            for digest, live in on_device.items()
-        }
-        return (there.get(digest, on_disk) for digest, on_disk in self._adapters.items())
+    def resident(self, on_device: Collection[Digest]) -> dict[Digest, Tier]:
+        """As a report lists them. `on_device`: those that are there, too."""
+        return {digest: Tier.DEVICE if digest in on_device else Tier.DISK for digest in self._adapters}

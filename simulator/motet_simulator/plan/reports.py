@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from motet.domain import InstanceName, RequestId, Tenant
+from motet.domain import InstanceName, RequestId
 from motet.runner_info import Capacity, RequestClass, RunnerRequest, SequenceState
 from motet_runner.interface import EngineReport, EngineSequenceReport, State
 from motet_runner.plan import preset_named
@@ -32,7 +32,7 @@ class Reports:
 
     def of(self, report: EngineReport) -> tuple[scheduler_events.RunnerReported, supervisor_events.MemoryReported]:
         live = tuple(self._live(report))
-        on_device = {entry.digest: entry.live for entry in report.adapters if entry.on_device}
+        on_device = {entry.digest for entry in report.adapters if entry.on_device}
         to_scheduler = scheduler_events.RunnerReported(
             instance=self._instance,
             incarnation=INCARNATION,
@@ -41,7 +41,7 @@ class Reports:
             running=report.running,
             waiting=report.waiting,
             steps=report.steps,
-            resident=tuple(self._cache.resident(on_device)),
+            resident=self._cache.resident(on_device),
             live=live,
             cached_prefixes=frozenset(report.cached_prefixes),
         )
@@ -73,7 +73,6 @@ class Reports:
                 prompt_tokens=answer.asked.prompt_tokens,
                 output_tokens=answer.delivered,
                 max_tokens=answer.max_tokens,
-                tenant=Tenant(answer.asked.tenant),
                 digest=answer.digest,
                 gateway=GATEWAY,
             )
@@ -89,7 +88,6 @@ class Reports:
             prompt_tokens=entry.prompt_tokens,
             output_tokens=entry.output_tokens,
             max_tokens=answer.max_tokens,
-            tenant=Tenant(entry.tenant),
             digest=entry.adapter,
             request_class=RequestClass(entry.priority),
             parked_times=entry.parked_times,

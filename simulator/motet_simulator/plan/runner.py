@@ -78,7 +78,7 @@ class SimulatedRunner:
         self._ended = ended
         self._declined = declined
         self._accepted: dict[RequestId, Answer] = {}
-        self._cache = DiskCache(adapter_bytes=self._adapter_bytes, most=size.cached_adapters)
+        self._cache = DiskCache(size.cached_adapters)
         self._reports = Reports(self.instance, self._accepted, answers, self._cache)
         self._iterations = Iterations(self.engine, clock, self._tell, leaps=leaps)
         self._post = self._iterations.post

@@ -16,7 +16,7 @@ from itertools import chain, count
 from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
 from motet.errors import ModelNotFound
-from motet.runner_info import Failure, ResidentAdapter, Tier
+from motet.runner_info import Failure, Tier
 from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ForgetManifest, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.group_bases import GroupBases
@@ -388,10 +388,11 @@ class Adapters:
 
     def unneeded_on(self, runner: Runner, in_use: Callable[[], Collection[Digest]]) -> Iterator[DropAdapter]:
         """Drop adapters in a runner's memory that nothing needs: the runner was away when they were dropped."""
+        needed = self._serving_sources()
         unknown = [
             digest
-            for digest, resident in runner.resident.items()
-            if resident.tier >= Tier.HOST and digest != BASE and self.source_of(digest) is None
+            for digest, tier in runner.resident.items()
+            if digest not in needed and digest not in self.retired and tier >= Tier.HOST and digest != BASE
         ]
         if unknown and not self.undecided():
             used = in_use()
@@ -399,7 +400,7 @@ class Adapters:
 
     # ------------------------------------------------------------------------------------------------------- holders
 
-    def residency_reported(self, runner: Runner, resident: Iterable[ResidentAdapter]) -> None:
+    def residency_reported(self, runner: Runner, resident: Mapping[Digest, Tier]) -> None:
         """Replace what is known of the adapters that a runner holds."""
         for digest, tier in runner.note_resident(resident):
             if tier is not None:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from motet.domain import Digest, InstanceName, RequestId, Tenant
-from motet.runner_info import NO_TENANT, Capacity, Failure, KernelState, RunnerIdentity, Tier
+from motet.domain import NO_TENANT, Digest, InstanceName, RequestId, Tenant
+from motet.runner_info import Capacity, Failure, KernelState, RunnerIdentity, Tier
 from motet_scheduler.policy.values import (
     AdapterReadiness,
     AdapterRef,

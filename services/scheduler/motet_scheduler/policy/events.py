@@ -1,5 +1,6 @@
 """The scheduler's inputs. Each says what happened; `Scheduler.handle` decides what follows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from motet.domain import Digest, InstanceName, RequestId, Tenant
@@ -8,9 +9,9 @@ from motet.runner_info import (
     Failure,
     KernelState,
     RequestClass,
-    ResidentAdapter,
     RunnerIdentity,
     RunnerRequest,
+    Tier,
 )
 from motet_scheduler.policy.values import (
     AdapterRef,
@@ -140,7 +141,8 @@ class RunnerAttached:
     capacity: Capacity
     base: BaseModel = field(default_factory=BaseModel)
     kernels: KernelState | None = None
-    resident: tuple[ResidentAdapter, ...] = ()
+    resident: Mapping[Digest, Tier] = field(default_factory=dict)
+    """The adapters that it holds."""
     live: tuple[RunnerRequest, ...] = ()
 
 
@@ -160,7 +162,8 @@ class RunnerReported:
     running: int = 0
     waiting: int = 0
     steps: int = 0
-    resident: tuple[ResidentAdapter, ...] = ()
+    resident: Mapping[Digest, Tier] = field(default_factory=dict)
+    """The adapters that it holds."""
     live: tuple[RunnerRequest, ...] = ()
     cached_prefixes: frozenset[int] = frozenset()
     """Hints of the pages in its prefix cache."""

@@ -2,9 +2,9 @@
 
 from math import inf
 
-from motet.domain import RequestId, Tenant
+from motet.domain import NO_TENANT, RequestId, Tenant
 from motet.errors import EngineRestarted, Internal, MotetError, PoolSaturated
-from motet.runner_info import NO_TENANT, Failure
+from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import REVISION_REPLACED
 from motet_scheduler.policy.placement import Placer, Positions

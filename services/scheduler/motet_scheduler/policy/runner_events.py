@@ -1,11 +1,11 @@
 """Handles what runners say: they attach, report, decline and detach."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from math import inf
 
-from motet.domain import InstanceName
+from motet.domain import Digest, InstanceName
 from motet.errors import TABLE, AdapterError, InvalidRequest
-from motet.runner_info import Capacity, Failure, ResidentAdapter, RunnerRequest, SequenceState
+from motet.runner_info import Capacity, Failure, RunnerRequest, SequenceState, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
 from motet_scheduler.policy.drains import Drains
@@ -120,7 +120,7 @@ class RunnerEvents:
                 request.delivered = max(request.delivered, entry.output_tokens)
         on_capacity_freed(self._state, runner)
 
-    def _apply_resident_adapters(self, runner: Runner, resident: Iterable[ResidentAdapter]) -> None:
+    def _apply_resident_adapters(self, runner: Runner, resident: Mapping[Digest, Tier]) -> None:
         self._state.adapters.residency_reported(runner, resident)
         if self._state.catalog_known:
             self._state.effects += self._state.adapters.unneeded_on(runner, self._state.digests_in_use)
@@ -181,7 +181,7 @@ class RunnerEvents:
         """It is gone: for the queue too, which may have reserved it."""
         runner.attached = False
         self._lifecycle.runner_lost(runner)
-        self._state.adapters.residency_reported(runner, ())
+        self._state.adapters.residency_reported(runner, {})
         runner.forget_adapters()
         del self._state.runners[runner.instance]
         of_group = self._state.by_group[runner.group]

@@ -1,12 +1,12 @@
 """One runner as the scheduler knows it: its ledger of promises, its adapters and its requests."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId
-from motet.runner_info import Capacity, KernelState, ResidentAdapter, RunnerIdentity, Tier
+from motet.runner_info import Capacity, KernelState, RunnerIdentity, Tier
 from motet.shared_pages import ReportedLedger
 from motet_scheduler.policy.effects import ReportRunner
 from motet_scheduler.policy.events import AdapterStateChanged
@@ -96,7 +96,8 @@ class Runner:
         self.parked: dict[RequestId, ParkedRequest] = {}
         self.orphaned: dict[PlacementKey, float] = {}
         """Requests, running or parked, that reports list and their gateway does not know, and since which report."""
-        self.resident: dict[Digest, ResidentAdapter] = {}
+        self.resident: Mapping[Digest, Tier] = {}
+        """The adapters that it holds, as last reported."""
         self.adapters: set[Digest] = set()
         """Adapters that it has or will have soon: on its device, used by its requests, or being loaded."""
         self._adapter_moved = adapter_moved
@@ -257,19 +258,20 @@ class Runner:
             self._loading.discard(one)
             self._note_adapter(one)
 
-    def note_resident(self, resident: Iterable[ResidentAdapter]) -> list[tuple[Digest, Tier | None]]:
+    def note_resident(self, resident: Mapping[Digest, Tier]) -> list[tuple[Digest, Tier | None]]:
         """Replace the adapters that it holds. Returns those that have changed, and where they are now."""
-        before, self.resident = self.resident, {found.digest: found for found in resident}
-        changed: list[tuple[Digest, Tier | None]] = []
-        for digest, found in self.resident.items():
-            if found.tier is Tier.DEVICE and digest in self._loads:
+        before, self.resident = self.resident, resident
+        for digest in self._loads.keys() & resident.keys():
+            if resident[digest] is Tier.DEVICE:
                 self._loading.discard(digest)
                 for load in self._loads[digest].values():
                     load.at = LAPSED
-            known = before.get(digest)
-            if known is None or known.tier is not found.tier:
-                changed.append((digest, found.tier))
-        changed += [(digest, None) for digest in before if digest not in self.resident]
+        if resident == before:
+            return []
+        changed: list[tuple[Digest, Tier | None]] = [
+            (digest, tier) for digest, tier in resident.items() if before.get(digest) is not tier
+        ]
+        changed += [(digest, None) for digest in before if digest not in resident]
         for digest, _ in changed:
             self._note_adapter(digest)
         return changed
@@ -293,8 +295,7 @@ class Runner:
     def tier_of(self, digest: Digest) -> Tier:
         if digest == BASE:
             return Tier.DEVICE
-        found = self.resident.get(digest)
-        return found.tier if found is not None else Tier.NONE
+        return self.resident.get(digest, Tier.NONE)
 
     def cached_pages(self, hints: Sequence[int]) -> int:
         """How many of the first pages of a prompt are in the prefix cache. A page's hint covers the pages before it."""
@@ -402,7 +403,7 @@ class Runner:
         assert counted == self._live_digests, "adapters in use were miscounted"
         parked = Counter(one.digest for one in self.parked.values() if one.digest != BASE)
         assert parked == self._parked_digests, "adapters of parked requests were miscounted"
-        resident = {digest for digest, found in self.resident.items() if found.tier is Tier.DEVICE and digest != BASE}
+        resident = {digest for digest, tier in self.resident.items() if tier is Tier.DEVICE and digest != BASE}
         assert self.adapters == {*counted, *parked, *self._loading, *resident}, "adapters were miscounted"
         assert self._adapter_pages.keys() <= counted.keys(), "an adapter that nobody uses takes pages"
         assert self.ledger.capacity == self._kv_pages(), "the ledger has another capacity than the runner"
