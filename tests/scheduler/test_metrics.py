@@ -1,10 +1,21 @@
 """What the scheduler's metrics count."""
 
+from pathlib import Path
+
+import pytest
 from prometheus_client import CollectorRegistry
 
+from motet.clock import FakeClock
+from motet.leadership import LocalLeadership
 from motet.runner_info import RequestClass
 from motet_scheduler.metrics import Metrics
-from tests.scheduler.builders import SchedulerDriver
+from motet_scheduler.policy import events
+from motet_scheduler.policy.values import SchedulerConfig
+from motet_scheduler.service import SchedulerService
+from tests.scheduler.builders import SchedulerDriver, pool
+from tests.support.surroundings import REAL, with_clock
+
+POOL = {"pool_namespace": "default", "pool": "demo"}
 
 
 def test_requests_that_wait_are_counted_by_their_class() -> None:
@@ -18,3 +29,36 @@ def test_requests_that_wait_are_counted_by_their_class() -> None:
         for one in RequestClass
     }
     assert waiting == {"interactive": 1, "standard": 0, "batch": 3}
+
+
+async def test_levels_are_taken_once_a_second_however_many_ticks_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take milliseconds where there are many runners. The last ones are those of the end."""
+    clock, registry = FakeClock(), CollectorRegistry()
+    taken = []
+    observe = Metrics.observe
+    monkeypatch.setattr(Metrics, "observe", lambda self, it: (taken.append(clock()), observe(self, it)))
+    with LocalLeadership(tmp_path / "term", REAL) as alone:
+        service = SchedulerService(
+            SchedulerConfig(),
+            leadership=alone,
+            metrics=Metrics(registry),
+            supervisor_address=f"unix:{tmp_path}/supervisor.sock",
+            catalog_file=None,
+            surroundings=with_clock(clock),
+        )
+        began = clock()
+        service.handle(events.CatalogReplaced((), (), ()))
+        for _ in range(160):
+            service.tick()
+            clock.advance(1 / 64)
+        assert len(taken) == 3
+
+        service.handle(events.CatalogReplaced((pool(max_replicas=3),), (), ()))
+        service.tick()
+        assert registry.get_sample_value("motet_pool_desired_replicas", POOL) is None
+        clock.now = service.next_due()
+        assert clock() == pytest.approx(began + 3)
+        service.tick()
+        assert registry.get_sample_value("motet_pool_desired_replicas", POOL) is not None

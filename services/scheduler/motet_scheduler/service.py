@@ -36,6 +36,9 @@ log = structlog.get_logger(__name__)
 TICK_PAUSE_SECONDS = 0.02
 """Between two ticks at least: the resolution of deadlines and retries."""
 
+FIGURES_SECONDS = 1.0
+"""Between two times at least at which the levels of all runners are taken: of a thousand, that takes 20 ms."""
+
 FAILED = Internal("the scheduler failed repeatedly on this request and does not place it")
 HELLO_REJECTED = Overloaded("the scheduler failed repeatedly on this hello; connect again in a minute")
 RESTARTING = Overloaded("the scheduler resets its state; connect again")
@@ -112,8 +115,10 @@ class SchedulerService:
             opened=lambda: self.handle(events.SupervisorConnected()),
             closed=lambda _why: self.handle(events.SupervisorDisconnected()),
         )
-        self.due_times = DueTimer(self._next_due, self.tick, clock=self._clock, pause=TICK_PAUSE_SECONDS)
-        self._saved_at = -inf
+        self.due_times = DueTimer(self.next_due, self.tick, clock=self._clock, pause=TICK_PAUSE_SECONDS)
+        self._saved_at = self._figures_at = -inf
+        self._figures_stale = True
+        """Something has been decided since the figures were taken, at `_figures_at`."""
         self._announced_term = self.term
         metrics.term.set(self.term)
 
@@ -122,16 +127,21 @@ class SchedulerService:
         return self._leadership.term
 
     def tick(self) -> None:
+        now = self._clock()
         self.handle(events.Tick())
         if self._failed.is_set():
             return
         if self._file is not None and self.file_stale and self._clock() >= self._save_at():
             self._saved_at = self._clock()
             self.file_stale = not self._file.write(self.scheduler.catalog_to_save(), self.term)
-        self._metrics.observe(self.scheduler)
+        if now >= self._figures_at + FIGURES_SECONDS:
+            self._figures_at, self._figures_stale = now, False
+            self._metrics.observe(self.scheduler)
 
-    def _next_due(self) -> float:
+    def next_due(self) -> float:
         due = self.scheduler.next_due()
+        if self._figures_stale:
+            due = min(due, self._figures_at + FIGURES_SECONDS)
         return min(due, self._save_at()) if self._file is not None and self.file_stale else due
 
     def _save_at(self) -> float:
@@ -252,6 +262,7 @@ class SchedulerService:
         if self._failures.rejects(event, now):
             self._reject_event(event)
             return
+        self._figures_stale = True
         try:
             self._decide(event, now)
         except Exception:
