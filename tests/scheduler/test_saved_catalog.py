@@ -4,6 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.leadership import LocalLeadership
+from motet.runner_info import Failure
 from motet.settings import LeaseSettings, ProcessSettings
 from motet_scheduler.__main__ import catalog_file
 from motet_scheduler.catalog_file import CatalogFile
@@ -122,6 +123,18 @@ def test_a_file_without_the_revision_that_gateways_have_heard_of_goes(driver):
     driver.certify()
     assert driver.for_successor() is None
     driver.save()
+    assert [one.serving.digest for one in driver.for_successor().adapters] == [PIRATE]
+
+
+def test_a_check_that_fails_leaves_the_file(driver):
+    """A tenant may have an adapter whose checks fail all the time."""
+    driver.state(adapter())
+    driver.attach()
+    driver.certify()
+    driver.state(adapter(stamp="2"))
+    driver.save()
+    driver.certify(certificate=None, failure=Failure("adapter_invalid", "no"))
+    assert driver.scheduler.adapters.by_name[adapter().ref.object].failure is not None
     assert [one.serving.digest for one in driver.for_successor().adapters] == [PIRATE]
 
 

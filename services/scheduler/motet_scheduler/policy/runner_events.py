@@ -149,7 +149,8 @@ class RunnerEvents:
         if checked is not None:
             if adapters.check_reported(checked, event, now):
                 self._state.catalog_changed = True
-                self._state.emit(effects.SaveCatalog(outdates=True))
+                if event.failure is None:  # else the former revision serves on, and failures are not saved
+                    self._state.emit(effects.SaveCatalog(outdates=True))
         elif (
             not (runner is not None and runner.load_reported(event, now, self._state.config.load_retry)) and event.order
         ):
