@@ -68,6 +68,27 @@ def test_checks_are_spread_over_runners_and_few_at_a_time():
     assert {order.instance for order in orders} == {"r0", "r1"}
 
 
+def test_an_adapter_that_may_not_be_checked_yet_waits_for_one_time():
+    """However often orders are given meanwhile: on a busy system, adapters move all the time."""
+    driver = with_pirate(stamp="1")
+    for stamp in "2345":
+        driver.state(adapter(stamp=stamp))
+        driver.certify()
+    times = []
+    for n in range(100):
+        driver.clock.advance(0.01)
+        driver.report(resident=(resident(POET),) * (n % 2))
+        driver.scheduler.publisher.look()
+        times.append(len(driver.scheduler.adapters.order_times))
+    assert times[-1] <= times[0], "each look notes the same time again"
+    driver.clock.now = driver.scheduler.adapters.orders_due()
+    assert checks(driver) == []
+    while not checks(driver):
+        driver.clock.now = max(driver.clock(), driver.scheduler.next_due())
+        driver.send(events.Tick())
+    assert driver.clock() <= 1000 + 31
+
+
 def test_many_adapters_that_wait_for_a_check_look_at_no_runner_each():
     driver, looked_at = ready(), []
 

@@ -128,8 +128,10 @@ class Adapters:
         """Recent checks, also of adapters that were removed or suspended: they may return."""
         self.may_be_ordered = False
         """Whether something has changed since orders were given last, so that others may be due."""
-        self._order_times: list[float] = []
-        """When an order is repeated, or given that could not be given yet. A heap; some are out of date."""
+        self.order_times: list[float] = []
+        """When an order is repeated, or given that could not be given yet. A heap; each once, and some out of date."""
+        self._known_times: set[float] = set()
+        """The same. An adapter that waits for its time says it each time that orders are given."""
         self._serving: dict[Digest, dict[ObjectName, DigestSource]] | None = None
         """The digests that names point to; None if they must be collected again."""
         self._to_check: list[Adapter] | None = None
@@ -143,19 +145,21 @@ class Adapters:
 
     def order_at(self, at: float) -> None:
         """Another order may be due then."""
-        heappush(self._order_times, at)
+        if at not in self._known_times:
+            self._known_times.add(at)
+            heappush(self.order_times, at)
 
     def orders_due(self) -> float:
         """When other orders may be due."""
         if self.may_be_ordered:
             return -math.inf
-        return self._order_times[0] if self._order_times else math.inf
+        return self.order_times[0] if self.order_times else math.inf
 
     def orders_begin(self, now: float) -> None:
         """What is due now is ordered."""
         self.may_be_ordered = False
-        while self._order_times and self._order_times[0] <= now:
-            heappop(self._order_times)
+        while self.order_times and self.order_times[0] <= now:
+            self._known_times.discard(heappop(self.order_times))
 
     # --------------------------------------------------------------------------------------------- what should exist
 
