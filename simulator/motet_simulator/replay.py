@@ -88,21 +88,32 @@ def _adapter(kind: type) -> TypeAdapter[Any]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A process that records, or was killed while it did, leaves a part of a line: the last one of the file, or the
+    last one before the next process began."""
+    number = part = 0
     try:
         with file.open("rb") as opened:
-            number = 0
             while line := opened.readline(MAX_LINE_BYTES + 1):
                 number += 1
-                if not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
-                    return  # its process ended while it wrote
                 if len(line) > MAX_LINE_BYTES:
                     raise SetupError(f"{file}, line {number}: it is longer than {MAX_LINE_BYTES >> 20} MiB.")
-                try:
-                    found = orjson.loads(line)
-                except ValueError:
-                    found = None
-                if not isinstance(found, dict):
-                    raise SetupError(f"{file}, line {number}: it is no JSON object.")
-                yield number, found
+                found = _object(line)
+                if part and (found is None or "policy" not in found):
+                    break
+                part = number if found is None else 0
+                if found is not None:
+                    yield number, found
+                elif not line.endswith(b"\n"):
+                    return
     except OSError as error:
         raise SetupError(f"{file}: {error.strerror or error}.") from error
+    if part:
+        raise SetupError(f"{file}, line {part}: it is no JSON object.")
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = orjson.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

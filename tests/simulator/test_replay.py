@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from motet.errors import SetupError
-from motet.event_record import RecordFile, recorded
+from motet.event_record import Write, record_of, recorded
+from motet.line_file import LineFile
 from motet_cli.main import app
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
@@ -24,6 +25,12 @@ from motet_supervisor.settings import Settings as SupervisorSettings
 from tests.simulator.setups import profile, workload
 from tests.support.in_process_runner import short_folder
 from tests.support.in_process_system import in_process_system
+
+
+def to(file: Path) -> Write:
+    write = record_of(str(file))
+    assert write is not None
+    return write
 
 
 def record_both(cluster: Cluster, scheduler: Callable[[bytes], None], supervisor: Callable[[bytes], None]) -> None:
@@ -54,7 +61,7 @@ def test_a_hundred_recorded_runs_are_decided_again(first: int, tmp_path: Path) -
             scheduler=SchedulerConfig(force_promise_pages=chance.choice([0, 3])),
         )
         cluster = Cluster(setup, [f"a{number}" for number in range(4)])
-        record_both(cluster, RecordFile(scheduler), RecordFile(supervisor))
+        record_both(cluster, to(scheduler), to(supervisor))
         cluster.run(workload(seed, 15, rate=20, adapters=4, blocks=3, output=40))
     for file in (scheduler, supervisor):
         found = replay(file)
@@ -93,7 +100,7 @@ async def test_services_record_what_they_decide_over_grpc() -> None:
 def record(tmp_path: Path) -> Path:
     file = tmp_path / "record"
     cluster = Cluster(Setup(profile=profile(), runners=2))
-    record_both(cluster, RecordFile(file), lambda _: None)
+    record_both(cluster, to(file), lambda _: None)
     cluster.run(workload(1, 10, rate=20))
     return file
 
@@ -122,10 +129,23 @@ def test_a_line_that_was_being_written_ends_the_record(record: Path) -> None:
     assert replay(record).events == whole
 
 
+def test_a_process_goes_on_with_the_record_of_one_that_was_killed_while_it_wrote(record: Path) -> None:
+    whole = replay(record).events
+    with record.open("ab") as file:
+        file.write(b'{"at": 9, "eve')
+    cluster = Cluster(Setup(profile=profile(), runners=2))
+    record_both(cluster, to(record), lambda _: None)
+    cluster.run(workload(1, 10, rate=20))
+    found = replay(record)
+    assert (found.difference, found.begun, found.events) == ("", 2, 2 * whole)
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         ("[1]", "line 1: it is no JSON object"),
+        ('{"policy": "supervisor", "config": {}}\n{"at": 1,\n{"at": 1}', "line 2: it is no JSON object"),
+        ('{"policy": "supervisor", "config": {}}\n{"at": 1,\n{"at": 1,', "line 2: it is no JSON object"),
         ('{"at": 1, "event": "Tick", "of": {}, "decided": null}', "line 1: .*begins with what its policy"),
         ('{"policy": "x"}', "line 1: .*no policy has the name 'x'"),
         ('{"policy": "supervisor", "config": {}}\n{"at": 1, "event": "Tock", "of": {}, "decided": ""}', "line 2"),
@@ -150,9 +170,10 @@ def test_a_decision_that_failed_is_recorded_too() -> None:
     assert json.loads(lines[1]) == {"at": 1.0, "event": "str", "of": "x", "decided": None}
 
 
-def test_a_disk_that_is_full_ends_the_record_alone(tmp_path: Path) -> None:
-    write = RecordFile(tmp_path / "no folder" / "record")
-    write(b"x")
+def test_a_file_that_cannot_be_written_ends_the_record_alone(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "no folder" / "record", stopped="event_record_stopped")
+    file.append(b"x")
+    assert not file.open
     (tmp_path / "no folder").mkdir()
-    write(b"y")
+    file.append(b"y")
     assert not (tmp_path / "no folder" / "record").exists()

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-import structlog
 
-log = structlog.get_logger(__name__)
+from motet.line_file import LineFile
 
 Event = TypeVar("Event")
 Effect = TypeVar("Effect")
@@ -45,23 +44,6 @@ def digest_of(decided: Sequence[Any]) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-class RecordFile:
-    """Appends lines to a file. With the first one that cannot be written the record ends, and the process goes on."""
-
-    def __init__(self, path: Path) -> None:
-        self._path: Path | None = path
-
-    def __call__(self, line: bytes) -> None:
-        if self._path is None:
-            return
-        try:
-            with self._path.open("ab") as file:
-                file.write(line)
-        except OSError as error:
-            log.warning("event_record_stopped", path=str(self._path), reason=error.strerror or str(error))
-            self._path = None
-
-
 def _plain(value: Any) -> Any:
     """Of what orjson does not know: a set, in its order in any process, or a named tuple, by its names."""
     return sorted(value) if isinstance(value, set | frozenset) else value._asdict()
@@ -69,7 +51,7 @@ def _plain(value: Any) -> Any:
 
 def record_of(path: str) -> Write | None:
     """What a setting asks for: an empty path means no record."""
-    return RecordFile(Path(path)) if path else None
+    return LineFile(Path(path), stopped="event_record_stopped").append if path else None
 
 
 def _line(of: dict[str, Any]) -> bytes:

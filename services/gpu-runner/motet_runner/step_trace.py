@@ -6,19 +6,15 @@ the kernels change. `motet profile` learns the costs of iterations from it.
 """
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from motet.domain import RequestId
+from motet.line_file import LineFile
 from motet_runner.interface import Event, OverflowAhead, ParkedNow, ResumedNow, State
 from motet_runner.plan import Planner, StepPlan, StepResult
-
-log = structlog.get_logger(__name__)
 
 _KINDS = (("overflows", OverflowAhead), ("parks", ParkedNow), ("resumes", ResumedNow))
 
@@ -26,11 +22,9 @@ _KINDS = (("overflows", OverflowAhead), ("parks", ParkedNow), ("resumes", Resume
 class StepTrace:
     def __init__(self, path: Path | None, *, of: Callable[[], dict[str, Any]]) -> None:
         """`of` says what is timed. It is called before the first line, and when the kernels change."""
-        self._path = path
+        self._file = LineFile(path, stopped="step_trace_stopped") if path is not None else None
         self._of = of
         self._kernels: str | None = None
-        self._begun = False
-        """True if this engine has written a line."""
         self._promises: dict[RequestId, int] = {}
 
     def write(
@@ -45,7 +39,7 @@ class StepTrace:
         planner: Planner,
     ) -> None:
         """`cycle`: seconds since the previous iteration ended. None: the engine was idle in between."""
-        if self._path is None:
+        if self._file is None or not self._file.open:
             return
         memory = planner.memory
         line: dict[str, Any] = {
@@ -79,17 +73,7 @@ class StepTrace:
         if kernels != self._kernels:
             self._kernels = kernels
             line["of"] = self._of()
-        self._append(self._path, json.dumps(line) + "\n")
-
-    def _append(self, path: Path, line: str) -> None:
-        try:
-            begun = self._begun or not ends_within_a_line(path)
-            with path.open("a") as file:
-                file.write(line if begun else "\n" + line)
-            self._begun = True
-        except OSError as error:
-            log.warning("step_trace_stopped", path=str(path), reason=error.strerror or str(error))
-            self._path = None
+        self._file.append(json.dumps(line).encode() + b"\n")
 
     def _changed_promises(self, planner: Planner) -> dict[RequestId, int]:
         promises = {s.request: s.promise for s in planner.sequences if s.state is not State.PARKED}
@@ -97,12 +81,3 @@ class StepTrace:
         known = {s.request: self._promises.get(s.request, 0) for s in planner.sequences}
         self._promises = known | promises
         return changed
-
-
-def ends_within_a_line(path: Path) -> bool:
-    """True if the last line is incomplete, because a runner was killed while it wrote."""
-    if not path.is_file() or not path.stat().st_size:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
