@@ -78,7 +78,8 @@ class SimulatedGateway:
             length=asked.prompt_tokens,
             digest=digest,
         )
-        answer.prompt = asked.prompt(self._number)
+        if room >= 0:  # else it is refused, whatever it says
+            answer.prompt = asked.prompt(self._number)
         hints: tuple[int, ...] = ()
         if asked.blocks and setup.profile.engine.prefix_cache:
             answer.salt = prefix_salt(Digest(""), digest, asked.tenant)

@@ -33,11 +33,14 @@ class Survey:
             seconds += output * (of_a_token + law.context * (prompt + output / 2))
             if not request.blocks:  # which others may have computed
                 seconds += law.prefill * prompt + law.attended * prompt * (prompt + 1) / 2
-        return cls(count, max(1, int(_CAUTION * seconds / last)) if last else 1)
+        return cls(count, max(1, int(min(_CAUTION * seconds / last, _MOST))) if last else 1)
 
 
 _CAUTION = 0.9
 """A search may begin with too few runners, but not with far too many."""
+
+_MOST = 1e9
+"""Of a workload whose requests all come in one moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,7 @@ class Search:
             return known
         self._progress(runners, seed)
         cluster = Cluster(replace(self._setup, runners=runners, seed=seed), self._adapters)
-        allowed = math.floor((1 - self._slo.share) * self._survey.requests)
+        allowed = self._survey.requests - math.ceil(self._slo.share * self._survey.requests)
         missed = _Missed(self._slo)
 
         def in_vain() -> bool:

@@ -42,6 +42,25 @@ def test_one_request_takes_what_the_law_and_the_overheads_say() -> None:
     assert (outcome.prompt_tokens, outcome.output_tokens, outcome.requests) == (40, 11, 1)
 
 
+def test_no_tokens_are_made_of_a_prompt_that_no_runner_could_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace may have many, each of sixteen million tokens."""
+    made: list[int] = []
+    prompt = WorkloadRequest.prompt
+
+    def noted(self: WorkloadRequest, number: int) -> tuple[int, ...]:
+        made.append(self.prompt_tokens)
+        return prompt(self, number)
+
+    monkeypatch.setattr(WorkloadRequest, "prompt", noted)
+    setup = Setup(profile=profile(noise=0.0, pages=256, max_model_length=1 << 20), runners=1)
+    asked = [
+        alone(prompt_tokens=tokens, output_tokens=1, max_tokens=1) for tokens in (1 << 24, 256 * 16 + 1, 256 * 16 - 1)
+    ]
+    outcome = simulated(setup, asked).outcome
+    assert (len(outcome.first_tokens), outcome.refusals.total()) == (1, 2)
+    assert made == [256 * 16 - 1]
+
+
 def test_sequences_and_context_cost_what_the_law_says() -> None:
     """As many at once as there are, each with its own context."""
     steep = profile(noise=0.0, law=StepLaw(fixed=0.001, decodes=((1, 0.0),), context=1e-5))

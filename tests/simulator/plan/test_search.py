@@ -16,6 +16,7 @@ from motet_simulator.plan.sentence import as_object, as_table, sentence
 from motet_simulator.plan.setup import Setup
 from motet_simulator.plan.slo import Slo, shown
 from motet_simulator.quantiles import quantile
+from motet_simulator.workloads.request import WorkloadRequest
 from tests.simulator.setups import profile, workload
 
 REQUESTS = list(workload(4, 250, rate=25))
@@ -25,6 +26,10 @@ def search(slo: Slo, *, most_runners: int = 32, progress: Callable[[int, int], N
     setup = Setup(profile=profile(max_sequences=4), runners=1, lengths="exact")
     survey = Survey.of(REQUESTS, setup.profile)
     return Search(setup, lambda: iter(REQUESTS), (), slo, survey=survey, most_runners=most_runners, progress=progress)
+
+
+def request_at(at: float, *, prompt_tokens: int = 10) -> WorkloadRequest:
+    return WorkloadRequest(at=at, prompt_tokens=prompt_tokens, output_tokens=5)
 
 
 def test_a_search_begins_where_the_work_could_be_done_at_all() -> None:
@@ -38,6 +43,8 @@ def test_a_search_begins_where_the_work_could_be_done_at_all() -> None:
     assert 2 <= survey.least_runners <= enough
     assert Survey.of([], profile()) == Survey(0, 1)
     assert Survey.of(REQUESTS[:1], profile()).least_runners == 1
+    moment = [request_at(0.0), request_at(5e-324)]
+    assert Survey.of(moment, profile()).least_runners > 1000
 
 
 def keeps(slo: Slo, runners: int, seed: int) -> bool:
@@ -62,6 +69,16 @@ def test_a_simulation_ends_as_soon_as_the_promise_is_broken(slo: Slo) -> None:
     early = [trial for trial in found.trials.values() if not trial.complete]
     assert early
     assert all(trial.outcome.seconds < REQUESTS[-1].at + 5 for trial in early)
+
+
+def test_a_simulation_goes_on_while_no_more_miss_the_promise_than_may() -> None:
+    """Of ten requests, nine must keep it: 1 - 0.9 is a little less than a tenth."""
+    requests = [request_at(0.0, prompt_tokens=1_000_000), *(request_at(4.0 * number) for number in range(9))]
+    slo = Slo(ttft=1.0, share=0.9)
+    setup = Setup(profile=profile(), runners=1, lengths="exact")
+    survey = Survey.of(requests, setup.profile)
+    found = Search(setup, lambda: iter(requests), (), slo, survey=survey, most_runners=2).fewest([0])
+    assert found.fewest == {0: 1}
 
 
 class Times(list[float]):
