@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
@@ -23,6 +23,8 @@ MAX_LINE_BYTES = 64 << 20
 """A catalog of ten thousand adapters has a few megabytes."""
 
 Handle = Callable[[Any, float], list[Any]]
+Kinds = dict[str, type]
+"""Of events, by their names."""
 
 
 @dataclass(slots=True)
@@ -38,7 +40,7 @@ def replay(file: Path) -> Replayed:
     """Up to the first difference. Raises SetupError for a file that is no record."""
     found = Replayed()
     handle: Handle | None = None
-    kinds: Any = None
+    kinds: Kinds = {}
     for number, line in _lines(file):
         try:
             if "policy" in line:
@@ -47,9 +49,9 @@ def replay(file: Path) -> Replayed:
                 continue
             if handle is None:
                 raise ValueError("a record begins with what its policy was made from")
-            event, at, then = _adapter(getattr(kinds, line["event"])), float(line["at"]), line["decided"]
+            event, at, then = _adapter(kinds[line["event"]]), float(line["at"]), line["decided"]
             now = _decided(handle, event.validate_python(line["of"]), at)
-        except (ValueError, TypeError, KeyError, AttributeError, ValidationError) as error:
+        except (ValueError, TypeError, KeyError, ValidationError) as error:
             raise SetupError(f"{file}, line {number}: it is no line of a record ({error}).") from error
         found.events += 1
         if now != then:
@@ -66,7 +68,7 @@ def _decided(handle: Handle, event: Any, at: float) -> str | None:
         return None
 
 
-def _begin(line: dict[str, Any]) -> tuple[Handle, Any]:
+def _begin(line: dict[str, Any]) -> tuple[Handle, Kinds]:
     match line["policy"]:
         case "scheduler":
             scheduler = Scheduler(
@@ -75,11 +77,16 @@ def _begin(line: dict[str, Any]) -> tuple[Handle, Any]:
                 saved=_adapter(SavedCatalog).validate_python(line["saved"]) if line["saved"] is not None else None,
                 first_order=int(line["first_order"]),
             )
-            return scheduler.handle, scheduler_events
+            return scheduler.handle, _kinds(scheduler_events.Event)
         case "supervisor":
-            return Supervisor(_adapter(SupervisorConfig).validate_python(line["config"])).handle, supervisor_events
+            supervisor = Supervisor(_adapter(SupervisorConfig).validate_python(line["config"]))
+            return supervisor.handle, _kinds(supervisor_events.Event)
         case other:
             raise ValueError(f"no policy has the name {other!r}")
+
+
+def _kinds(events: Any) -> Kinds:
+    return {kind.__name__: kind for kind in get_args(events)}
 
 
 @lru_cache(maxsize=128)

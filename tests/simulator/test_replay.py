@@ -1,6 +1,7 @@
 """What scheduler and supervisor record live is decided again, bit for bit."""
 
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,9 @@ from motet_scheduler.settings import Settings as SchedulerSettings
 from motet_simulator.fake_engine import SlowEngines, tokens_of
 from motet_simulator.plan.cluster import Cluster
 from motet_simulator.plan.setup import Setup
-from motet_simulator.replay import replay
+from motet_simulator.replay import Replayed, replay
+from motet_supervisor.policy import events as supervisor_events
+from motet_supervisor.policy.supervisor import Supervisor
 from motet_supervisor.policy.values import SupervisorConfig
 from motet_supervisor.settings import Settings as SupervisorSettings
 from tests.simulator.setups import profile, workload
@@ -96,6 +99,13 @@ async def test_services_record_what_they_decide_over_grpc() -> None:
             assert found.events > 20
 
 
+def test_a_setting_may_be_infinite(tmp_path: Path) -> None:
+    config = SupervisorConfig(hang=math.inf)
+    decide = recorded(Supervisor(config).handle, to(tmp_path / "record"), "supervisor", config=config)
+    decide(supervisor_events.Tick(), 1.0)
+    assert replay(tmp_path / "record") == Replayed(events=1, begun=1)
+
+
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
     file = tmp_path / "record"
@@ -149,6 +159,10 @@ def test_a_process_goes_on_with_the_record_of_one_that_was_killed_while_it_wrote
         ('{"at": 1, "event": "Tick", "of": {}, "decided": null}', "line 1: .*begins with what its policy"),
         ('{"policy": "x"}', "line 1: .*no policy has the name 'x'"),
         ('{"policy": "supervisor", "config": {}}\n{"at": 1, "event": "Tock", "of": {}, "decided": ""}', "line 2"),
+        (
+            '{"policy": "supervisor", "config": {}}\n{"at": 1, "event": "dataclass", "of": {}, "decided": null}',
+            "line 2",
+        ),
         ('{"policy": "supervisor", "config": {}}\n{"at": "a", "event": "Tick", "of": {}, "decided": ""}', "line 2"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
+from pydantic_core import to_json
 
 from motet.line_file import LineFile
 
@@ -23,7 +24,8 @@ def recorded(
     handle: Callable[[Event, float], list[Effect]], write: Write, policy: str, **begins_with: Any
 ) -> Callable[[Event, float], list[Effect]]:
     """The same, and each event is recorded. `begins_with`: what the policy was made from."""
-    write(_line({"policy": policy, **begins_with}))
+    # A setting may be infinite, for which orjson would write the same as for nothing.
+    write(to_json({"policy": policy, **begins_with}, inf_nan_mode="strings") + b"\n")
 
     def recording(event: Event, now: float) -> list[Effect]:
         line = {"at": now, "event": type(event).__name__, "of": event}
