@@ -99,6 +99,11 @@ async def test_services_record_what_they_decide_over_grpc() -> None:
             assert found.events > 20
 
 
+def test_a_record_is_its_owners_alone(record: Path) -> None:
+    """It has the addresses of adapters, and some of these contain a key."""
+    assert record.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_setting_may_be_infinite(tmp_path: Path) -> None:
     config = SupervisorConfig(hang=math.inf)
     decide = recorded(Supervisor(config).handle, to(tmp_path / "record"), "supervisor", config=config)

@@ -1,7 +1,8 @@
 """Records what a policy was told, when, and what it decided: one JSON line an event. `motet replay` reads it.
 
 A policy is pure, so its events and their times are all that its decisions depend on. Of a decision the line has only a
-digest. Prompts and answers are not in events, and so not in a record; names of tenants and adapters are.
+digest. Prompts and answers are not in events, and so not in a record; names of tenants and adapters are, and addresses
+of adapters, which may contain a key.
 """
 
 import hashlib

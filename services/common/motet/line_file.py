@@ -11,6 +11,8 @@ log = structlog.get_logger(__name__)
 class LineFile:
     """Appends lines to a file. With the first one that cannot be written it ends, and the process goes on.
 
+    A new file is its owner's alone: lines may have names of tenants, and addresses with keys.
+
     A process that was killed while it wrote, or whose disk was full, leaves a part of a line. The next process begins
     a line of its own behind it.
     """
@@ -32,7 +34,8 @@ class LineFile:
             return
         try:
             begun = self._begun or not _ends_within_a_line(self._path)
-            with self._path.open("ab") as file:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            with os.fdopen(os.open(self._path, flags, 0o600), "ab") as file:
                 file.write(line if begun else b"\n" + line)
             self._begun = True
         except OSError as error:
