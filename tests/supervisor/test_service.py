@@ -1,6 +1,7 @@
 """The supervisor's service over real gRPC, with real runner services and the real scheduler."""
 
 import time
+from math import inf
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -64,6 +65,35 @@ def test_a_tick_says_for_how_long_the_supervisor_did_not_run():
         clock.advance(0.2)
         service.tick()
     assert runner.silent
+
+
+def test_levels_are_taken_once_a_second_however_many_ticks_there_are():
+    """They take tens of milliseconds where there are many runners. The last ones are those of the end."""
+    clock, registry = FakeClock(), CollectorRegistry()
+    service = SupervisorService(SupervisorSettings().config(1.0), metrics=Metrics(registry), clock=clock)
+
+    def watched():
+        return registry.get_sample_value("motet_watched_runners")
+
+    service.tick()
+    identity = RunnerIdentity(instance="r0", incarnation="1", pool="default/demo")
+    service.supervisor.handle(events.RunnerConnected(identity, Capacity(pages=100)), clock())
+    for _ in range(3):
+        clock.advance(0.25)
+        service.tick()
+    assert watched() == 0
+    clock.advance(0.25)
+    service.tick()
+    assert watched() == 1
+
+    service.supervisor.runners.clear()
+    clock.advance(0.25)
+    service.tick()
+    assert watched() == 1
+    clock.now = service.next_due()
+    service.tick()
+    assert watched() == 0
+    assert service.next_due() == inf
 
 
 async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_and_all_finish(folder):

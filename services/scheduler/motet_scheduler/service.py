@@ -15,6 +15,7 @@ from motet.due_timer import DueTimer
 from motet.errors import Internal, MotetError, NotFound, Overloaded
 from motet.event_record import Write, recorded
 from motet.leadership import Leadership
+from motet.levels import Levels
 from motet.rpc import EndStream, Link, Session, Sessions
 from motet.runner_info import Failure, RunnerIdentity
 from motet.surroundings import Surroundings
@@ -35,9 +36,6 @@ log = structlog.get_logger(__name__)
 
 TICK_PAUSE_SECONDS = 0.02
 """Between two ticks at least: the resolution of deadlines and retries."""
-
-FIGURES_SECONDS = 1.0
-"""Between two times at least at which the levels of all runners are taken: of a thousand, that takes 20 ms."""
 
 FAILED = Internal("the scheduler failed repeatedly on this request and does not place it")
 HELLO_REJECTED = Overloaded("the scheduler failed repeatedly on this hello; connect again in a minute")
@@ -116,9 +114,8 @@ class SchedulerService:
             closed=lambda _why: self.handle(events.SupervisorDisconnected()),
         )
         self.due_times = DueTimer(self.next_due, self.tick, clock=self._clock, pause=TICK_PAUSE_SECONDS)
-        self._saved_at = self._figures_at = -inf
-        self._figures_stale = True
-        """Something has been decided since the figures were taken, at `_figures_at`."""
+        self._levels = Levels(lambda: metrics.observe(self.scheduler))
+        self._saved_at = -inf
         self._announced_term = self.term
         metrics.term.set(self.term)
 
@@ -134,14 +131,10 @@ class SchedulerService:
         if self._file is not None and self.file_stale and self._clock() >= self._save_at():
             self._saved_at = self._clock()
             self.file_stale = not self._file.write(self.scheduler.catalog_to_save(), self.term)
-        if now >= self._figures_at + FIGURES_SECONDS:
-            self._figures_at, self._figures_stale = now, False
-            self._metrics.observe(self.scheduler)
+        self._levels.tick(now)
 
     def next_due(self) -> float:
-        due = self.scheduler.next_due()
-        if self._figures_stale:
-            due = min(due, self._figures_at + FIGURES_SECONDS)
+        due = min(self.scheduler.next_due(), self._levels.next_due())
         return min(due, self._save_at()) if self._file is not None and self.file_stale else due
 
     def _save_at(self) -> float:
@@ -262,7 +255,7 @@ class SchedulerService:
         if self._failures.rejects(event, now):
             self._reject_event(event)
             return
-        self._figures_stale = True
+        self._levels.changed()
         try:
             self._decide(event, now)
         except Exception:

@@ -10,6 +10,7 @@ from motet.clock import Clock
 from motet.domain import InstanceName
 from motet.due_timer import DueTimer
 from motet.event_record import Write, recorded
+from motet.levels import Levels
 from motet.rpc import Session, Sessions
 from motet.runner_info import RunnerIdentity
 from motet.terms import check_leaders_term, check_term
@@ -33,7 +34,8 @@ class SupervisorService:
         self._handle_event: Callable[[events.Event, float], list[effects.Effect]] = self.supervisor.handle
         if record is not None:
             self._handle_event = recorded(self.supervisor.handle, record, "supervisor", config=config)
-        self.due_times = DueTimer(self.supervisor.next_due, self.tick, clock=clock, pause=config.max_sleep / 4)
+        self.due_times = DueTimer(self.next_due, self.tick, clock=clock, pause=config.max_sleep / 4)
+        self._levels = Levels(lambda: metrics.observe(self.supervisor))
         self._metrics = metrics
         self._clock = clock
         self.runners: Sessions[RunnerIdentity, supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Sessions(
@@ -51,8 +53,12 @@ class SupervisorService:
         self._scheduler_numbers = itertools.count(1)
 
     def tick(self) -> None:
-        self._handle(events.Tick(late=max(0.0, self._clock() - self.supervisor.tick_by)))
-        self._metrics.observe(self.supervisor)
+        now = self._clock()
+        self._handle(events.Tick(late=max(0.0, now - self.supervisor.tick_by)))
+        self._levels.tick(now)
+
+    def next_due(self) -> float:
+        return min(self.supervisor.next_due(), self._levels.next_due())
 
     # ------------------------------------------------------------------------------------------------------- streams
 
@@ -115,6 +121,7 @@ class SupervisorService:
                     self.runners.send(effect.instance, conversion.order(effect, self.supervisor.term))
                 case _:
                     self.schedulers.broadcast(conversion.scheduler_message(effect))
+        self._levels.changed()
         self.due_times.changed()
 
     def _count(self, effect: effects.Effect) -> None:
