@@ -2,15 +2,23 @@ import pytest
 
 from motet.domain import BASE, RequestId, Tenant
 from motet.runner_info import RequestClass
-from motet_scheduler.policy import effects
-from motet_scheduler.policy import queue as queue_module
-from motet_scheduler.policy.queue import FEW_OF, Queue, Waiting
+from motet_scheduler.policy import class_queue, effects, waiting_heads
+from motet_scheduler.policy.class_queue import FEW_OF
+from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.waiting_heads import Waiting
 from tests.scheduler.builders import GROUP, ready
 
 INTERACTIVE, STANDARD, BATCH = RequestClass
 MAX_SEARCHES = 15
 """In sorted lists, of a decision that places one request. One list more in the queue costs two or more."""
+
+
+def replace_searches(monkeypatch, replaced):
+    """In all sorted lists of the queue."""
+    for module in (class_queue, waiting_heads):
+        for search in {"insort", "bisect_left", "bisect_right"} & vars(module).keys():
+            monkeypatch.setattr(module, search, replaced(getattr(module, search)))
 
 
 class WaitingRequests:
@@ -208,7 +216,8 @@ def test_that_all_are_to_be_tried_again_costs_no_search_for_each(monkeypatch):
     for n in range(50):
         waiting.add(f"{n}", tenant=f"t{n}")
         waiting.queue.wait_for(waiting.by_name[f"{n}"], "base", {0: (1, 0)})
-    monkeypatch.setattr(queue_module, "_discard", lambda *_: pytest.fail("it was searched for"))
+    for module in (class_queue, waiting_heads):
+        monkeypatch.setattr(module, "discard", lambda *_: pytest.fail("it was searched for"))
     waiting.queue.try_again(list(waiting.by_name.values()))
     (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
     assert [request for _, _, request in tried.untried_heads] == list(waiting.by_name.values())
@@ -237,8 +246,7 @@ def test_that_a_limit_changes_costs_no_search_for_each(monkeypatch):
         waiting.by_name[f"{n}"].adapter = "default/pirate" if n % 2 else ""
     for request in waiting.queue.heads():
         waiting.queue.wait_for(request, "base", {0: (1, 0)})
-    for search in ("insort", "bisect_left", "bisect_right"):
-        monkeypatch.setattr(queue_module, search, lambda *_: pytest.fail("it was searched for"))
+    replace_searches(monkeypatch, lambda _: lambda *_: pytest.fail("it was searched for"))
     for limited in (True, False):
         waiting.queue.limits_changed({"default/pirate"}, lambda _, limited=limited: limited)
         assert waiting.oldest_of_each_flow() == [f"{n}" for n in range(6 if limited else 3)]
@@ -256,9 +264,7 @@ def test_a_decision_searches_few_lists(monkeypatch):
     for n in range(200):
         driver.enqueue(f"q{n:03}", tenant=f"t{n % 50:02}", prompt=16, max_tokens=16 + 16 * (n % 2))
     searches = []
-    for search in ("insort", "bisect_left", "bisect_right"):
-        plain = getattr(queue_module, search)
-        monkeypatch.setattr(queue_module, search, lambda *given, plain=plain: searches.append(1) or plain(*given))
+    replace_searches(monkeypatch, lambda search: lambda *given: searches.append(1) or search(*given))
     for _ in range(20):
         searches.clear()
         running = min(one.id for one in driver.scheduler.requests.values() if not one.waiting)

@@ -10,7 +10,6 @@ from math import ceil, inf
 from motet.domain import Digest
 from motet.runner_info import Capacity
 from motet_scheduler.policy.effects import ReportDesiredReplicas
-from motet_scheduler.policy.queue import Head
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.scaling_rule import (
@@ -24,6 +23,7 @@ from motet_scheduler.policy.scaling_rule import (
 )
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName, PoolSpec, ScalingMode
+from motet_scheduler.policy.waiting_heads import Head
 
 SAMPLE = 200
 """Waiting requests whose size is computed; the others are assumed to be alike."""
