@@ -2,9 +2,10 @@
 
 Messages of one stream keep their order in each direction. Their delays have a long tail. A stream may break and lose
 what is under way; then each side notices at once, or up to ten seconds later. A partition stops one direction between
-two hosts: messages wait, as in TCP, until it ends or until a side notices that its pings stay unanswered. A side whose
-peer does not read waits. A machine that is switched on refuses a connection where nobody listens; one that is off, and
-one behind a partition, is silent.
+two hosts: messages wait, as in TCP, until it ends or until a side notices that its pings stay unanswered. After it they
+are sent again, each stream's when its next attempt is due: those of one that was given up may come after the first of
+its successor. A side whose peer does not read waits. A machine that is switched on refuses a connection where nobody
+listens; one that is off, and one behind a partition, is silent.
 """
 
 import asyncio
@@ -44,6 +45,9 @@ SLOW_FACTOR = 100.0
 
 PING_SECONDS = (5.0, 10.0)
 """When a side notices that its peer is gone: with pings every 5 s that may take 5 s."""
+
+MAX_ATTEMPT_SECONDS = 3.0
+"""By then TCP has sent again what waited in a partition. Its pauses double: each is as long as it has waited so far."""
 
 CONNECT_SECONDS = 20.0
 """When gRPC gives up a connection to a machine that is silent."""
@@ -225,7 +229,9 @@ class _Pipe:
         while queue and queue[0][0] <= now:
             free_at = self._wires.blocked_until(self._source.host, self._target.host)
             if free_at > now:
-                self._wires.world.at(free_at + FASTEST_SECONDS, self._arrive)
+                pause = min(free_at - queue[0][0], MAX_ATTEMPT_SECONDS)
+                attempt = free_at + FASTEST_SECONDS + pause * self._wires.world.draw("attempt", self.label, free_at)
+                self._wires.world.at(attempt, self._arrive)
                 return
             _, do, args = queue.popleft()
             self._target.loop.call_soon(do, *args)
