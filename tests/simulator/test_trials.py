@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,11 +18,12 @@ from motet_simulator.fake_engine import FakeEngine
 from motet_simulator.trials import __main__ as main_module
 from motet_simulator.trials import run as run_module
 from motet_simulator.trials.__main__ import described, trial
-from motet_simulator.trials.plan import FAULT_KINDS, Fault, draw_plan
+from motet_simulator.trials.plan import CONTEXT_TOKENS, FAULT_KINDS, PAGE_TOKENS, Fault, draw_plan
 from motet_simulator.trials.run import Outcome, messages_of, run_trial, shrunk
 from motet_simulator.trials.system import System
 from motet_simulator.trials.turn_checks import TurnChecks
 from motet_simulator.world import time
+from motet_supervisor.policy.runners import EngineProgress
 from motet_supervisor.service import SupervisorService
 from tests.simulator.defects import Defect, put_back
 
@@ -73,10 +75,13 @@ def test_requests_are_answered_and_faults_of_every_kind_are_drawn():
     plans = [draw_plan(seed) for seed in range(50)]
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_KINDS)
     assert all(len(plan.asks) >= 60 and len(plan.faults) >= 8 for plan in plans)
+    assert {ask.too_large for plan in plans for ask in plan.asks} == {True, False}
     plan = replace(plans[1], faults=(), settings=replace(plans[1].settings, queue_limit=10_000))
     outcome = run_trial(plan)
     assert outcome.problem == ""
-    stays = sum(one.cancel_after is None and one.deadline == 300 and not one.unreadable for one in plan.asks)
+    stays = sum(
+        one.cancel_after is None and one.deadline == 300 and not (one.unreadable or one.too_large) for one in plan.asks
+    )
     assert 50 < stays <= outcome.answered <= len(plan.asks), "who would leave may have its answer before"
 
 
@@ -156,6 +161,32 @@ def test_a_promise_beyond_the_limit_is_a_problem_but_not_a_limit_that_falls():
     engine.planner.memory.ledger.adopt(RequestId("t"), 1)
     with pytest.raises(AssertionError, match="one promises 13 pages, 8 at most"):
         checks.check("one", engine.planner)
+
+
+def test_a_request_that_waits_beside_room_is_a_problem():
+    """Room that a request leaves is not offered to those that wait."""
+    plan = replace(draw_plan(1), faults=())
+    assert run_trial(plan).problem == ""
+    defect = Defect("", "motet_scheduler.policy.parked_requests", "on_capacity_freed", ".retry_on(runner)", "")
+    with put_back(defect):
+        assert " waits although there is room on runner-" in run_trial(plan).problem
+
+
+def test_a_runner_that_is_said_to_hang_without_reason_is_a_problem(monkeypatch):
+    """The supervisor sees no step, whatever is reported."""
+    monkeypatch.setattr(EngineProgress, "see", lambda *_: False)
+    outcome = run_trial(replace(draw_plan(1), faults=()))
+    assert re.search(r"runner-\d is said to hang: its engine has work and took no step", outcome.problem)
+
+
+def test_a_request_that_no_runner_can_hold_is_refused_and_no_other_is():
+    drawn = draw_plan(1)
+    largest = min(drawn.settings.pages * PAGE_TOKENS, CONTEXT_TOKENS)
+    asks = tuple(replace(ask, prompt=(number,) * largest) for number, ask in enumerate(drawn.asks))
+    plan = replace(drawn, asks=tuple(replace(ask, too_large=True) for ask in asks), faults=())
+    outcome = run_trial(plan)
+    assert (outcome.problem, outcome.answered) == ("", 0)
+    assert "ends with ContextLengthExceeded" in run_trial(replace(plan, asks=asks)).problem
 
 
 @pytest.mark.parametrize("error", [KeyError("gone"), SystemExit(3)])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from motet_runner.adapters.folder_lease import FolderLease
 
 FETCH_SECONDS = 0.2
-SLOW_FETCH_SECONDS = 4.0
+SLOW_FETCH_SECONDS = 8.0
 CHECK_SECONDS = 0.05
 FOLDER_SECONDS = 0.002
 
@@ -137,7 +137,8 @@ class SimulatedAdapterFiles:
         found = self._sources.at(request.source)
         if found is None:
             raise missing(f"There is nothing at {request.source}.")
-        await self._passes(SLOW_FETCH_SECONDS if self._sources.is_slow(found.name) else FETCH_SECONDS)
+        slow = found.slow or self._sources.is_slow(found.name)
+        await self._passes(SLOW_FETCH_SECONDS if slow else FETCH_SECONDS)
         if self._sources.is_away(found.name):
             raise temporary(f"{request.source} does not answer.")
         if self._cache.full:

@@ -8,6 +8,7 @@ from motet.api.v1 import runner_pb2
 from motet.errors import (
     AdapterError,
     BaseModelReplaced,
+    ContextLengthExceeded,
     DeadlineExceeded,
     InvalidRequest,
     ModelNotFound,
@@ -140,6 +141,8 @@ class Client:
                     self._object(
                         f"ends by its deadline of {self.ask.deadline:.1f} s, but was silent for {silent:.1f} s only"
                     )
+            case ContextLengthExceeded() if self.ask.too_large:
+                pass
             case InvalidRequest() if self.ask.unreadable:
                 pass
             case AdapterError() if self.adapter_may_fail:

@@ -27,6 +27,8 @@ class EngineProcess:
         self._commands: list[Command] = []
         self._woken = asyncio.Event()
         self.hangs = False
+        self.has_hung = False
+        """It hangs, or did before."""
         self._died = ""
         self._went_on = asyncio.Event()
 
@@ -38,7 +40,7 @@ class EngineProcess:
         self._went_on.set()
 
     def hang(self) -> None:
-        self.hangs = True
+        self.hangs = self.has_hung = True
         self._went_on.clear()
 
     def go_on(self) -> None:

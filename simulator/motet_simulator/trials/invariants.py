@@ -18,6 +18,10 @@ def check_now(system: System) -> None:
         _check_serving(system, service)
     for runner in system.runners.values():
         runner.engine.engine.check()
+    _check_hung(system)
+    if (leader := system.leader) is not None:
+        host = next(host for host, service in system.schedulers.items() if service is leader)
+        system.waiting_checks.check(leader.scheduler, system.processes[host])
 
 
 def _check_serving(system: System, service: SchedulerService) -> None:
@@ -31,6 +35,19 @@ def _check_serving(system: System, service: SchedulerService) -> None:
         first = int(key.content_stamp) if key.content_stamp else 0
         digests = {digest_of(one.content) for one in changes if one.number >= first}
         assert adapter.serving.digest in digests, f"{name}: {adapter.serving.digest} was never at {key}"
+
+
+def _check_hung(system: System) -> None:
+    """No runner is said to hang whose engine never did."""
+    if system.supervisor is None:
+        return
+    for supervised in system.supervisor.supervisor.runners.values():
+        runner = system.runners.get(supervised.instance)
+        if runner is None or runner.runner.facts.identity.incarnation != supervised.identity.incarnation:
+            continue
+        assert not supervised.hung_reason or runner.engine.has_hung, (
+            f"{supervised.instance} is said to hang: {supervised.hung_reason}"
+        )
 
 
 def _check_adapters(system: System) -> None:

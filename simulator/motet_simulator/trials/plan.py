@@ -1,6 +1,6 @@
 """What happens in a trial: a seed draws it once, before anything runs. A plan may also be a smaller one of another."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import ClassVar, Literal, get_args
 
@@ -33,6 +33,7 @@ SECONDS = 20.0
 
 SCHEDULERS, GATEWAYS, RUNNERS = 2, 2, 3
 PAGE_TOKENS = 16
+CONTEXT_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Ask:
     deadline: float = 300.0
     unreadable: bool = False
     """Its estimate has a number that no scheduler takes: it alone is refused."""
+    too_large: bool = False
+    """No runner can hold it: it alone is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class AdapterChange:
     """Its files are replaced where they are. Otherwise each change has another source."""
     min_replicas: int = 0
     max_replicas: int = RUNNERS
+    slow: bool = False
+    """Its files always come slowly."""
 
     @property
     def source(self) -> str:
@@ -106,6 +111,7 @@ class TrialSettings:
     adapter_pages: int = 1
     adapter_slots: int = 8
     cached_adapters: int = 8
+    hang_seconds: float = 20.0
     local: bool = False
     """One scheduler with a lock file, as on one machine; otherwise two that elect a leader."""
 
@@ -164,7 +170,16 @@ def draw_plan(seed: int) -> Plan:
     changes = _draw_changes(random)
     adapters = tuple(dict.fromkeys(one.name for one in changes))
     asks = _draw_asks(random, settings, adapters)
-    return Plan(seed, tuple(asks), tuple(_draw_faults(random, adapters)), settings, tuple(changes))
+    faults = _draw_faults(random, adapters)
+    settings = replace(settings, hang_seconds=random.choice((6.0, 20.0)))
+    if random.random() < 0.25:
+        asks = _for_adapters_only(random, asks, settings, adapters)
+        # Else one runner may get all that three can do.
+        changes = [replace(change, max_replicas=RUNNERS) for change in changes]
+    asks = _make_some_too_large(random, asks, settings)
+    slow = {adapter for adapter in adapters if random.random() < 0.25}
+    changes = [replace(change, slow=change.name in slow) for change in changes]
+    return Plan(seed, tuple(asks), tuple(faults), settings, tuple(changes))
 
 
 def _draw_changes(random: Random) -> list[AdapterChange]:
@@ -200,7 +215,7 @@ def _draw_asks(random: Random, settings: TrialSettings, adapters: tuple[str, ...
     load = random.choice((0.2, 0.5, 0.9, 1.5, 3.0))
     window = min(SECONDS, 1.2 * SECONDS / load)  # what is left at the end must have ended before the last check
     mean = max(4.0, min(120.0, load * window * steps_per_second / count))
-    largest_of_all = min(settings.pages * PAGE_TOKENS, 1024)
+    largest_of_all = min(settings.pages * PAGE_TOKENS, CONTEXT_TOKENS)
     asks = []
     unreadable = random.choice((0.0, 0.0, 0.03))
     for number in range(count):
@@ -228,6 +243,29 @@ def _draw_asks(random: Random, settings: TrialSettings, adapters: tuple[str, ...
             )
         )
     return asks
+
+
+def _for_adapters_only(
+    random: Random, asks: list[Ask], settings: TrialSettings, adapters: tuple[str, ...]
+) -> list[Ask]:
+    """All that fit beside one. So an engine may have nothing to do until the files of an adapter have come."""
+    largest = (settings.pages - settings.adapter_pages) * PAGE_TOKENS
+
+    def fits(ask: Ask) -> bool:
+        return ask.adapter != "" or len(ask.prompt) + ask.max_tokens <= largest
+
+    return [replace(ask, adapter=random.choice(adapters)) if fits(ask) else ask for ask in asks] if adapters else asks
+
+
+def _make_some_too_large(random: Random, asks: list[Ask], settings: TrialSettings) -> list[Ask]:
+    share = random.choice((0.0, 0.0, 0.04))
+    least = min(settings.pages * PAGE_TOKENS, CONTEXT_TOKENS)
+
+    def made_larger(ask: Ask) -> Ask:
+        more = least - len(ask.prompt) + random.randint(0, 50)
+        return replace(ask, too_large=True, prompt=(*ask.prompt, *(random.randrange(1000) for _ in range(more))))
+
+    return [made_larger(ask) if random.random() < share else ask for ask in asks]
 
 
 def hosts() -> list[str]:

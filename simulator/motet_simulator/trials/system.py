@@ -44,9 +44,10 @@ from motet_simulator.trials.engine_process import EngineProcess
 from motet_simulator.trials.gateway import Gateway
 from motet_simulator.trials.leases import GARBLED, LeaseClient, TrialLeases
 from motet_simulator.trials.operator import INSTANCES, POOL, DeclaredObjects, TrialOperator
-from motet_simulator.trials.plan import GATEWAYS, SCHEDULERS, AdapterChange, Ask, Plan
+from motet_simulator.trials.plan import CONTEXT_TOKENS, GATEWAYS, SCHEDULERS, AdapterChange, Ask, Plan
 from motet_simulator.trials.served import ServedRevisions
 from motet_simulator.trials.turn_checks import TurnChecks
+from motet_simulator.trials.waiting import WaitingChecks
 from motet_simulator.world import Process, SimulatedDisk, Wires, World, surroundings_of
 from motet_supervisor.metrics import Metrics as SupervisorMetrics
 from motet_supervisor.service import SupervisorService
@@ -98,6 +99,7 @@ class System:
         self.runners: dict[str, RunnerParts] = {}
         self.clients: list[Client] = []
         self._wires = wires
+        self.waiting_checks = WaitingChecks()
         self._turn_checks = TurnChecks()
         self._terms: dict[int, str] = {}
         """Each with the process that led in it."""
@@ -294,7 +296,8 @@ class System:
             )
 
     async def _run_supervisor(self, process: Process) -> None:
-        settings, around = SupervisorSettings(overcommit=self.plan.settings.overcommit), self._surroundings(process)
+        wanted, around = self.plan.settings, self._surroundings(process)
+        settings = SupervisorSettings(overcommit=wanted.overcommit, hang_seconds=wanted.hang_seconds)
         service = self.supervisor = SupervisorService(
             settings.config(1.0),
             metrics=SupervisorMetrics(CollectorRegistry()),
@@ -330,7 +333,7 @@ class System:
             FakeEngine(
                 pages=wanted.pages,
                 max_sequences=wanted.max_sequences,
-                max_model_length=1024,
+                max_model_length=CONTEXT_TOKENS,
                 host_pages=wanted.host_pages,
                 protect_after_steps=64,
                 plan_ahead=wanted.plan_ahead,

@@ -66,6 +66,10 @@ class ProcessLoop(asyncio.BaseEventLoop):
         """Nothing runs for this long. Messages and timers wait."""
         self._resume_at = max(self._resume_at, self._world.now + seconds)
 
+    @property
+    def pauses(self) -> bool:
+        return self._resume_at > self._world.now
+
     # ------------------------------------------------------------------------------------------------------------ turns
 
     def _turn(self) -> None:
