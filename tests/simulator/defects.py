@@ -1,4 +1,13 @@
-"""Mended defects, each as a change of the source that brings it back."""
+"""Mended defects, each as a change of the source that brings it back.
+
+Three more that the trials were meant to find are not found in 200 seeds:
+
+- The saved catalog has no term: only a scheduler that is alone saves its catalog, and no other can have its file. The
+  catalog that was saved before gateways heard of a change stands in its place.
+- A parked request that nobody knows is never cancelled: a runner itself cancels what its gateway does not submit again
+  in time, so nothing is left when all is quiet. Unit tests show it (`tests/scheduler`).
+- Late messages of a replaced stream are handled: they come (`test_world.py`), and the next report mends what they do.
+"""
 
 import inspect
 import sys
@@ -17,6 +26,8 @@ class Defect:
     """The function, or Class.function."""
     now: str
     then: str
+    seed: int = 0
+    """Of a trial that finds it."""
 
 
 DEFECTS = (
@@ -26,6 +37,7 @@ DEFECTS = (
         "GatewayEvents._refusal",
         "if not event.delivered and len(queue)",
         "if len(queue)",
+        seed=117,
     ),
     Defect(
         "an error of one step ends the election",
@@ -33,6 +45,7 @@ DEFECTS = (
         "Election._run",
         "except Exception:",
         "except ArithmeticError:",
+        seed=0,
     ),
     Defect(
         "the error of one message ends its link",
@@ -40,6 +53,55 @@ DEFECTS = (
         "handle",
         "if (stream, kind) in TOLD_ONCE:",
         "if True:",
+        seed=2,
+    ),
+    Defect(
+        "a request goes on with another base model",
+        "motet_scheduler.policy.state",
+        "SchedulerState.runners_for",
+        "[runner for runner in runners if runner.serves(request.base)] if request.base else runners",
+        "runners",
+        seed=6,
+    ),
+    Defect(
+        "an answer about one revision counts for the next",
+        "motet_scheduler.policy.adapters",
+        "Adapters.checked_by",
+        "event.order == adapter.check.order if event.order else event.ordered_stage is AdapterStage.CERTIFIED",
+        "event.ordered_stage is AdapterStage.CERTIFIED",
+        seed=88,
+    ),
+    Defect(
+        "a request that no runner can hold blocks those behind it",
+        "motet_scheduler.policy.placement",
+        "Placer._place",
+        "if isinstance(found, NeverFits) and not runners and state.may_refuse(request.group):",
+        "if False:",
+        seed=1,
+    ),
+    Defect(
+        "a slow load is taken for an engine that hangs",
+        "motet_runner.accepted_requests",
+        "has_work",
+        "one.in_engine and (one.request",
+        "(one.request",
+        seed=22,
+    ),
+    Defect(
+        "a saved catalog outlives what gateways have heard since",
+        "motet_scheduler.service",
+        "SchedulerService._save_catalog",
+        "if effect.outdates and self._file is not None:",
+        "if False:",
+        seed=313,
+    ),
+    Defect(
+        "a request for a revision that is replaced by now is placed again and again",
+        "motet_scheduler.policy.placement",
+        "Placer._place",
+        "if self._cannot_be_loaded(request, found.runner):",
+        "if False:",
+        seed=37,
     ),
 )
 
@@ -56,12 +118,9 @@ def put_back(defect: Defect) -> Iterator[None]:
     assert source.count(defect.now) == 1, f"{defect.where} has changed: write anew how {defect.what!r} comes back"
     made: dict[str, Any] = {}
     exec(compile(source.replace(defect.now, defect.then), f"<{defect.what}>", "exec"), vars(module), made)
-    users = [one for one in sys.modules.values() if one and one.__name__.startswith("motet") and not classes]
-    places = [owner] if classes else [one for one in users if vars(one).get(name) is function]
-    for place in places:
-        setattr(place, name, made[name])
+    code = function.__code__
+    function.__code__ = inspect.unwrap(made[name]).__code__  # whoever has imported it has it, too
     try:
         yield
     finally:
-        for place in places:
-            setattr(place, name, function)
+        function.__code__ = code
