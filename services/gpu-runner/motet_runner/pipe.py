@@ -24,7 +24,7 @@ def unpack(body: bytes) -> Any:
 
 
 MAX_WAITING_BYTES = 32 << 20
-"""Most engines write this in minutes, so only a blocked service lets it pile up."""
+"""Most engines take minutes to write this much, so only a blocked service lets it pile up."""
 
 
 class Pipe:

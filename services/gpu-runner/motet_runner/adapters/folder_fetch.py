@@ -33,7 +33,7 @@ def copy_folder(
     reading: Reading = nullcontext,
 ) -> Held:
     """Raises AdapterFetchFailed, which says what is wrong and where. The copy has the checked sizes, and equals the
-    folder's contents at one moment after the call."""
+    folder's contents at one moment during the call."""
     limit = cache.bound(request.max_bytes)
     for _ in range(MAX_ATTEMPTS):
         with reading():

@@ -22,7 +22,7 @@ class RowAssignment:
 
     @staticmethod
     def new_pages_of(sequence: Sequence) -> tuple[int, ...]:
-        """The pages of a sequence with a row that the worker does not know yet."""
+        """The sequence's pages that the worker does not know yet. It has a row, and they count as known from now on."""
         pages = sequence.left_pages + len(sequence.pages)
         if pages == sequence.row_pages:
             return ()

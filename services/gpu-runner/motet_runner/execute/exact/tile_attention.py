@@ -1,9 +1,9 @@
 """Attention of exact mode: each row walks its own blocks of 16 keys, in their order.
 
-Every product and every function of more than one operation has a shape that depends on the model alone, and sums are
-added block after block. So the bits of a row depend on its own keys only. If a row has fewer blocks than another row of
-the tile, it reads some of its own blocks again, with weights of zero: they change nothing. (Page contents beyond a
-sequence's tokens are finite; `attention.py` says why.)
+Every product, exp and tanh has a shape that depends on the model alone, and sums are added block after block. The other
+functions round at most once, so no shape changes their bits. So the bits of a row depend on its own keys only. If a row
+has fewer blocks than another row of the tile, it reads some of its own blocks again, with weights of zero: they change
+nothing. (Page contents beyond a sequence's tokens are finite; `attention.py` says why.)
 """
 
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ class TileAttention:
         positions: npt.NDArray[np.int64],
         count: int,
     ) -> Tile:
-        """`table` [any, pages]; `rows`: each row's index in it; `count`: how many of the first rows are no copies."""
+        """`table` [any, pages]; `rows`: each row's index in it; the first `count` rows are real, others are copies."""
         pages = table[rows, : int(positions.max()) // PAGE_TOKENS + 1]
         page_of = pages[np.arange(count), positions[:count] // PAGE_TOKENS].astype(np.int64)
         writes = self._store.rows_of(page_of, positions[:count] % PAGE_TOKENS)

@@ -20,7 +20,7 @@ from motet_runner.execute.kernels.roles import Kernels
 from motet_runner.memory.out_of_memory import device_has_failed
 
 RANKS = (8, 24, 64, 128, 144)
-"""The ranks of the test's adapters: one for each class of tiles, and one of several tiles"""
+"""The ranks of the test's adapters: one for each size of tile, and one that needs several tiles"""
 
 _SCALE = 2.0
 

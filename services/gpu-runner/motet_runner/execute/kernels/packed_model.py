@@ -81,8 +81,9 @@ class PackedModel:
             log.warning("fused_forward_differs", architecture=self._loaded.architecture, reason=fault)
         else:
             self.fused = fused
-            if fused is None and recorded is not None and not self.note:  # unpacked linears cannot be recorded, either
-                fault = recorded.fault  # the log has it
+            # If linears are unpacked, there is a note already, and it says why there is no fused forward pass.
+            if fused is None and recorded is not None and not self.note:
+                fault = recorded.fault  # already in the log
         if fault:
             self.note = f"the model's modules serve, and not the forward pass of these kernels: {fault}"
 

@@ -41,7 +41,8 @@ def draw(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts | None) -> torc
     kept, smallest = cut(likely.gather(1, ids), ordered.neg(), cuts)
     tokens = ids.gather(1, _at(kept, numbers)[:, None]).squeeze(1)
     # All tokens that are more likely than the last candidate are candidates. So no kept token is missing if the least
-    # likely kept one is among them. If top-p cuts, top-k's total must be known.
+    # likely kept one is among them. If top-k and top-p both cut, all that top-k keeps must be candidates: top-p keeps a
+    # share of their total.
     missing = smallest <= ordered[:, -1:]
     missing |= (cuts.top_k > CANDIDATES) & (cuts.top_k < ALL) & (cuts.top_p < 1)
     if bool(missing.any()):
@@ -59,7 +60,7 @@ def draw_without_waiting(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts
 
 
 def _may_suffice(likely: torch.Tensor, cuts: Cuts) -> bool:
-    """True if the candidates of some row can be all kept tokens. In a flat row, they never reach top_p."""
+    """True if the kept tokens of some row can all be candidates. In a flat row, the candidates never reach top_p."""
     if cuts.min_p is not None:
         return True
     most = CANDIDATES * likely.amax(dim=-1, keepdim=True)

@@ -11,7 +11,8 @@ WARM_UP_CALLS = 2
 
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Gets work on tensors with fixed addresses, and may call it → launches the work again. Raises NotCaptured."""
+"""Gets a function that works on tensors with fixed addresses, and may call it. Returns a function that launches the
+same work again. Raises NotCaptured."""
 
 
 class NotCaptured(Exception):
