@@ -28,6 +28,8 @@ class Defect:
     then: str
     seed: int = 0
     """Of a trial that finds it."""
+    most_events: int = 12
+    """Of its plan, once that was made small."""
 
 
 DEFECTS = (
@@ -62,6 +64,7 @@ DEFECTS = (
         "[runner for runner in runners if runner.serves(request.base)] if request.base else runners",
         "runners",
         seed=6,
+        most_events=24,  # all runners have to be full before a request waits
     ),
     Defect(
         "an answer about one revision counts for the next",
@@ -86,6 +89,7 @@ DEFECTS = (
         "one.in_engine and (one.request",
         "(one.request",
         seed=22,
+        most_events=16,
     ),
     Defect(
         "a saved catalog outlives what gateways have heard since",

@@ -3,17 +3,20 @@
 import pytest
 
 from motet_simulator.trials.plan import Plan, draw_plan
-from motet_simulator.trials.run import run_trial, shrunk
+from motet_simulator.trials.run import fails_alike, run_trial, shrunk
 from tests.simulator.defects import DEFECTS, Defect, put_back
 
 SEEDS = 1_000
-MANY_EVENTS = 12
 CHEAPEST = "an error of one step ends the election"
 """To make its plan smaller takes the fewest seconds."""
 
 
 def fails(plan: Plan) -> bool:
     return bool(run_trial(plan).problem)
+
+
+def shrunk_alike(plan: Plan) -> Plan:
+    return shrunk(plan, fails_alike(run_trial(plan).problem))
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.what)
@@ -27,9 +30,9 @@ def test_a_defect_that_is_put_back_is_found_and_is_gone_without_it(defect: Defec
 def test_the_plan_of_a_defect_is_made_small() -> None:
     defect = next(one for one in DEFECTS if one.what == CHEAPEST)
     with put_back(defect):
-        small = shrunk(draw_plan(defect.seed), fails)
+        small = shrunk_alike(draw_plan(defect.seed))
         assert fails(small)
-    assert 0 < small.drawn_events <= MANY_EVENTS
+    assert 0 < small.drawn_events <= defect.most_events
     assert not fails(small)
 
 
@@ -41,4 +44,5 @@ def test_a_thousand_seeds_find_each_defect_not_later_than_is_known_and_its_plan_
         plan = next((plan for plan in map(draw_plan, range(SEEDS)) if fails(plan)), None)
         assert plan is not None
         assert plan.seed <= defect.seed
-        assert shrunk(plan, fails).drawn_events <= MANY_EVENTS
+        small = shrunk_alike(plan)
+    assert small.drawn_events <= defect.most_events, small

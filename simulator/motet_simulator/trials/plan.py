@@ -155,7 +155,7 @@ def draw_plan(seed: int) -> Plan:
     settings = TrialSettings(
         pages=random.choice((32, 64, 128)),
         max_sequences=random.choice((2, 4, 8, 20)),
-        queue_limit=random.choice((5, 20, 10_000)),
+        queue_limit=random.choice((2, 20, 10_000)),
         max_passed_over=random.choice((2, 8, 64)),
         step_seconds=random.choice((0.02, 0.03, 0.05)),
         host_pages=random.choice((0, 4, 64)),

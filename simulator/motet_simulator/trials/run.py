@@ -203,6 +203,13 @@ def fails_alike(problem: str) -> Callable[[Plan], bool]:
 
 def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
     """A smaller plan that fails, too: without the faults, changes and requests that have nothing to do with it."""
+    smaller = _smaller(plan, fails)
+    while smaller.drawn_events < plan.drawn_events:  # what was left out may make something else needless
+        plan, smaller = smaller, _smaller(smaller, fails)
+    return smaller
+
+
+def _smaller(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
     faults = _fewest(plan.faults, lambda kept: fails(replace(plan, faults=kept)))
     plan = replace(plan, faults=faults)
     plan = replace(plan, changes=_fewest(plan.changes, lambda kept: fails(replace(plan, changes=kept))))
