@@ -77,7 +77,7 @@ def test_an_adapter_that_may_not_be_checked_yet_waits_for_one_time():
     times = []
     for n in range(100):
         driver.clock.advance(0.01)
-        driver.report(resident=(resident(POET),) * (n % 2))
+        driver.report(resident=resident(POET) if n % 2 else {})
         driver.scheduler.publisher.look()
         times.append(len(driver.scheduler.adapters.order_times))
     assert times[-1] <= times[0], "each look notes the same time again"
