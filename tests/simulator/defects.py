@@ -4,8 +4,8 @@ Three more that the trials should find are not here:
 
 - The saved catalog has no term: only a scheduler that is alone saves its catalog, and no other can have its file. The
   catalog that was saved before gateways heard of a change stands in its place.
-- A parked request that nobody knows is never cancelled: 23 seeds with a gateway's kill and parks do not show it. A runner
-  seems to cancel what its gateway does not submit again, before all is quiet. Unit tests show it (`tests/scheduler`).
+- A parked request that nobody knows is never cancelled: 23 seeds with a gateway's kill and parks do not show it. A
+  runner seems to cancel what its gateway does not submit again. Unit tests show it (`tests/scheduler`).
 - Late messages of a replaced stream are handled: they come (`test_world.py`), but 60 seeds with partitions or pauses do
   not show it. The next report seems to mend what they do.
 """
