@@ -11,7 +11,7 @@ from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_simulator.world import Process
 
-PATIENCE_SECONDS = 1.0
+MAX_WAIT_SECONDS = 1.0
 
 Fit = tuple[str, int, str]
 """A request, how often it was placed before, and a runner."""
@@ -29,7 +29,7 @@ class WaitingChecks:
         fits = () if process.loop.pauses else _fits(scheduler, now)
         self._since = {fit: self._since.get(fit, now) for fit in fits}
         for (request, _, runner), since in self._since.items():
-            assert now - since <= PATIENCE_SECONDS, f"{request} waits although there is room on {runner}"
+            assert now - since <= MAX_WAIT_SECONDS, f"{request} waits although there is room on {runner}"
 
 
 def _fits(scheduler: Scheduler, now: float) -> Iterator[Fit]:
