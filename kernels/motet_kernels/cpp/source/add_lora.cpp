@@ -81,7 +81,7 @@ template <typename T> struct Work {
                  steps * (part + 1) / parts * RANKS_AT_ONCE, next);
     }
 
-    // Computes `row` of the piece, and the rows after it up to `rows` rows.
+    // Computes `rows` rows of the piece, from its row number `row` on.
     void expand(int64_t number, int linear, int64_t row, int64_t rows, int64_t from, int64_t to, const T *next) const {
         const LoraRows::Piece &piece = pieces[number];
         const LoraLinear &of = group.linears[linear];
@@ -113,7 +113,8 @@ template <typename With> void LoraRows::with_work(const LoraGroup &group, const 
 
 void LoraRows::list(const LoraGroup &group, int64_t threads, int64_t most, std::vector<Later> &into) const {
     if (!group.count) return;
-    // A thread's share of the pieces. The data that is read first comes last, so that it is still in the cache.
+    // Lists a thread's share of the pieces, which is prefetched in the list's order. What is read first is listed last,
+    // so that it is still in the cache.
     const auto of_share = [&](auto number, int which, int64_t first, int64_t end) {
         using T = decltype(number);
         for (int64_t piece = first; piece < end; ++piece) {

@@ -280,7 +280,7 @@ template <typename T> struct LinearCall {
 
     // One block of rows with one panel: a step. Beside its share of the next panel, it prefetches one entry of `later`,
     // or none. The entries are spread over all steps in the order of panels, which unit() changes only among the panels
-    // that stay in the cache together: so data that is read first is prefetched first.
+    // that stay in the cache together: so the entries are prefetched nearly in their order.
     void one_of_blocks(int64_t row, int64_t rows_of_block, int64_t panel, int64_t block, int64_t blocks) const {
         const Ahead next = share_of_next(panel, block, blocks);
         const int64_t number = panel * blocks + block, all = panels_of(outputs) * blocks;

@@ -95,7 +95,7 @@ INLINE void scores_of_few(const T *const *queries, const T *keys, int64_t width,
     }
 }
 
-// Adds a block's weighted values to C Pairs of columns of R queries, from the `first` column on.
+// Adds the weighted values of a block to the results of R queries: to C pairs of columns, from column `first` on.
 template <int R, int C, typename T, typename Count>
 INLINE void add_values(float *into, int64_t padded, const typename Steps<T>::Factor *weights, const T *const *values,
                        int pages, int64_t width, int64_t first, Count count) {

@@ -111,8 +111,8 @@ struct Job {
         return computed;
     }
 
-    // An exception of a unit is kept for the caller, on any thread. Later units count as done: all threads go on to the
-    // end, and none waits for them.
+    // If a unit throws, on whichever thread, the exception is kept for the caller. Later units are skipped and count as
+    // done, so that every thread reaches the end and none waits for a skipped unit.
     void compute_unit(const Part &part, int64_t number) {
         if (failed.load(std::memory_order_relaxed)) return;
         try {
