@@ -4,11 +4,12 @@ from collections.abc import Callable
 from math import inf
 
 LEVELS_SECONDS = 1.0
-"""Between two times at least: of a thousand runners, taking them costs tens of milliseconds."""
+"""The least time between two: of a thousand runners, taking them costs tens of milliseconds."""
 
 
 class Levels:
-    """Takes them when something has changed since the last time, and not more often than `LEVELS_SECONDS` says."""
+    """Takes them in ticks, and not more often than `LEVELS_SECONDS` says. A change since the last time makes a tick
+    due; a tick that comes for another reason takes them, too."""
 
     def __init__(self, take: Callable[[], None]) -> None:
         self._take = take
