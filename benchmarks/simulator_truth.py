@@ -40,9 +40,10 @@ from motet.errors import MotetError
 from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway.catalog import CurrentCatalog
-from motet_gateway.dispatcher import Dispatcher, GenerationRequest
+from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.generation import EndReason
 from motet_gateway.held_requests import HeldRequests
+from motet_gateway.live_choice import GenerationRequest
 from motet_gateway.metrics import Metrics
 from motet_operator.local.state_directory import StateDirectory
 from motet_simulator.plan.cluster import Cluster

@@ -5,9 +5,7 @@ scheduler stream lists what runs, and waiting choices are enqueued again. If a r
 lost there and the scheduler places them again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 
@@ -18,6 +16,7 @@ from motet.rpc import Link, known_error
 from motet.terms import check_leaders_term, check_term
 from motet.transport import Network
 from motet.transport.methods import SERVE
+from motet_gateway import choice_messages
 from motet_gateway.catalog import Catalog, CurrentCatalog
 from motet_gateway.generation import (
     CancelAtRunner,
@@ -25,9 +24,7 @@ from motet_gateway.generation import (
     DeliverScores,
     Dropped,
     Effect,
-    EndReason,
     FinishChoice,
-    Generation,
     GenerationPhase,
     ReportCancelled,
     ReportFinished,
@@ -36,6 +33,7 @@ from motet_gateway.generation import (
     Submit,
 )
 from motet_gateway.held_requests import HeldRequests
+from motet_gateway.live_choice import GenerationRequest, LiveChoice, TokenSink
 from motet_gateway.loss_limits import Loss
 from motet_gateway.metrics import Metrics
 from motet_gateway.pauses import Pause, PausePart
@@ -46,77 +44,6 @@ log = structlog.get_logger(__name__)
 
 
 NO_SCHEDULER = "waiting for the scheduler"
-MIN_DEADLINE_SECONDS = 1.0
-"""A deadline of 0 would mean none. The answer ends at its own deadline anyway."""
-
-
-class TokenSink(Protocol):
-    """Gets the tokens of one choice. None of its methods may block."""
-
-    def placed(self) -> None: ...
-
-    def waiting(self, for_what: str) -> None:
-        """Why the choice makes no tokens at the moment; empty: it can make some."""
-
-    def score(self, logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
-        """Of the next tokens of the prompt; the first call begins with its second token."""
-
-    def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None: ...
-
-    def end(self, how: EndReason | MotetError) -> None:
-        """The last call, made once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """What the scheduler and a runner need to know about one choice."""
-
-    request: str
-    tenant: str
-    group: str
-    adapter: str
-    adapter_digest: str
-    base_digest: str
-    """Of the base model that the prompt was tokenised for. No other one may answer it."""
-    request_class: "common_pb2.RequestClass.ValueType"
-    prompt_ids: Sequence[int]
-    choice: int
-    sampling: runner_pb2.Sampling
-    seed: int
-    estimate: common_pb2.Estimate
-    deadline_seconds: float
-    parent: str = ""
-    """The first choice with the same prompt; empty: this is it."""
-    choices: int = 1
-    """How many choices have the same prompt, with this one."""
-    prefix_hints: Sequence[int] = ()
-    """Of the first pages of the prompt (`motet.prefix_hints`)."""
-    scores_only: bool = False
-    """The client wants the prompt's log probabilities and no answer. An engine computes one token at least; nobody gets
-    it, and it is not counted."""
-
-
-@dataclass(slots=True)
-class _LiveChoice:
-    order: GenerationRequest
-    sink: TokenSink
-    asked_at: float
-    generation: Generation = field(init=False)
-    heard_at: float = field(init=False)
-    """When a runner last sent something for it."""
-    pause: Pause | None = None
-    """Since it has lost its runner, until its next token."""
-
-    def __post_init__(self) -> None:
-        self.heard_at = self.asked_at
-        scores = self.order.sampling.HasField("prompt_logprobs")
-        to_score = len(self.order.prompt_ids) if scores else 0
-        self.generation = Generation(base=self.order.base_digest, to_score=to_score)
-
-    @property
-    def counted_tokens(self) -> int:
-        """Tokens of the answer so far."""
-        return 0 if self.order.scores_only else len(self.generation.delivered)
 
 
 class Dispatcher:
@@ -138,7 +65,7 @@ class Dispatcher:
         self._held = held
         self._clock = clock
         self.term = 0
-        self.choices: dict[str, _LiveChoice] = {}
+        self.choices: dict[str, LiveChoice] = {}
         self._usage = RecentUsage(clock)
         self.runners = RunnerStreams(
             gateway,
@@ -174,11 +101,11 @@ class Dispatcher:
 
     def start(self, order: GenerationRequest, sink: TokenSink, *, asked_at: float | None = None) -> None:
         """`asked_at`: when its answer was first enqueued, if it was before, for another model. It keeps its age."""
-        live = _LiveChoice(order, sink, self._clock() if asked_at is None else asked_at)
+        live = LiveChoice(order, sink, self._clock() if asked_at is None else asked_at)
         self.choices[order.request] = live
         self._metrics.live_requests.set(len(self.choices))
         # If the scheduler is disconnected, the next hello enqueues everything that waits.
-        if not self.scheduler.send(scheduler_pb2.ServeUp(enqueue=self._enqueue(live))):
+        if not self.scheduler.send(scheduler_pb2.ServeUp(enqueue=choice_messages.enqueue(live, self._clock()))):
             sink.waiting(NO_SCHEDULER)
 
     def report_held(self) -> None:
@@ -198,21 +125,21 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ from the scheduler -
 
     def _hello(self) -> Iterator[scheduler_pb2.ServeUp]:
-        usage = self._usage.report(_tokens_of(live) for live in self.choices.values())
+        usage = self._usage.report(live.tokens for live in self.choices.values())
         hello = scheduler_pb2.GatewayHello(
             gateway=self._gateway, highest_term=self.term, usage=usage, takes_changes=True
         )
         waiting = []
         for live in self.choices.values():
             if live.generation.placement is not None:
-                hello.live.append(self._live_request(live, live.generation.placement))
+                hello.live.append(choice_messages.live_request(live, live.generation.placement, self._clock()))
             else:
                 waiting.append(live)
         yield scheduler_pb2.ServeUp(hello=hello)
         if self._held:
             yield self._held_message()
         for live in waiting:
-            yield scheduler_pb2.ServeUp(enqueue=self._enqueue(live))
+            yield scheduler_pb2.ServeUp(enqueue=choice_messages.enqueue(live, self._clock()))
 
     def _scheduler_lost(self, _why: str) -> None:
         for live in list(self.choices.values()):
@@ -338,7 +265,7 @@ class Dispatcher:
             if live.pause is not None and (part := _PARTS.get(progress.state)) is not None:
                 live.pause.enter(part, self._clock())
             with self._failing_alone(live):
-                live.sink.waiting(_waiting_for(progress, live.order))
+                live.sink.waiting(choice_messages.waiting_for(progress, live.order))
 
     def _runner_is(self, address: str, incarnation: str) -> None:
         """If another process listens at the address now, requests placed on the old one are lost."""
@@ -368,7 +295,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------------------- carry out
 
-    def _carry_out(self, live: _LiveChoice, effects: Iterable[Effect]) -> None:
+    def _carry_out(self, live: LiveChoice, effects: Iterable[Effect]) -> None:
         for effect in effects:
             if type(effect) is Deliver:  # the frequent case; a match is slower
                 self._deliver(live, effect)
@@ -380,7 +307,7 @@ class Dispatcher:
                     live.sink.placed()
                     if live.pause is not None:
                         live.pause.enter(PausePart.RUNNER, self._clock())
-                    self.runners.submit(placement, self._submission(live, placement))
+                    self.runners.submit(placement, choice_messages.submission(live, placement))
                 case DeliverScores(logprobs):
                     live.sink.score(logprobs)
                 case FinishChoice(how):
@@ -389,7 +316,7 @@ class Dispatcher:
                     self._forget(live)
                     self._log_failure(live, lambda how=how: live.sink.end(how))  # type: ignore[misc]
                 case ReportFinished(epoch, reason):
-                    self._send(finished=self._finished(live, epoch, reason))
+                    self._send(finished=choice_messages.finished(live, epoch, reason))
                 case CancelAtRunner(placement, why):
                     self.runners.cancel(placement, live.order.request, why)
                 case ReportCancelled(why):
@@ -401,33 +328,33 @@ class Dispatcher:
                 case ReportLost(epoch, instance, why):
                     self._report_lost(live, epoch, instance, why)
 
-    def _deliver(self, live: _LiveChoice, delivery: Deliver) -> None:
+    def _deliver(self, live: LiveChoice, delivery: Deliver) -> None:
         if live.pause is not None:
             self._resumed(live, live.pause)
         if live.order.scores_only:
             return
         live.sink.deliver(delivery.tokens, delivery.logprobs)
 
-    def _log_failure(self, live: _LiveChoice, call: Callable[[], None]) -> None:
+    def _log_failure(self, live: LiveChoice, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:
             log.exception("request_end_failed", request=live.order.request)
 
-    def _failing_alone(self, live: _LiveChoice) -> "_FailingAlone":
+    def _failing_alone(self, live: LiveChoice) -> "_FailingAlone":
         return _FailingAlone(self._break_off, live)
 
-    def _break_off(self, live: _LiveChoice, error: MotetError) -> None:
+    def _break_off(self, live: LiveChoice, error: MotetError) -> None:
         """End one choice with an error."""
         generation = live.generation
         if generation.phase is not GenerationPhase.ENDED:
             self._log_failure(live, lambda: self._carry_out(live, generation.cancel("the gateway failed")))
         elif live.order.request in self.choices:  # its last message failed before the scheduler heard of its end
-            self._send(finished=self._finished(live, generation.epoch, common_pb2.FINISH_REASON_FAILED))
+            self._send(finished=choice_messages.finished(live, generation.epoch, common_pb2.FINISH_REASON_FAILED))
         self._forget(live)
         self._log_failure(live, lambda: live.sink.end(error))
 
-    def _resumed(self, live: _LiveChoice, pause: Pause) -> None:
+    def _resumed(self, live: LiveChoice, pause: Pause) -> None:
         """Its first token since it lost its runner."""
         live.pause = None
         generation, order = live.generation, live.order
@@ -440,7 +367,7 @@ class Dispatcher:
             **pause.end(self._clock()),
         )
 
-    def _report_lost(self, live: _LiveChoice, epoch: int, instance: str, why: str) -> None:
+    def _report_lost(self, live: LiveChoice, epoch: int, instance: str, why: str) -> None:
         request = live.order.request
         live.pause = live.pause or Pause(live.heard_at)
         live.pause.enter(PausePart.QUEUE, self._clock())
@@ -460,102 +387,16 @@ class Dispatcher:
         """Send it if the scheduler is connected. If not, it is dropped: the next hello describes the state."""
         self.scheduler.send(scheduler_pb2.ServeUp(finished=finished, cancel=cancel, lost=lost))
 
-    def _forget(self, live: _LiveChoice) -> None:
+    def _forget(self, live: LiveChoice) -> None:
         if self.choices.pop(live.order.request, None) is not None:
             self._metrics.live_requests.set(len(self.choices))
-            self._usage.add(*_tokens_of(live))
+            self._usage.add(*live.tokens)
 
     # -------------------------------------------------------------------------------------------------------- messages
 
     def _held_message(self) -> scheduler_pb2.ServeUp:
         groups = [scheduler_pb2.HeldGroup(group=group, requests=n) for group, n in self._held.by_group().items()]
         return scheduler_pb2.ServeUp(held=scheduler_pb2.Held(groups=groups))
-
-    def _enqueue(self, live: _LiveChoice) -> scheduler_pb2.Enqueue:
-        order, generation = live.order, live.generation
-        age = self._clock() - live.asked_at
-        left = (
-            order.deadline_seconds if generation.delivered else max(order.deadline_seconds - age, MIN_DEADLINE_SECONDS)
-        )
-        return scheduler_pb2.Enqueue(
-            request=order.request,
-            epoch=generation.epoch,
-            tenant=order.tenant,
-            group=order.group,
-            adapter_digest=order.adapter_digest,
-            base_digest=order.base_digest,
-            adapter=order.adapter,
-            request_class=order.request_class,
-            prompt_tokens=len(order.prompt_ids),
-            max_tokens=order.sampling.max_tokens,
-            delivered_tokens=len(generation.delivered),
-            estimate=order.estimate,
-            deadline_seconds=left,
-            whole_deadline_seconds=order.deadline_seconds,
-            age_seconds=age,
-            avoid=[generation.avoid] if generation.avoid else [],
-            parent=order.parent,
-            choices=order.choices,
-            prefix_hashes=order.prefix_hints,
-        )
-
-    def _live_request(self, live: _LiveChoice, placement: RunnerPlacement) -> scheduler_pb2.LiveRequest:
-        order, generation = live.order, live.generation
-        return scheduler_pb2.LiveRequest(
-            request=order.request,
-            epoch=generation.epoch,
-            instance=placement.instance,
-            incarnation=placement.incarnation,
-            promise=placement.promise,
-            tenant=order.tenant,
-            group=order.group,
-            adapter_digest=order.adapter_digest,
-            base_digest=order.base_digest,
-            adapter=order.adapter,
-            request_class=order.request_class,
-            prompt_tokens=len(order.prompt_ids),
-            max_tokens=order.sampling.max_tokens,
-            delivered_tokens=len(generation.delivered),
-            age_seconds=self._clock() - live.asked_at,
-            estimate=order.estimate,
-            deadline_seconds=order.deadline_seconds,
-            parent=order.parent,
-        )
-
-    def _submission(self, live: _LiveChoice, placement: RunnerPlacement) -> runner_pb2.Submit:
-        order = live.order
-        return runner_pb2.Submit(
-            term=placement.term,
-            request=order.request,
-            epoch=placement.epoch,
-            promise=placement.promise,
-            adapter_digest=order.adapter_digest,
-            base_digest=order.base_digest,
-            adapter=order.adapter,
-            prompt_ids=list(order.prompt_ids),  # an array takes twice as long
-            choices=[
-                runner_pb2.Choice(
-                    choice=order.choice, delivered_ids=live.generation.delivered, scored=live.generation.scored
-                )
-            ],
-            sampling=order.sampling,
-            seed=order.seed,
-            tenant=order.tenant,
-            request_class=order.request_class,
-            engines_lost=live.generation.losses.engines_lost,
-            parent=order.parent,
-        )
-
-    def _finished(
-        self, live: _LiveChoice, epoch: int, reason: "common_pb2.FinishReason.ValueType"
-    ) -> scheduler_pb2.Finished:
-        return scheduler_pb2.Finished(
-            request=live.order.request,
-            epoch=epoch,
-            prompt_tokens=len(live.order.prompt_ids),
-            output_tokens=live.counted_tokens,
-            reason=reason,
-        )
 
 
 _PARTS = {
@@ -573,7 +414,7 @@ class _FailingAlone:
 
     __slots__ = ("_break_off", "_live")
 
-    def __init__(self, break_off: Callable[[_LiveChoice, MotetError], None], live: _LiveChoice) -> None:
+    def __init__(self, break_off: Callable[[LiveChoice, MotetError], None], live: LiveChoice) -> None:
         self._break_off = break_off
         self._live = live
 
@@ -584,22 +425,3 @@ class _FailingAlone:
             return False
         self._break_off(self._live, known_error(error, request=self._live.order.request))
         return True
-
-
-def _tokens_of(live: _LiveChoice) -> tuple[str, int, int]:
-    return live.order.tenant, len(live.order.prompt_ids), live.counted_tokens
-
-
-def _waiting_for(progress: runner_pb2.SequenceProgress, order: GenerationRequest) -> str:
-    percent = f" {progress.percent}%" if progress.percent else ""
-    match progress.state:
-        case common_pb2.SEQUENCE_STATE_LOADING:
-            return f"loading adapter {order.adapter}{percent}"
-        case common_pb2.SEQUENCE_STATE_WAITING:
-            return "waiting for a batch"
-        case common_pb2.SEQUENCE_STATE_PREFILL:
-            return f"reading the prompt{percent}"
-        case common_pb2.SEQUENCE_STATE_PARKED:
-            return "parked until memory is free"
-        case _:
-            return ""

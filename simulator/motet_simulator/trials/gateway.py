@@ -12,10 +12,11 @@ from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.surroundings import Surroundings
 from motet.task_group import run_together
 from motet_gateway.catalog import CurrentCatalog, Target
-from motet_gateway.dispatcher import Dispatcher, GenerationRequest
+from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
 from motet_gateway.held_requests import HeldRequests
 from motet_gateway.identity.caller import Caller
+from motet_gateway.live_choice import GenerationRequest
 from motet_gateway.metrics import Metrics
 from motet_simulator.trials.addresses import PREDICTOR, SCHEDULER
 from motet_simulator.trials.clients import Client

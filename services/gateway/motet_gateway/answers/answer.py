@@ -39,10 +39,10 @@ from motet_gateway.answers.score_limits import check_scores, limited_by_scores
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import Catalog, NotReadyReason, Target, Weights
 from motet_gateway.direct_writes import DirectWriter
-from motet_gateway.dispatcher import GenerationRequest
 from motet_gateway.errors import ClientGone
 from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import Caller
+from motet_gateway.live_choice import GenerationRequest
 from motet_gateway.parameters import (
     Body,
     ChatBody,
