@@ -483,6 +483,51 @@ def test_a_request_for_a_replaced_revision_still_goes_where_it_is_resident():
     assert {first, driver.where("a")} == {"r0", "r1"}
 
 
+def one_stream_of_a_replaced_revision() -> SchedulerDriver:
+    """r1 is fuller and is chosen first, but only r0 holds the revision, and has room for one request."""
+    driver = SchedulerDriver()
+    driver.gateway()
+    driver.state(adapter())
+    driver.attach("r0", resident=resident(PIRATE, Tier.DISK), max_sequences=1)
+    driver.attach("r1", live=(entry("x", 2), entry("y", 2)))
+    driver.wait(20.0)
+    driver.certify(digest=Digest("sha256:newer"))
+    return driver
+
+
+def test_a_stream_of_a_replaced_revision_goes_on_where_that_is_held():
+    driver = one_stream_of_a_replaced_revision()
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate", delivered=89, epoch=1, max_tokens=200)
+    assert driver.where("a") == "r0"
+
+
+def test_a_stream_of_a_replaced_revision_waits_for_room_where_that_is_held():
+    """For as long as the runner may come back, too. Nobody reserves another runner for it, where it cannot go."""
+    driver = one_stream_of_a_replaced_revision()
+    driver.enqueue("before", digest=PIRATE, adapter="default/pirate", delivered=1, epoch=1, max_tokens=200)
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate", delivered=89, epoch=1, max_tokens=200)
+    assert (driver.where("before"), driver.where("a"), driver.of(effects.SendRefused)) == ("r0", "", [])
+    driver.wait(0.1)
+    assert "holds its revision" in driver.scheduler.requests[RequestId("a")].waiting_reason
+    for number in range(driver.scheduler.config.max_passed_over + 1):
+        driver.enqueue(f"younger{number}")
+        driver.finish(f"younger{number}")
+    assert set(reserved(driver)) <= {"r0"}
+    driver.detach("r0")
+    driver.report("r1")
+    assert (driver.where("a"), driver.of(effects.SendRefused)) == ("", [])
+    driver.attach("r0", resident=resident(PIRATE, Tier.DISK), max_sequences=1)
+    driver.finish("before", epoch=2)
+    assert driver.where("a") == "r0"
+
+
+def test_a_stream_of_a_replaced_revision_is_refused_once_nobody_holds_that_and_nobody_comes_back():
+    driver = one_stream_of_a_replaced_revision()
+    driver.attach("r0", incarnation="2")
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate", delivered=89, epoch=1, max_tokens=200)
+    assert [refused.failure.code for refused in driver.of(effects.SendRefused)] == ["model_not_found"]
+
+
 def test_a_deadlines_message_says_what_the_request_waited_for():
     driver = ready()
     driver.attach(max_sequences=1)

@@ -9,15 +9,18 @@ from dataclasses import replace
 
 import pytest
 
+from motet.api.v1 import scheduler_pb2
 from motet.domain import RequestId
-from motet.errors import PoolSaturated
+from motet.errors import ModelNotFound, PoolSaturated
 from motet.sampling import Sampling
+from motet_gateway.catalog import Catalog, Target
 from motet_runner.interface import NewSequence
 from motet_scheduler.policy.gateway_events import GatewayEvents
 from motet_simulator.fake_engine import FakeEngine
 from motet_simulator.trials import __main__ as main_module
 from motet_simulator.trials import run as run_module
 from motet_simulator.trials.__main__ import described, trial
+from motet_simulator.trials.clients import Client
 from motet_simulator.trials.plan import CONTEXT_TOKENS, FAULT_KINDS, PAGE_TOKENS, Fault, draw_plan
 from motet_simulator.trials.run import Outcome, messages_of, run_trial, shrunk
 from motet_simulator.trials.system import System
@@ -187,6 +190,15 @@ def test_a_request_that_no_runner_can_hold_is_refused_and_no_other_is():
     outcome = run_trial(plan)
     assert (outcome.problem, outcome.answered) == ("", 0)
     assert "ends with ContextLengthExceeded" in run_trial(replace(plan, asks=asks)).problem
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_stream_whose_revision_was_replaced_may_end_only_if_nobody_holds_that(held):
+    client = Client(draw_plan(1).asks[0], lambda: 1.0, Catalog, lambda _: None, revision_is_gone=lambda _: not held)
+    client.starts(Target(scheduler_pb2.CatalogGroup(), scheduler_pb2.CatalogAdapter(digest="sha256:old")))
+    client.tokens.append(1)
+    client.end(ModelNotFound("This revision is no longer served."))
+    assert ("ends with ModelNotFound" in client.problem) is held
 
 
 @pytest.mark.parametrize("error", [KeyError("gone"), SystemExit(3)])

@@ -42,6 +42,8 @@ class Client:
     adapter_may_fail: bool = False
     adapter_may_be_missing: bool = False
     base_may_change: bool = False
+    revision_is_gone: Callable[[Target], bool] = lambda _: False
+    """Whether what it was asked for was replaced, and no runner holds it."""
     target: Target | None = None
     """What its model's name meant when it was asked last."""
     refused: tuple[Target, Catalog | None] | None = None
@@ -148,6 +150,8 @@ class Client:
             case AdapterError() if self.adapter_may_fail:
                 pass
             case ModelNotFound() if self.adapter_may_be_missing:
+                pass
+            case ModelNotFound() if self.target is not None and self.revision_is_gone(self.target):
                 pass
             case BaseModelReplaced() if self.base_may_change:
                 pass

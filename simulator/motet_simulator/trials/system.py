@@ -17,6 +17,7 @@ from motet.settings import LeaseSettings
 from motet.surroundings import Surroundings
 from motet.task_group import run_together
 from motet.transport.methods import GENERATE
+from motet_gateway.catalog import Target
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics as PredictorMetrics
 from motet_predictor.service import PredictorService
@@ -37,7 +38,7 @@ from motet_scheduler.predecessor import tell_predecessor
 from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings as SchedulerSettings
 from motet_simulator.fake_engine import PAGE_BYTES, FakeEngine
-from motet_simulator.trials.adapters import AdapterCache, AdapterSources, SimulatedAdapterFiles
+from motet_simulator.trials.adapters import AdapterCache, AdapterSources, SimulatedAdapterFiles, digest_of
 from motet_simulator.trials.addresses import ADDRESSES, PREDICTOR, SCHEDULER, SUPERVISOR
 from motet_simulator.trials.clients import Client
 from motet_simulator.trials.engine_process import EngineProcess
@@ -237,6 +238,7 @@ class System:
             adapter_may_fail=self.plan.may_fail(ask.adapter),
             adapter_may_be_missing=self.plan.may_be_missing(ask.adapter),
             base_may_change=any(fault.kind == "new base" for fault in self.plan.faults),
+            revision_is_gone=self._is_gone,
         )
         self.clients.append(client)
         gateway.ask(client)
@@ -247,6 +249,16 @@ class System:
             one is not client and not one.refused_for_room and one.over_at + MAX_UNNOTICED_SECONDS > client.asked_at
             for one in self.clients
         )
+
+    def _is_gone(self, target: Target) -> bool:
+        """Whether this revision was replaced by another one, and no runner that the scheduler knows holds it."""
+        digest, history = Digest(target.adapter_digest), self.objects.history.get(target.adapter_name.partition("/")[2])
+        contents = [one.content for one in history or () if not one.deleted and one.content < AdapterChange.BROKEN]
+        digests = list(map(digest_of, contents))
+        if digest not in digests or set(digests[digests.index(digest) :]) == {digest}:
+            return False
+        known = self.leader.scheduler.runners.values() if self.leader is not None else ()
+        return not any(digest in runner.resident for runner in known)
 
     # --------------------------------------------------------------------------------------------------- what they run
 

@@ -144,7 +144,9 @@ class GatewayEvents:
         # One with delivered tokens is a stream that a client reads: its runner was lost, or a scheduler started.
         if len(queue) >= self._state.config.queue_limit:
             self._lifecycle.end_forgotten()  # they count, too
-        if not event.delivered and len(queue) >= self._state.config.queue_limit:
+        if event.delivered:
+            return None
+        if len(queue) >= self._state.config.queue_limit:
             return PoolSaturated(
                 f"Too many requests ({len(queue)}) wait for this model. Send yours again in a few seconds."
             )

@@ -98,15 +98,20 @@ class Placer:
         found = choose(request, able, state.config, state.now, near=near, reserved=reserved)
         if isinstance(found, Chosen):
             if self._cannot_be_loaded(request, found.runner):
-                self._lifecycle.refuse(request, Failure.of(REVISION_REPLACED))
-                return Outcome.REFUSED
+                request.replaced = True  # from now on `runners_for` has only those that hold it
+                return self._place(queue, request, runners)
             queue.remove_placed(request)
             self.assign(request, found.runner, found.promise)
             return Outcome.PLACED
         if isinstance(found, NeverFits) and not runners and state.may_refuse(request.group):
             self._refuse(request, found)
             return Outcome.REFUSED
-        runners_of = request.base if state.limited_to(request) is None else request.digest
+        limited = state.limited_to(request)
+        if limited is not None and not limited and state.may_refuse(request.group):
+            self._lifecycle.refuse(request, Failure.of(REVISION_REPLACED))
+            return Outcome.REFUSED
+        # Of a replaced revision, those on disk count too, and what waits for an adapter is not tried there.
+        runners_of = request.base if limited is None or request.replaced else request.digest
         if request.waits_for != runners_of:
             queue.wait_for(request, runners_of, state.page_needs(request))
         if not request.waiting_reason:

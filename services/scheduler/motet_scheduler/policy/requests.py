@@ -71,6 +71,8 @@ class Request:
     """Whose runners it waits for: the digest of its base model, or of its adapter. None: it has not been tried."""
     limited: bool = False
     """Whether its adapter has `maxReplicas`. Only as long as it is in the queue."""
+    replaced: bool = False
+    """Its revision was found to be replaced: nothing says where its bytes are, so only runners that hold it count."""
     page_needs: Mapping[CapacityId, PageNeed] = field(default_factory=dict)
     """On the runners of its group that could hold it, when it began to wait for these."""
     epoch: int = 0

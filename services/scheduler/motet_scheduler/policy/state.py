@@ -160,8 +160,12 @@ class SchedulerState:
             queue.try_again([request for request in waiting if self.limits.may_apply(request.adapter, runners)])
 
     def limited_to(self, request: Request) -> Sequence[Runner] | None:
-        """The runners that alone may serve it, as `maxReplicas` allows no more. None: any of its base model may, also
-        if all of these are too small for it: better one runner more than that it waits for ever."""
+        """The runners that alone may serve it: those that hold its revision if that was replaced, or if `maxReplicas`
+        allows no more. None: any of its base model may, also if those of `maxReplicas` are all too small for it: better
+        one runner more than that it waits for ever."""
+        if request.replaced and self.adapters.is_replaced(request.digest, request.adapter, request.group):
+            group = self.runners_of(request.group)
+            return [one for one in group if request.digest in one.resident and one.serves(request.base)]
         holders = self.limits.holders_at_limit(request)
         if holders is None or all(
             request.requirement_on(runner.capacity, self.config, runner.adapter_pages(request.digest)).never

@@ -8,6 +8,8 @@ STARTING = "the scheduler has just started and waits for its runners"
 
 LIMITED = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
 
+REPLACED = "it waits for a runner that holds its revision of the adapter, which was replaced"
+
 
 def explain(state: SchedulerState, request: Request) -> None:
     """Record why a request waits."""
@@ -19,5 +21,6 @@ def explain(state: SchedulerState, request: Request) -> None:
     else:
         reserved = state.queues[request.group].reserved_from(request)
         why = why_it_waits(request, state.runners_for(request), state.config, state.now, reserved=reserved)
-        limited = state.limited_to(request) is not None
-        request.waiting_reason = f"{LIMITED}: {why}" if limited else why
+        if state.limited_to(request) is not None:
+            why = f"{REPLACED if request.replaced else LIMITED}: {why}"
+        request.waiting_reason = why
