@@ -10,7 +10,7 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from motet.errors import SetupError
-from motet.event_record import digest_of
+from motet.event_record import RECORD_FORM, digest_of
 from motet_scheduler.policy import events as scheduler_events
 from motet_scheduler.policy.catalog import SavedCatalog
 from motet_scheduler.policy.scheduler import Scheduler
@@ -44,6 +44,7 @@ def replay(file: Path) -> Replayed:
     for number, line in _lines(file):
         try:
             if "policy" in line:
+                _check_form(line, file, number)
                 handle, kinds = _begin(line)
                 found.begun += 1
                 continue
@@ -66,6 +67,16 @@ def _decided(handle: Handle, event: Any, at: float) -> str | None:
         return digest_of(handle(event, at))
     except Exception:
         return None
+
+
+def _check_form(head: dict[str, Any], file: Path, number: int) -> None:
+    form, motet = head.get("form", 1), head.get("motet")
+    if form != RECORD_FORM:
+        by = f"motet {motet}" if isinstance(motet, str) and len(motet) < 40 else "the motet that recorded it"
+        raise SetupError(
+            f"{file}, line {number}: this record has form {str(form)[:40]}, and this motet replays form {RECORD_FORM}. "
+            f"Replay it with {by}, or record again."
+        )
 
 
 def _begin(line: dict[str, Any]) -> tuple[Handle, Kinds]:

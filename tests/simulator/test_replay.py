@@ -111,6 +111,25 @@ def test_a_setting_may_be_infinite(tmp_path: Path) -> None:
     assert replay(tmp_path / "record") == Replayed(events=1, begun=1)
 
 
+@pytest.mark.parametrize("late", [math.inf, -math.inf, math.nan])
+def test_an_event_may_have_a_number_that_json_lacks(
+    late: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy is told the same number again."""
+    told: list[float] = []
+
+    def handle(_: Supervisor, event: Any, now: float) -> list[Any]:
+        told.append(event.late)
+        return []
+
+    monkeypatch.setattr(Supervisor, "handle", handle)
+    config = SupervisorConfig()
+    decide = recorded(Supervisor(config).handle, to(tmp_path / "record"), "supervisor", config=config)
+    decide(supervisor_events.Tick(late=late), 1.0)
+    assert replay(tmp_path / "record") == Replayed(events=1, begun=1)
+    assert repr(told[0]) == repr(told[1])
+
+
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
     file = tmp_path / "record"
@@ -159,16 +178,22 @@ def test_a_process_goes_on_with_the_record_of_one_that_was_killed_while_it_wrote
     ("line", "why"),
     [
         ("[1]", "line 1: it is no JSON object"),
-        ('{"policy": "supervisor", "config": {}}\n{"at": 1,\n{"at": 1}', "line 2: it is no JSON object"),
-        ('{"policy": "supervisor", "config": {}}\n{"at": 1,\n{"at": 1,', "line 2: it is no JSON object"),
+        ('{"policy": "supervisor", "form": 2, "config": {}}\n{"at": 1,\n{"at": 1}', "line 2: it is no JSON object"),
+        ('{"policy": "supervisor", "form": 2, "config": {}}\n{"at": 1,\n{"at": 1,', "line 2: it is no JSON object"),
         ('{"at": 1, "event": "Tick", "of": {}, "decided": null}', "line 1: .*begins with what its policy"),
-        ('{"policy": "x"}', "line 1: .*no policy has the name 'x'"),
-        ('{"policy": "supervisor", "config": {}}\n{"at": 1, "event": "Tock", "of": {}, "decided": ""}', "line 2"),
+        ('{"policy": "x", "form": 2}', "line 1: .*no policy has the name 'x'"),
         (
-            '{"policy": "supervisor", "config": {}}\n{"at": 1, "event": "dataclass", "of": {}, "decided": null}',
+            '{"policy": "supervisor", "form": 2, "config": {}}\n{"at": 1, "event": "Tock", "of": {}, "decided": ""}',
             "line 2",
         ),
-        ('{"policy": "supervisor", "config": {}}\n{"at": "a", "event": "Tick", "of": {}, "decided": ""}', "line 2"),
+        (
+            '{"policy": "supervisor", "form": 2, "config": {}}\n{"at": 1, "event": "field", "of": {}, "decided": ""}',
+            "line 2",
+        ),
+        (
+            '{"policy": "supervisor", "form": 2, "config": {}}\n{"at": "a", "event": "Tick", "of": {}, "decided": ""}',
+            "line 2",
+        ),
     ],
 )
 def test_what_is_no_record_is_refused(line: str, why: str, tmp_path: Path) -> None:
@@ -176,6 +201,23 @@ def test_what_is_no_record_is_refused(line: str, why: str, tmp_path: Path) -> No
     file.write_text(line + "\n")
     with pytest.raises(SetupError, match=why):
         replay(file)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({}, "has form 1, and this motet replays form 2. Replay it with the motet that recorded it, or record again"),
+        ({"form": 3, "motet": "9.1"}, "has form 3, and this motet replays form 2. Replay it with motet 9.1, or record"),
+        ({"form": "2", "motet": 9}, "has form 2, and .* Replay it with the motet that recorded it"),
+    ],
+)
+def test_a_record_of_another_form_is_refused(written: dict[str, Any], said: str, record: Path) -> None:
+    """Also behind one of this form, where another motet went on with the file."""
+    lines = record.read_text().splitlines()
+    head = {name: value for name, value in json.loads(lines[0]).items() if name not in {"form", "motet"}}
+    record.write_text("\n".join([*lines, json.dumps(head | written), *lines[1:]]))
+    with pytest.raises(SetupError, match=f"line {len(lines) + 1}: this record {said}"):
+        replay(record)
 
 
 def test_a_decision_that_failed_is_recorded_too() -> None:

@@ -3,10 +3,13 @@
 A policy is pure, so its events and their times are all that its decisions depend on. Of a decision the line has only a
 digest. Prompts and answers are not in events, and so not in a record; names of tenants and adapters are, and addresses
 of adapters, which may contain a key.
+
+A record begins with its form: what was recorded in another one cannot be decided again here.
 """
 
 import hashlib
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,13 +23,15 @@ Effect = TypeVar("Effect")
 
 Write = Callable[[bytes], None]
 
+RECORD_FORM = 2
+"""Raise it when events, settings or what is saved get another shape, or mean something else. Form 1 did not say so."""
+
 
 def recorded(
     handle: Callable[[Event, float], list[Effect]], write: Write, policy: str, **begins_with: Any
 ) -> Callable[[Event, float], list[Effect]]:
     """The same, and each event is recorded. `begins_with`: what the policy was made from."""
-    # A setting may be infinite, for which orjson would write the same as for nothing.
-    write(to_json({"policy": policy, **begins_with}, inf_nan_mode="strings") + b"\n")
+    write(_line({"policy": policy, "form": RECORD_FORM, "motet": version("motet"), **begins_with}))
 
     def recording(event: Event, now: float) -> list[Effect]:
         line = {"at": now, "event": type(event).__name__, "of": event}
@@ -58,4 +63,5 @@ def record_of(path: str) -> Write | None:
 
 
 def _line(of: dict[str, Any]) -> bytes:
-    return orjson.dumps(of, default=_plain, option=orjson.OPT_APPEND_NEWLINE)
+    # A number may be infinite, for which orjson would write the same as for nothing.
+    return to_json(of, inf_nan_mode="strings") + b"\n"
