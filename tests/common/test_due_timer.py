@@ -11,21 +11,24 @@ from tests.common.virtual_time import in_virtual_time
 class Policy:
     """Does something at each of the times, and notes when it was called."""
 
-    def __init__(self, *times, pause=0.0, fails=0):
+    def __init__(self, *times, pause=0.0, fails=0, unknown_until=0.0):
         self.clock = asyncio.get_running_loop().time
         self.times = list(times)
         self.calls = []
         self.fails = fails
+        self.unknown_until = unknown_until
         self.timer = DueTimer(self.next_due, self.ring, clock=self.clock, pause=pause)
 
     def next_due(self):
+        if self.clock() < self.unknown_until:
+            raise ValueError
         return min(self.times, default=inf)
 
     def ring(self):
         self.calls.append(self.clock())
-        self.times = [at for at in self.times if at > self.clock()]
         if len(self.calls) <= self.fails:
             raise ValueError
+        self.times = [at for at in self.times if at > self.clock()]
 
 
 @asynccontextmanager
@@ -74,6 +77,20 @@ async def test_an_error_ends_nothing():
     async with running(Policy(1.0, 2.0, fails=1)) as policy:
         await asyncio.sleep(20)
     assert policy.calls == [1.0, 2.0]
+
+
+@in_virtual_time
+async def test_while_nobody_can_say_what_is_due_it_rings_once_a_second():
+    async with running(Policy(1.5, 7.0, unknown_until=2.5)) as policy:
+        await asyncio.sleep(20)
+    assert policy.calls == [0.0, 1.0, 2.0, 7.0]
+
+
+@in_virtual_time
+async def test_a_lasting_error_is_logged_once_a_second():
+    async with running(Policy(1.0, pause=0.25, fails=100)) as policy:
+        await asyncio.sleep(4.5)
+    assert policy.calls == [1.0, 2.0, 3.0, 4.0]
 
 
 @in_virtual_time

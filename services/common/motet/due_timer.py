@@ -11,6 +11,9 @@ from motet.clock import Clock
 
 log = structlog.get_logger(__name__)
 
+PAUSE_AFTER_ERROR_SECONDS = 1.0
+"""Before the next attempt: a lasting error must not fill the log."""
+
 
 class DueTimer:
     """Calls `ring` when the time of `next_due` comes.
@@ -30,10 +33,16 @@ class DueTimer:
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled. An error of `ring` is logged, and the next call comes nevertheless."""
+        """Until cancelled. An error is logged, and the next call comes nevertheless. While nobody can say when
+        something is due, `ring` is called again and again: it does nothing where nothing is due."""
         while True:
             self._changed.clear()
-            wait = self._next_due() - self._clock()
+            pause = self._pause
+            try:
+                wait = self._next_due() - self._clock()
+            except Exception:
+                wait, pause = 0.0, PAUSE_AFTER_ERROR_SECONDS
+                log.exception("periodic_task_failed", work="when something is due")
             if wait > 0:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait if wait < inf else None):
@@ -43,5 +52,6 @@ class DueTimer:
             try:
                 self._ring()
             except Exception:
+                pause = PAUSE_AFTER_ERROR_SECONDS
                 log.exception("periodic_task_failed", work="what is due")
-            await asyncio.sleep(self._pause)
+            await asyncio.sleep(max(pause, self._pause))
