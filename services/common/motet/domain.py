@@ -52,6 +52,13 @@ def pages_for(tokens: int, page_tokens: int = PAGE_TOKENS) -> int:
     return -(-tokens // page_tokens)
 
 
+def adapter_pages(rank: int, *, rank_bytes: int, tile: int, page_bytes: int) -> int:
+    """How many pages an adapter takes: `rank_bytes` for each row of its rank, which counts as the next multiple of
+    `tile`."""
+    rows = -(-rank // tile) * tile
+    return -(-rows * rank_bytes // max(1, page_bytes))
+
+
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """The size of one token's keys and values (S3-02): 2 · layers · kv_heads · head_dim · bytes of the dtype."""

@@ -9,7 +9,7 @@ from enum import IntEnum, StrEnum
 from typing import NamedTuple, Self
 
 from motet.api.v1 import common_pb2
-from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, adapter_pages, pages_for
 from motet.errors import MotetError, reason_of
 from motet.promises import PromiseRule
 from motet.terms import check_epoch
@@ -164,10 +164,9 @@ class Capacity:
 
     def adapter_pages(self, rank: int) -> int:
         """How many pages an adapter of this rank takes from KV while sequences use it."""
-        if not self.adapter_rank_bytes:
-            return 0
-        rows = -(-rank // self.adapter_rank_tile) * self.adapter_rank_tile
-        return -(-rows * self.adapter_rank_bytes // max(1, self.page_bytes))
+        return adapter_pages(
+            rank, rank_bytes=self.adapter_rank_bytes, tile=self.adapter_rank_tile, page_bytes=self.page_bytes
+        )
 
     @classmethod
     def from_proto(cls, it: common_pb2.Capacity) -> Self:

@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 from motet import sampling
 from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import MotetError
-from motet.runner_info import KernelState
+from motet.promises import PromiseRule
+from motet.runner_info import Capacity, KernelState
 from motet_runner.adapters.layout import AdapterLayout
 
 Sampling = sampling.Sampling
@@ -268,6 +269,22 @@ class EngineInfo:
     """An adapter's rank counts as the next multiple of this."""
     kernels: KernelState | None = None
     """The first kernels"""
+
+    def capacity(self, promise_rule: PromiseRule) -> Capacity:
+        """What scheduler and supervisor are told."""
+        return Capacity(
+            pages=self.pages,
+            page_tokens=self.page_tokens,
+            page_bytes=self.page_bytes,
+            max_sequences=self.max_sequences,
+            max_model_length=self.max_model_length,
+            adapter_slots=self.adapter_slots,
+            max_lora_rank=self.max_lora_rank,
+            host_bytes=self.host_bytes,
+            promise_rule=promise_rule,
+            adapter_rank_bytes=self.adapter_rank_bytes,
+            adapter_rank_tile=self.adapter_rank_tile,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

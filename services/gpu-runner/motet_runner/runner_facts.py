@@ -21,19 +21,7 @@ class RunnerFacts:
 
     @property
     def capacity(self) -> common_pb2.Capacity:
-        return common_pb2.Capacity(
-            pages=self.info.pages,
-            page_tokens=self.info.page_tokens,
-            page_bytes=self.info.page_bytes,
-            max_sequences=self.info.max_sequences,
-            max_model_length=self.info.max_model_length,
-            adapter_slots=self.info.adapter_slots,
-            max_lora_rank=self.info.max_lora_rank,
-            host_bytes=self.info.host_bytes,
-            promise_rule=self.promise_rule,
-            adapter_rank_bytes=self.info.adapter_rank_bytes,
-            adapter_rank_tile=self.info.adapter_rank_tile,
-        )
+        return self.info.capacity(self.promise_rule).to_proto()
 
     @property
     def base(self) -> scheduler_pb2.BaseModel:

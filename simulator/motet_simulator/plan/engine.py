@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 
-from motet.domain import PAGE_TOKENS, RequestId
+from motet.domain import MAX_LORA_RANK, PAGE_TOKENS, RequestId
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.interface import (
     EngineInfo,
@@ -225,7 +225,7 @@ def info_of(size: EngineSize, max_length: int) -> EngineInfo:
         max_sequences=size.max_sequences,
         max_model_length=max_length,
         adapter_slots=size.adapter_slots,
-        max_lora_rank=512,
+        max_lora_rank=MAX_LORA_RANK,
         host_bytes=size.host_pages * size.page_bytes,
         architecture="",
         layers=0,

@@ -3,14 +3,12 @@
 from collections.abc import Iterator, Mapping
 
 from motet.domain import InstanceName, RequestId
-from motet.runner_info import Capacity, RequestClass, RunnerRequest, SequenceState
+from motet.runner_info import RequestClass, RunnerRequest, SequenceState
 from motet_runner.interface import EngineReport, EngineSequenceReport, State
-from motet_runner.plan import preset_named
 from motet_scheduler.policy import events as scheduler_events
 from motet_simulator.plan.answer import Answer
 from motet_simulator.plan.disk_cache import DiskCache
 from motet_simulator.plan.setup import GATEWAY, INCARNATION
-from motet_simulator.profiles.profile import EngineSize
 from motet_supervisor.policy import events as supervisor_events
 
 _STATES = {state: SequenceState(state.value) for state in State}
@@ -94,18 +92,3 @@ class Reports:
             gateway=GATEWAY,
             charged_pages=0 if entry.charged_pages is None else max(1, entry.charged_pages),
         )
-
-
-def capacity_of(size: EngineSize) -> Capacity:
-    return Capacity(
-        pages=size.pages,
-        page_bytes=size.page_bytes,
-        max_sequences=size.max_sequences,
-        max_model_length=size.max_model_length,
-        adapter_slots=size.adapter_slots,
-        max_lora_rank=512,
-        host_bytes=size.host_pages * size.page_bytes,
-        promise_rule=preset_named(size.preset).promise,
-        adapter_rank_bytes=size.adapter_rank_bytes,
-        adapter_rank_tile=size.adapter_rank_tile,
-    )

@@ -30,6 +30,7 @@ from motet_runner.interface import (
     Sampling,
     StateChanged,
 )
+from motet_runner.plan import preset_named
 from motet_scheduler.policy import effects as scheduler_effects
 from motet_scheduler.policy import events as scheduler_events
 from motet_scheduler.policy.values import AdapterRef, AdapterStage
@@ -39,7 +40,7 @@ from motet_simulator.plan.disk_cache import DiskCache
 from motet_simulator.plan.engine import SimulatedEngine, layout_of
 from motet_simulator.plan.gaps import Gaps
 from motet_simulator.plan.iterations import Iterations
-from motet_simulator.plan.reports import Reports, capacity_of
+from motet_simulator.plan.reports import Reports
 from motet_simulator.plan.setup import GROUP, INCARNATION
 from motet_simulator.profiles.profile import Profile
 from motet_supervisor.policy import effects as supervisor_effects
@@ -68,8 +69,8 @@ class SimulatedRunner:
         size = profile.engine
         self.instance = InstanceName(instance)
         self.identity = RunnerIdentity(instance=instance, incarnation=INCARNATION, pool=GROUP, group=GROUP)
-        self.capacity = capacity_of(size)
         self.engine = SimulatedEngine(profile, seed=seed, answers=answers, gaps=gaps)
+        self.capacity = self.engine.info.capacity(preset_named(size.preset).promise)
         self._clock = clock
         self._adapter_bytes = size.page_bytes * size.adapter_pages(rank)
         self._layout = layout_of(rank, self._adapter_bytes)

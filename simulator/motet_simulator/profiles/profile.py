@@ -11,7 +11,7 @@ from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from motet.domain import PAGE_TOKENS
+from motet.domain import PAGE_TOKENS, adapter_pages
 from motet.errors import SetupError
 from motet_simulator.output_file import output_file
 from motet_simulator.profiles import bounds
@@ -100,8 +100,9 @@ class EngineSize:
     prefix_cache: bool = True
 
     def adapter_pages(self, rank: int) -> int:
-        rows = -(-rank // self.adapter_rank_tile) * self.adapter_rank_tile
-        return max(1, -(-rows * self.adapter_rank_bytes // self.page_bytes))
+        return adapter_pages(
+            rank, rank_bytes=self.adapter_rank_bytes, tile=self.adapter_rank_tile, page_bytes=self.page_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
