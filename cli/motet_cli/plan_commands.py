@@ -16,6 +16,7 @@ from motet_simulator.plan.sentence import as_object, as_table, sentence
 from motet_simulator.plan.setup import Lengths, Setup
 from motet_simulator.plan.slo import Slo
 from motet_simulator.profiles.identity import check_identity
+from motet_simulator.profiles.limits import MAX_PAGES_SIMULATED
 from motet_simulator.profiles.profile import Profile
 from motet_simulator.workloads.complete import Completion, adapters_asked_for, workload
 
@@ -49,6 +50,7 @@ def plan(question: Question) -> int:
         check_identity(
             profile, question.profile, machine=question.machine, model=question.model, kernels=question.kernels
         )
+    _check_size(question, profile)
     trace, completion = question.trace, question.completion
     survey = Survey.of(workload(trace, completion), profile)
     if not survey.requests:
@@ -73,6 +75,16 @@ def plan(question: Question) -> int:
         )
         printer.table(*as_table(found, question.slo))
     return NOT_KEPT if None in found.fewest.values() else 0
+
+
+def _check_size(question: Question, profile: Profile) -> None:
+    option, runners = ("--runners", question.runners) if question.runners else ("--most-runners", question.most_runners)
+    pages = profile.engine.pages
+    if runners * pages > MAX_PAGES_SIMULATED:
+        raise SetupError(
+            f"{option} {runners}: {question.profile} is of runners with {pages:,} pages each, and a simulation has at "
+            f"most {MAX_PAGES_SIMULATED:,}. Choose a number from 1 to {MAX_PAGES_SIMULATED // pages}."
+        )
 
 
 def _searched(question: Question, setup: Setup, survey: Survey, adapters: Iterable[str]) -> Answered:

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from motet.domain import PAGE_TOKENS
+from motet_simulator.lines import MAX_TOKENS
+from motet_simulator.profiles.limits import MAX_PAGES, MAX_PLACES
+
 if TYPE_CHECKING:
     from motet_simulator.profiles.profile import EngineSize
 
@@ -23,12 +27,26 @@ Output = Annotated[Path, typer.Option("--output", "-o", help="The profile to wri
 
 def _engine(
     *,
-    kv_tokens: Annotated[int, typer.Option(min=16, help="Tokens whose keys and values fit into memory.")],
-    max_sequences: Annotated[int, typer.Option(min=1, help="The most sequences in one iteration.")] = 64,
-    max_model_length: Annotated[int, typer.Option(min=1, help="Tokens of prompt and answer together.")] = 4096,
-    adapter_slots: Annotated[int, typer.Option(min=1, help="The most adapters in device memory.")] = 16,
+    kv_tokens: Annotated[
+        int,
+        typer.Option(
+            min=PAGE_TOKENS, max=MAX_PAGES * PAGE_TOKENS, help="Tokens whose keys and values fit into memory."
+        ),
+    ],
+    max_sequences: Annotated[
+        int, typer.Option(min=1, max=MAX_PLACES, help="The most sequences in one iteration.")
+    ] = 64,
+    max_model_length: Annotated[
+        int, typer.Option(min=1, max=MAX_TOKENS, help="Tokens of prompt and answer together.")
+    ] = 4096,
+    adapter_slots: Annotated[int, typer.Option(min=1, max=MAX_PLACES, help="The most adapters in device memory.")] = 16,
     adapter_tokens: Annotated[
-        int, typer.Option(min=1, help="An adapter of rank 16 takes as much memory as the KV of this many tokens.")
+        int,
+        typer.Option(
+            min=1,
+            max=MAX_TOKENS,
+            help="An adapter of rank 16 takes as much memory as the KV of this many tokens.",
+        ),
     ] = 256,
 ) -> "EngineSize":
     from motet_simulator.profiles.tables import engine_size
@@ -76,7 +94,7 @@ def table(
     output: Output,
     model: Annotated[str, typer.Option(help="Such as llama2-70b.")],
     hardware: Annotated[str, typer.Option(help="Such as h100-80gb.")],
-    parallel: Annotated[int, typer.Option(min=1, help="How many GPUs compute together.")] = 8,
+    parallel: Annotated[int, typer.Option(min=1, max=MAX_TOKENS, help="How many GPUs compute together.")] = 8,
     engine: "EngineSize",
 ) -> None:
     """Learn it from published measurements."""

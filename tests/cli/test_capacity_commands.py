@@ -111,6 +111,26 @@ def test_a_number_out_of_its_bounds_is_refused(motet: Motet, arguments: tuple[st
     assert not Path("new").exists()
 
 
+@pytest.mark.parametrize(
+    "option", ["kv-tokens", "max-sequences", "max-model-length", "adapter-slots", "adapter-tokens"]
+)
+@pytest.mark.parametrize("value", ["0", "-1", "1e30", "nan", "", "1" + "0" * 30])
+def test_an_error_about_a_number_of_an_engine_names_its_option(motet: Motet, option: str, value: str) -> None:
+    done = motet(*LAW, "4000", f"--{option}", value, "-o", "new")
+    assert done.status == 2
+    assert f"--{option}" in done.stderr
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("option", ["--runners", "--most-runners"])
+def test_runners_whose_pages_would_fill_the_memory_are_refused(motet: Motet, option: str) -> None:
+    assert motet(*LAW, str(1 << 26), "-o", "profile").status == 0
+    done = motet(*PLAN, "ttft=1s", "--anyway", option, "17")
+    assert done.status == 2
+    assert f"{option} 17: profile is of runners with 4,194,304 pages each" in done.stderr
+    assert "Choose a number from 1 to 16." in done.stderr
+
+
 def test_a_plan_says_whose_profile_it_is_by(motet: Motet) -> None:
     said = json.loads(motet(*PLAN, "ttft=1s", "--json").stdout)
     assert said["profile"] == {"machine": "a machine", "model": "a model", "kernels": "some kernels"}

@@ -6,18 +6,7 @@ from typing import NamedTuple
 from motet.domain import MAX_LORA_RANK
 from motet_runner.plan.presets import PRESETS
 from motet_simulator.lines import MAX_TOKENS
-
-MAX_ITERATION_SECONDS = 60.0
-"""Of an iteration. A longer one says that the machine slept."""
-
-MAX_PAGES = 1 << 22
-"""67 million tokens. Each simulated runner has a list of its pages."""
-
-MAX_PLACES = 1 << 20
-"""For sequences or adapters."""
-
-MAX_BYTES = 1 << 40
-"""Of a page, or of a row of an adapter."""
+from motet_simulator.profiles.limits import MAX_BYTES, MAX_ITERATION_SECONDS, MAX_PAGES, MAX_PLACES
 
 
 class Number(NamedTuple):

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 from motet.errors import SetupError
 from motet_simulator.lines import BadRow, Row, json_object, numbered_lines
-from motet_simulator.profiles.bounds import ENGINE, MAX_ITERATION_SECONDS, check_fields
+from motet_simulator.profiles.bounds import ENGINE, check_fields
+from motet_simulator.profiles.limits import MAX_ITERATION_SECONDS
 from motet_simulator.profiles.profile import EngineSize, Work
 
 MAX_ITERATIONS = 1_000_000
