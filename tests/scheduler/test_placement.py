@@ -6,6 +6,8 @@ from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.runner_info import RequestClass, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.placement import LOOKED_AT_ONCE
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.waiting_reasons import explain
 from tests.scheduler.builders import (
     GROUP,
     PIRATE,
@@ -806,13 +808,46 @@ def test_what_waits_behind_another_request_hears_when_no_runner_is_up():
 
 
 def test_a_request_that_fits_but_was_not_looked_at_yet_waits_for_no_runner():
+    driver = ready()
+    driver.attach(live=(entry("x", 100),))
+    driver.enqueue("small", prompt=1, max_tokens=15)
+    small = driver.scheduler.requests[RequestId("small")]
+    assert small.waiting_reason == "it needs 1 pages and 0 are free"
+    driver.scheduler.runners[InstanceName("r0")].release_promise((RequestId("x"), 1))
+    explain(driver.scheduler.state, small)
+    assert small.waiting_reason == "other requests wait before it"
+
+
+def test_those_that_avoid_a_runner_do_not_hide_others_from_its_room():
     driver = ready(tenants_examined=1, avoid_after_decline=9.0)
     driver.attach(live=(entry("x", 100),))
     driver.enqueue("was declined", avoid=("r0",))
     driver.enqueue("small", tenant="b", prompt=1, max_tokens=15)
     driver.report("r0", entry("x", 50))
-    driver.wait(1)
-    assert driver.scheduler.requests[RequestId("small")].waiting_reason == "other requests wait before it"
+    assert (driver.where("was declined"), driver.where("small")) == ("", "r0")
+
+
+def test_what_avoids_a_runner_no_longer_gets_its_room_by_its_age():
+    driver = ready(tenants_examined=1, avoid_after_decline=9.0)
+    driver.attach(live=(entry("x", 100),))
+    driver.enqueue("was declined", avoid=("r0",))
+    driver.enqueue("younger", tenant="b")
+    driver.wait(9.0)
+    driver.report("r0", entry("x", 95))
+    assert (driver.where("was declined"), driver.where("younger")) == ("r0", "")
+
+
+def test_that_many_runners_have_room_at_once_compares_none_with_each_other(monkeypatch):
+    driver = ready()
+    for n in range(40):
+        driver.attach(f"r{n}", live=(entry(f"x{n}", 100),))
+    for n in range(20):
+        driver.enqueue(f"q{n}", tenant=f"t{n}")
+    compared = []
+    monkeypatch.setattr(Runner, "__eq__", lambda one, other: bool(compared.append((one, other))) or one is other)
+    driver.send(events.OvercommitSet("default/demo", 2.0))
+    assert len(driver.of(effects.SendPlaced)) == 20
+    assert len(compared) < 20 * 40, "each placement compared each runner with others"
 
 
 def test_positions_of_many_are_reported_in_parts():

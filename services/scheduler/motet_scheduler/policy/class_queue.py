@@ -148,7 +148,7 @@ class ClassQueue:
         at most `examined` for each runner. None is younger than an untried one that is left.
         """
         found = self.untried_heads[:untried]
-        for runner in rooms:
+        for runner in rooms if self.waiting else ():
             for runners_of in {"", runner.base.digest, *(self.waiting.keys() & runner.adapters)}:
                 if (waiting := self.waiting.get(runners_of)) is not None:
                     found += waiting.that_fit(runner, examined)

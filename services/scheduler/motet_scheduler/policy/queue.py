@@ -146,11 +146,10 @@ class Queue:
         Skips those that wait for runners with too little room. These are nearly all, so this must be fast. Ends before
         anything that is younger or less urgent than an untried one that is left.
         """
-        every = [runner for runner in self.freed if runner.has_capacity]
         for request_class, class_queue in self.class_queues.items():
-            rooms = every
+            rooms = [runner for runner in self.freed if runner.has_capacity]
             for runner, overdue in self.reserved.items():
-                if request_class < overdue.request_class or runner not in every:
+                if request_class < overdue.request_class or runner not in self.freed or not runner.has_capacity:
                     continue
                 rooms = [room for room in rooms if room is not runner]
                 if request_class is overdue.request_class:
@@ -174,8 +173,7 @@ class Queue:
                     if outcome is Outcome.REFUSED:
                         untried -= first  # a tenant may have many to refuse
                     # Less may be free now, and the next of its flow is untried.
-                    last, left, every = head, True, [room for room in every if room.has_capacity]
-                    rooms = [room for room in rooms if room in every]
+                    last, left, rooms = head, True, [room for room in rooms if room.has_capacity]
                     break
             if class_queue.untried_heads:
                 return

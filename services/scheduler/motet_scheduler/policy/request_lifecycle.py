@@ -61,9 +61,9 @@ class RequestLifecycle:
             timeout = request.queue_timeout
         request.deadline_at = self._state.now + timeout if timeout > 0 else None
         self.deadlines.add(request)
+        self._forget_avoided(request)
         for until in request.avoid.values():
-            if until > self._state.now:
-                self._retry_at(until, request)
+            self._retry_at(until, request)
         request.limited = self._state.limits.has_limit(request.adapter)
         self._state.queue(request.group).add(request)
 
@@ -141,9 +141,13 @@ class RequestLifecycle:
     def avoid(self, request: Request, instance: str) -> None:
         pause = min(self._state.config.avoid_after_decline * 2**request.declines, self._state.config.max_avoid)
         request.declines = min(request.declines + 1, 16)
-        request.avoid = {name: until for name, until in request.avoid.items() if until > self._state.now}
         request.avoid[instance] = self._state.now + pause
         self._retry_at(self._state.now + pause, request)
+
+    def _forget_avoided(self, request: Request) -> None:
+        """Runners that it need not avoid any more. The queue offers it only room elsewhere than on the others."""
+        if request.avoid:
+            request.avoid = {name: until for name, until in request.avoid.items() if until > self._state.now}
 
     def _retry_at(self, at: float, request: Request) -> None:
         heappush(self.retry_times, (at, next(self._retry_numbers), request))
@@ -206,6 +210,7 @@ class RequestLifecycle:
         again: defaultdict[GroupName, list[Request]] = defaultdict(list)
         while self.retry_times and self.retry_times[0][0] <= self._state.now:
             request = heappop(self.retry_times)[2]
+            self._forget_avoided(request)
             again[request.group].append(request)
         for group, requests in again.items():
             self._state.queue(group).try_again(requests)

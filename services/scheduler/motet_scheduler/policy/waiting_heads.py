@@ -73,7 +73,7 @@ class Waiting:
 
     def that_fit(self, runner: Runner, examined: int) -> list[Head]:
         """For each adapter that may be used there, and for the base model, the oldest `examined` of those that need no
-        more than the free pages of a runner; if any adapter may, of all."""
+        more than the free pages of a runner; if any adapter may, of all. Those that avoid it do not hide the others."""
         capacity, free, only = id(runner.capacity), runner.ledger.free, runner.only_adapters
         by_need = self._by_need.get(capacity)
         if not by_need or by_need[0][0] > free:  # mostly
@@ -97,12 +97,17 @@ def _that_fit(
             one[2:] for one in by_need[:end] if not one[1] or adapters_there or one[0] <= runner.free_beside(one[1])
         ]
     found: list[Head] = []
-    at = 0
+    instance, at = runner.instance, 0
     while at < len(by_need) and by_need[at][0] <= free:
         pages, adapter_pages = by_need[at][:2]
         end = bisect_left(by_need, (pages, adapter_pages + 1), at)
         if not adapter_pages or adapters_there or pages <= runner.free_beside(adapter_pages):
-            found += [one[2:] for one in by_need[at : min(end, at + examined)]]
+            first, more = at, examined
+            while first < end and more:
+                alike = by_need[first : min(end, first + more)]
+                some = [one[2:] for one in alike if instance not in one[4].avoid]
+                first, more = first + more, more - len(some)
+                found += some
         at = end
     if len(found) > examined:
         found.sort()
