@@ -6,19 +6,22 @@ from dataclasses import dataclass, field
 from tools.gate.test_selection import SelectionResult
 
 LANES = {
-    "rest": ("tests",),
     "releases": ("tests/kube/releases/installed", "tests/kube/releases/test_pages.py"),
+    "services": ("tests/gateway", "tests/runner_service", "tests/contract"),
     "engine": ("tests/runner",),
     "cluster": ("tests/kube",),
+    "simulator": ("tests/simulator", "tests/docs"),
     "stack": ("tests/stack",),
+    "rest": ("tests",),
     "kernels": ("tests/kernels",),
     "charts": ("tests/kube/releases",),
-    "benchmarks": ("tests/benchmarks",),
     "images": ("tests/images",),
+    "benchmarks": ("tests/benchmarks",),
 }
 """The lanes in the order in which they begin. The longest are first, so that none of them runs alone at the end, when
-half of the CPU has nothing to do. If a lane names a folder inside the folder of another lane, only the former runs it.
-Each lane of tests/kube has its own control plane."""
+half of the CPU has nothing to do. Lanes that mostly wait (releases, cluster, stack) run beside others that compute.
+If a lane names a folder inside the folder of another lane, only the former runs it. Each lane of tests/kube has its own
+control plane."""
 OF_A_CLUSTER = "tests/kube"
 SIDE_BY_SIDE = 3
 """How many lanes run at a time. Two would not keep two cores busy, since tests wait for processes."""
