@@ -1,5 +1,6 @@
 """Compiled kernels on machines where something is wrong: one clear line, and never wrong results."""
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -17,7 +18,14 @@ import torch
 
 from motet_kernels.cpp import CannotBuild, Library, amx_permission, build, builder, programs
 from motet_kernels.cpp.builder import ABANDONED_SECONDS, SOURCE
-from motet_kernels.cpp.compiler import INSTRUCTION_SETS, OPTIONS, cpu_flags, first_error, instruction_sets
+from motet_kernels.cpp.compiler import (
+    INSTRUCTION_SETS,
+    OPTIONS,
+    compile_library,
+    cpu_flags,
+    first_error,
+    instruction_sets,
+)
 from motet_kernels.cpp.passed_mark import PassedMark, mark_of
 from motet_kernels.cpp.self_test import SelfTestFailed, check
 from testbed.compiled_kernels import needs_a_compiler
@@ -69,14 +77,25 @@ def forget_what_passed(cache: Path) -> None:
         mark_of(library).unlink(missing_ok=True)
 
 
-def test_a_library_is_built_once(cache: Path) -> None:
-    needs_a_compiler()
+def test_a_library_is_built_once(cache: Path, compiled_in_parts: None) -> None:
     first = build(cache)
     assert (first.instructions, first.library.lanes) == ("basic", 4)
     assert first.seconds > 0
     again = build(cache)
     assert again.seconds == 0
     assert sorted(path.suffix for path in cache.iterdir()) == [".passed", ".so"], "nothing else is left behind"
+
+
+THREE = 'int one(); extern "C" int three() { return one() + TWO; }'
+
+
+def test_all_sources_become_one_library(tmp_path: Path) -> None:
+    """Other tests compile the kernels part by part, each part once, or find them in a cache."""
+    sources, library = [tmp_path / "one.cpp", tmp_path / "three.cpp"], tmp_path / "three.so"
+    for source, text in zip(sources, ("int one() { return 1; }", THREE), strict=True):
+        source.write_text(text)
+    compile_library(needs_a_compiler(), sources, ("-DTWO=2",), library)
+    assert ctypes.CDLL(str(library)).three() == 3
 
 
 @pytest.fixture
