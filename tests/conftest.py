@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 import os
 import threading
 import time
@@ -38,6 +39,12 @@ pytest_plugins = ["testbed.machine", "tests.support.postgresql"]
 
 MOST_OF_A_LEFT_THREAD = 20.0
 """Seconds of CPU time"""
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage do not visit what stays for the whole run: modules, and all tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
