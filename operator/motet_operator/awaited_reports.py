@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 from motet.domain import ObjectName
 
-AWAITED_SECONDS = 120.0
+AWAITED_SECONDS = 150.0
 """Longer than a scheduler waits for its runners, and for the checks of adapters."""
 
 

@@ -1,9 +1,15 @@
 """How long a new leader waits for what a scheduler has to report."""
 
-from motet_operator.awaited_reports import AwaitedReports
+from motet_operator.awaited_reports import AWAITED_SECONDS, AwaitedReports
+from motet_scheduler.policy.catalog import MAX_CHECK_PATIENCE
+from motet_scheduler.policy.values import SchedulerConfig
 from tests.operator.builders import name
 
 DEMO, OTHER = name("demo"), name("other")
+
+
+def test_a_scheduler_has_said_what_it_has_reported_before_the_operator_gives_up() -> None:
+    assert MAX_CHECK_PATIENCE * SchedulerConfig().forget_runner < AWAITED_SECONDS
 
 
 def test_reports_are_awaited_group_by_group() -> None:

@@ -65,6 +65,7 @@ def test_the_pool_that_changes_first_waits_with_its_runners_for_the_one_that_dec
     for _ in range(5):
         plan = cluster.look()
         assert [each.revision for each in sets_of(plan, "follows")] == [revision(member("follows", "v1"))]
+        assert status_of(plan, "follows").target_revision == revision(member("follows", "v1"))
         assert plan.drains == ()
     cluster.pools = [member("follows", "v2"), member("leads", "v2")]
     cluster.settle()
