@@ -5,6 +5,7 @@ from base64 import b64decode
 
 from cryptography import x509
 
+from motet.resources.status import ADAPTER_CONDITIONS, POOL_CONDITIONS
 from testbed.tree import ROOT
 from tests.charts.helm import COMPONENTS, NAMESPACE, Object, of_kind, pod_templates, render, title
 
@@ -15,6 +16,9 @@ MONITORS: Object = {
         "podMonitor": {"enabled": True},
     },
 }
+
+
+CONDITIONS = {"ServingPool": POOL_CONDITIONS, "LoRAAdapter": ADAPTER_CONDITIONS}
 
 
 def test_the_chart_makes_none_of_them_by_default() -> None:
@@ -66,6 +70,8 @@ def test_alerts_ask_for_metrics_and_labels_that_exist() -> None:
             labels = dict(re.findall(r'(\w+)=~?"([^"]*)"', selector))
             assert labels.pop("job") in services, alert
             assert labels.keys() <= known[name], alert
+            if name == "motet_object_condition":
+                assert labels["type"] in CONDITIONS[labels["kind"]], alert
         assert alert["expr"].count("(") == alert["expr"].count(")"), alert
         assert alert["labels"]["severity"] in ("critical", "warning")
         assert alert["annotations"].keys() == {"summary", "description"}
