@@ -5,7 +5,7 @@ import pytest
 from motet.domain import BASE, Digest, InstanceName, RequestId
 from motet.runner_info import RequestClass, Tier
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.placement import LOOKED_AT_ONCE
+from motet_scheduler.policy.placement import LOOKED_AT_ONCE, PLACED_AT_ONCE
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.waiting_reasons import explain
 from tests.scheduler.builders import (
@@ -848,6 +848,21 @@ def test_that_many_runners_have_room_at_once_compares_none_with_each_other(monke
     driver.send(events.OvercommitSet("default/demo", 2.0))
     assert len(driver.of(effects.SendPlaced)) == 20
     assert len(compared) < 20 * 40, "each placement compared each runner with others"
+
+
+def test_when_many_fit_at_once_they_are_placed_in_parts_and_by_age():
+    driver = ready()
+    count = 2 * PLACED_AT_ONCE + 1
+    driver.attach(pages=10 * count, max_sequences=2 * count, live=(entry("x", 10 * count),))
+    for n in range(count):
+        driver.enqueue(f"{n}", tenant=f"t{n % 7}")
+    driver.send(events.OvercommitSet("default/demo", 2.0))
+    placed = [[one.request for one in driver.of(effects.SendPlaced)]]
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+        placed.append([one.request for one in driver.of(effects.SendPlaced)])
+    assert [len(some) for some in placed] == [PLACED_AT_ONCE, PLACED_AT_ONCE, 1]
+    assert [one for some in placed for one in some] == [f"{n}" for n in range(count)]
 
 
 def test_positions_of_many_are_reported_in_parts():

@@ -19,6 +19,10 @@ from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import Promise
 from motet_scheduler.policy.waiting_reasons import STARTING, explain
 
+PLACED_AT_ONCE = 64
+"""In one event: when a scheduler has started, or runners get more pages, thousands may fit at once. Placing all of them
+would delay everything else, so `TryMore` goes on."""
+
 EXACT_POSITIONS = 100
 """Positions up to this one are reported when they change, later ones when they change by a tenth."""
 
@@ -33,16 +37,19 @@ class Placer:
     def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
         self._state = state
         self._lifecycle = lifecycle
+        self._may_place = 0
+        """How many more in this event."""
 
     def place_all(self) -> None:
         for queue in self._state.queues.values():
             self.place_group(queue)
 
     def place_group(self, queue: Queue) -> None:
-        """Place all requests that fit. Few that no runner could ever hold are refused: there may be thousands, and
-        `TryMore` goes on."""
+        """Place some of the requests that fit, and refuse few that no runner could ever hold. There may be thousands of
+        both, and `TryMore` goes on."""
         may_refuse = self._state.config.tenants_examined if self._state.may_place and queue.changed else 0
-        while may_refuse:
+        self._may_place = PLACED_AT_ONCE
+        while may_refuse and self._may_place:
             may_refuse = self._scan(queue, may_refuse)
 
     def _scan(self, queue: Queue, may_refuse: int) -> int:
@@ -52,9 +59,12 @@ class Placer:
         self._reserve(queue)
         placed = False
         for outcome in queue.try_in_order(self._state.config, partial(self._place, queue)):
-            placed |= outcome is Outcome.PLACED
-            may_refuse -= outcome is not Outcome.PLACED  # this bounds how often runners are reserved again, too
-            if not may_refuse or not queue.overdue_are_considered:
+            if outcome is Outcome.PLACED:
+                placed = True
+                self._may_place -= 1
+            else:
+                may_refuse -= 1  # this bounds how often runners are reserved again, too
+            if not may_refuse or not self._may_place or not queue.overdue_are_considered:
                 return may_refuse
         if queue.untried:
             return may_refuse if placed else 0  # those behind them still have to be tried on the runners with room
