@@ -8,10 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.compatibility_check import Shapes, check, map_tensors
-from motet_runner.adapters.overflow_check import check_products
 from motet_runner.adapters.peft_config import WEIGHTS_NAME as WEIGHTS
 from motet_runner.adapters.safetensors_header import read_header
-from motet_runner.adapters.weight_check import check_values
+from motet_runner.adapters.weight_check import check_products, check_values
 
 V_PROJ = "model.layers.1.self_attn.v_proj"
 

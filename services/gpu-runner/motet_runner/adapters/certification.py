@@ -9,9 +9,8 @@ from google.protobuf import json_format
 from motet.api.v1 import scheduler_pb2
 from motet_runner.adapters.compatibility_check import check
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, StoredTensor
-from motet_runner.adapters.overflow_check import check_products
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
-from motet_runner.adapters.weight_check import check_values
+from motet_runner.adapters.weight_check import check_products, check_values
 from motet_runner.interface import EngineInfo
 
 

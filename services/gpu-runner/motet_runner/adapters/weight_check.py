@@ -1,5 +1,11 @@
-"""Checks that an adapter's weights are finite and change something. It reads them with numpy and needs no torch."""
+"""Checks that an adapter's weights and products are finite, and that they change something. Needs no torch.
 
+Weights that are all finite may multiply to infinity. That check computes with the worst input of size 1: each of its
+numbers is 1 or -1, with the sign of its weight. Hidden states come out of a norm, so they have this size, and the
+result holds for every prompt. Real adapters stay many orders of magnitude below the limits.
+"""
+
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,16 +15,13 @@ import numpy.typing as npt
 
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.compatibility_check import LoraTensor
+from motet_runner.adapters.layout import AdapterLayout, LoraLinear, StoredTensor
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 
-# For each float type: an integer type of its width, the bits of its exponent (all set: infinite or not a number), and
-# all bits but the sign (none set: zero). numpy has no bfloat16; the bits are enough here.
-_BITS: dict[str, tuple[type[np.unsignedinteger], int, int]] = {
-    "F64": (np.uint64, 0x7FF0000000000000, 0x7FFFFFFFFFFFFFFF),
-    "F32": (np.uint32, 0x7F800000, 0x7FFFFFFF),
-    "F16": (np.uint16, 0x7C00, 0x7FFF),
-    "BF16": (np.uint16, 0x7F80, 0x7FFF),
-}
+MAX_NUMBERS = {"float32": 3.4e38, "bfloat16": 3.38e38, "float16": 65504.0}
+"""The largest number of each type that an engine computes in."""
+
+_TYPES: dict[str, type[np.generic]] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
 def check_values(path: Path, tensors: Mapping[str, LoraTensor]) -> None:
@@ -26,16 +29,14 @@ def check_values(path: Path, tensors: Mapping[str, LoraTensor]) -> None:
     acting: set[str] = set()
     idle: set[tuple[str, str]] = set()
     for name, half in tensors.items():
-        kind, exponent, magnitude = _BITS[half.tensor.dtype]
-        count = half.tensor.bytes // kind().itemsize
-        bits: npt.NDArray[Any] = np.memmap(path, kind, mode="r", offset=half.tensor.start, shape=(count,))
-        if bool(((bits & exponent) == exponent).any()):
+        values = _values(path, half.tensor)
+        if not np.isfinite(values).all():
             raise AdapterIncompatible(
                 f"{name} in {WEIGHTS_NAME} has values that are infinite or not a number. The training has diverged. "
                 "Use an earlier checkpoint.",
                 reason="FormatRejected",
             )
-        if not bool((bits & magnitude).any()):
+        if not values.any():
             idle.add((half.module, half.half))
         acting.add(half.module)
     if all((module, "A") in idle or (module, "B") in idle for module in acting):
@@ -44,3 +45,44 @@ def check_values(path: Path, tensors: Mapping[str, LoraTensor]) -> None:
             "after training.",
             reason="NoEffect",
         )
+
+
+def check_products(layout: AdapterLayout, dtype: str) -> None:
+    """Raises AdapterIncompatible, with the name of the first linear whose LoRA overflows in an engine of `dtype`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        for linear in layout.linears:
+            reached = _reach(layout, linear)
+            if not reached <= MAX_NUMBERS[dtype]:
+                raise AdapterIncompatible(
+                    f"lora_B · lora_A of {linear.module} in {WEIGHTS_NAME} overflows {dtype}: for inputs of size 1 it "
+                    f"reaches {reached:.1e}, but {dtype} ends at {MAX_NUMBERS[dtype]:.1e}, and the square must fit "
+                    "float32. The training has diverged. Use an earlier checkpoint.",
+                    reason="FormatRejected",
+                )
+
+
+def _reach(layout: AdapterLayout, linear: LoraLinear) -> float:
+    """The largest number in the computation of the LoRA's result; infinite if the sum of the result's squares is.
+
+    The squares are computed in float32: the next operation on the result, a norm or the product of queries and keys,
+    also computes in float32 at least.
+    """
+    a, b = _magnitudes(layout, linear.a), _magnitudes(layout, linear.b) * np.float32(abs(linear.scale))
+    inner = a.sum(axis=1)
+    added = b @ inner
+    if not np.isfinite(np.square(added).sum()):
+        return math.inf
+    return float(max(each.max() for each in (a, b, inner, added)))
+
+
+def _magnitudes(layout: AdapterLayout, matrix: StoredTensor) -> npt.NDArray[np.float32]:
+    """Absolute values. A value that float32 can't hold becomes infinite."""
+    magnitudes: npt.NDArray[np.float32] = np.abs(_values(layout.file, matrix).astype(np.float32, copy=False))
+    return magnitudes
+
+
+def _values(path: Path, matrix: StoredTensor) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] = np.fromfile(path, _TYPES[matrix.dtype], math.prod(matrix.shape), offset=matrix.start)
+    if matrix.dtype == "BF16":  # the upper half of a float32
+        values = np.left_shift(values, 16, dtype=np.uint32).view(np.float32)
+    return values.reshape(matrix.shape)
