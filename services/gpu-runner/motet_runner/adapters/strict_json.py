@@ -5,6 +5,7 @@ begins.
 """
 
 import json
+from collections import Counter
 from typing import Any, NoReturn
 
 from motet.errors import AdapterIncompatible
@@ -25,8 +26,9 @@ def parse(raw: bytes, name: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
+            duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             raise AdapterIncompatible(
-                f"{name} has the key {_duplicate_key(pairs)[:100]!r} twice. Remove one of them.", reason=REASON
+                f"{name} has the key {duplicate[:100]!r} twice. Remove one of them.", reason=REASON
             )
         return found
 
@@ -42,15 +44,6 @@ def parse(raw: bytes, name: str) -> Any:
     if not _within_depth(value):
         raise AdapterIncompatible(f"{name} is nested more than {MAX_DEPTH} levels deep.", reason=REASON)
     return value
-
-
-def _duplicate_key(pairs: list[tuple[str, Any]]) -> str:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            return key
-        seen.add(key)
-    raise AssertionError("no key is duplicate")
 
 
 def _within_depth(value: Any) -> bool:
