@@ -23,7 +23,6 @@ from motet.errors import AdapterFetchFailed
 from motet.settings import ProcessSettings
 from motet_runner.adapters import folder_fetch, folder_lease
 from motet_runner.adapters.cache import DiskCache
-from motet_runner.adapters.disk_patience import DiskPatience
 from motet_runner.adapters.folder_fetch import copy_folder
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.values import FetchRequest
@@ -40,7 +39,7 @@ from motet_runner.sources.volume_threads import mount_of
 from testbed.machine import lacking
 from tests.common.waiting import until
 from tests.runner_service.test_registry import RegistrySetup
-from tests.support.adapter_fetches import Fetcher
+from tests.support.adapter_fetches import Fetcher, usual_sources
 from tests.support.in_process_runner import write_adapter
 
 WEIGHTS = "adapter_model.safetensors"
@@ -186,7 +185,7 @@ async def test_a_hung_volume_holds_up_nobody_else(tmp_path, cache, volumes, monk
     assert all(one.retry_after > 0 for one in failures)
     assert hung.stats == 2, "no more threads than two wait for the volume"
     assert [thread.name for thread in threading.enumerate()].count(f"volume {volumes / 'hung'}") == 2
-    volumes_read = fetcher.files.fetches.volumes.by_name.values()
+    volumes_read = fetcher.files.volumes.by_name.values()
     assert not any(one.threads.calls for one in volumes_read), "what waited behind them is forgotten"
     hung.may_go_on.set()
     source = volumes / "hung" / "a0"
@@ -335,7 +334,7 @@ async def test_a_fetch_that_ends_while_it_tidies_keeps_nothing_locked(tmp_path, 
     monkeypatch.setattr(sources, "fetch_into", bring)
     hung = HungDisk(monkeypatch, shutil, "rmtree")
     request = FetchRequest(source="https://acme/a/", expected=digest if known else "")
-    fetch = asyncio.create_task(fetcher.files.fetches.fetch(effects.Fetch(1, request)))
+    fetch = asyncio.create_task(fetcher.files.fetch(effects.Fetch(1, request)))
     if how == "the fetch is stopped":
         await until(lambda: hung.began)
         fetch.cancel()
@@ -384,8 +383,9 @@ async def test_a_call_waits_for_its_turn_as_long_as_those_before_it_do_not_hang(
     assert (await first, await second) == (True, 2)
 
 
-def test_a_larger_adapter_may_take_longer():
-    assert DiskPatience(60).seconds_for(1 << 30) > DiskPatience(60).seconds_for(1 << 20) > 60
+def test_a_larger_adapter_may_take_longer(tmp_path):
+    sources = usual_sources(tmp_path, disk_stall_seconds=60)
+    assert sources.disk_seconds(1 << 30) > sources.disk_seconds(1 << 20) > 60
 
 
 def test_a_process_ends_although_a_volume_hangs(tmp_path, volumes):
@@ -395,7 +395,7 @@ def test_a_process_ends_although_a_volume_hangs(tmp_path, volumes):
         from motet_runner.adapters.cache import DiskCache
         from motet_runner.adapters.policy.values import FetchRequest
         from motet_runner.sources.folder import AdapterFolder
-        from tests.support.adapter_fetches import Fetcher
+        from tests.support.adapter_fetches import Fetcher, usual_sources
 
         hung = threading.Event()
 

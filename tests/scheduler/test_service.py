@@ -124,8 +124,8 @@ def count_copies(runners):
         return fetch_and_count
 
     for runner in runners:
-        fetches = runner.service.loaded.adapters.files.fetches
-        fetches.fetch = counted(fetches.fetch)
+        files = runner.service.loaded.adapters.files
+        files.fetch = counted(files.fetch)
     return copied
 
 

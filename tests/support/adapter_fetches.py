@@ -38,8 +38,8 @@ class Fetcher:
         )
         self.copies = 0
         """How many fetches have brought files."""
-        self._fetch = self.files.fetches.fetch
-        self.files.fetches.fetch = self._count  # type: ignore[method-assign]
+        self._fetch = self.files.fetch
+        self.files.fetch = self._count  # type: ignore[method-assign]
 
     async def _count(self, fetch: Fetch) -> Held:
         held = await self._fetch(fetch)

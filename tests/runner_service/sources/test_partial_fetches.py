@@ -52,8 +52,8 @@ async def test_a_fetch_that_runs_is_never_removed(fetches):
         for n in range(5):
             leave(fetches, "acme", f"https://acme/{n}/")
         fetches.make_room("acme")
-        fetches.clear_old()
-        fetches.clear()
+        fetches.clear(all_of_them=False)
+        fetches.clear(all_of_them=True)
         fetches.forget("acme", "https://acme/")
         assert folder.exists()
         assert len(list(folder.parent.iterdir())) == 1
@@ -66,9 +66,9 @@ def test_what_is_too_old_goes_also_as_earlier_versions_left_it(fetches):
     before = fetches.root / "0123456789abcdef"
     before.mkdir()
     os.utime(before, (0, 0))
-    fetches.clear_old()
+    fetches.clear(all_of_them=False)
     assert (old.exists(), new.exists(), before.exists()) == (False, True, False)
-    fetches.clear()
+    fetches.clear(all_of_them=True)
     assert not list(fetches.root.iterdir())
 
 

@@ -16,7 +16,6 @@ from motet.runner_info import Failure
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.checks import Checks
-from motet_runner.adapters.disk_patience import DiskPatience, disk_hangs
 from motet_runner.adapters.fetches import Fetches
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.values import FetchRequest, Held
@@ -62,16 +61,13 @@ class AdapterFiles(Protocol):
         """Remove the files of fetches that will not be continued."""
 
 
-class DiskAdapterFiles:
+class DiskAdapterFiles(Fetches):
     def __init__(self, cache: DiskCache, checks: Checks, sources: Sources) -> None:
-        self.cache = cache
+        threads = DaemonThreads("adapter files", FILE_THREADS, seconds=sources.disk_stall_seconds)
+        super().__init__(cache, sources, threads)
         self.checks = checks
-        self._sources = sources
-        self._patience = patience = DiskPatience(sources.disk_stall_seconds)
-        self._threads = DaemonThreads("adapter files", FILE_THREADS, seconds=patience.stall_seconds)
         # One thread, so that a touch comes before a later listing.
-        self.folders = DaemonThreads("adapter folders", 1, seconds=patience.stall_seconds)
-        self.fetches = Fetches(cache, sources, self._threads, patience)
+        self.folders = DaemonThreads("adapter folders", 1, seconds=sources.disk_stall_seconds)
 
     async def find(self, effect: effects.Find) -> Held | None:
         return await self._in_folders(partial(self._find, effect))
@@ -80,15 +76,9 @@ class DiskAdapterFiles:
         held = self.cache.find(effect.digest, effect.request)
         return replace(held, certification=self.checks.earlier(held)) if held is not None else None
 
-    async def fetch(self, effect: effects.Fetch) -> Held:
-        return await self.fetches.fetch(effect)
-
-    def bytes_of(self, number: int) -> int:
-        return self.fetches.bytes_of(number)
-
     async def check(self, held: Held) -> Certification:
         certify = partial(self.checks.certify, held)
-        return await self._threads.run(certify, seconds=self._patience.seconds_for(held.bytes))
+        return await self.threads.run(certify, seconds=self.sources.disk_seconds(held.bytes))
 
     async def evict(self, effect: effects.Evict) -> effects.Answer:
         try:
@@ -120,11 +110,8 @@ class DiskAdapterFiles:
         # In the thread for folders: if a call hangs there, closing a folder may hang, too.
         self.folders.submit(held.lease.release)
 
-    async def forget_partial(self, request: FetchRequest) -> None:
-        await self.fetches.forget_partial(request)
-
     async def clear_partial(self) -> None:
-        await self._sources.clear_partial()
+        await self.sources.clear_partial()
 
     async def _in_folders(self, call: Callable[[], T]) -> T:
         return await self.folders.run(call, discard=_discard)
@@ -135,7 +122,12 @@ def failure_of(error: Exception) -> Failure:
         case MotetError():
             return Failure.of(error)
         case CallHangs():
-            return Failure.of(disk_hangs(error))
+            return Failure.of(
+                temporary(
+                    f"This runner's disk cache does not answer: nothing came of a call for {error.seconds:g} s. Motet "
+                    "tries again automatically. See whether the disk is well."
+                )
+            )
         case OSError():
             return Failure.of(
                 temporary(

@@ -6,7 +6,6 @@ from pathlib import Path
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
 from motet_runner.adapters.cache import DiskCache
-from motet_runner.adapters.disk_patience import DiskPatience
 from motet_runner.adapters.folder_fetch import copy_folder, store_fetched
 from motet_runner.adapters.policy.effects import Fetch
 from motet_runner.adapters.policy.values import FetchRequest, Held
@@ -18,13 +17,12 @@ from motet_runner.sources.volume_threads import Progress, VolumeThreads, mount_o
 
 
 class Fetches:
-    """`files`: the threads for long calls on the runner's own disk."""
+    """`threads`: for long calls on the runner's own disk."""
 
-    def __init__(self, cache: DiskCache, sources: Sources, files: DaemonThreads, patience: DiskPatience) -> None:
-        self._cache = cache
-        self._sources = sources
-        self._files = files
-        self._patience = patience
+    def __init__(self, cache: DiskCache, sources: Sources, threads: DaemonThreads) -> None:
+        self.cache = cache
+        self.sources = sources
+        self.threads = threads
         self.volumes = VolumeThreads(stall_seconds=sources.stall_seconds)
         self._bytes: dict[int, int] = {}
 
@@ -41,11 +39,11 @@ class Fetches:
             return await self._from_remote(fetch.number, fetch.request)
         except AdapterFetchFailed as failure:
             if failure.reason == "NoSpace":
-                await self._sources.clear_partial(all_of_them=True)
+                await self.sources.clear_partial(all_of_them=True)
             raise
 
     async def forget_partial(self, request: FetchRequest) -> None:
-        await self._sources.forget_partial(self._remote(request))
+        await self.sources.forget_partial(self._remote(request))
 
     async def _from_folder(self, path: Path, fetch: Fetch) -> Held:
         request = fetch.request
@@ -54,35 +52,35 @@ class Fetches:
 
         def read(progress: Progress) -> Held:
             with progress.reading():
-                folder = adapter_folder(path, self._sources.bounds.of(path, mounted, request.folder), request.revision)
-            return copy_folder(self._cache, folder, request, fetch.before, progress.reading)
+                folder = adapter_folder(path, self.sources.bounds.of(path, mounted, request.folder), request.revision)
+            return copy_folder(self.cache, folder, request, fetch.before, progress.reading)
 
-        name = self._sources.bounds.volume_of(path, mounted) or mount_of(path)
+        name = self.sources.bounds.volume_of(path, mounted) or mount_of(path)
         return await self.volumes.run(str(name), read, discard=_discard, disk_seconds=self._disk_seconds_for(request))
 
     def _disk_seconds_for(self, request: FetchRequest) -> float:
-        return self._patience.seconds_for(self._cache.bound(request.max_bytes))
+        return self.sources.disk_seconds(self.cache.bound(request.max_bytes))
 
     async def _from_remote(self, number: int, request: FetchRequest) -> Held:
-        sources, remote = self._sources, self._remote(request)
+        sources, remote = self.sources, self._remote(request)
         await sources.tidy_partial(request.namespace)
         held: Held | None = None
         try:
             try:
                 async with sources.partial_folder(remote) as folder:
                     if request.expected:  # another runner of this machine may have fetched it meanwhile
-                        find = partial(self._cache.find, Digest(request.expected), request)
-                        held = await self._files.run(find, discard=_discard)
+                        find = partial(self.cache.find, Digest(request.expected), request)
+                        held = await self.threads.run(find, discard=_discard)
                     if held is None:
                         await sources.fetch_into("adapter", remote, folder, partial(self._note_bytes, number))
-                        store = partial(store_fetched, self._cache, folder, request)
+                        store = partial(store_fetched, self.cache, folder, request)
                         seconds = self._disk_seconds_for(request)
-                        held = await self._files.run(store, discard=_discard, seconds=seconds)
+                        held = await self.threads.run(store, discard=_discard, seconds=seconds)
             finally:
                 self._bytes.pop(number, None)
                 await sources.tidy_partial(request.namespace)
         except BaseException:  # the fetch may also be stopped while its files are tidied, if the disk hangs
-            self._files.submit(partial(_discard, held))  # closing a file may hang, too
+            self.threads.submit(partial(_discard, held))  # closing a file may hang, too
             raise
         return held
 
@@ -92,7 +90,7 @@ class Fetches:
             revision=request.revision,
             credentials=request.credentials,
             namespace=request.namespace,
-            max_bytes=self._cache.bound(request.max_bytes),
+            max_bytes=self.cache.bound(request.max_bytes),
         )
 
     def _note_bytes(self, number: int, fetched: int, _: int) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -49,28 +49,25 @@ class PartialFetches:
             if count > self.max_count or total > self.max_bytes:
                 _remove_unlocked(folder)
 
-    def clear_old(self) -> None:
-        """Remove the folders of fetches that were not continued in time."""
-        self._clear(lambda folder: time.time() - _last_written(folder) >= KEPT_SECONDS)
-
-    def clear(self) -> None:
-        """Remove all folders into which nothing is fetched now: there is no space left."""
-        self._clear(lambda _: True)
+    def clear(self, *, all_of_them: bool) -> None:
+        """Remove the folders of fetches that were not continued in time or, if there is no space left, all folders into
+        which nothing is fetched now."""
+        for folder in self._of(self.root):
+            if not folder.name.startswith(_NAMESPACE):  # left by earlier versions
+                self._clear([folder], all_of_them=all_of_them)
+                continue
+            self._clear(self._of(folder), all_of_them=all_of_them)
+            with suppress(OSError):
+                folder.rmdir()
 
     def forget(self, namespace: str, *words: str) -> None:
         _remove_unlocked(self.folder_of(namespace, *words))
 
-    def _clear(self, goes: Callable[[Path], bool]) -> None:
-        for folder in self._of(self.root):
-            if not folder.name.startswith(_NAMESPACE):  # left by earlier versions
-                if goes(folder):
-                    _remove_unlocked(folder)
-                continue
-            for one in self._of(folder):
-                if goes(one):
-                    _remove_unlocked(one)
-            with suppress(OSError):
-                folder.rmdir()
+    @staticmethod
+    def _clear(folders: Iterable[Path], *, all_of_them: bool) -> None:
+        for folder in folders:
+            if all_of_them or time.time() - _last_written(folder) >= KEPT_SECONDS:
+                _remove_unlocked(folder)
 
     @staticmethod
     def _of(folder: Path) -> Iterator[Path]:

@@ -22,6 +22,9 @@ from motet_runner.sources.metrics import FetchMetrics
 from motet_runner.sources.partial_fetch import PartialFetches, locked
 from motet_runner.sources.process_pool import FetchProcessPool, OnProgress
 
+SLOWEST_BYTES_PER_SECOND = 16 << 20
+"""The rate of a busy network disk. A slower one counts as hanging."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFiles:
@@ -66,6 +69,10 @@ class Sources:
             service_account=settings.service_account,
         )
 
+    def disk_seconds(self, size: int) -> float:
+        """The limit of a call that reads or writes `size` bytes of an adapter on the runner's own disk."""
+        return self.disk_stall_seconds + size / SLOWEST_BYTES_PER_SECOND
+
     @asynccontextmanager
     async def partial_folder(self, remote: RemoteFiles) -> AsyncIterator[Path]:
         """A folder for the files of an adapter. It is removed at the end.
@@ -92,7 +99,7 @@ class Sources:
 
     async def clear_partial(self, *, all_of_them: bool = False) -> None:
         """Remove old interrupted fetches, or all of them if a disk is full."""
-        await self._files.run(self.partial.clear if all_of_them else self.partial.clear_old)
+        await self._files.run(partial(self.partial.clear, all_of_them=all_of_them))
 
     async def forget_partial(self, remote: RemoteFiles) -> None:
         """Remove an interrupted fetch that will not be continued."""
