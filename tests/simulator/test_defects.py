@@ -3,7 +3,8 @@
 import pytest
 
 from motet_simulator.trials.plan import Plan, draw_plan
-from motet_simulator.trials.run import fails_alike, run_trial, shrunk
+from motet_simulator.trials.run import run_trial
+from motet_simulator.trials.shrink import fails_alike, shrunk
 from tests.simulator.defects import DEFECTS, Defect, put_back
 
 SEEDS = 1_000

@@ -19,10 +19,12 @@ from motet_scheduler.policy.gateway_events import GatewayEvents
 from motet_simulator.fake_engine import FakeEngine
 from motet_simulator.trials import __main__ as main_module
 from motet_simulator.trials import run as run_module
+from motet_simulator.trials import shrink as shrink_module
 from motet_simulator.trials.__main__ import described, trial
 from motet_simulator.trials.clients import Client
 from motet_simulator.trials.plan import CONTEXT_TOKENS, FAULT_KINDS, PAGE_TOKENS, Fault, draw_plan
-from motet_simulator.trials.run import Outcome, messages_of, run_trial, shrunk
+from motet_simulator.trials.run import Outcome, messages_of, run_trial
+from motet_simulator.trials.shrink import shrunk
 from motet_simulator.trials.system import System
 from motet_simulator.trials.turn_checks import TurnChecks
 from motet_simulator.world import time
@@ -230,7 +232,7 @@ def test_a_plan_is_made_smaller_only_while_it_fails_in_the_same_way(monkeypatch)
         first = any(one.name == "r0" for one in plan.asks)
         return Outcome(plan, f"r{len(plan.asks)} gets 0.{len(plan.asks)} tokens" if first else "else", 1.0, 0, 0)
 
-    monkeypatch.setattr(run_module, "run_trial", run)
+    monkeypatch.setattr(shrink_module, "run_trial", run)
     monkeypatch.setattr(main_module, "run_trial", run)
     said = trial(3, False)
     asks = len(draw_plan(3).asks)

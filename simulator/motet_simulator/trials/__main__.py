@@ -10,7 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 
 from motet_simulator.trials.plan import draw_plan
-from motet_simulator.trials.run import Outcome, fails_alike, messages_of, run_trial, shrunk
+from motet_simulator.trials.run import Outcome, messages_of, run_trial
+from motet_simulator.trials.shrink import fails_alike, shrunk
 
 
 def main() -> int:

@@ -1,12 +1,11 @@
-"""Runs one trial, and makes the plan of a failed one smaller."""
+"""Runs one trial."""
 
-import re
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from motet_simulator.trials.invariants import check_now, check_quiet
 from motet_simulator.trials.logs import errors_go_to
@@ -14,8 +13,6 @@ from motet_simulator.trials.plan import SECONDS, Fault, FaultKind, Plan, draw_pl
 from motet_simulator.trials.system import System
 from motet_simulator.world import Process, TimeStandsStill, Wires, World
 from motet_simulator.world.nothing_real import nothing_real
-
-Drawn = TypeVar("Drawn")
 
 QUIET_SECONDS = 60.0
 """After the last fault, in this time everything must have ended."""
@@ -189,45 +186,3 @@ def _is_quiet(system: System) -> bool:
     except AssertionError:
         return False
     return True
-
-
-def kind_of(problem: str) -> str:
-    """Equal for problems that differ in numbers and names of hosts and requests only."""
-    return re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "#", problem)
-
-
-def fails_alike(problem: str) -> Callable[[Plan], bool]:
-    """Whether a plan has a problem of the same kind: another one would make a plan small that shows something else."""
-    return lambda plan: kind_of(run_trial(plan).problem) == kind_of(problem)
-
-
-def shrunk(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
-    """A smaller plan that fails, too: without the faults, changes and requests that have nothing to do with it."""
-    smaller = _smaller(plan, fails)
-    while smaller.drawn_events < plan.drawn_events:  # what was left out may make something else needless
-        plan, smaller = smaller, _smaller(smaller, fails)
-    return smaller
-
-
-def _smaller(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
-    faults = _fewest(plan.faults, lambda kept: fails(replace(plan, faults=kept)))
-    plan = replace(plan, faults=faults)
-    plan = replace(plan, changes=_fewest(plan.changes, lambda kept: fails(replace(plan, changes=kept))))
-    return replace(plan, asks=_fewest(plan.asks, lambda kept: fails(replace(plan, asks=kept))))
-
-
-def _fewest(all_of_them: tuple[Drawn, ...], fails: Callable[[tuple[Drawn, ...]], bool]) -> tuple[Drawn, ...]:
-    """Leave out half of them, then quarters and so on, while it still fails."""
-    kept, size = all_of_them, max(1, len(all_of_them) // 2)
-    while kept:
-        position = 0
-        while position < len(kept):
-            without = kept[:position] + kept[position + size :]
-            if fails(without):
-                kept = without
-            else:
-                position += size
-        if size == 1:
-            break
-        size //= 2
-    return kept
