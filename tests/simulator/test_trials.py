@@ -16,6 +16,7 @@ from motet.sampling import Sampling
 from motet_gateway.catalog import Catalog, Target
 from motet_runner.interface import NewSequence
 from motet_scheduler.policy.gateway_events import GatewayEvents
+from motet_scheduler.policy.runners import Runner
 from motet_simulator.fake_engine import FakeEngine
 from motet_simulator.trials import __main__ as main_module
 from motet_simulator.trials import run as run_module
@@ -175,6 +176,18 @@ def test_a_request_that_waits_beside_room_is_a_problem():
     defect = Defect("", "motet_scheduler.policy.parked_requests", "on_capacity_freed", ".retry_on(runner)", "")
     with put_back(defect):
         assert " waits although there is room on runner-" in run_trial(plan).problem
+
+
+def test_a_copy_that_stays_full_although_its_runner_is_empty_is_a_problem(monkeypatch):
+    """By the copy nobody waits beside room, as it has none. The runner's own book has some."""
+    note = Runner.note_kv_pages
+
+    def note_none(self, reported):
+        note(self, 1 if self.instance == "runner-1" else reported)
+
+    monkeypatch.setattr(Runner, "note_kv_pages", note_none)
+    outcome = run_trial(replace(draw_plan(7), faults=()))
+    assert " waits although there is room on runner-1 by its own book" in outcome.problem
 
 
 def test_a_runner_that_is_said_to_hang_without_reason_is_a_problem(monkeypatch):

@@ -21,7 +21,7 @@ def check_now(system: System) -> None:
     _check_hung(system)
     if (leader := system.leader) is not None:
         host = next(host for host, service in system.schedulers.items() if service is leader)
-        system.waiting_checks.check(leader.scheduler, system.processes[host])
+        system.waiting_checks.check(leader.scheduler, system.processes[host], system.runners)
 
 
 def _check_serving(system: System, service: SchedulerService) -> None:
