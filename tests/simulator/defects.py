@@ -98,7 +98,7 @@ DEFECTS = (
         "SchedulerService._save_catalog",
         "if effect.outdates and self._file is not None:",
         "if False:",
-        seed=313,
+        seed=61,
     ),
     Defect(
         "a request for a revision that is replaced by now is placed again and again",

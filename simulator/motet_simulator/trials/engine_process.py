@@ -29,6 +29,8 @@ class EngineProcess:
         self.hangs = False
         self.has_hung = False
         """It hangs, or did before."""
+        self.has_turned = False
+        """Its loop took a turn since this was set to False last: nothing else changes its sequences."""
         self._died = ""
         self._went_on = asyncio.Event()
 
@@ -64,6 +66,7 @@ class EngineProcess:
                 outputs = loop.turn()
             except EngineEnds as error:
                 raise EngineDied(f"The engine has ended: {error}.") from None
+            self.has_turned = True
             stepped = self.engine.planner.steps > before
             await asyncio.sleep(self.step_seconds * self.slowness if stepped else PIPE_SECONDS)
             while self.hangs and not self._died:

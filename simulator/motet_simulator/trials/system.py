@@ -386,9 +386,14 @@ class System:
             surroundings=around,
         )
         self.runners[process.host] = RunnerParts(process, runner, engine)
-        process.loop.after_turn = partial(self._turn_checks.check, process.host, engine.engine.planner)
+        process.loop.after_turn = partial(self._check_turn, process.host, engine)
         async with around.network.serving(address, {GENERATE: runner.serve_gateway}, grace=0):
             await runner.run()
+
+    def _check_turn(self, host: str, engine: EngineProcess) -> None:
+        if engine.has_turned:
+            engine.has_turned = False
+            self._turn_checks.check(host, engine.engine.planner)
 
 
 def base_digest(number: int) -> Digest:

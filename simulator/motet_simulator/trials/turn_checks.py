@@ -6,7 +6,7 @@ from motet_runner.plan.sequence import Sequence
 
 
 class TurnChecks:
-    """They are cheap: there are 20 000 turns in a trial."""
+    """They are cheap: engines take thousands of turns in a trial."""
 
     def __init__(self) -> None:
         self._sequences: dict[str, list[Sequence]] = {}

@@ -80,13 +80,16 @@ class ProcessLoop(asyncio.BaseEventLoop):
             self._schedule_turn()
             return
         ready = self._ready
-        with self.runs():
+        events._set_running_loop(self)  # noqa: SLF001 - as `runs` does: there are 30 000 turns in a trial
+        try:
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 if not handle._cancelled:  # noqa: SLF001
                     handle._run()  # noqa: SLF001
                 if self.is_closed():  # by what it did
                     return
+        finally:
+            events._set_running_loop(None)  # noqa: SLF001
         if ready:
             self._schedule_turn()
         self._world.turns += 1
