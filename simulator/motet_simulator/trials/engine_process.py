@@ -31,8 +31,15 @@ class EngineProcess:
         """It hangs, or did before."""
         self.has_turned = False
         """Its loop took a turn since this was set to False last: nothing else changes its sequences."""
+        self._unchecked = False
         self._died = ""
         self._went_on = asyncio.Event()
+
+    def check(self) -> None:
+        """Recount all its books, if it took a turn since they were recounted last. Raises AssertionError."""
+        if self._unchecked:
+            self._unchecked = False
+            self.engine.check()
 
     # ----------------------------------------------------------------------------------------------------------- faults
 
@@ -66,7 +73,7 @@ class EngineProcess:
                 outputs = loop.turn()
             except EngineEnds as error:
                 raise EngineDied(f"The engine has ended: {error}.") from None
-            self.has_turned = True
+            self.has_turned = self._unchecked = True
             stepped = self.engine.planner.steps > before
             await asyncio.sleep(self.step_seconds * self.slowness if stepped else PIPE_SECONDS)
             while self.hangs and not self._died:

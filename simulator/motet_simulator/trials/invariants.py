@@ -17,7 +17,7 @@ def check_now(system: System) -> None:
         service.scheduler.check()
         _check_serving(system, service)
     for runner in system.runners.values():
-        runner.engine.engine.check()
+        runner.engine.check()
     _check_hung(system)
     if (leader := system.leader) is not None:
         host = next(host for host, service in system.schedulers.items() if service is leader)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -379,7 +379,7 @@ class System:
             engine=engine,
             adapters=adapters,
             accepted=accepted,
-            settings=RunnerSettings(instance=process.host, pool=str(POOL)),
+            settings=_runner_settings(process.host),
             addresses=ADDRESSES,
             metrics=metrics,
             hang_detector=HangDetector(60, around.clock),
@@ -394,6 +394,12 @@ class System:
         if engine.has_turned:
             engine.has_turned = False
             self._turn_checks.check(host, engine.engine.planner)
+
+
+@cache
+def _runner_settings(host: str) -> RunnerSettings:
+    """Made once: to look into the environment for all of them takes 20 ms."""
+    return RunnerSettings(instance=host, pool=str(POOL))
 
 
 def base_digest(number: int) -> Digest:

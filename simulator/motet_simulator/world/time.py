@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -27,25 +28,37 @@ class World:
         self.turns = 0
         self._numbers = itertools.count()
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        """Of later times. A heap."""
+        self._at_once: deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = deque()
+        """Of now: most are, and a queue costs less."""
 
     def at(self, when: float, do: Callable[..., None], *args: Any) -> None:
         """Do it at this time, or now if that has passed."""
-        heapq.heappush(self._events, (max(when, self.now), next(self._numbers), do, args))
+        if when <= self.now:
+            self._at_once.append((next(self._numbers), do, args))
+        else:
+            heapq.heappush(self._events, (when, next(self._numbers), do, args))
 
     def after(self, seconds: float, do: Callable[..., None], *args: Any) -> None:
         self.at(self.now + seconds, do, *args)
 
     def run(self, until: float) -> None:
         """Let time pass until then."""
-        events, at_once = self._events, 0
-        while events and events[0][0] <= until:
-            when, _, do, args = heapq.heappop(events)
-            at_once = 0 if when > self.now else at_once + 1
-            if at_once > MAX_TURNS_AT_ONCE:
+        events, now_due, turns = self._events, self._at_once, 0
+        while True:
+            if now_due and not (events and events[0][0] <= self.now and events[0][1] < now_due[0][0]):
+                _, do, args = now_due.popleft()
+                turns += 1
+            elif events and events[0][0] <= until:
+                when, _, do, args = heapq.heappop(events)
+                turns = 0 if when > self.now else turns + 1
+                self.now = when
+            else:
+                break
+            if turns > MAX_TURNS_AT_ONCE:
                 owner = getattr(do, "__self__", None)
                 last = f"{do}{args}" if owner is None else f"of {owner!r}"
                 raise TimeStandsStill(f"time stands still, the last event was {last}")
-            self.now = when
             do(*args)
         self.now = max(self.now, until)
 
