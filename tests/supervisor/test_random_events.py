@@ -200,6 +200,11 @@ class RandomEvents(RuleBasedStateMachine):
     # ----------------------------------------------------------------------------------------------------- invariants
 
     @invariant()
+    def parked_requests_are_those_without_a_promise(self):
+        for runner in self.driver.supervisor.runners.values():
+            assert runner.parked_requests == sum(one.parked for one in runner.sequences.values())
+
+    @invariant()
     def promises_fit_the_runner(self):
         assert self.free >= 0
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from motet.levels import LevelsByInstance
 from motet.runner_info import RequestClass
 from motet_scheduler.policy.autoscaler import PoolFigures
 from motet_scheduler.policy.scheduler import Scheduler
@@ -81,6 +82,7 @@ class Metrics:
             ["instance"],
             registry=registry,
         )
+        self._of_runners = LevelsByInstance(self.pages, self.promised, self.parked)
         # Two labels, since a selector of Kubernetes cannot ask for a value with a slash in it.
         pool = ["pool_namespace", "pool"]
         self.desired = Gauge(
@@ -132,12 +134,10 @@ class Metrics:
             waiting = sum(queue.size_of(one) for queue in scheduler.queues.values())
             self.queued.labels(one.name.lower()).set(waiting)
         self._observe_pools(scheduler.capacity.figures)
-        for gauge in (self.pages, self.promised, self.parked):
-            gauge.clear()
-        for runner in scheduler.runners.values():
-            self.pages.labels(runner.instance).set(runner.ledger.capacity)
-            self.promised.labels(runner.instance).set(runner.ledger.promised)
-            self.parked.labels(runner.instance).set(len(runner.parked))
+        self._of_runners.show(
+            (runner.instance, (runner.ledger.capacity, runner.ledger.promised, len(runner.parked)))
+            for runner in scheduler.runners.values()
+        )
 
     def _observe_pools(self, pools: Mapping[str, PoolFigures]) -> None:
         if pools is self._pools:

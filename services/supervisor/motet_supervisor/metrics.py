@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from motet.levels import LevelsByInstance
 from motet_supervisor.policy.supervisor import Supervisor
 
 
@@ -43,12 +44,11 @@ class Metrics:
             registry=registry,
         )
         self.parked = Gauge("motet_parked_requests", "Parked requests of each runner.", ["instance"], registry=registry)
+        self._of_runners = LevelsByInstance(self.free, self.parked)
 
     def observe(self, supervisor: Supervisor) -> None:
         """Take the levels, now and then."""
         self.watched.set(sum(runner.connected for runner in supervisor.runners.values()))
-        self.free.clear()
-        self.parked.clear()
-        for runner in supervisor.runners.values():
-            self.free.labels(runner.instance).set(runner.ledger.free)
-            self.parked.labels(runner.instance).set(sum(one.parked for one in runner.sequences.values()))
+        self._of_runners.show(
+            (runner.instance, (runner.ledger.free, runner.parked_requests)) for runner in supervisor.runners.values()
+        )

@@ -115,6 +115,11 @@ class WatchedRunner:
         self.progress.moved_at = min(now, self.progress.moved_at + seconds)
 
     @property
+    def parked_requests(self) -> int:
+        """The ledger has all others."""
+        return len(self.sequences) - len(self.ledger)
+
+    @property
     def pages_being_freed(self) -> int:
         return sum(one.freeing for one in self.sequences.values())
 
