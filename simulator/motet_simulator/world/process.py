@@ -7,8 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 from motet_simulator.world.loop import ProcessLoop
-from motet_simulator.world.network import SimulatedNetwork, Wires
+from motet_simulator.world.network import SimulatedNetwork
 from motet_simulator.world.time import World
+from motet_simulator.world.wires import Wires
 
 CLOSE_ATTEMPTS = 20
 
