@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def _conftests(source: str) -> Iterator[str]:
                 yield (folder / "conftest.py").as_posix()
 
 
-@cache
+@lru_cache(maxsize=1)  # all trees together would be what each collection of garbage visits
 def _tree(source: str) -> ast.Module:
     return ast.parse((ROOT / source).read_text())
 

@@ -4,7 +4,8 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def needed(requirements: list[str]) -> Iterator[str]:
             yield canonical(name)
 
 
+@cache
 def imported(folder: Path) -> dict[str, str]:
     """Modules of others at the top of a name, each with a file that imports it."""
     ours = {path.name for path in package_folders()}
@@ -59,6 +61,12 @@ def imported(folder: Path) -> dict[str, str]:
     return {name: by for name, by in found.items() if name not in sys.stdlib_module_names | ours}
 
 
+@cache
+def distributions() -> Mapping[str, list[str]]:
+    """Those that install a module. To find it, all lists of installed files are read."""
+    return packages_distributions()
+
+
 def packages() -> list[Path]:
     return [folder for folder in package_folders() if folder.name.startswith("motet")]
 
@@ -68,22 +76,20 @@ def test_the_extra_of_a_package_installs_its_imports(folder: Path) -> None:
     own = folder.name.removeprefix("motet_")
     extras = [name for name in (own, *ALSO.get(folder.name, ())) if name in EXTRAS]
     installed = set(needed([*PROJECT["dependencies"], *(f"motet[{extra}]" for extra in extras)]))
-    distributions = packages_distributions()
     missing = {
         module: by
         for module, by in imported(folder).items()
-        if not {canonical(name) for name in distributions.get(module, [module])} & installed
+        if not {canonical(name) for name in distributions().get(module, [module])} & installed
     }
     assert missing == {}, f"name them in pyproject.toml, among {', '.join(extras) or 'the dependencies'}"
 
 
 def test_every_dependency_is_imported() -> None:
-    distributions = packages_distributions()
     used = {
         canonical(name)
         for folder in packages()
         for module in imported(folder)
-        for name in distributions.get(module, [module])
+        for name in distributions().get(module, [module])
     }
     of_the_product = EXTRAS.keys() - {"dev", "wheels"}
     declared = set(needed([*PROJECT["dependencies"], *(f"motet[{name}]" for name in of_the_product)]))
