@@ -62,12 +62,14 @@ def test_an_image_holds_no_more_than_it_needs(installed: Installed) -> None:
     assert not held & {"torch", "transformers", "fastapi", "SQLAlchemy", "typer", "pytest", "ruff", "kopf"}
 
 
+@pytest.mark.soak
 @image("operator")
 def test_the_operators_image_migrates_a_database(installed: Installed) -> None:
     code, output = installed.run("python", "-P", "-m", "motet.store")
     assert code == 0, output
 
 
+@pytest.mark.soak
 @image("operator")
 def test_the_operator_says_what_it_lacks_outside_a_cluster(installed: Installed) -> None:
     code, output = installed.run(env={"MOTET_CLUSTER_RUNNER_TEMPLATE": "/etc/motet/runner/template.yaml"})

@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from testbed.tree import ROOT, package_folders
+from tests.images.dockerfile import FOLDERS, read
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -71,17 +72,30 @@ def packages() -> list[Path]:
     return [folder for folder in package_folders() if folder.name.startswith("motet")]
 
 
-@pytest.mark.parametrize("folder", packages(), ids=lambda folder: folder.name)
-def test_the_extra_of_a_package_installs_its_imports(folder: Path) -> None:
-    own = folder.name.removeprefix("motet_")
-    extras = [name for name in (own, *ALSO.get(folder.name, ())) if name in EXTRAS]
+def not_installed(folder: Path, extras: Iterable[str]) -> dict[str, str]:
+    """Modules that are imported there and come with none of these extras, each with a file that imports it."""
     installed = set(needed([*PROJECT["dependencies"], *(f"motet[{extra}]" for extra in extras)]))
-    missing = {
+    return {
         module: by
         for module, by in imported(folder).items()
         if not {canonical(name) for name in distributions().get(module, [module])} & installed
     }
+
+
+@pytest.mark.parametrize("folder", packages(), ids=lambda folder: folder.name)
+def test_the_extra_of_a_package_installs_its_imports(folder: Path) -> None:
+    own = folder.name.removeprefix("motet_")
+    extras = [name for name in (own, *ALSO.get(folder.name, ())) if name in EXTRAS]
+    missing = not_installed(folder, extras)
     assert missing == {}, f"name them in pyproject.toml, among {', '.join(extras) or 'the dependencies'}"
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_an_image_installs_what_its_program_imports(name: str) -> None:
+    """`make soak` installs each of them."""
+    image = read(FOLDERS[name])
+    program = FOLDERS[name].joinpath(*image.entrypoint[-1].split("."))
+    assert not_installed(program, image.extras) == {}, f"name an extra in the Dockerfile, beside {image.extras}"
 
 
 def test_every_dependency_is_imported() -> None:

@@ -12,7 +12,7 @@ from tests.repo.dependencies import Dependencies, names, reach
 from tools.gate.test_selection import FAMILIES, Change, Family, green, verdicts
 
 BY_NAME = {family.name: family for family in FAMILIES}
-STARTED = {"images": ("motet_scheduler.__main__", "motet_operator.cluster.__main__", "motet.store.__main__")}
+STARTED = {"images": ("motet_scheduler.__main__",)}
 """What an installation starts, as its Dockerfile says. The others are started in tests marked soak."""
 DOCKERFILES = [(folder / "Dockerfile").relative_to(ROOT).as_posix() for folder in FOLDERS.values()]
 FOR_PAGES = ("testbed/cluster/product.py", "tests/kube/page_shell.py")

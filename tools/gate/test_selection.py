@@ -86,9 +86,9 @@ FAMILIES = (
         ("tests/images/test_installation.py",),
         (
             *(*EVERY_TEST, "tests/images/", "services/*/Dockerfile", "operator/Dockerfile"),
-            # The wheel contains all packages, and README.md as its description. These tests start the scheduler, the
-            # operator and the migrations; `make soak` starts the others.
-            *(*PACKAGES, "README.md", "LICENSE", "services/common/", "services/scheduler/", "operator/"),
+            # The wheel contains all packages, and README.md as its description. These tests start the scheduler; `make
+            # soak` starts the others.
+            *(*PACKAGES, "README.md", "LICENSE", "services/common/", "services/scheduler/"),
         ),
     ),
     Family(
