@@ -18,20 +18,20 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
     ("name", "how"),
     [
         ("engine", f"{ENGINE} --cases kept"),
-        ("gemm", "--rows=1 --bytes=1000"),
         ("gateway", "--requests=32"),
-        ("runner_stream", "--seconds=0.1"),
         ("scheduler", "--decisions=20 --scans=5"),
         *(
             pytest.param(*one, marks=pytest.mark.soak)
             for one in (
                 ("attention", "--calls=1 --turns=1 --rotated=1"),
                 ("engine", ENGINE),
+                ("gemm", "--rows=1 --bytes=1000"),
                 ("host", "--steps=2"),
                 ("http_protocol", "--requests=10 --tokens=10"),
                 ("lora_op", "--calls=2 --turns=1 --width=64 --rotated=1"),
                 ("predictor", "--calls=3"),
                 ("prefix", "--shared=64 --sequences=4 --tokens=8 --width=128 --layers=2"),
+                ("runner_stream", "--seconds=0.1"),
                 ("sampling", "--vocabulary=3000 --layers=1 --width=64"),
                 ("served", SERVED),
             )
