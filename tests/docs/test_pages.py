@@ -69,6 +69,20 @@ def test_a_manifest_on_a_page_is_valid(block: Block) -> None:
     assert [str(problem) for problem in read_text(block.text, file=str(block)).problems] == []
 
 
+def prose(page: Path) -> list[str]:
+    """A page's lines outside of blocks, indented code and tables"""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [line for line in text.splitlines() if not line.startswith(("|", "    "))]
+
+
+ROOT_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+
+
+@pytest.mark.parametrize("page", [*written_pages(), *ROOT_PAGES], ids=lambda page: page.name)
+def test_one_space_is_between_two_words(page: Path) -> None:
+    assert [line for line in prose(page) if re.search(r"\S {2,}\S", line)] == []
+
+
 def test_metrics_on_pages_exist() -> None:
     known = set(re.findall(r"^\| `(\w+)`", (DOCS / "reference" / "metrics.md").read_text(), re.MULTILINE))
     packages = {folder.name for folder in package_folders()}
