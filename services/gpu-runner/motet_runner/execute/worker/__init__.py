@@ -1,1 +1,2 @@
-"""Carries plans out, one iteration after the other: synchronously on a CPU, asynchronously on a device."""
+"""Carries plans out, one iteration after the other: synchronously on a CPU, asynchronously on a device. What an
+iteration computes is decided by the plan."""

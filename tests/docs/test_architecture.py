@@ -1,0 +1,19 @@
+"""What docs/architecture.md draws is what import-linter checks."""
+
+import re
+
+from testbed.tree import ROOT, pyproject
+from tests.docs.pages import DOCS
+
+EXECUTE = "motet_runner.execute"
+ROOM = re.compile(r"^\| (\d+) \| \[(\w+)\]\([^)]*/execute/\2/__init__\.py\) \|", re.MULTILINE)
+
+
+def test_the_page_draws_each_room_of_the_engine_on_its_floor() -> None:
+    contracts = pyproject()["tool"]["importlinter"]["contracts"]
+    (layers,) = [one["layers"] for one in contracts if one.get("containers") == [EXECUTE]]
+    checked = {room.strip(): floor for floor, rooms in enumerate(reversed(layers), 1) for room in rooms.split("|")}
+    drawn = {room: int(floor) for floor, room in ROOM.findall((DOCS / "architecture.md").read_text())}
+    assert drawn == checked
+    folder = ROOT / "services/gpu-runner" / EXECUTE.replace(".", "/")
+    assert drawn.keys() == {path.parent.name for path in folder.glob("*/__init__.py")}
