@@ -62,8 +62,8 @@ template <typename T> struct Work {
         return products + linear * products_of_a_linear + pieces[piece].products;
     }
 
-    // The next A (`which` = 0) or the next B (1) of a thread that goes through the linears of a piece, and then of the
-    // next piece.
+    // The A (`which` = 0) or B (1) after that of this linear: of the piece's next linear, else of the next piece's first
+    // one. nullptr: there is none.
     const T *after(int64_t piece, int linear, int which) const {
         if (linear + 1 < group.count) return matrix<T>(pieces[piece].segment, group.linears[linear + 1].index, which);
         return piece + 1 < count ? matrix<T>(pieces[piece + 1].segment, group.linears[0].index, which) : nullptr;

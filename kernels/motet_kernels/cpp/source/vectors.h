@@ -109,7 +109,8 @@ INLINE floats widen(const half *from) {
     memcpy(&packed, from, sizeof packed);
     words bits = __builtin_convertvector(packed, words);
     words magnitude = (bits & 0x7fffu) << 13;
-    words scaled = as_words(as_floats(magnitude) * 0x1p112f);  // the exponent's bias, also of subnormal numbers
+    // From the exponent bias of a half (15) to that of a float (127). A product is right for subnormal numbers, too.
+    words scaled = as_words(as_floats(magnitude) * 0x1p112f);
     scaled = choose(magnitude >= 0x0f800000u, scaled | 0x7f800000u, scaled);
     return as_floats(scaled | ((bits & 0x8000u) << 16));
 }
@@ -131,7 +132,7 @@ INLINE void store(half *to, Pair value) {
 
 INLINE Pair operator+(Pair x, Pair y) { return {x.a + y.a, x.b + y.b}; }
 
-// In place of a count of elements: all elements of a Pair. With a count, load() sets the elements after it to zero.
+// The count of elements of a whole Pair. With a smaller count, load() fills the Pair with zeros.
 struct Whole {};
 
 template <typename T> INLINE Pair load(const T *from, Whole) { return load(from); }
