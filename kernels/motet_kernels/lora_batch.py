@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class PlacedAdapter(NamedTuple):
-    """An adapter in the memory. Its run (`run_layout.py`) is written to the end."""
+    """A loaded adapter: all bytes of its run (`run_layout.py`) are in the memory."""
 
     name: str
     """The adapter's digest: equal names mean equal bytes, wherever the runs are."""

@@ -268,7 +268,13 @@ class CompiledProgram:
 
     def _instruction(self, step: Compute) -> Instruction:
         zero = Place(self._zero)
-        nothing = (zero, Place(self._one), zero, zero, zero)  # a norm has a weight of one, and no bias
+        nothing = (
+            zero,
+            Place(self._one),
+            zero,
+            zero,
+            zero,
+        )  # stands for a missing input: a norm's weight is one, its bias zero
         inputs = (*step.inputs, *nothing[len(step.inputs) :])
         return Instruction(
             operation=OPERATIONS.index(step.operation),
@@ -305,8 +311,8 @@ def _table_of(library: Library, by_position: ByPosition, positions: int) -> torc
 
 
 def _cut(steps: Sequence[Step]) -> list[_StageSteps]:
-    """Cuts the steps into stages. A stage is up to LINEARS_AT_ONCE linears that read the same numbers, one attention,
-    or the other steps up to the next of these."""
+    """Cuts the steps into stages. A stage has at most LINEARS_AT_ONCE linears that read the same numbers, or one
+    attention, or the steps between two such stages. Steps of kept rows have stages of their own."""
     stages: list[_StageSteps] = []
     waiting = dict(zip(count(), steps, strict=False))
     for number, step in enumerate(steps):

@@ -46,7 +46,7 @@ class NewSequence:
     delivered: tuple[int, ...] = ()
     """Output tokens that the client already has. The sequence continues after them."""
     scored: int = 0
-    """The place in the prompt of the first token whose log probability the client does not have yet; 0: it has none."""
+    """The client already has the log probabilities of the prompt's tokens before this place."""
     adapter: Digest = BASE
     promise: int
     """In pages"""
@@ -357,7 +357,7 @@ class Engine(Protocol):
         """Without a supervisor the engine extends, parks and resumes by itself."""
 
     def set_overcommit(self, factor: float) -> None:
-        """Allow promises of `factor` × the pages in total. If the pages run out, the newest sequence is parked.
+        """Allow promises whose sum is `factor` × the pages. If the pages run out, the newest sequence is parked.
 
         Raises InvalidRequest for a factor that no pool may choose.
         """

@@ -39,8 +39,8 @@ class NextIteration:
 
     def choose(self, *, supervised: bool, idle: bool) -> Iteration:
         """`idle`: no iteration is launched. A suspect's iteration waits until `idle`: if an engine dies with two
-        launched iterations, nobody knows in which one. It also waits for one call that returns an empty iteration, and
-        adds the event that announces it."""
+        launched iterations, nobody knows in which one. The call before it returns an empty iteration, and adds the
+        event that announces it."""
         if self._was_suspect and not idle:
             return Iteration()
         protection = self._protection

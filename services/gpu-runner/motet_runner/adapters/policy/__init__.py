@@ -1,7 +1,8 @@
 """What a runner does about adapters, without threads, files and sockets: `AdapterPolicy` gets events and returns
 effects.
 
-An order has these stages. Back-off and errors are per source of a manifest, even if several want the same bytes:
+An order has these stages. A failed fetch delays only orders from the same source for the same namespace, not others
+that want the same bytes:
 
 | stage    | it waits for | then                                                                            |
 |----------|--------------|---------------------------------------------------------------------------------|

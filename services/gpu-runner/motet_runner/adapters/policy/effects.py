@@ -13,8 +13,8 @@ from motet_runner.engine_messages import DropAdapter, LoadAdapter
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Take a lease of the digest's cached folder, if this request may use one (None: any request). The answer None:
-    there is no such folder."""
+    """Take a lease of the digest's cached folder. With a `request`, only of a folder that this request may use. The
+    answer None: there is no such folder."""
 
     number: int
     digest: Digest

@@ -81,8 +81,8 @@ class Kernels:
 
 def by_role(*back_ends: BackEnd) -> Kernels:
     """Fills each role with the first back end that has it; the last one has at least add_lora and attention. A forward
-    pass serves only if attention and add_lora are of the same back end. Packing that helps only a forward pass serves
-    only with that back end's forward pass."""
+    pass serves only if attention and add_lora are of the same back end. A packing that is `only_fused` serves only
+    together with its own back end's forward pass."""
     add_lora = next(one for one in back_ends if one.add_lora is not None)
     attention = next(one for one in back_ends if one.attention is not None)
     packing = next((one for one in back_ends if one.packing is not None), None)

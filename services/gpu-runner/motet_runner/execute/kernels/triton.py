@@ -15,7 +15,7 @@ from motet_runner.execute.pack.linear_packing import SideBySide
 
 
 def triton_back_end(device: torch.device, *, int8: bool = False, utilization_percent: int = 100) -> BackEnd:
-    """`int8`: adapters are of integers. `utilization_percent`: the share of the GPU's memory that this process may
+    """`int8`: adapters are 8-bit integers. `utilization_percent`: the share of the GPU's memory that this process may
     take"""
     return BackEnd(
         "triton",
@@ -34,7 +34,8 @@ def triton_back_end(device: torch.device, *, int8: bool = False, utilization_per
 
 def _room_bytes(work: LargestWork) -> int:
     groups = work.groups
-    batches = [(work.rows, work.max_rank), (work.decodes, MAX_RANK)]  # of an iteration; of all graphs together
+    # One batch is an iteration's. The other one is shared by all captured graphs, which add adapters of any rank.
+    batches = [(work.rows, work.max_rank), (work.decodes, MAX_RANK)]
     return GpuAttention.room_bytes(work.heads, work.head_dim) + sum(
         GpuBackend.room_bytes(groups, rows, rank) for rows, rank in batches if groups
     )

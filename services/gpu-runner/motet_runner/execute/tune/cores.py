@@ -34,7 +34,7 @@ def quota(mount: Path = MOUNT, own_groups: Path = OWN_GROUPS) -> float:
 
 
 def _upwards(group: str) -> list[str]:
-    """The group and all its parents. In a container the last one is the container's own."""
+    """The group and all its parents. The last one is the root of the mount: in a container, the container's group."""
     parts = group.strip("/").split("/")
     return ["/".join(parts[:count]) for count in range(len(parts), -1, -1)]
 

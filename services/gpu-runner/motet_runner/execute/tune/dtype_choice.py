@@ -40,8 +40,9 @@ FILE = "dtypes.json"
 
 class DtypeChoice:
     def __init__(self, kernels: str, packing: Packing | None, *, compiled_follow: bool, folder: Path | None) -> None:
-        """`kernels`: the name of the first kernels, and `packing` theirs; None: not known. `compiled_follow`: compiled
-        kernels may replace them. `folder`: where choices are kept; None: nowhere."""
+        """`kernels`: the name of the first kernels. `packing`: how they pack weights; None: they do not, or are not
+        chosen yet. `compiled_follow`: compiled kernels may replace them. `folder`: where choices are kept; None:
+        nowhere."""
         self._kernels = kernels
         self._packing = packing
         self._compiled_follow = compiled_follow
