@@ -1,7 +1,7 @@
 """The forward pass of a Llama-shaped decoder in plain torch: few operators, and no modules (PU-21, OR-05).
 
 A module costs more than a small operator, and so does each avoidable operator. Residual additions are fused into the
-products before them; q, k and v are rotated and attended in place. With 8 and 32 sequences it serves 1.2 to 1.4 times
+products before them; q, k and v are rotated and attended in place. With 8 and 32 sequences it serves 1.1 to 1.6 times
 the tokens of modules with packed linears, which is why it is here (`python -m benchmarks.engine --cases
 without_forward`).
 """
