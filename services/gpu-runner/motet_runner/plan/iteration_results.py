@@ -150,7 +150,8 @@ class IterationResults:
             lives.begin_keys(sequence)
         elif sequence.state is State.PREFILL:
             self._sequences.enter(sequence, State.DECODE)
-        if sequence.promise < sequence.most_pages and sequence.state is not State.PARKED:
+        near_end = sequence.promise < sequence.most_pages and not sequence.announced
+        if near_end and sequence.state is not State.PARKED:
             memory.announce_overflow(sequence)
 
     def _finish(self, sampling: Sampling, token: int, output_tokens: int) -> Finish | None:

@@ -87,7 +87,7 @@ class NextIteration:
             chunk_tokens=self._chunk.size,
             places=self._places,
             suspects_first=suspects_first,
-            free_pages=self._memory.free,
+            free_pages=self._memory.free if self._preset.pauses else None,
             beside=self._beside,
         )
 

@@ -81,12 +81,13 @@ class ResidentAdapters:
     def pages_in_use(self, *more: Digest) -> int:
         """How many pages KV cannot get because of the adapters with live sequences, and of `more`. Adapters count
         before they are loaded, but never more of them than fit on the device together."""
-        sizes = sorted(map(self.pages_of, {*self._table.live_adapters(), *more}), reverse=True)
+        sizes = sorted(map(self.pages_of, self._table.live_adapters() | {*more}), reverse=True)
         return sum(sizes[: self._budget.max_adapters])
 
     def reclaimable(self, *, spare: Digest | None = None) -> int:
         """How many pages of adapters KV may get instead."""
-        return sum(run.length for one, run in self._budget.runs if not self._stays(one, spare))
+        live = self._table.live_adapters()
+        return sum(run.length for one, run in self._budget.runs if one not in live and one != spare)
 
     def pages_to_take(self, digest: Digest) -> int:
         """How many pages the adapter does not have yet."""
@@ -244,7 +245,7 @@ class ResidentAdapters:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _is_live(self, digest: Digest) -> bool:
-        return self._table.live_on(digest) > 0
+        return digest in self._table.live_adapters()
 
     def _stays(self, digest: Digest, spare: Digest | None) -> bool:
         return digest == spare or self._is_live(digest)

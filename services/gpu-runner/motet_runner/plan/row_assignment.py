@@ -18,7 +18,9 @@ class RowAssignment:
         if sequence.row is None:
             self._join(sequence)
         assert sequence.row is not None
-        return RowStep(sequence.row, work.start, work.count, work.samples, self.new_pages_of(sequence))
+        known = sequence.row_pages == sequence.left_pages + len(sequence.pages)  # mostly
+        new_pages = () if known else self.new_pages_of(sequence)
+        return RowStep(sequence.row, work.start, work.count, work.samples, new_pages)
 
     @staticmethod
     def new_pages_of(sequence: Sequence) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ LOADING → WAITING → PREFILL → DECODE → gone
 
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from motet.domain import Digest, RequestId
 from motet_runner.interface import Event, State, StateChanged
@@ -20,6 +21,8 @@ class SequenceTable:
         self._sequences: dict[RequestId, Sequence] = {}
         self._users: Counter[Digest] = Counter()
         self._parked: Counter[Digest] = Counter()
+        self._live: set[Digest] = set()
+        """Adapters (or the base) with users that are not parked. Each iteration asks for all on the device."""
         self._runnable: list[Sequence] | None = None
         """None: must be computed again"""
 
@@ -43,11 +46,12 @@ class SequenceTable:
     def live_on(self, adapter: Digest) -> int:
         """How many sequences need the adapter on the device. A parked sequence does not: the adapter loads again with
         it."""
-        return self._users.get(adapter, 0) - self._parked.get(adapter, 0)
+        users = self._users.get(adapter, 0)
+        return users - self._parked.get(adapter, 0) if users else 0  # of most adapters of a report
 
-    def live_adapters(self) -> Iterator[Digest]:
-        """Each adapter (or the base) that at least one sequence needs on the device."""
-        return (adapter for adapter, users in self._users.items() if users > self._parked.get(adapter, 0))
+    def live_adapters(self) -> AbstractSet[Digest]:
+        """Each adapter (or the base) that at least one sequence needs on the device. Their order has no meaning."""
+        return self._live
 
     def users_of(self, adapter: Digest) -> int:
         """How many sequences need the adapter now, or when they resume."""
@@ -72,11 +76,13 @@ class SequenceTable:
         self._sequences[sequence.request] = sequence
         self._runnable = None
         self._users[sequence.adapter] += 1
+        self._live.add(sequence.adapter)
 
     def remove(self, sequence: Sequence) -> None:
         if sequence.state is State.PARKED:
             _one_less(self._parked, sequence.adapter)
         _one_less(self._users, sequence.adapter)
+        self._note_live(sequence.adapter)
         del self._sequences[sequence.request]
         self._runnable = None
 
@@ -85,9 +91,17 @@ class SequenceTable:
             _one_less(self._parked, sequence.adapter)
         if state is State.PARKED:
             self._parked[sequence.adapter] += 1
+        if State.PARKED in (state, sequence.state):
+            self._note_live(sequence.adapter)
         sequence.state = state
         self._runnable = None
         self.events.append(StateChanged(sequence.request, sequence.new.epoch, state))
+
+    def _note_live(self, adapter: Digest) -> None:
+        if self.live_on(adapter):
+            self._live.add(adapter)
+        else:
+            self._live.discard(adapter)
 
     def check(self) -> None:
         known = self._runnable
@@ -96,6 +110,7 @@ class SequenceTable:
         self._runnable = known
         assert self._users == Counter(sequence.adapter for sequence in self), self._users
         assert self._parked == Counter(s.adapter for s in self if s.state is State.PARKED), self._parked
+        assert self._live == {s.adapter for s in self if s.state is not State.PARKED}, self._live
 
 
 def _one_less(counter: Counter[Digest], adapter: Digest) -> None:
