@@ -1,4 +1,4 @@
-"""Decodes that were recorded once, on the GPU's kernels: right with whatever rows, pages and adapters follow."""
+"""Decodes that were captured once, on the GPU's kernels: right with whatever rows, pages and adapters follow."""
 
 from pathlib import Path
 from unittest.mock import patch
@@ -8,7 +8,7 @@ import torch
 
 from motet.domain import BASE, Digest
 from motet_runner.engine import Engine
-from motet_runner.execute.worker.decode_graphs import CapturedGraph, recorded_sizes
+from motet_runner.execute.worker.decode_graphs import CapturedGraph, captured_sizes
 from motet_runner.execute.worker.device_worker import DeviceWorker
 from motet_runner.plan import StepPlan
 from tests.gpu.devices import DEVICE
@@ -35,7 +35,7 @@ def make_recorded_engine(base: Path) -> Engine:
 
 
 def test_recorded_decodes_equal_those_of_torch(tmp_path: Path) -> None:
-    """The base and adapters of different ranks beside each other; then others, in the same recordings."""
+    """The base and adapters of different ranks beside each other; then others, in the same graphs."""
     base = save_base("llama", tmp_path / "base")
     folders = [save_adapter(base, "llama", spec, tmp_path / str(i), seed=i) for i, spec in enumerate(EIGHT[:3])]
     recorded, reference = make_recorded_engine(base), make_engine(base, kernels="torch", plan_ahead=0)
@@ -64,7 +64,7 @@ def test_recorded_decodes_equal_those_of_torch(tmp_path: Path) -> None:
         ]
         assert run(recorded, *sequences).tokens == run(reference, *sequences).tokens
     assert {2, 4} <= set(sizes)
-    assert recorded.diagnostics.worker.recordings == len(recorded_sizes(ROWS)), "[recaptures = 0]"
+    assert recorded.diagnostics.worker.captures == len(captured_sizes(ROWS)), "[recaptures = 0]"
 
 
 @pytest.mark.gpu

@@ -1,5 +1,5 @@
-"""Decodes that are recorded for a few numbers of rows: the same answers, whatever rows, pages and adapters they have,
-from the recordings that were made at the start."""
+"""Decodes that are captured for a few numbers of rows: the same answers, whatever rows, pages and adapters they have,
+from the graphs that were made at the start."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from motet.domain import BASE, Digest
 from motet_runner.engine import Engine
 from motet_runner.execute.worker import device_worker
 from motet_runner.execute.worker.captured_graph import NotCaptured, call_again
-from motet_runner.execute.worker.decode_graphs import CapturedGraph, recorded_sizes
+from motet_runner.execute.worker.decode_graphs import CapturedGraph, captured_sizes
 from motet_runner.memory.link import Link
 from motet_runner.memory.parcel import Returning
 from motet_runner.plan import StepPlan
@@ -36,7 +36,7 @@ def make_recorded_engine(base: Path, **settings) -> Engine:
 
 
 def replays(engine: Engine) -> list[int]:
-    """The size of each recording that is replayed from now on"""
+    """The size of each graph that is replayed from now on"""
     graphs, sizes = engine.diagnostics.worker.graphs, []
     replay = graphs.replay
 
@@ -56,7 +56,7 @@ def test_recorded_decodes_say_the_same_and_none_waits(llama: Path, adapters: lis
     assert answers(engine, adapters).tokens == answers(make_local_engine(llama, kernels="cpp"), adapters).tokens
     assert set(sizes) >= {8, 16}
     assert len(sizes) == len(watched) > 30
-    assert engine.diagnostics.worker.recordings == len(recorded_sizes(24))
+    assert engine.diagnostics.worker.captures == len(captured_sizes(24))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -72,7 +72,7 @@ def test_a_thousand_swaps_of_adapters_need_no_other_recording(llama: Path, adapt
         load(local, digest, folder)
         expected[digest] = run(local, ask("same", adapter=digest, prompt=3, max_tokens=4)).tokens["same"]
     assert len({tuple(tokens) for tokens in expected.values()}) == 4
-    filled, recorded = FixedCppBackend.filled, engine.diagnostics.worker.recordings
+    filled, recorded = FixedCppBackend.filled, engine.diagnostics.worker.captures
     for number in range(500):
         first, second = digests[number % 4], digests[(number + 1 + number % 3) % 4]
         asked = [
@@ -82,7 +82,7 @@ def test_a_thousand_swaps_of_adapters_need_no_other_recording(llama: Path, adapt
         ran = run(engine, *asked)
         assert ran.tokens == {f"{number} first": expected[first], f"{number} second": expected[second]}
     assert FixedCppBackend.filled - filled >= 1000
-    assert engine.diagnostics.worker.recordings == recorded == len(recorded_sizes(4))
+    assert engine.diagnostics.worker.captures == recorded == len(captured_sizes(4))
 
 
 def test_pages_may_be_moved_between_any_two_recorded_iterations(llama: Path, adapters: list[Path]) -> None:
@@ -107,11 +107,11 @@ def test_more_rows_than_there_was_room_for_are_recorded_anew(llama: Path, monkey
     engine = make_recorded_engine(llama, max_concurrent_sequences=8)
     asked = [ask(f"{number}", prompt=5 + number) for number in range(7)]
     assert run(engine, *asked).tokens == run(make_local_engine(llama, kernels="cpp"), *asked).tokens
-    assert engine.diagnostics.worker.recordings > len(recorded_sizes(8))
+    assert engine.diagnostics.worker.captures > len(captured_sizes(8))
 
 
 class LittleMemory:
-    """It suffices for recordings of at most `most` rows."""
+    """It suffices for graphs of at most `most` rows."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -119,7 +119,7 @@ class LittleMemory:
 
     def __call__(self, compute: Callable[[], None]) -> Callable[[], None]:
         self._calls += 1
-        if self._calls <= len(recorded_sizes(24)) - len(recorded_sizes(self._most)):
+        if self._calls <= len(captured_sizes(24)) - len(captured_sizes(self._most)):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore about it.")
         return call_again(compute)
 
@@ -213,7 +213,7 @@ def test_a_model_whose_rope_depends_on_lengths_is_not_recorded(llama: Path) -> N
 
 
 def test_nobodys_rows_write_no_page(llama: Path) -> None:
-    """Three rows in a recording of four: the pages that nobody has stay as they are."""
+    """Three rows in a graph of four: the pages that nobody has stay as they are."""
     engine = make_recorded_engine(llama, max_concurrent_sequences=4, prefix_cache=False)
     asked = [ask(f"{number}", prompt=5) for number in range(3)]
     ran = run(engine, *asked, steps=3)
@@ -237,7 +237,7 @@ def test_nobodys_rows_write_no_page(llama: Path) -> None:
 
 @pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (3, [1, 2]), (4, [1, 2, 4]), (20, [1, 2, 4, 8, 16, 24])])
 def test_the_sizes_that_are_recorded(most: int, sizes: list[int]) -> None:
-    assert recorded_sizes(most) == sizes
+    assert captured_sizes(most) == sizes
 
 
 def test_the_base_alone_needs_no_adapter(llama: Path) -> None:

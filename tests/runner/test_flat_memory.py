@@ -104,7 +104,7 @@ def run_iterations(
     with chosen_worker(worker):
         engine = make_engine(base, host_kv_mib=1, max_concurrent_sequences=MOST_LIVE, kernels=kernels, plan_ahead=ahead)
     assert isinstance(engine.diagnostics.worker, LocalWorker if worker == "local" else DeviceWorker)
-    assert (worker == "recorded") == bool(getattr(engine.diagnostics.worker, "recordings", 0))
+    assert (worker == "recorded") == bool(getattr(engine.diagnostics.worker, "captures", 0))
     names = [Digest(f"sha256:{number:064}") for number in range(2)]
     for name, folder in zip(names, adapters, strict=False):
         load(engine, name, folder)

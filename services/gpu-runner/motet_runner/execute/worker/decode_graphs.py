@@ -1,8 +1,8 @@
-"""Decode-only iterations, recorded for a few numbers of rows (PU-22, OR-14).
+"""Decode-only iterations, captured as graphs for a few numbers of rows (PU-22, OR-14).
 
-A recording depends on the number of rows alone. It reads from tensors which rows they are, how long, on which pages and
-with which adapters; so a change of these needs no new recording. Rows up to the next recorded number are padding: they
-have no keys, no adapter and no page.
+A graph depends on the number of rows alone. It reads from tensors which rows they are, how long, on which pages and
+with which adapters; so a change of these needs no new graph. Rows up to the next captured number are padding: they have
+no keys, no adapter and no page.
 """
 
 from bisect import bisect_left
@@ -47,15 +47,15 @@ class FixedLora(Protocol):
     def fill(self, batch: Any, segments: Sequence[Segment]) -> None: ...
 
 
-def recorded_sizes(most: int) -> list[int]:
-    """The numbers of rows that are recorded, for iterations of at most `most` rows"""
+def captured_sizes(most: int) -> list[int]:
+    """The numbers of rows that are captured, for iterations of at most `most` rows"""
     rounded = -(-most // _STEP) * _STEP if most > max(_SMALL) else most
     return [size for size in (*_SMALL, *range(_STEP, rounded + 1, _STEP)) if size <= rounded] or [1]
 
 
 @dataclass(slots=True)
 class CapturedGraph:
-    """The recording for one number of rows"""
+    """The graph for one number of rows"""
 
     rows: torch.Tensor
     """[size] int64, rows as DeviceRows numbers them"""
@@ -98,18 +98,18 @@ class DecodeGraphs:
         self._longest = longest
         self._graphs: dict[int, CapturedGraph] = {}
         self._logits: torch.Tensor | None = None
-        """[most rows, vocabulary] Shared by all recordings: one per recording would take many times the memory"""
-        self.recordings = 0
-        sizes = recorded_sizes(most)
+        """[most rows, vocabulary] Shared by all graphs: one per graph would take many times the memory"""
+        self.captures = 0
+        sizes = captured_sizes(most)
         self._lora = None if backend is None else backend.fixed_batch(max(sizes))
-        """Shared by all recordings: a smaller one reads the first rows"""
+        """Shared by all graphs: a smaller one reads the first rows"""
         self._adapters: object = None
         """The `adapters` for which it was filled"""
-        self._record_all(sizes)
+        self._capture_all(sizes)
         self._sizes = sorted(self._graphs)
 
     def graph_for(self, rows: int) -> CapturedGraph | None:
-        """The smallest recording with at least `rows` rows; None: none is large enough"""
+        """The smallest graph with at least `rows` rows; None: none is large enough"""
         at = bisect_left(self._sizes, rows)
         return self._graphs[self._sizes[at]] if at < len(self._sizes) else None
 
@@ -133,11 +133,11 @@ class DecodeGraphs:
         self._rows.newest.index_copy_(0, graph.rows, graph.batch.input_ids[0])
         self._rows.before.index_copy_(0, graph.rows, graph.batch.positions[0])
 
-    def _record_all(self, sizes: Sequence[int]) -> None:
-        """Records the largest first: its freed memory suffices for the others."""
+    def _capture_all(self, sizes: Sequence[int]) -> None:
+        """Captures the largest first: its freed memory suffices for the others."""
         for size in sorted(sizes, reverse=True):
             try:
-                self._graphs[size] = self._record(size)
+                self._graphs[size] = self._capture_graph(size)
             except NotCaptured as error:
                 _warn(size, str(error))
                 if not error.for_memory:  # smaller ones would fail as well
@@ -148,7 +148,7 @@ class DecodeGraphs:
                 _warn(size, str(error).strip().partition("\n")[0])
         log.info("decodes_recorded", rows=sorted(self._graphs))
 
-    def _record(self, size: int) -> CapturedGraph:
+    def _capture_graph(self, size: int) -> CapturedGraph:
         device = self.loaded.device
         zeros = torch.zeros(size, dtype=torch.int64, device=device)
         attended = self._attention.fixed_batch(size, table=self._rows.pages)
@@ -169,11 +169,11 @@ class DecodeGraphs:
         )
         graph = CapturedGraph(zeros, batch, zeros.clone())
         graph.replay = self._capture(lambda: self._compute(graph))
-        self.recordings += 1
+        self.captures += 1
         return graph
 
     def _compute(self, graph: CapturedGraph) -> None:
-        """The pass that is recorded. All that differs between replays is in tensors."""
+        """The pass that is captured. All that differs between replays is in tensors."""
         batch, rows, here = graph.batch, graph.rows, self._rows
         is_one = rows != NOBODY
         batch.input_ids[0].copy_(here.newest.index_select(0, rows))
@@ -183,7 +183,7 @@ class DecodeGraphs:
         batch.calls, batch.chosen = 0, None
         logits = self.loaded.forward(batch)
         graph.calls = batch.calls
-        if self._logits is None:  # in the first call of the largest recording
+        if self._logits is None:  # in the first call of the largest graph
             self._logits = torch.empty_like(logits)
         self._logits[: len(rows)].copy_(logits)
         graph.chosen.copy_(largest_tokens(logits) if batch.chosen is None else batch.chosen)

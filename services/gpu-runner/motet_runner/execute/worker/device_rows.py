@@ -65,7 +65,7 @@ class DeviceRows:
             self._newest_at[row.number] = len(row.tokens)
 
     def went_on(self, rows: Sequence[TableRow]) -> None:
-        """A recording has computed the rows' newest tokens: the next tokens have replaced them, and `before` has grown
+        """A graph has computed the rows' newest tokens: the next tokens have replaced them, and `before` has grown
         by one."""
         for row in rows:
             self._newest_at[row.number] = self._before[row.number] = len(row.tokens)

@@ -93,15 +93,15 @@ class DeviceWorker(BaseWorker):
         self._most, self._longest = rows, longest
         self._capture = capture_for(loaded.device)
         self.graphs: DecodeGraphs | None = None
-        self.recordings = 0
-        """How many decodes were recorded so far"""
+        self.captures = 0
+        """How many graphs were captured so far"""
 
     def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None:
         super().use(backend, attention)
-        self._record()
+        self._capture_graphs()
 
-    def _record(self) -> None:
-        """Record decodes, if attention and LoRA have batches with fixed addresses. A rope that depends on sequences'
+    def _capture_graphs(self) -> None:
+        """Capture decodes, if attention and LoRA have batches with fixed addresses. A rope that depends on sequences'
         lengths would need them from the host."""
         self.graphs = None
         attention, backend = self._attention, self._backend
@@ -121,7 +121,7 @@ class DeviceWorker(BaseWorker):
                     most=self._most,
                     longest=self._longest,
                 )
-            self.recordings += self.graphs.recordings
+            self.captures += self.graphs.captures
 
     def _move_pages(self, moves: Mapping[int, int]) -> None:
         super()._move_pages(moves)
@@ -135,7 +135,7 @@ class DeviceWorker(BaseWorker):
     def _join(self, join: RowJoin) -> None:
         super()._join(join)
         if self.rows.make_room(join.row + 1):
-            self._record()
+            self._capture_graphs()
 
     def _collect(self, flight: Flight) -> None:
         """The host reads what the device has computed since `launch`: tokens and log probabilities."""
@@ -147,7 +147,7 @@ class DeviceWorker(BaseWorker):
         self.table[step.row].tokens.append(UNKNOWN_TOKEN)
 
     def _compute_rows(self, plan: StepPlan, flight: Flight) -> None:
-        """Compute all rows at once, from a recording if one is large enough."""
+        """Compute all rows at once, with a graph if one is large enough."""
         graph = None if self.graphs is None or plan.prefills else self.graphs.graph_for(plan.count)
         if self.graphs is not None and graph is not None:
             self._replay(plan, flight, self.graphs, graph)
