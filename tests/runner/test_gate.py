@@ -4,6 +4,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +38,6 @@ from motet_runner.execute.gate.allowed_error import linear_fault
 from motet_runner.execute.gate.gate import Gate
 from motet_runner.execute.gate.same_experts import SameExperts, choices_of
 from motet_runner.execute.gate.yardstick import Yardstick
-from motet_runner.execute.kernels.compiled import BackgroundBuild
 from motet_runner.execute.kernels.packed_model import PackedModel
 from motet_runner.execute.kernels.roles import Kernels
 from motet_runner.execute.load.load_model import load
@@ -608,10 +608,9 @@ def test_kernels_that_fail_while_they_are_judged_leave_the_model_to_torch(
 ) -> None:
     base = tiny(tmp_path)
     expected = run(make_engine(base, kernels="torch"), ask("a")).tokens
-    there = property(lambda build: build._thread.join() is None)  # noqa: SLF001
     with (
         changed(PagedAttention, attend=raises(error)),
-        patch.object(BackgroundBuild, "ended", there) if when == "at the start" else nullcontext(),
+        changed(Future, done=lambda build: build.exception() is None) if when == "at the start" else nullcontext(),
     ):
         engine = make_engine(base, kernels="auto") if when == "at the start" else changed_over(base)
         assert run(engine, ask("a")).tokens == expected

@@ -1,11 +1,8 @@
-"""The compiled kernels of a CPU, and the thread that waits for their compiler."""
-
-from collections.abc import Callable
-from threading import Thread
+"""The compiled kernels of a CPU."""
 
 import structlog
 
-from motet_kernels.cpp import Built, CannotBuild, CppBackend, Library, PagedAttention
+from motet_kernels.cpp import Built, CppBackend, Library, PagedAttention
 from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.kernels.roles import BackEnd
 from motet_runner.execute.pack.linear_packing import LibraryPacking
@@ -36,26 +33,3 @@ def of_built(built: Built) -> BackEnd:
     if built.unmarked:
         log.info("kernels_tested_at_each_start", reason=built.unmarked)
     return compiled_back_end(built.library, built.instructions)
-
-
-class BackgroundBuild:
-    """A thread that waits for the compiler, which is a process of its own."""
-
-    def __init__(self, compile_kernels: Callable[[], Built]) -> None:
-        self.result: Built | None = None
-        self.failure = ""
-        self._compile = compile_kernels
-        self._thread = Thread(target=self._run, name="build-kernels", daemon=True)
-        self._thread.start()
-
-    @property
-    def ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            self.result = self._compile()
-        except CannotBuild as error:
-            self.failure = str(error)
-        except Exception as error:  # a failed build must not end the engine
-            self.failure = f"{type(error).__name__}: {error}"

@@ -8,16 +8,18 @@ operators, too.
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import structlog
 import torch
 
 from motet.runner_info import KernelState
-from motet_kernels.cpp import CannotBuild, build
+from motet_kernels.cpp import Built, CannotBuild, build
 from motet_kernels.gpu import triton_is_here
+from motet_runner.daemon_threads import DaemonThreads
 from motet_runner.execute.kernels.choice_policy import BEING_BUILT, ChoicePolicy
-from motet_runner.execute.kernels.compiled import BackgroundBuild, of_built
+from motet_runner.execute.kernels.compiled import of_built
 from motet_runner.execute.kernels.roles import BackEnd, Kernels, by_role
 from motet_runner.execute.kernels.torch import EXACT, torch_back_end
 from motet_runner.execute.pack.linear_packing import Packing
@@ -44,7 +46,7 @@ class KernelChoice:
         self._policy = policy = ChoicePolicy(
             kernels, str(device), adapter_dtype=adapter_dtype, has_folder=cache is not None
         )
-        self._build: BackgroundBuild | None = None
+        self._build: Future[Built] | None = None
         self._since = time.time()
         self.serving = by_role(torch_back_end(packed=policy.packs_at_once))
         self._to_test = self._triton(device, utilization_percent) if policy.wants_triton else None
@@ -57,7 +59,7 @@ class KernelChoice:
             except CannotBuild as error:
                 policy.not_compiled(str(error))
         elif policy.builds_meanwhile and cache is not None:
-            self._build = BackgroundBuild(lambda: build(cache, compiler))
+            self._build = DaemonThreads("build-kernels", 1).submit(lambda: build(cache, compiler))
 
     @property
     def waiting(self) -> bool:
@@ -89,15 +91,16 @@ class KernelChoice:
         """The kernels that follow, once: the compiled kernels when they are built and tested, or torch's with packed
         weights if they cannot be built."""
         building = self._build
-        if building is None or not building.ended:
+        if building is None or not building.done():
             return None
         self._build = None
-        if building.result is None:
-            log.info("kernels_not_compiled", serving=self.serving.name, reason=building.failure)
-            self._policy.not_compiled(building.failure)
+        if (error := building.exception()) is not None:  # a failed build must not end the engine
+            reason = str(error) if isinstance(error, CannotBuild) else f"{type(error).__name__}: {error}"
+            log.info("kernels_not_compiled", serving=self.serving.name, reason=reason)
+            self._policy.not_compiled(reason)
             return by_role(torch_back_end(packed=True))
         self._policy.compiled()
-        return _with_torch(of_built(building.result))
+        return _with_torch(of_built(building.result()))
 
     def refused(self, fault: str) -> Kernels:
         """The compiled kernels cannot serve this model → the kernels that serve instead."""
