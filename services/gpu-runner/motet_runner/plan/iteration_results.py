@@ -1,5 +1,7 @@
 """Applies the results of an iteration to its sequences: next tokens, ends, adapters."""
 
+from dataclasses import dataclass
+
 from motet.domain import PAGE_TOKENS, Digest
 from motet.errors import NotFinite, Overloaded
 from motet_runner.interface import AdapterFailed, Finish, Logprobs, Sampling, SequenceOutput, State, StateChanged
@@ -23,20 +25,13 @@ _OUT_OF_MEMORY = (
 )
 
 
+@dataclass(slots=True)
 class IterationResults:
-    def __init__(
-        self,
-        sequences: SequenceTable,
-        memory: SequenceMemory,
-        lives: SequenceLives,
-        chunk: SizeLimit,
-        eos_token_ids: frozenset[int],
-    ) -> None:
-        self._sequences = sequences
-        self._memory = memory
-        self._lives = lives
-        self._chunk = chunk
-        self._eos_token_ids = eos_token_ids
+    _sequences: SequenceTable
+    _memory: SequenceMemory
+    _lives: SequenceLives
+    _chunk: SizeLimit
+    _eos_token_ids: frozenset[int]
 
     def take(self, launched: Launched, result: StepResult) -> None:
         """Take an iteration's result. Sequences that have left since its launch are skipped."""

@@ -79,13 +79,7 @@ class Planner:
             max_length=self.max_length,
             vocabulary=vocabulary,
         )
-        protection = SelfProtection(
-            self._sequences,
-            self._memory,
-            protect_after_steps=protect_after_steps,
-            cheaper=cheaper,
-            give_up=lives.give_up,
-        )
+        protection = SelfProtection(self._sequences, self._memory, protect_after_steps, cheaper, lives.give_up)
         self.next_iteration = NextIteration(
             self._sequences, self._memory, protection, self.chunk, preset=preset, places=places, beside=beside
         )

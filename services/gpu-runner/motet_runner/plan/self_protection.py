@@ -5,6 +5,7 @@ overcommitted (PU-15), and when an adapter has lacked pages for a long time.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from motet.domain import ParkMethod
 from motet.errors import MotetError, Overloaded
@@ -17,23 +18,15 @@ from motet_runner.plan.sequence_table import SequenceTable
 from motet_runner.plan.victims import newest_of_the_lowest_class, victim_among
 
 
+@dataclass(slots=True)
 class SelfProtection:
-    def __init__(
-        self,
-        sequences: SequenceTable,
-        memory: SequenceMemory,
-        *,
-        protect_after_steps: int,
-        cheaper: Callable[[Sequence], ParkMethod],
-        give_up: Callable[[Sequence, MotetError], None],
-    ) -> None:
-        self._sequences = sequences
-        self._memory = memory
-        self._protect_after_steps = protect_after_steps
-        self._cheaper = cheaper
-        self._give_up = give_up
-        self._loads_waited = 0
-        """In how many iterations others ran while sequences waited for adapters that could not get their pages."""
+    _sequences: SequenceTable
+    _memory: SequenceMemory
+    _protect_after_steps: int
+    _cheaper: Callable[[Sequence], ParkMethod]
+    _give_up: Callable[[Sequence, MotetError], None]
+    _loads_waited: int = 0
+    """In how many iterations others ran while sequences waited for adapters that could not get their pages."""
 
     # -- promises ----------------------------------------------------------------------------------------------------
 

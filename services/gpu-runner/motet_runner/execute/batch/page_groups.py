@@ -73,14 +73,14 @@ def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
+@dataclass(frozen=True, slots=True)
 class PageGroups:
-    def __init__(self, table: RowTable, store: PagedStore, device: torch.device, window: int | None) -> None:
-        """`window`: how many tokens a token attends to, if all layers have a window. Pages before it are not read:
-        other sequences may own them by now."""
-        self._table = table
-        self._store = store
-        self._device = device
-        self._window = window
+    _table: RowTable
+    _store: PagedStore
+    _device: torch.device
+    _window: int | None
+    """How many tokens a token attends to, if all layers have a window. Pages before it are not read: other sequences
+    may own them by now."""
 
     def of(self, steps: list[tuple[int, RowStep]]) -> tuple[list[DecodeGroup], list[PromptChunk]]:
         """The groups and chunks of rows whose tokens begin at these places of the batch"""
