@@ -11,7 +11,7 @@ import torch
 from motet.domain import Digest
 from motet_runner.engine import Engine
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
-from motet_runner.memory.copy_stream import InOrder, OwnStream
+from motet_runner.memory.copy_stream import CopyStream, OwnStream
 from motet_runner.plan import AdapterLoad
 from tests.runner.engines import ask, load, make_device_engine, make_local_engine, run, step_beside_load
 from tests.support.late_copies import LateCopies
@@ -47,7 +47,7 @@ def test_a_sequence_waits_for_the_end_of_its_adapters_copies_and_nobody_else_doe
 
 
 def run_alone(llama: Path, adapter: Path) -> list[int]:
-    with patch("motet_runner.engine.copy_stream_for", lambda _: InOrder()):
+    with patch("motet_runner.engine.copy_stream_for", lambda _: CopyStream()):
         engine = make_local_engine(llama)
     load(engine, A, adapter)
     return run(engine, ask("tuned", adapter=A)).tokens["tuned"]

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 from motet.clock import Clock
-from motet_runner.memory.copy_stream import InOrder
+from motet_runner.memory.copy_stream import CopyStream
 from motet_runner.memory.host_pages import HostPagesAside
 from motet_runner.memory.paged import PagedStore
 from tests.support.fixed_batches import fixed_batches
@@ -32,4 +32,4 @@ def chosen_worker(name: str = WORKER) -> Iterator[None]:
 
 
 def _aside(device: PagedStore, count: int, *, clock: Clock) -> HostPagesAside:
-    return HostPagesAside(device, count, InOrder())
+    return HostPagesAside(device, count, CopyStream())

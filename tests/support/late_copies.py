@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from motet_runner.memory.marks import PassedMark
+from motet_runner.memory.copy_stream import CopyStream
+from motet_runner.memory.marks import Mark
 
 
 @dataclass
@@ -19,7 +21,7 @@ class _Mark:
         return 0.001
 
 
-class LateCopies:
+class LateCopies(CopyStream):
     """A stream whose copies end when the test says so, or when the model or the host has to wait for them"""
 
     def __init__(self) -> None:
@@ -43,13 +45,12 @@ class LateCopies:
         self.ended += count
         del self.waiting[:count]
 
-    def mark(self) -> _Mark:
+    def mark(self) -> Any:
         launched = self.launched
         return _Mark(lambda: self.ended >= launched, lambda: self.end(launched), launched)
 
-    @staticmethod
-    def model_mark() -> PassedMark:
-        return PassedMark(0.0)
+    def model_mark(self) -> Mark:
+        return Mark(0.0)
 
     def let_model_wait(self, mark: _Mark | None = None) -> None:
         self.model_waited += bool(self.waiting)

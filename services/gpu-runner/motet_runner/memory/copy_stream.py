@@ -1,55 +1,38 @@
 """Orders the copies of adapters and pages to and from a device relative to the model's work there."""
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from motet_runner.memory.marks import GpuMark, Mark, PassedMark
+from motet_runner.memory.marks import GpuMark, Mark
 
 
-class CopyStream(Protocol):
+class CopyStream:
+    """For a CPU, which does one thing after the other: nothing has to wait."""
+
     def follow_model(self, mark: Any = None) -> None:
         """Later copies wait for `mark` in the model's work; None: for all of the model's work so far, which may still
         read the targets or write the sources."""
 
     def copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
         """Copies after all copies so far"""
+        to.copy_(of)
 
     def mark(self) -> Mark:
         """A mark after the copies so far"""
+        return Mark(time.perf_counter())
 
     def model_mark(self) -> Mark:
         """A mark after the model's work so far"""
+        return Mark(time.perf_counter())
 
     def let_model_wait(self, mark: Any = None) -> None:
         """The model's later work waits for `mark` in this stream; None: for all copies so far. This call does not
         wait."""
 
 
-class InOrder:
-    """For a CPU, which does one thing after the other"""
-
-    @staticmethod
-    def follow_model(mark: Any = None) -> None:
-        """The model's work is already done."""
-
-    @staticmethod
-    def copy(to: torch.Tensor, of: torch.Tensor) -> None:
-        to.copy_(of)
-
-    @staticmethod
-    def mark() -> Mark:
-        return PassedMark(time.perf_counter())
-
-    model_mark = mark
-
-    @staticmethod
-    def let_model_wait(mark: Any = None) -> None:
-        """The copies have already ended."""
-
-
-class OwnStream:
+class OwnStream(CopyStream):
     """For a GPU, which copies while it computes"""
 
     def __init__(self, device: torch.device) -> None:
@@ -84,4 +67,4 @@ class OwnStream:
 
 
 def copy_stream_for(device: torch.device) -> CopyStream:
-    return OwnStream(device) if device.type == "cuda" else InOrder()
+    return OwnStream(device) if device.type == "cuda" else CopyStream()

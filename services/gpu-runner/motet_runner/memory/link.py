@@ -3,60 +3,42 @@
 Neither direction waits for the device. Downloads may be read once a later mark has passed.
 """
 
-from typing import Protocol
-
 import numpy as np
 import torch
 
 from motet.clock import Clock
-from motet_runner.memory.marks import GpuMark, Mark, PassedMark
+from motet_runner.memory.marks import GpuMark, Mark
 from motet_runner.memory.upload import uploaded
 
 
-class Link(Protocol):
-    device: torch.device
+class Link:
+    """For a CPU as the device: all work is done when it is launched."""
+
+    def __init__(self, device: torch.device, clock: Clock) -> None:
+        """`clock`: for marks of a CPU. A GPU has its own clock."""
+        self.device = device
+        self._clock = clock
 
     def upload(self, numbers: np.ndarray) -> torch.Tensor:
         """A copy of the numbers on the device. The array may be changed at once."""
+        return torch.from_numpy(numbers.copy())
 
     def download(self, numbers: torch.Tensor) -> torch.Tensor:
         """A copy of the numbers on the host, which may be read once a later mark has passed."""
-
-    def mark(self) -> Mark: ...
-
-
-class SameMemory:
-    """For a CPU as the device: all work is done when it is launched."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    @staticmethod
-    def upload(numbers: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(numbers.copy())
-
-    @staticmethod
-    def download(numbers: torch.Tensor) -> torch.Tensor:
         return numbers.clone()
 
     def mark(self) -> Mark:
-        return PassedMark(self._clock())
+        return Mark(self._clock())
 
 
-class PinnedMemory:
+class PinnedMemory(Link):
     """Through pinned memory, in the order of the device's current stream. PyTorch reuses pinned memory only after the
     copies that used it have ended."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
 
     def upload(self, numbers: np.ndarray) -> torch.Tensor:
         return uploaded(numbers, self.device)
 
-    @staticmethod
-    def download(numbers: torch.Tensor) -> torch.Tensor:
+    def download(self, numbers: torch.Tensor) -> torch.Tensor:
         there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         return there.copy_(numbers, non_blocking=True)
 
@@ -65,5 +47,4 @@ class PinnedMemory:
 
 
 def link_to(device: torch.device, clock: Clock) -> Link:
-    """`clock`: for marks of a CPU. A GPU has its own clock."""
-    return PinnedMemory(device) if device.type == "cuda" else SameMemory(clock)
+    return (PinnedMemory if device.type == "cuda" else Link)(device, clock)

@@ -1,40 +1,29 @@
 """Marks in the order of a device's work (events), which tell when the work before them is done."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 
-class Mark(Protocol):
+class Mark:
+    """For a CPU, whose work is done when it is launched"""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
     def passed(self) -> bool:
         """True if all work before the mark is done"""
+        return True
 
     def wait(self) -> None:
         """Waits until all work before the mark is done"""
 
     def seconds_since(self, earlier: Any) -> float:
         """The time between two marks that have passed"""
+        return float(self.at - earlier.at)
 
 
-class PassedMark:
-    """For a CPU, whose work is done when it is launched"""
-
-    def __init__(self, at: float) -> None:
-        self.at = at
-
-    @staticmethod
-    def passed() -> bool:
-        return True
-
-    @staticmethod
-    def wait() -> None:
-        """All work is already done."""
-
-    def seconds_since(self, earlier: "PassedMark") -> float:
-        return self.at - earlier.at
-
-
-class GpuMark:
+class GpuMark(Mark):
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
         self.event.record(stream)

@@ -15,7 +15,7 @@ from motet.domain import Digest
 from motet.errors import AdapterError, MotetError, Overloaded
 from motet_kernels import PlacedAdapter, RunLayout
 from motet_runner.adapters.host_load import HostLoad
-from motet_runner.memory.copy_stream import CopyStream, InOrder
+from motet_runner.memory.copy_stream import CopyStream
 from motet_runner.memory.marks import Mark
 from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memory
 from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
@@ -59,7 +59,7 @@ class AdapterLoads:
     layout: Callable[[int], RunLayout]
     """The back end's layout by rank"""
     clock: Clock
-    stream: CopyStream = field(default_factory=InOrder)
+    stream: CopyStream = field(default_factory=CopyStream)
     _arrived: dict[Digest, _Arrived] = field(default_factory=dict)
     _loading: dict[int, _Loading] = field(default_factory=dict)
 
