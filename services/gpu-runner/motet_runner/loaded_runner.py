@@ -92,7 +92,6 @@ class LoadedRunner:
         self._hang_detector = hang_detector
         self._report_seconds = settings.report_seconds * time_scale
         self._scale = time_scale
-        self._welcomed = False
         self.generation = GenerateService(
             identity=facts.identity,
             base_digest=facts.base_digest,
@@ -114,7 +113,6 @@ class LoadedRunner:
             adapters=adapters,
             requests=self.generation,
             last_report=lambda: self.last_report,
-            welcomed=self._on_welcome,
             clock=surroundings.clock,
             time_scale=time_scale,
         )
@@ -135,7 +133,9 @@ class LoadedRunner:
     def unready_reason(self) -> str:
         """Requests may come once a scheduler has welcomed this runner. If that scheduler ends, the runner stays ready
         for the next one."""
-        return self.generation.refusal_reason or ("" if self._welcomed else "no scheduler has accepted this runner yet")
+        return self.generation.refusal_reason or (
+            "" if self.scheduler.welcomed else "no scheduler has accepted this runner yet"
+        )
 
     async def run(self) -> None:
         """Ends when it is cancelled, or with EngineDied."""
@@ -182,9 +182,6 @@ class LoadedRunner:
             self.generation.cancel(one.request, one.epoch)
         await self.generation.wait_flushed(DRAINED_FLUSH_SECONDS, nothing_left=True)
         log.info("drained", handed_back=len(handed_back), moved=len(left))
-
-    def _on_welcome(self) -> None:
-        self._welcomed = True
 
     # ---------------------------------------------------------------------------------------------------------- engine
 

@@ -45,11 +45,11 @@ class SchedulerLink:
         adapters: AdapterRegistry,
         requests: GenerateService,
         last_report: Callable[[], EngineReport | None],
-        welcomed: Callable[[], None],
         clock: Clock,
         time_scale: float,
     ) -> None:
-        self._welcomed = welcomed
+        self.welcomed = False
+        """True once a scheduler has accepted this runner"""
         self._drain_ends: float | None = None
         self._facts = facts
         self._accepted = accepted
@@ -152,7 +152,7 @@ class SchedulerLink:
             case "welcome":
                 # A scheduler that then sends no drain wants this runner to work. Earlier versions send no take_work.
                 self._requests.asked_to_drain = False
-                self._welcomed()
+                self.welcomed = True
             case "expect":
                 self._accepted.expect(order.request, order.epoch)
                 if order.adapter_digest != BASE:

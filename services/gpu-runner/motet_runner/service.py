@@ -110,9 +110,8 @@ class RunnerService:
         # Start the engine's process before this one makes any gRPC channel or server.
         await self._engine.start()
         try:
-            async with self._around.network.serving(
-                self._settings.listen, self._handlers, ready=False, grace=0
-            ) as server:
+            handlers: Handlers = {GENERATE: self._generate, ASSETS: self._assets}
+            async with self._around.network.serving(self._settings.listen, handlers, ready=False, grace=0) as server:
                 self._server = server
                 await self._serve(server)
         finally:
@@ -195,10 +194,6 @@ class RunnerService:
         return self.loaded.unready_reason()
 
     # ------------------------------------------------------------------------------------------------------------ gRPC
-
-    @property
-    def _handlers(self) -> Handlers:
-        return {GENERATE: self._generate, ASSETS: self._assets}
 
     async def _generate(self, stream: ServerStream[bytes | runner_pb2.GenerateDown, runner_pb2.GenerateUp]) -> None:
         await self._loaded().serve_gateway(stream)
