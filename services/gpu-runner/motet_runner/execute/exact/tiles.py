@@ -8,15 +8,14 @@ plan: a token finds the keys of earlier tokens in the pages, or in its own tile.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 
 from motet.domain import BASE, PAGE_TOKENS
-from motet_kernels import TILE_ROWS, LoraBackend, Segment
-from motet_runner.execute.batch.flat_batch import FlatBatch, Line, PagedRows, SequenceAttention
-from motet_runner.execute.batch.flat_batch_builder import WherePlaced
+from motet_kernels import TILE_ROWS, Segment
+from motet_runner.execute.batch.flat_batch import FlatBatch, Line, PagedRows
+from motet_runner.execute.batch.flat_batch_builder import FlatBatchBuilder, WherePlaced
 from motet_runner.execute.batch.row_table import RowTable, TableRow
 from motet_runner.execute.batch.scored_rows import ScoredRow, scored_row
 from motet_runner.execute.exact.tile_attention import TileAttention
@@ -67,27 +66,18 @@ class Tiles:
         return TileBuilder(table, store, device, placed=placed)
 
 
-class TileBuilder:
-    """Makes a FlatBatch of each plan of at most 16 tokens, like FlatBatchBuilder."""
+class TileBuilder(FlatBatchBuilder):
+    """Makes a FlatBatch of each plan of at most 16 tokens. Tiles have their own attention."""
 
     def __init__(
         self, table: RowTable, store: PagedStore, device: torch.device, *, placed: WherePlaced | None = None
     ) -> None:
-        self._table = table
-        self._store = store
-        self._device = device
-        self._placed = placed
-        self._backend: LoraBackend[Any] | None = None
-        self._attention = TileAttention(store)
+        super().__init__(table, store, device, placed=placed)
+        self._of_tiles = TileAttention(store)
         self._all_rows = torch.arange(TILE_ROWS, device=device)
 
-    def use(self, backend: LoraBackend[Any] | None, attention: SequenceAttention | None) -> None:
-        """`backend`: None if no row ever has an adapter. `attention`: None, because tiles have their own attention."""
-        assert attention is None, "tiles have an attention of their own"
-        self._backend = backend
-
     def build(self, plan: StepPlan) -> FlatBatch:
-        table = self._table
+        table, adapters = self._table, self._adapters(plan)
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
@@ -100,9 +90,7 @@ class TileBuilder:
         for step in plan.rows:
             row, end = table[step.row], step.start + step.count
             if row.adapter != BASE:
-                assert self._placed is not None, "this model has no adapters"
-                adapter = self._placed(row.adapter, plan.adapters[row.adapter])
-                segments.append(Segment(len(tokens), len(tokens) + step.count, adapter))
+                segments.append(Segment(len(tokens), len(tokens) + step.count, adapters[row.adapter]))
             tokens += row.tokens[step.start : end]
             positions += range(step.start, end)
             rows += [step.row] * step.count
@@ -121,11 +109,11 @@ class TileBuilder:
         tokens += tokens[:1] * fill
         positions += positions[:1] * fill
         rows += rows[:1] * fill
-        of_rows = self._attention.make_batch(table.pages, np.array(rows), np.array(positions), count)
+        of_rows = self._of_tiles.make_batch(table.pages, np.array(rows), np.array(positions), count)
         return FlatBatch(
             store=self._store,
-            input_ids=torch.tensor([tokens], device=self._device),
-            positions=torch.tensor([positions], device=self._device),
+            input_ids=self._tensor([tokens]),
+            positions=self._tensor([positions]),
             keep=self._all_rows[keep],
             head_rows=self._all_rows if keep else None,
             sampled=sampled,
@@ -135,5 +123,5 @@ class TileBuilder:
             tokens=count,
             longest=max(positions) + 1,
             line=Line([table[row] for row in rows], np.arange(TILE_ROWS), np.array(positions)),
-            paged=PagedRows(self._attention, of_rows),
+            paged=PagedRows(self._of_tiles, of_rows),
         )

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -55,14 +55,6 @@ class Flight:
     padding: int = 0
 
 
-class Builder(Protocol):
-    """Makes batches, see FlatBatchBuilder"""
-
-    def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None: ...
-
-    def build(self, plan: StepPlan) -> FlatBatch: ...
-
-
 class BaseWorker(ABC):
     _measured = 1
     """How many launches `measure` makes; only the last is measured"""
@@ -86,9 +78,7 @@ class BaseWorker(ABC):
         """Called in each iteration that samples. It may wait for the device."""
         self.table = RowTable()
         self._placed = None if loads is None else loads.placed
-        self.builder: Builder = FlatBatchBuilder(
-            self.table, store, loaded.device, placed=self._placed, window=loaded.window
-        )
+        self.builder = FlatBatchBuilder(self.table, store, loaded.device, placed=self._placed, window=loaded.window)
         self._backend: LoraBackend[Any] | None = None
         self._attention: Any = None
         self.in_parts = InParts(

@@ -10,13 +10,13 @@ from motet.clock import Clock
 from motet_kernels import LoraBackend
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.execute.batch.flat_batch import FlatBatch
-from motet_runner.execute.batch.flat_batch_builder import WherePlaced
+from motet_runner.execute.batch.flat_batch_builder import FlatBatchBuilder, WherePlaced
 from motet_runner.execute.batch.next_decode import NextDecode
 from motet_runner.execute.batch.row_table import UNKNOWN_TOKEN, RowTable
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.sample import prompt_logprobs
 from motet_runner.execute.sample.host_sampler import Sampler
-from motet_runner.execute.worker.base_worker import BaseWorker, Builder, Flight
+from motet_runner.execute.worker.base_worker import BaseWorker, Flight
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
@@ -28,7 +28,7 @@ class Cut(Protocol):
 
     def builder(
         self, table: RowTable, store: PagedStore, device: torch.device, placed: WherePlaced | None
-    ) -> Builder: ...
+    ) -> FlatBatchBuilder: ...
 
     def parts(self, plan: StepPlan) -> Iterator[StepPlan]:
         """The parts, in order"""
