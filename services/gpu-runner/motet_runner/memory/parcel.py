@@ -10,25 +10,18 @@ from motet_runner.memory.link import Link
 _TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64}
 
 
-class Parcel:
-    """To the device: arrays of 64-bit numbers."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[str, np.ndarray] = {}
-
-    def add(self, name: str, numbers: np.ndarray) -> None:
-        self._arrays[name] = numbers
+class Parcel(dict[str, np.ndarray]):
+    """To the device: arrays of 64-bit numbers, by name."""
 
     def send(self, link: Link) -> dict[str, torch.Tensor]:
-        """The arrays on the device, by name"""
-        arrays = self._arrays
-        if not arrays:
+        """The arrays on the device"""
+        if not self:
             return {}
-        together = link.upload(np.concatenate([array.reshape(-1).view(np.int64) for array in arrays.values()]))
-        parts = together.split([array.size for array in arrays.values()])
+        together = link.upload(np.concatenate([array.reshape(-1).view(np.int64) for array in self.values()]))
+        parts = together.split([array.size for array in self.values()])
         return {
             name: part.view(_TYPES[array.dtype]).view(array.shape)
-            for part, (name, array) in zip(parts, arrays.items(), strict=True)
+            for part, (name, array) in zip(parts, self.items(), strict=True)
         }
 
 

@@ -87,9 +87,9 @@ class DeviceAdjustments:
         if not allowed:
             return None
         slots = [self._slots[row.number] for row in allowed]
-        parcel.add("allowed", np.array([slot.number for slot in slots], dtype=np.int64))
+        parcel["allowed"] = np.array([slot.number for slot in slots], dtype=np.int64)
         places = [(slot.number, end) for slot in slots for end in slot.ends]
-        parcel.add("allowed_ends", np.array(places, dtype=np.int64).reshape(-1, 2))
+        parcel["allowed_ends"] = np.array(places, dtype=np.int64).reshape(-1, 2)
 
         def arrived(sent: dict[str, torch.Tensor]) -> None:
             self._forbids.index_fill_(0, sent["allowed"], value=False)
@@ -166,14 +166,14 @@ class DeviceAdjustments:
         added = {token: value for token, value in added.items() if token < self._vocabulary}
         parcel = Parcel()
         for name, numbers in (("added", added), ("times", times)):
-            parcel.add(name, np.array(list(numbers), dtype=np.int64))
-            parcel.add(f"{name}_values", np.array(list(numbers.values()), dtype=np.float64))
+            parcel[name] = np.array(list(numbers), dtype=np.int64)
+            parcel[f"{name}_values"] = np.array(list(numbers.values()), dtype=np.float64)
         repeated = {token for token in tokens if token < self._vocabulary} if sampling.repetition_penalty != 1 else ()
-        parcel.add("repeated", np.array(sorted(repeated), dtype=np.int64))
+        parcel["repeated"] = np.array(sorted(repeated), dtype=np.int64)
         none = [_NO_TOKEN] * width
-        parcel.add("ends", np.array([*ends, *none][:width], dtype=np.int64))
-        parcel.add("biased", np.array([*bias, *none][:width], dtype=np.int64))
-        parcel.add("bias", np.array([*bias.values(), *none][:width], dtype=np.float64))
+        parcel["ends"] = np.array([*ends, *none][:width], dtype=np.int64)
+        parcel["biased"] = np.array([*bias, *none][:width], dtype=np.int64)
+        parcel["bias"] = np.array([*bias.values(), *none][:width], dtype=np.float64)
         sent = parcel.send(self._link)
         self._added[slot].zero_().index_copy_(0, sent["added"], sent["added_values"].float())
         self._times[slot].zero_().index_copy_(0, sent["times"], sent["times_values"].int())

@@ -45,7 +45,7 @@ class DeviceSampler:
             layout = self._known = _Layout(rows, self._link, self._adjustments, self._vocabulary)
         drawn = [row for group in layout.groups if group.kind.drawn for row in group.rows]
         if drawn:
-            parcel.add(_NUMBERS, uniforms(drawn))
+            parcel[_NUMBERS] = uniforms(drawn)
         follow = self._adjustments.follow([row for group in layout.adjusted for row in group.rows], parcel)
         return Sampling(self._adjustments, layout, follow)
 

@@ -96,9 +96,9 @@ class DeviceRows:
                 pages = table.pages[number, known:count].tolist()
                 new_pages += [(number + 1, known + at, page) for at, page in enumerate(pages)]
         if updates:
-            parcel.add(_UPDATES, np.array(updates, dtype=np.int64))
+            parcel[_UPDATES] = np.array(updates, dtype=np.int64)
         if new_pages:
-            parcel.add(_NEW_PAGES, np.array(new_pages, dtype=np.int64))
+            parcel[_NEW_PAGES] = np.array(new_pages, dtype=np.int64)
 
     def arrived(
         self, rows: Sequence[TableRow], starts: Sequence[int], table: RowTable, sent: dict[str, torch.Tensor]

@@ -158,11 +158,11 @@ class DeviceWorker(BaseWorker):
         batch, parcel = self.builder.build(plan), Parcel()
         rows = batch.sampled
         if waiting := self._on_the_device(batch):
-            parcel.add("waiting", np.array(waiting, dtype=np.int64))
+            parcel["waiting"] = np.array(waiting, dtype=np.int64)
         sampling = None
         if rows:
             sampling = self.sampler.prepare(rows, parcel)
-            parcel.add("rows", numbers_of(rows))
+            parcel["rows"] = numbers_of(rows)
         sent = parcel.send(self._link)
         if waiting:
             places, numbers = sent["waiting"].unbind(1)
@@ -193,7 +193,7 @@ class DeviceWorker(BaseWorker):
         self.rows.prepare(rows, starts, table, parcel)
         if graph.numbers != numbers:
             padding = np.full(size - count, NOBODY, dtype=np.int64)
-            parcel.add("rows", np.concatenate((numbers_of(rows), padding)))
+            parcel["rows"] = np.concatenate((numbers_of(rows), padding))
         sent = parcel.send(self._link)
         self.rows.arrived(rows, starts, table, sent)
         if "rows" in sent:
