@@ -21,56 +21,57 @@ def error_of(answer: httpx2.Response) -> dict[str, Any]:
     return error
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "code", "says"),
-    [
-        ({"messages": None}, "messages", "invalid_value", "array"),
-        ({"messages": []}, "messages", "invalid_value", "at least 1"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value", "required"),
-        ({"messages": [{"content": "x"}]}, "messages[0].role", "invalid_value", "string"),
-        ({"messages": ["x"]}, "messages[0]", "invalid_value", "object"),
-        ({"messages": [{"role": "forbidden", "content": ""}]}, "messages", "invalid_value", "roles must be user"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content[0]",
-            "unsupported_parameter",
-            "text parts",
-        ),
-        ({"temperature": "hot"}, "temperature", "invalid_value", "number"),
-        ({"temperature": -1}, "temperature", "invalid_value", "a number from 0 to 10, not -1"),
-        ({"top_p": 0}, "top_p", "invalid_value", "above 0 and at most 1, not 0"),
-        ({"n": 9}, "n", "invalid_value", "8"),
-        ({"max_tokens": 0}, "max_tokens", "invalid_value", "1"),
-        ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", "invalid_value", "at most the 4"),
-        ({"stop": 5}, "stop", "invalid_value", "string"),
-        ({"stop": ["a"] * 17}, "stop", "invalid_value", "up to 16"),
-        ({"stop": ""}, "stop", "invalid_value", "1 to 256 characters"),
-        ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value", "token id"),
-        ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value", "vocabulary"),
-        ({"stop_token_ids": [99999]}, "stop_token_ids", "invalid_value", "vocabulary"),
-        ({"top_logprobs": 2}, "top_logprobs", "invalid_value", "logprobs"),
-        ({"service_tier": "gold"}, "service_tier", "invalid_value", "priority"),
-        ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter", "not supported yet"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter", "text"),
-        ({"modalities": ["audio"]}, "modalities", "unsupported_parameter", "text"),
-        ({"stream_options": {"include_usage": "x"}}, "stream_options.include_usage", "invalid_value", "boolean"),
-        ({"model": ""}, "model", "invalid_value", "at least 1 character"),
-        ({"model": "nobody/nothing"}, "model", "model_not_found", "Nearest names"),
-        ({"max_tokens": 600}, "max_tokens", "context_length_exceeded", "512"),
-        (
-            {"continue_final_message": True},
-            "continue_final_message",
-            "invalid_value",
-            "assistant",
-        ),
-    ],
-)
-async def test_a_wrong_field_is_named(served: Served, body: dict[str, Any], param: str, code: str, says: str) -> None:
-    answer = await served.http.post(CHAT, json={"model": "tiny", "messages": HELLO} | body)
-    error = error_of(answer)
-    assert answer.status_code == (404 if code == "model_not_found" else 400)
-    assert (error["param"], error["code"]) == (param, code)
-    assert says in error["message"]
+WRONG_FIELDS: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"messages": None}, "messages", "invalid_value", "array"),
+    ({"messages": []}, "messages", "invalid_value", "at least 1"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value", "required"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "invalid_value", "string"),
+    ({"messages": ["x"]}, "messages[0]", "invalid_value", "object"),
+    ({"messages": [{"role": "forbidden", "content": ""}]}, "messages", "invalid_value", "roles must be user"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0]",
+        "unsupported_parameter",
+        "text parts",
+    ),
+    ({"temperature": "hot"}, "temperature", "invalid_value", "number"),
+    ({"temperature": -1}, "temperature", "invalid_value", "a number from 0 to 10, not -1"),
+    ({"top_p": 0}, "top_p", "invalid_value", "above 0 and at most 1, not 0"),
+    ({"n": 9}, "n", "invalid_value", "8"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value", "1"),
+    ({"max_tokens": 4, "min_tokens": 5}, "min_tokens", "invalid_value", "at most the 4"),
+    ({"stop": 5}, "stop", "invalid_value", "string"),
+    ({"stop": ["a"] * 17}, "stop", "invalid_value", "up to 16"),
+    ({"stop": ""}, "stop", "invalid_value", "1 to 256 characters"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value", "token id"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value", "vocabulary"),
+    ({"stop_token_ids": [99999]}, "stop_token_ids", "invalid_value", "vocabulary"),
+    ({"top_logprobs": 2}, "top_logprobs", "invalid_value", "logprobs"),
+    ({"service_tier": "gold"}, "service_tier", "invalid_value", "priority"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter", "not supported yet"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter", "text"),
+    ({"modalities": ["audio"]}, "modalities", "unsupported_parameter", "text"),
+    ({"stream_options": {"include_usage": "x"}}, "stream_options.include_usage", "invalid_value", "boolean"),
+    ({"model": ""}, "model", "invalid_value", "at least 1 character"),
+    ({"model": "nobody/nothing"}, "model", "model_not_found", "Nearest names"),
+    ({"max_tokens": 600}, "max_tokens", "context_length_exceeded", "512"),
+    (
+        {"continue_final_message": True},
+        "continue_final_message",
+        "invalid_value",
+        "assistant",
+    ),
+]
+"""Each with the field that the error names, its code, and what it says."""
+
+
+async def test_a_wrong_field_is_named(served: Served) -> None:
+    for body, param, code, says in WRONG_FIELDS:
+        answer = await served.http.post(CHAT, json={"model": "tiny", "messages": HELLO} | body)
+        error = error_of(answer)
+        assert answer.status_code == (404 if code == "model_not_found" else 400), body
+        assert (error["param"], error["code"]) == (param, code)
+        assert says in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -75,28 +75,28 @@ EVERY_WAY_TO_NAME_A_MODEL = [
 ]
 
 
+FORBIDDEN_AND_MISSING = [
+    ("acme/sql", "acme/sqx"),
+    ("acme/broken", "acme/brokex"),
+    (f"{POOL}:acme/sql", f"{POOL}:acme/sqx"),
+    (f"{GROUP}:acme/sql", f"{GROUP}:acme/sqx"),
+    ("sql", "sqx"),
+    ("acme/sql", "none/sql"),
+]
+
+
 @pytest.mark.parametrize(("path", "more"), EVERY_WAY_TO_NAME_A_MODEL)
-@pytest.mark.parametrize(
-    ("forbidden", "missing"),
-    [
-        ("acme/sql", "acme/sqx"),
-        ("acme/broken", "acme/brokex"),
-        (f"{POOL}:acme/sql", f"{POOL}:acme/sqx"),
-        (f"{GROUP}:acme/sql", f"{GROUP}:acme/sqx"),
-        ("sql", "sqx"),
-        ("acme/sql", "none/sql"),
-    ],
-)
 async def test_a_forbidden_model_is_answered_like_an_unknown_one(
-    tenants: Tenants, path: str, more: dict[str, Any], forbidden: str, missing: str
+    tenants: Tenants, path: str, more: dict[str, Any]
 ) -> None:
     """Body, status and headers of any request."""
-    answers = [await tenants.ask(path, name, **more) for name in (forbidden, missing)]
-    assert [answer.status_code for answer in answers] == [404, 404]
-    bodies = [answer.text.replace(name, "NAME") for answer, name in zip(answers, (forbidden, missing), strict=True)]
-    assert bodies[0] == bodies[1]
-    headers = [{name for name in answer.headers if name != "content-length"} for answer in answers]
-    assert headers[0] == headers[1]
+    for names in FORBIDDEN_AND_MISSING:
+        answers = [await tenants.ask(path, name, **more) for name in names]
+        assert [answer.status_code for answer in answers] == [404, 404], names
+        bodies = [answer.text.replace(name, "NAME") for answer, name in zip(answers, names, strict=True)]
+        assert bodies[0] == bodies[1]
+        headers = [{name for name in answer.headers if name != "content-length"} for answer in answers]
+        assert headers[0] == headers[1], names
     assert not tenants.cluster.scheduler.enqueued
 
 
