@@ -16,12 +16,6 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 def read_supported_config(folder: Path) -> dict[str, Any]:
     """The model's configuration. Raises ModelFolderError if Motet can't serve such a model, whatever its weights."""
-    raw = _config_of(folder)
-    _refuse(raw)
-    return raw
-
-
-def _config_of(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelFolderError(f"{folder} has no config.json. spec.model.uri must name a Hugging Face model folder.")
@@ -31,6 +25,7 @@ def _config_of(folder: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ModelFolderError(f"{path} must contain a JSON object.")
+    _refuse(raw)
     return raw
 
 

@@ -13,16 +13,14 @@ from typing import Any
 
 import regex
 
+from motet.digest import ADAPTER_FILES
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.module_patterns import Matcher
 from motet_runner.adapters.module_selection import ModuleSelection
 from motet_runner.adapters.strict_json import parse
+from motet_runner.sources.file_selection import MAX_CONFIG_BYTES
 
-CONFIG_NAME = "adapter_config.json"
-WEIGHTS_NAME = "adapter_model.safetensors"
-
-MAX_CONFIG_BYTES = 1 << 20
-"""The most bytes of a config. One that names each module of a large mixture of experts has a tenth of this."""
+CONFIG_NAME, WEIGHTS_NAME = ADAPTER_FILES
 
 MERGE = "Merge it into the base model with PEFT's merge_and_unload(), and serve the result as a model of its own"
 

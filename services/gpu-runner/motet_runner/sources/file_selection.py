@@ -16,7 +16,8 @@ INDEX = "model.safetensors.index.json"
 ONE_SHARD = "model.safetensors"
 
 MAX_CONFIG_BYTES = 1 << 20
-"""The most bytes of an adapter's configuration."""
+"""The most bytes of a configuration. An adapter's that names each module of a large mixture of experts has a tenth of
+this."""
 
 MAX_TEXT_BYTES = 16 << 20
 """The most bytes of an adapter's own template or list of tokens: ten times those of the largest models."""

@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 
 from motet.runner_info import Failure
 from motet_runner.adapters.policy.values import FetchRequest
-
-RETRY_LATER_SECONDS = 300.0
-"""The longest pause after a failure that names no time itself"""
+from motet_runner.sources.fetch_errors import RETRY_LATER_SECONDS
 
 MAX_PER_NAMESPACE = 256
 """How many failures of a namespace are remembered. A tenant with more of them forgets its own oldest one."""

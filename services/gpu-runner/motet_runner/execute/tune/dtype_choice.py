@@ -19,7 +19,7 @@ from motet_runner.cpu import cpu_name, multiplies_bfloat16
 from motet_runner.execute.load.checkpoint_headers import FLOATS, Checkpoint
 from motet_runner.execute.pack.linear_packing import Packing
 from motet_runner.execute.tune.kept_choices import KeptChoices
-from motet_runner.execute.tune.thread_choice import quiet
+from motet_runner.execute.tune.thread_choice import MEASURE_SECONDS, ROUNDS, quiet
 
 log = structlog.get_logger(__name__)
 
@@ -28,10 +28,6 @@ CANDIDATES = (torch.float32, torch.bfloat16)
 MEASURED_ROWS = 8
 MEASURED_NUMBERS = 8 << 20
 """How many weights are measured: more than the caches near a core hold, and quickly packed"""
-ROUNDS = 9
-MEASURE_SECONDS = 0.3
-"""After this time, no new round begins."""
-
 LEAST_GAIN = 1.1
 """float32 must be faster by this factor: it takes twice the memory."""
 
