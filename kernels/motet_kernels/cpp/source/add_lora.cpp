@@ -76,7 +76,7 @@ template <typename T> struct Work {
         const T *a = matrix<T>(piece.segment, of.index, 0);
         if (!a) return;
         const int64_t rank = piece.segment.rank, steps = rank / RANKS_AT_ONCE;
-        ::shrink(Rows<const T>{static_cast<const T *>(of.x) + piece.row * of.x_stride, of.x_stride}, piece.rows, a,
+        ::shrink(Matrix<const T>{static_cast<const T *>(of.x) + piece.row * of.x_stride, of.x_stride}, piece.rows, a,
                  of.inputs, products_of(number, linear), rank, steps * part / parts * RANKS_AT_ONCE,
                  steps * (part + 1) / parts * RANKS_AT_ONCE, next);
     }
@@ -93,7 +93,7 @@ template <typename T> struct Work {
         if (piece.rows == 1)
             add_row(y, factors, rank, b, of.outputs, from, to, next);
         else
-            ::expand(Rows<T>{y, of.y_stride}, rows, factors, rank, b, of.outputs, from, to);
+            ::expand(Matrix<T>{y, of.y_stride}, rows, factors, rank, b, of.outputs, from, to);
     }
 
     void all_of_piece(int64_t number) const {

@@ -90,10 +90,6 @@ template <typename T> struct Call {
         return out + ((sequence.first + row + i / group) * heads + kv_head * group + i % group) * batch.width;
     }
 
-    int64_t first_key(int64_t position) const {
-        return options.window && position >= options.window ? position - options.window + 1 : 0;
-    }
-
     // Turns products of query and key into scores; scores of masked keys become -infinity.
     void score(float *of_query, int64_t first, int64_t keys, int64_t position) const {
         for (int64_t i = 0; i < keys; i += LANES) {
@@ -101,7 +97,7 @@ template <typename T> struct Call {
             if (options.softcap > 0) value = hyperbolic_tangent(value / options.softcap) * options.softcap;
             store_floats(of_query + i, value);
         }
-        for (int64_t i = 0; i < first_key(position) - first && i < keys; ++i) of_query[i] = NOTHING;
+        for (int64_t i = 0; i < options.first_key(position) - first && i < keys; ++i) of_query[i] = NOTHING;
         for (int64_t i = position + 1 > first ? position + 1 - first : 0; i < keys; ++i) of_query[i] = NOTHING;
     }
 
@@ -131,7 +127,7 @@ template <typename T> struct Call {
 
     void unit(const Sequence &sequence, int64_t kv_head, int64_t row, int64_t rows, Scratch &scratch) const {
         const int64_t position = sequence.start + row;
-        const int64_t first_page = first_key(position) / PAGE, end_page = (position + rows - 1) / PAGE + 1;
+        const int64_t first_page = options.first_key(position) / PAGE, end_page = (position + rows - 1) / PAGE + 1;
 #if defined(MOTET_TILES)
         if constexpr (TILED)
             if (is_tiled(sequence)) return tiled_unit(sequence, kv_head, row, rows, first_page, end_page, scratch);

@@ -64,6 +64,7 @@ struct AttentionOptions {
     float scale;
     int64_t window;  // 0: all tokens before
     float softcap;   // 0: none
+    int64_t first_key(int64_t position) const { return window && position >= window ? position - window + 1 : 0; }
 };
 
 // Distances of heads and of rows, in elements.

@@ -14,12 +14,6 @@
 #include "tiles.h"
 #include "vectors.h"
 
-template <typename T> struct Matrix {
-    T *data;
-    int64_t stride;  // numbers from one row to the next
-    INLINE T *row(int64_t i) const { return data + i * stride; }
-};
-
 constexpr int MOST_SUMS_IN_REGISTERS = LANES == 8 ? 12 : 24;
 constexpr int MOST_ROWS = MOST_SUMS_IN_REGISTERS / 2;
 constexpr int MOST_PANELS = 4;

@@ -6,12 +6,6 @@
 
 namespace {
 
-template <typename T> struct Rows {
-    T *data;
-    int64_t stride;
-    T *row(int64_t i) const { return data + i * stride; }
-};
-
 constexpr int ROWS_AT_ONCE = LANES == 16 ? 4 : 2;
 constexpr int RANKS_AT_ONCE = 4;    // with several rows
 constexpr int ROWS_IN_BLOCK = 32;   // rows of a piece
@@ -75,7 +69,7 @@ INLINE floats product(const T *x, const T *a, int64_t inputs, const Stream<1> &s
 
 // R rows of x with K rows of A. `next`: the following rows of A; null if they were already read.
 template <int R, int K, typename T>
-INLINE void products(Rows<const T> x, const T *a, int64_t inputs, float *into, int64_t rank, const T *next) {
+INLINE void products(Matrix<const T> x, const T *a, int64_t inputs, float *into, int64_t rank, const T *next) {
     floats sums_of[R][K] = {};
     by_pairs(inputs, [&](int64_t i, auto count) {
         if (next)
@@ -100,7 +94,7 @@ INLINE void products(Rows<const T> x, const T *a, int64_t inputs, float *into, i
 
 // `into` [rows, rank] gets the columns [k, last) of x · A.
 template <typename T>
-void shrink(Rows<const T> x, int64_t rows, const T *a, int64_t inputs, float *into, int64_t rank, int64_t k,
+void shrink(Matrix<const T> x, int64_t rows, const T *a, int64_t inputs, float *into, int64_t rank, int64_t k,
             int64_t last, const T *next) {
     if (rows == 1) {
         const int64_t width = inputs * (int64_t)sizeof(T);
@@ -121,7 +115,7 @@ void shrink(Rows<const T> x, int64_t rows, const T *a, int64_t inputs, float *in
         for (int64_t row = 0; row < rows; row += ROWS_AT_ONCE) {
             const T *following = row == 0 ? of_k + RANKS_AT_ONCE * inputs : nullptr;
             with_rows<ROWS_AT_ONCE>(rows - row, [&](auto count) {
-                products<decltype(count)::value, RANKS_AT_ONCE>(Rows<const T>{x.row(row), x.stride}, of_k, inputs,
+                products<decltype(count)::value, RANKS_AT_ONCE>(Matrix<const T>{x.row(row), x.stride}, of_k, inputs,
                                                                 into + row * rank + k, rank, following);
             });
         }
@@ -133,7 +127,7 @@ void shrink(Rows<const T> x, int64_t rows, const T *a, int64_t inputs, float *in
 // Adds R rows of products · B to C Pairs of columns; a row has `steps` factors. `cold`: these columns were not read
 // yet.
 template <int R, int C, typename T, typename Count>
-INLINE void add_columns(Rows<T> y, const typename Steps<T>::Factor *factors, int64_t steps, const T *b,
+INLINE void add_columns(Matrix<T> y, const typename Steps<T>::Factor *factors, int64_t steps, const T *b,
                         int64_t outputs, Count count, bool cold) {
     Pair sums_of[R][C] = {};
     for (int64_t k = 0; k < steps; ++k) {
@@ -156,13 +150,13 @@ INLINE void add_columns(Rows<T> y, const typename Steps<T>::Factor *factors, int
 
 // Adds columns [from, to) of R rows. `to` is the end of the row, or a multiple of PAIR away from `from`.
 template <int R, typename T>
-INLINE void add_rows(Rows<T> y, const typename Steps<T>::Factor *factors, int64_t steps, const T *b, int64_t outputs,
+INLINE void add_rows(Matrix<T> y, const typename Steps<T>::Factor *factors, int64_t steps, const T *b, int64_t outputs,
                      int64_t from, int64_t to, bool cold) {
     for (; from + COLUMNS_AT_ONCE * PAIR <= to; from += COLUMNS_AT_ONCE * PAIR)
-        add_columns<R, COLUMNS_AT_ONCE>(Rows<T>{y.data + from, y.stride}, factors, steps, b + from, outputs, Whole{},
+        add_columns<R, COLUMNS_AT_ONCE>(Matrix<T>{y.data + from, y.stride}, factors, steps, b + from, outputs, Whole{},
                                         cold);
     by_pairs(to - from, [&](int64_t i, auto count) {
-        add_columns<R, 1>(Rows<T>{y.data + from + i, y.stride}, factors, steps, b + from + i, outputs, count, false);
+        add_columns<R, 1>(Matrix<T>{y.data + from + i, y.stride}, factors, steps, b + from + i, outputs, count, false);
     });
 }
 
@@ -208,14 +202,14 @@ INLINE void add_row(T *y, const float *products, int64_t rank, const T *b, int64
 
 // Adds to the rows of a piece that has several.
 template <typename T>
-void expand(Rows<T> y, int64_t rows, const float *products, int64_t rank, const T *b, int64_t outputs, int64_t from,
+void expand(Matrix<T> y, int64_t rows, const float *products, int64_t rank, const T *b, int64_t outputs, int64_t from,
             int64_t to) {
     typename Steps<T>::Factor buffer[ROWS_IN_BLOCK * MOST_RANK / Steps<T>::STEP + PAIR];
     auto factors = Steps<T>::factors(products, rows * rank, buffer);
     const int64_t steps = rank / Steps<T>::STEP;
     for (int64_t row = 0; row < rows; row += ROWS_AT_ONCE)
         with_rows<ROWS_AT_ONCE>(rows - row, [&](auto count) {
-            add_rows<decltype(count)::value>(Rows<T>{y.row(row), y.stride}, factors + row * steps, steps, b, outputs,
+            add_rows<decltype(count)::value>(Matrix<T>{y.row(row), y.stride}, factors + row * steps, steps, b, outputs,
                                              from, to, row == 0);
         });
 }

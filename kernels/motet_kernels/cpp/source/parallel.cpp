@@ -2,6 +2,9 @@
 
 #include "tiles.h"
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -9,11 +12,6 @@
 #include <mutex>
 #include <thread>
 #include <vector>
-
-#if defined(__unix__) || defined(__APPLE__)
-#include <pthread.h>
-#include <signal.h>
-#endif
 
 namespace {
 
@@ -176,12 +174,10 @@ class Helpers {
 
   private:
     void hire(int64_t count) {
-#if defined(__unix__) || defined(__APPLE__)
+        if (hired_ >= count) return;
         sigset_t every, before;  // signals are for the threads of the caller
         sigfillset(&every);
-        if (hired_ < count) pthread_sigmask(SIG_BLOCK, &every, &before);
-        const bool blocked = hired_ < count;
-#endif
+        pthread_sigmask(SIG_BLOCK, &every, &before);
         try {
             while (hired_ < count) {
                 std::thread([this, number = hired_ + 1] { help(number); }).detach();
@@ -189,9 +185,7 @@ class Helpers {
             }
         } catch (const std::exception &) {  // no more threads available: the others compute everything
         }
-#if defined(__unix__) || defined(__APPLE__)
-        if (blocked) pthread_sigmask(SIG_SETMASK, &before, nullptr);
-#endif
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
 
     void help(int64_t number) {
@@ -222,13 +216,7 @@ std::atomic<Helpers *> the_helpers{nullptr};
 void forget_helpers() { the_helpers = nullptr; }
 
 Helpers &helpers() {
-    static const bool watched = [] {
-#if defined(__unix__) || defined(__APPLE__)
-        pthread_atfork(nullptr, nullptr, forget_helpers);
-#endif
-        return true;
-    }();
-    (void)watched;
+    [[maybe_unused]] static const int watched = pthread_atfork(nullptr, nullptr, forget_helpers);
     Helpers *present = the_helpers;
     if (!present) {
         auto *fresh = new Helpers;  // never deleted: threads use it until the process has ended

@@ -52,7 +52,7 @@ class TiledAttention {
         pack_values(values, pages);
         for (int64_t column = 0; column < columns; column += 2) {
             const int64_t both = columns - column < 2 ? 1 : 2;
-            const int64_t last = position(column + both - 1, LANES - 1), least = first_key(position(column, 0));
+            const int64_t last = position(column + both - 1, LANES - 1), least = options_.first_key(position(column, 0));
             const int64_t seen = last < first_token ? 0 : (last - first_token) / PAGE + 1;
             const int64_t pages_seen = seen < pages ? seen : pages;
             if (!pages_seen || first_token + pages_seen * PAGE <= least) continue;
@@ -119,9 +119,6 @@ class TiledAttention {
     int64_t position(int64_t column, int64_t lane) const {
         const int64_t query = column * LANES + lane;
         return first_position_ + (query < count_ ? query : count_ - 1) / group_;
-    }
-    int64_t first_key(int64_t position) const {
-        return options_.window && position >= options_.window ? position - options_.window + 1 : 0;
     }
 
     // PAIR numbers of a row of `width_`; zeros beyond its end.
@@ -195,7 +192,7 @@ class TiledAttention {
     void weigh(int64_t column, Scores &scores, Weights &weights, int64_t pages, int64_t first_token) {
         const int64_t tokens = pages * PAGE;
         const bool seen_by_all = first_token + tokens - 1 <= position(column, 0) &&
-                                 first_token >= first_key(position(column, LANES - 1));
+                                 first_token >= options_.first_key(position(column, LANES - 1));
         const bool as_they_are = seen_by_all && options_.softcap <= 0 && options_.scale > 0;
         if (!as_they_are) finish_scores(column, scores, tokens, first_token);
         const floats factor = all(as_they_are ? options_.scale * LOG_OF_E : 1.0f);
@@ -232,7 +229,7 @@ class TiledAttention {
         for (int lane = 0; lane < LANES; ++lane) {
             const int64_t at = position(column, lane);
             newest[lane] = (int32_t)(at - first_token);
-            oldest[lane] = (int32_t)(first_key(at) - first_token);
+            oldest[lane] = (int32_t)(options_.first_key(at) - first_token);
         }
         const float cap = options_.softcap, factor = options_.scale * (cap > 0 ? 1 / cap : LOG_OF_E);
         for (int64_t token = 0; token < tokens; ++token) {

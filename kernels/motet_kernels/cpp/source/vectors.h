@@ -46,6 +46,12 @@ struct Pair {
     floats a, b;
 };
 
+template <typename T> struct Matrix {
+    T *data;
+    int64_t stride;  // numbers from one row to the next
+    INLINE T *row(int64_t i) const { return data + i * stride; }
+};
+
 INLINE floats all(float value) { return value - floats{}; }
 INLINE words all_words(uint32_t value) { return value - words{}; }
 INLINE floats as_floats(words bits) { return (floats)bits; }
