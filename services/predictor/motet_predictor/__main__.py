@@ -13,8 +13,16 @@ from motet.surroundings import real_surroundings
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import Persistence
+from motet_predictor.prompt_model import PromptModel
+from motet_predictor.refits import Refits
 from motet_predictor.service import PredictorService
 from motet_predictor.settings import Settings
+
+WEIGHTS_FILE = "predictor-weights.npz"
+"""In the state directory. It may be lost: the next refit writes it again."""
+
+LOOK_SECONDS = 5.0
+"""How often it is looked whether a refit is due."""
 
 
 def main() -> None:
@@ -23,11 +31,19 @@ def main() -> None:
 
     async def predict(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         metrics = Metrics(registry)
-        model = LengthModel(max_scopes=settings.max_scopes)
+        lengths = LengthModel(max_scopes=settings.max_scopes)
+        model = PromptModel(lengths, max_adapters=settings.max_scopes)
+        refits = Refits(
+            model,
+            metrics,
+            process.data_dir.absolute() / WEIGHTS_FILE,
+            after_answers=settings.refit_answers,
+            max_seconds=settings.refit_max_seconds,
+        )
         async with open_store(database.url(process)) as store:
             persistence = Persistence(
                 store,
-                model,
+                lengths,
                 metrics,
                 load_scopes=settings.max_scopes,
                 queued_samples=settings.queued_samples,
@@ -42,8 +58,13 @@ def main() -> None:
                 addresses.predictor_address, service.handlers, process=health, ready=False
             ) as server:
                 await persistence.flush()  # loads; without a database we start from the prior, and load later
+                await refits.load()
                 await server.set_ready(True)
-                await run_until(stop, every(settings.save_seconds * process.time_scale, flush, name="save"))
+                await run_until(
+                    stop,
+                    every(settings.save_seconds * process.time_scale, flush, name="save"),
+                    every(LOOK_SECONDS * process.time_scale, refits.refit_if_due, name="refit"),
+                )
             await persistence.flush()
 
     run("predictor", process, predict)

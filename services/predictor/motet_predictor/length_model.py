@@ -100,16 +100,33 @@ class LengthModel:
 
     def estimate(self, tenant: str, adapter: str, max_tokens: int) -> LengthEstimate:
         """Estimate an answer of at most `max_tokens` tokens; 0: no bound."""
-        if self._moved > CHANGE_THRESHOLD * len(self._mean):
-            self._overall, self._moved = self._mean.shares(), 0.0
-        tenants = self._distribution(Scope("tenant", tenant), self._overall, threshold=CHANGE_THRESHOLD)
-        masses = self._distribution(Scope("adapter", tenant, adapter), tenants, threshold=0.0)
+        masses = self.shares(tenant, adapter)
         bound = max_tokens or MAX_TOKENS
         q50, q80, q90, q95 = (min(tokens, bound) for tokens in quantiles_of(masses, QUANTILES))
         last = bucket_of(bound)
         within = masses[:last]
         expected = sum(map(float.__mul__, within, _EDGES)) + bound * (1.0 - sum(within))
         return LengthEstimate(q50, q80, q90, q95, expected)
+
+    def shares(self, tenant: str, adapter: str) -> BucketShares:
+        """The share of each bucket of lengths among the next answers of a tenant's adapter."""
+        if self._moved > CHANGE_THRESHOLD * len(self._mean):
+            self._overall, self._moved = self._mean.shares(), 0.0
+        tenants = self._distribution(Scope("tenant", tenant), self._overall, threshold=CHANGE_THRESHOLD)
+        return self._distribution(Scope("adapter", tenant, adapter), tenants, threshold=0.0)
+
+    def restart(self, tenant: str, adapter: str, answers: Iterable[tuple[int, bool]]) -> None:
+        """Drop what an adapter's statistics are, and learn only these answers (length, censored). Its tenant's keep
+        all: other adapters start from them."""
+        scope = Scope("adapter", tenant, adapter)
+        statistics = LengthStatistics()
+        for tokens, censored in answers:
+            statistics.observe(tokens, censored=censored)
+        self._known[scope] = statistics
+        self._known.move_to_end(scope)
+        self._distributions.pop(scope, None)
+        self._changed[scope] = None
+        self._forget_least_recent()
 
     def observe(self, tenant: str, adapter: str, tokens: int, *, censored: bool = False) -> None:
         """Count an answer of `tokens` tokens, or of at least that many if it was cut (`censored`)."""

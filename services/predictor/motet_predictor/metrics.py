@@ -47,9 +47,24 @@ class Metrics:
             ["table"],
             registry=registry,
         )
+        self.features_ignored = Counter(
+            "motet_predictor_features_ignored",
+            "Prompts whose features were not used, because another version or another key made them than those that the"
+            " weights were fitted to.",
+            registry=registry,
+        )
+        self.refits = Counter(
+            "motet_predictor_refits",
+            "Times that the weights of prompts' features were fitted again. Outcomes: done; nothing: no sample has"
+            " features; failed: the log has the reason, and the weights stay as they were.",
+            ["outcome"],
+            registry=registry,
+        )
         self.store_up = Gauge(
             "motet_predictor_store_up", "1 if the last write to the database succeeded, else 0.", registry=registry
         )
+        for outcome in ("done", "nothing", "failed"):
+            self.refits.labels(outcome)
         for censored in ("true", "false"):
             self.outcomes.labels(censored)
         for quantile in ("0.5", "0.8", "0.9", "0.95"):

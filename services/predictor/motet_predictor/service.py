@@ -1,7 +1,5 @@
 """The predictor's calls. Predict answers from memory, Observe learns at once; the database is written later."""
 
-import struct
-
 import structlog
 
 from motet.api.v1 import common_pb2, predictor_pb2
@@ -9,19 +7,19 @@ from motet.clock import Clock
 from motet.store.length_samples import LengthSample
 from motet.transport import Handlers
 from motet.transport.methods import OBSERVE, PREDICT
-from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import Persistence
+from motet_predictor.prompt_model import PromptModel
+from motet_predictor.sample_features import NO_FEATURES, Features, features_of, to_bytes
 
 log = structlog.get_logger(__name__)
 
-_MAX_FEATURES = 1024
 _SOURCE = "model:"
 _TENANT, _ADAPTER = 253, 512
 
 
 class PredictorService:
-    def __init__(self, model: LengthModel, persistence: Persistence, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, model: PromptModel, persistence: Persistence, metrics: Metrics, clock: Clock) -> None:
         self._model = model
         self._persistence = persistence
         self._metrics = metrics
@@ -44,15 +42,23 @@ class PredictorService:
         for outcome in request.outcomes:
             self._count_coverage(outcome)
             tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)
-            self._model.observe(tenant, adapter, outcome.output_tokens, censored=outcome.censored)
-            self._persistence.add(_sample(outcome))
+            features = features_of(outcome.features)
+            self._model.observe(
+                tenant,
+                adapter,
+                outcome.output_tokens,
+                censored=outcome.censored,
+                features=self._known(features, outcome.feature_space),
+            )
+            self._persistence.add(_sample(outcome, features))
             self._metrics.outcomes.labels("true" if outcome.censored else "false").inc()
-        self._metrics.scopes.set(len(self._model))
+        self._metrics.scopes.set(len(self._model.lengths))
         return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
 
     def _estimate(self, prompt: predictor_pb2.Prompt) -> common_pb2.Estimate:
         tenant, adapter = _text(prompt.tenant, _TENANT), _text(prompt.adapter, _ADAPTER)
-        lengths = self._model.estimate(tenant, adapter, prompt.max_tokens)
+        features = self._known(features_of(prompt.features), prompt.feature_space)
+        lengths = self._model.estimate(tenant, adapter, prompt.max_tokens, features)
         return common_pb2.Estimate(
             q50=lengths.q50,
             q80=lengths.q80,
@@ -61,6 +67,16 @@ class PredictorService:
             rank=lengths.expected,
             source=_SOURCE + self._model.version,
         )
+
+    def _known(self, features: Features, space: int) -> Features:
+        """The features, if the weights were fitted to such ones."""
+        weights = self._model.weights
+        if weights is None or not len(features):
+            return NO_FEATURES
+        if space != weights.space:
+            self._metrics.features_ignored.inc()
+            return NO_FEATURES
+        return features
 
     def _count_coverage(self, outcome: predictor_pb2.Outcome) -> None:
         """Count how often our quantiles were right. Cut answers and estimates of other sources do not count."""
@@ -79,8 +95,7 @@ def _text(text: str, max_length: int) -> str:
     return text[:max_length].replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _sample(outcome: predictor_pb2.Outcome) -> LengthSample:
-    features = outcome.features[:_MAX_FEATURES]
+def _sample(outcome: predictor_pb2.Outcome, features: Features) -> LengthSample:
     return LengthSample(
         request=_text(outcome.request, 128),
         tenant=_text(outcome.tenant, _TENANT),
@@ -91,5 +106,5 @@ def _sample(outcome: predictor_pb2.Outcome) -> LengthSample:
         estimated_q50=outcome.estimate.q50,
         estimated_q95=outcome.estimate.q95,
         estimate_source=_text(outcome.estimate.source, 128),
-        features=struct.pack(f"<{len(features)}I", *features),
+        features=to_bytes(outcome.feature_space, features),
     )

@@ -23,3 +23,17 @@ class Settings(BaseSettings):
 
     keep_samples: int = Field(200_000, ge=1)
     """How many training samples stay in the database: the newest ones."""
+
+    keep_samples_of_tenant: int = Field(5_000, ge=1)
+    """How many training samples of each tenant stay in the database after a refit: the newest ones. So a tenant with
+    many answers does not take the room of the others."""
+
+    refit_answers: int = Field(500, ge=1)
+    """After how many new answers the weights of prompts' features are fitted again, in a process of low priority."""
+
+    refit_samples: int = Field(50_000, ge=100)
+    """How many samples a refit reads at most: equally many of each tenant if there are more. 50,000 take a minute or
+    two."""
+
+    refit_max_seconds: float = Field(1800.0, gt=0)
+    """A refit that takes longer is ended. The predictor goes on with the weights that it has."""

@@ -103,6 +103,22 @@ async def save(
             await connection.execute(delete(LengthSampleRow).where(LengthSampleRow.id <= newest - keep_samples))
 
 
+async def samples_of_all_tenants(store: Store, *, of_each: int, limit: int) -> list[LengthSample]:
+    """The newest samples, oldest first: `of_each` of a tenant, and of all tenants equally many where there are more
+    than `limit`. Others of the tenants are deleted, so that no tenant takes the room of the others."""
+    rank = func.row_number().over(partition_by=LengthSampleRow.tenant, order_by=LengthSampleRow.id.desc())
+    ranked = select(LengthSampleRow.id.label("id"), rank.label("rank")).subquery()
+    async with store.write() as connection:
+        await connection.execute(
+            delete(LengthSampleRow).where(LengthSampleRow.id.in_(select(ranked.c.id).where(ranked.c.rank > of_each)))
+        )
+    columns = [getattr(LengthSampleRow, name) for name in LengthSample.__dataclass_fields__]
+    chosen = select(ranked.c.id).order_by(ranked.c.rank, ranked.c.id.desc()).limit(limit)
+    query = select(*columns).where(LengthSampleRow.id.in_(chosen)).order_by(LengthSampleRow.id)
+    async with store.read() as connection:
+        return [LengthSample(**row) for row in (await connection.execute(query)).mappings()]
+
+
 async def count_samples(store: Store) -> int:
     async with store.read() as connection:
         return await connection.scalar(select(func.count()).select_from(LengthSampleRow)) or 0

@@ -48,7 +48,8 @@ class LengthSampleRow(Table):
     estimated_q95: Mapped[int] = mapped_column(Number)
     estimate_source: Mapped[str] = mapped_column(String(128))
     features: Mapped[bytes] = mapped_column(LargeBinary)
-    """Hashed n-grams of the prompt as little-endian 32-bit numbers."""
+    """Keyed hashes of the prompt's tokens as little-endian 32-bit numbers, behind the number of their version and key;
+    empty if there are none."""
     created: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
 
 

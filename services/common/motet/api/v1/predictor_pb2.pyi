@@ -50,15 +50,18 @@ class Prompt(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    FEATURE_SPACE_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     tenant: _builtins.str
     adapter: _builtins.str
     """namespace/name; empty: the base model"""
     prompt_tokens: _builtins.int
     max_tokens: _builtins.int
+    feature_space: _builtins.int
+    """which version and which key made them: others mean nothing beside them. 0: none"""
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """hashed n-grams; the text itself never leaves the gateway"""
+        """keyed hashes; tokens and text never leave the gateway"""
 
     def __init__(
         self,
@@ -69,10 +72,11 @@ class Prompt(_message.Message):
         prompt_tokens: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         features: _abc.Iterable[_builtins.int] | None = ...,
+        feature_space: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "features", b"features", "max_tokens", b"max_tokens", "prompt_tokens", b"prompt_tokens", "request", b"request", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "feature_space", b"feature_space", "features", b"features", "max_tokens", b"max_tokens", "prompt_tokens", b"prompt_tokens", "request", b"request", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -135,6 +139,7 @@ class Outcome(_message.Message):
     CENSORED_FIELD_NUMBER: _builtins.int
     ESTIMATE_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    FEATURE_SPACE_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     tenant: _builtins.str
     adapter: _builtins.str
@@ -142,6 +147,7 @@ class Outcome(_message.Message):
     output_tokens: _builtins.int
     censored: _builtins.bool
     """cut by max_tokens or by the client: the true length is at least this"""
+    feature_space: _builtins.int
     @_builtins.property
     def estimate(self) -> _common_pb2.Estimate:
         """what was believed at admission"""
@@ -159,10 +165,11 @@ class Outcome(_message.Message):
         censored: _builtins.bool = ...,
         estimate: _common_pb2.Estimate | None = ...,
         features: _abc.Iterable[_builtins.int] | None = ...,
+        feature_space: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "censored", b"censored", "estimate", b"estimate", "features", b"features", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request", b"request", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "censored", b"censored", "estimate", b"estimate", "feature_space", b"feature_space", "features", b"features", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request", b"request", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

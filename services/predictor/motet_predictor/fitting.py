@@ -1,0 +1,111 @@
+"""Fits the weights of prompts' features to samples. Pure, and slow: it runs in a process of its own.
+
+Adagrad on the softmax's loss, one sample at a time, some passes over all. The truth is not one class but also its
+neighbours: one and a half as long is a smaller error than ten times. A sample that was cut teaches the statistics and
+not the weights. Each tenant has equal say: a sample counts for less where a tenant has many."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+
+from motet_predictor.length_classes import CLASSES, class_of, class_shares
+from motet_predictor.length_model import LengthModel
+from motet_predictor.prompt_model import Fitted, PromptModel
+from motet_predictor.prompt_weights import MAX_WEIGHT, ROWS, PromptWeights, rows_of, scale_of
+
+PASSES = 3
+RATE = 0.4
+PARTS = 3
+"""Each part of the samples is estimated once by weights that were fitted to the others. How far these estimates are
+from the answers begins the calibration. Samples of one prompt are in one part: a fitted prompt is foretold too well."""
+EQUAL_SAY_ABOVE = 200
+"""A tenant with more samples than this has no more say than one with so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    tenant: str
+    adapter: str
+    tokens: int
+    censored: bool
+    features: np.ndarray
+
+
+def _targets() -> np.ndarray:
+    distance = np.subtract.outer(np.arange(CLASSES), np.arange(CLASSES))
+    near = np.exp(-0.5 * distance**2)
+    shares: np.ndarray = near / near.sum(axis=1, keepdims=True)
+    return shares.astype(np.float32)
+
+
+def fit_weights(samples: Sequence[Sample], lengths: LengthModel, space: int, *, seed: int = 0) -> PromptWeights:
+    """Fit weights beside the statistics of `lengths`, which has learned the same samples."""
+    weights = PromptWeights.zero(space)
+    table, squares = weights.table, np.full((ROWS, CLASSES), 1e-2, np.float32)
+    targets = _targets()
+    counts = Counter(sample.tenant for sample in samples)
+    prepared = []
+    priors: dict[tuple[str, str], np.ndarray] = {}
+    for sample in samples:
+        if sample.censored or not len(sample.features):
+            continue
+        key = sample.tenant, sample.adapter
+        if key not in priors:
+            # Blurred like the truth, so that a prompt that says nothing tilts nothing.
+            shares = class_shares(np.asarray(lengths.shares(*key))).astype(np.float32) @ targets
+            priors[key] = np.log(shares + 1e-6)
+        say = min(1.0, EQUAL_SAY_ABOVE / counts[sample.tenant]) if len(counts) > 1 else 1.0
+        rows = rows_of(*key, sample.features)
+        # Adagrad undoes a factor that all steps of a row share, so the say goes into the rate.
+        rates = np.full((len(rows), 1), RATE, np.float32)
+        rates[: len(sample.features)] *= say
+        prepared.append((rows, priors[key], targets[class_of(sample.tokens)], scale_of(len(sample.features)), rates))
+    chance = np.random.default_rng(seed)
+    for _ in range(PASSES):
+        for at in chance.permutation(len(prepared)):
+            rows, prior, target, scale, rates = prepared[at]
+            own = table[rows]
+            logits = prior + scale * own.sum(axis=0)
+            shares = np.exp(logits - logits.max())
+            step = (shares / shares.sum() - target) * scale
+            squares[rows] += step * step
+            table[rows] = own - rates * step / np.sqrt(squares[rows])
+    np.clip(table, -MAX_WEIGHT, MAX_WEIGHT, out=table)
+    return weights
+
+
+def since_last_change(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples, oldest first, without those from before their adapter's lengths changed."""
+    model = PromptModel(LengthModel())
+    kept: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for at, sample in enumerate(samples):
+        own = kept[sample.tenant, sample.adapter]
+        own.append(at)
+        model.observe(sample.tenant, sample.adapter, sample.tokens, censored=sample.censored)
+        since = model.answers_since_change
+        if since:
+            del own[:-since]
+    return [samples[at] for at in sorted(at for own in kept.values() for at in own)]
+
+
+def fit(samples: Sequence[Sample], space: int, *, max_scopes: int = 20_000) -> Fitted:
+    """Fit weights to all samples, oldest first, and begin the calibration."""
+    part_of = [crc32(sample.features.tobytes()) % PARTS for sample in samples]
+    model = PromptModel(LengthModel())
+    for part in range(PARTS):
+        others = [sample for sample, own in zip(samples, part_of, strict=True) if own != part]
+        model.lengths = statistics_of(others, max_scopes)
+        model.weights = fit_weights(others, model.lengths, space)
+        for one in (sample for sample, own in zip(samples, part_of, strict=True) if own == part):
+            model.judge(one.tenant, one.adapter, one.tokens, censored=one.censored, features=one.features)
+    return Fitted(fit_weights(samples, statistics_of(samples, max_scopes), space), dict(model.adapters))
+
+
+def statistics_of(samples: Sequence[Sample], max_scopes: int) -> LengthModel:
+    lengths = LengthModel(max_scopes=max_scopes)
+    for sample in samples:
+        lengths.observe(sample.tenant, sample.adapter, sample.tokens, censored=sample.censored)
+    return lengths

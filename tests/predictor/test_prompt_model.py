@@ -1,0 +1,182 @@
+"""Estimates by the prompt and by the statistics, and their calibration: pure, without a clock or a socket."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet_predictor.calibration import Calibration
+from motet_predictor.fitting import Sample, fit, since_last_change
+from motet_predictor.length_change import LengthChange
+from motet_predictor.length_model import LengthModel
+from motet_predictor.prompt_model import Fitted, PromptModel
+from motet_predictor.prompt_weights import PromptWeights
+from motet_predictor.sample_features import Features
+
+SPACE = 7
+SHORT, LONG = 11, 22
+"""Features of prompts that ask for short answers, and of those that ask for long ones"""
+
+
+def answers(count: int, seed: int, *, tenant: str = "acme", known: bool = True) -> Iterator[Sample]:
+    """Prompts of two kinds, with answers of about 20 and about 400 tokens. Each has a feature of its own, too."""
+    chance = np.random.default_rng(seed)
+    for _ in range(count):
+        long = chance.random() < 0.5
+        tokens = int((400 if long else 20) * np.exp(chance.normal(0, 0.3)))
+        kind = [LONG if long else SHORT] if known else []
+        yield Sample(tenant, "a", tokens, False, np.array([*kind, chance.integers(1000, 10**6)], np.uint32))
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Fitted:
+    return fit(list(answers(1000, seed=1)), SPACE)
+
+
+def model_with(fitted: Fitted | None, learned: Iterator[Sample]) -> PromptModel:
+    model = PromptModel(LengthModel())
+    if fitted is not None:
+        model.install(fitted)
+    for one in learned:
+        model.observe(one.tenant, one.adapter, one.tokens, censored=one.censored, features=one.features)
+    return model
+
+
+def features(*numbers: int) -> Features:
+    return np.array(numbers, np.uint32)
+
+
+def test_the_prompt_tells_short_answers_from_long_ones(fitted: Fitted) -> None:
+    model = model_with(fitted, answers(200, seed=2))
+    short = model.estimate("acme", "a", 2048, features(SHORT))
+    long = model.estimate("acme", "a", 2048, features(LONG))
+    assert short.q90 < 60
+    assert long.q50 > 250
+    assert long.q90 < 1000
+
+
+def test_without_features_or_weights_estimates_are_those_of_the_statistics(fitted: Fitted) -> None:
+    statistics = LengthModel()
+    for one in answers(30, seed=3):
+        statistics.observe(one.tenant, one.adapter, one.tokens)
+    plain = statistics.estimate("acme", "a", 2048)
+    weighted = PromptModel(statistics, fitted.weights)
+    for same in (
+        PromptModel(statistics).estimate("acme", "a", 2048, features(SHORT)),
+        weighted.estimate("acme", "a", 2048),
+    ):
+        assert (same.q50, same.q80, same.q90, same.q95) == (plain.q50, plain.q80, plain.q90, plain.q95)
+        assert same.expected == pytest.approx(plain.expected)
+    assert weighted.estimate("acme", "a", 2048, features(SHORT)).q90 < plain.q90
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.booleans(), st.lists(st.integers(0, 2**32 - 1), max_size=3))),
+    st.integers(1, 4000),
+    st.floats(0, 30),
+)
+@settings(max_examples=40)
+def test_quantiles_rise_and_none_exceeds_the_bound(
+    seen: list[tuple[int, bool, list[int]]], bound: int, largest: float
+) -> None:
+    weights = PromptWeights.zero(SPACE)
+    weights.table[:] = np.random.default_rng(0).uniform(-largest, largest, weights.table.shape[1])
+    model = PromptModel(LengthModel(), weights)
+    for tokens, censored, own in seen:
+        model.observe("acme", "a", tokens, censored=censored, features=features(*own))
+    lengths = model.estimate("acme", "a", bound, features(1, 2, 3))
+    quantiles = [lengths.q50, lengths.q80, lengths.q90, lengths.q95]
+    assert all(1 <= earlier <= later <= bound for earlier, later in pairwise(quantiles))
+    assert 0 < lengths.expected <= bound + 1e-6
+
+
+def test_coverage_is_that_of_the_quantile_where_prompts_say_less_than_the_weights_claim(fitted: Fitted) -> None:
+    """The new tenant's prompts have the known features, but its answers have the same lengths whatever they say."""
+    chance = np.random.default_rng(5)
+
+    def misled(count: int) -> Iterator[Sample]:
+        for _ in range(count):
+            kind = LONG if chance.random() < 0.5 else SHORT
+            yield Sample("other", "b", int(90 * np.exp(chance.normal(0, 0.8))), False, features(kind))
+
+    model = model_with(fitted, misled(600))
+    judged = [(one, model.estimate("other", "b", 4096, one.features)) for one in misled(1000)]
+    assert 0.87 <= np.mean([one.tokens <= estimate.q90 for one, estimate in judged]) <= 0.95
+    assert model.adapters["other", "b"].trust < 0.1
+
+
+def test_calibration_reads_a_quantile_further_up_where_answers_were_longer_than_estimated() -> None:
+    calibration = Calibration()
+    before = calibration.positions(np.array([0.5, 0.9]))
+    for position in np.linspace(0.5, 1.0, 400):
+        calibration.observe(position, position)
+    after = calibration.positions(np.array([0.5, 0.9]))
+    assert (after > before).all()
+    assert 0.7 < after[0] < 0.8
+    assert calibration.corrected(float(after[0])) == pytest.approx(0.5, abs=0.01)
+
+
+def test_even_positions_are_no_change_however_lengths_tie() -> None:
+    """Ten thousand answers of four lengths, and as many that all have one: no alarm."""
+    chance, change = np.random.default_rng(1), LengthChange()
+    for _ in range(10_000):
+        low = chance.integers(4) / 4
+        assert not change.observe(1, False, low, low + 0.25)
+    for _ in range(10_000):
+        assert not change.observe(1, False, 0.0, 1.0)
+
+
+def test_when_lengths_change_the_answers_before_it_are_dropped(fitted: Fitted) -> None:
+    model = model_with(fitted, answers(800, seed=6))
+    chance = np.random.default_rng(7)
+    for _ in range(24):
+        tokens = int(3000 * np.exp(chance.normal(0, 0.1)))
+        model.observe("acme", "a", tokens, features=features(SHORT))
+    assert model.estimate("acme", "a", 8000, features(SHORT)).q50 > 2000
+    assert model.estimate("acme", "a", 8000, features(SHORT)).q90 < 4500
+    kept = since_last_change(
+        [*answers(800, seed=6), *(Sample("acme", "a", 3000, False, features(1)) for _ in range(24))]
+    )
+    assert 8 <= len(kept) <= 32
+    assert [one.tokens for one in kept[-24:]] == [3000] * 24
+
+
+def test_what_a_refit_made_does_not_replace_the_calibration_of_an_adapter_that_has_changed_since(
+    fitted: Fitted,
+) -> None:
+    model = model_with(None, answers(100, seed=8))
+    model.refit_begins()
+    for _ in range(16):
+        model.observe("acme", "a", 4000)
+    own = model.adapters["acme", "a"].calibration
+    model.install(fitted)
+    assert model.weights is fitted.weights
+    assert model.adapters["acme", "a"].calibration is own
+    model.refit_begins()
+    model.install(fitted)
+    assert model.adapters["acme", "a"].calibration is not own
+
+
+def test_a_tenant_with_many_answers_has_no_more_say_in_the_weights_for_everybody() -> None:
+    """One tenant's 3,000 answers say that LONG means short. Ten others of 60 say what it means."""
+    chance = np.random.default_rng(9)
+    lies = [
+        Sample("liar", "x", 20 if one.features[0] == LONG else 400, False, one.features)
+        for one in answers(3000, seed=10)
+    ]
+    truth = [one for number in range(10) for one in answers(60, seed=11 + number, tenant=f"t{number}")]
+    mixed = [*lies, *truth]
+    chance.shuffle(mixed)  # type: ignore[arg-type]
+    model = PromptModel(LengthModel(), fit(mixed, SPACE).weights)
+    assert model.estimate("new", "n", 4096, features(LONG)).q50 > model.estimate("new", "n", 4096, features(SHORT)).q50
+
+
+def test_the_adapters_with_the_oldest_answers_are_forgotten() -> None:
+    model = PromptModel(LengthModel(), max_adapters=3)
+    for number in range(10):
+        model.observe("acme", f"a{number}", 10)
+        model.observe("acme", "a0", 10)
+    assert [adapter for _, adapter in model.adapters] == ["a8", "a9", "a0"]
