@@ -16,11 +16,13 @@ from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target, Weight
 from motet_gateway.direct_writes import WritesOfTurn
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
+from motet_gateway.features_key import FEATURES_KEY_FILE, read_key
 from motet_gateway.held_requests import HeldRequests
 from motet_gateway.identity.access import KeyAccess
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.key_sources import KeySource, NoKeys
 from motet_gateway.metrics import Metrics
+from motet_gateway.prompt_features import PromptFeatures
 from motet_gateway.request_bodies import BodyBudget
 from motet_gateway.settings import Settings
 from motet_gateway.tokens.chat_renderer import ChatRenderer
@@ -93,6 +95,12 @@ class Gateway:
             network=network,
             budget_seconds=settings.predict_budget_seconds,
             time_scale=process.time_scale,
+        )
+        self.features = PromptFeatures(
+            read_key(
+                settings.features_key_file or process.data_dir / FEATURES_KEY_FILE,
+                named="MOTET_GATEWAY_FEATURES_KEY_FILE",
+            )
         )
         self.held = HeldRequests(self._on_held, surroundings.clock)
         self._held_reported = True

@@ -51,6 +51,8 @@ class GenerationRequest:
     """How many choices have the same prompt, with this one."""
     prefix_hints: Sequence[int] = ()
     """Of the first pages of the prompt (`motet.prefix_hints`)."""
+    features: Sequence[int] = ()
+    """Of the prompt, for the predictor (`prompt_features`)."""
     scores_only: bool = False
     """The client wants the prompt's log probabilities and no answer. An engine computes one token at least; nobody gets
     it, and it is not counted."""

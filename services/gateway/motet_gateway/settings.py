@@ -47,6 +47,10 @@ class Settings(BaseSettings):
     not exist, since clients of a shared gateway need no metrics of the platform. The gateway's own metrics are at
     MOTET_METRICS_ADDRESS."""
 
+    features_key_file: Path | None = None
+    """A file with the key by which prompts are made into features for the predictor. Gateways of one predictor share
+    it, and the database must not have it. Empty: `features.key` in the state directory, made at the first start."""
+
     predict_budget_seconds: float = Field(0.025, gt=0)
     """How long a request waits for the predictor. After that the gateway uses its own statistics. 25 ms suits a laptop
     whose cores also compute the model; 5 ms suits a cluster."""

@@ -373,6 +373,11 @@ class AnswerResponse(Response):
         self._class_name = RequestClass.from_proto(wanted_class).name.lower()
         stops = body.stops()
         gateway.admission.check_choices(len(self._prompts) * body.choices)
+        numbers = _numbers(body, wanted[0].temperature, len(stops))
+        features = [
+            gateway.features.of(prompt, (*numbers, limit.bit_length())).tolist()
+            for prompt, limit in zip(self._prompts, limits, strict=True)
+        ]
         estimates = await gateway.estimator.estimate(
             [
                 predictor_pb2.Prompt(
@@ -381,8 +386,10 @@ class AnswerResponse(Response):
                     adapter=target.adapter_name,
                     prompt_tokens=len(prompt),
                     max_tokens=max(1, limit),
+                    features=own,
+                    feature_space=gateway.features.space,
                 )
-                for prompt, limit in zip(self._prompts, limits, strict=True)
+                for prompt, limit, own in zip(self._prompts, limits, features, strict=True)
             ]
         )
         self._estimate = estimates[0]
@@ -416,6 +423,7 @@ class AnswerResponse(Response):
                 parent=parent,
                 choices=body.choices,
                 prefix_hints=hints[at],
+                features=features[at],
                 scores_only=body.scores_only,
             )
             parent = parent or request
@@ -666,8 +674,16 @@ class AnswerResponse(Response):
                         output_tokens=choice.tokens,
                         censored=choice.finish is not EndReason.STOP,
                         estimate=generation_request.estimate,
+                        features=generation_request.features,
+                        feature_space=self._gateway.features.space,
                     )
                 )
+
+
+def _numbers(body: Body, temperature: float, stops: int) -> tuple[int, ...]:
+    """What else than its prompt says how long a request's answer will be: how many turns, and how it is sampled."""
+    turns = len(body.messages) if isinstance(body, ChatBody) else 0
+    return min(turns, 31), round(4 * min(max(temperature, 0.0), 2.0)), min(stops, 4)
 
 
 def _as_json(choice: ChoiceText, logprobs: Columns) -> orjson.Fragment:

@@ -1,0 +1,83 @@
+"""Makes features of a prompt's token ids, from which the predictor estimates the length of the answer. Pure.
+
+Features are keyed hashes (SipHash-1-3): of single tokens and of pairs at the prompt's start and end, of its first and
+last few tokens together, and of the request's numbers. The key is not in the database. So who reads the samples there
+cannot look tokens up by hashing a vocabulary."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+VERSION = 1
+"""Change it when the same prompt would give other features."""
+EDGE_TOKENS = 128
+"""How many tokens at either end are looked at. It bounds the time that a prompt takes."""
+MAX_FEATURES = 224
+"""It bounds messages and samples, at four bytes a feature. The first ones are kept: pairs of a long prompt are not."""
+OPENING_TOKENS = 4
+
+_Words = np.ndarray[tuple[int], np.dtype[np.uint64]]
+Features = np.ndarray[tuple[int], np.dtype[np.uint32]]
+
+_TOKEN, _PAIR, _OPENING, _LAST, _LAST_PAIR, _NUMBER = (kind << 58 for kind in range(1, 7))
+_CONSTANTS = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
+
+
+class PromptFeatures:
+    def __init__(self, key: bytes) -> None:
+        digest = hashlib.blake2b(key, digest_size=20, salt=VERSION.to_bytes(16, "little"), person=b"prompt features")
+        halves = [int.from_bytes(digest.digest()[at : at + 8], "little") for at in (0, 8, 0, 8)]
+        self._state = tuple(constant ^ half for constant, half in zip(_CONSTANTS, halves, strict=True))
+        self.space = int.from_bytes(digest.digest()[16:], "little") | 1
+        """Names the version and the key: features of two spaces have nothing in common. Never 0."""
+
+    def of(self, ids: Sequence[int], numbers: Sequence[int] = ()) -> Features:
+        """The features of a prompt, each once. `numbers` are those of the request, each of a few dozen values."""
+        edges = ids if len(ids) <= 2 * EDGE_TOKENS else [*ids[:EDGE_TOKENS], *ids[-EDGE_TOKENS:]]
+        tokens = np.array(edges, dtype=np.uint64)
+        single = [_NUMBER | at << 32 | number for at, number in enumerate((len(ids).bit_length(), *numbers))]
+        joined = 0
+        for at, token in enumerate(ids[:OPENING_TOKENS]):
+            joined = (joined * 1_000_003 + token + 1) & 0xFFFF_FFFF_FFFF
+            single.append(_OPENING | at << 48 | joined)
+        if len(ids) > 1:
+            single += (_LAST | ids[-1], _LAST_PAIR | ids[-1] << 24 | ids[-2])
+        pairs = tokens[1:] << np.uint64(24)
+        pairs |= tokens[:-1]
+        words = np.concatenate((np.array(single, np.uint64), tokens | np.uint64(_TOKEN), pairs | np.uint64(_PAIR)))
+        return np.unique(self._hashed(words[:MAX_FEATURES]))
+
+    def _hashed(self, words: _Words) -> Features:
+        """The lower half of the SipHash-1-3 of each word. All have one length, so that it is not hashed."""
+        first, second, third, fourth = (np.full(len(words), part, np.uint64) for part in self._state)
+        fourth ^= words
+        _mix(first, second, third, fourth)
+        first ^= words
+        third ^= np.uint64(0xFF)
+        for _ in range(3):
+            _mix(first, second, third, fourth)
+        return (first ^ second ^ third ^ fourth).astype(np.uint32)
+
+
+def _mix(a: _Words, b: _Words, c: _Words, d: _Words) -> None:
+    a += b
+    _rotate(b, 13)
+    b ^= a
+    _rotate(a, 32)
+    c += d
+    _rotate(d, 16)
+    d ^= c
+    a += d
+    _rotate(d, 21)
+    d ^= a
+    c += b
+    _rotate(b, 17)
+    b ^= c
+    _rotate(c, 32)
+
+
+def _rotate(words: _Words, bits: int) -> None:
+    high = words << np.uint64(bits)
+    words >>= np.uint64(64 - bits)
+    words |= high

@@ -1,0 +1,88 @@
+"""What the gateway tells the predictor about a prompt, and the key by which it is hashed."""
+
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet.errors import SetupError
+from motet_gateway.features_key import KEY_BYTES, MAX_KEY_BYTES, read_key
+from motet_gateway.prompt_features import EDGE_TOKENS, MAX_FEATURES, PromptFeatures
+from motet_predictor import sample_features
+
+KEY = bytes(range(32))
+SPACE, OF_5_6_7 = (
+    1607092971,
+    [
+        236379508,
+        368781493,
+        434677216,
+        678338245,
+        1056655995,
+        1239064756,
+        2127696977,
+        2156406023,
+        2643194392,
+        3098955823,
+        4004198800,
+        4010490382,
+    ],
+)
+ids = st.lists(st.integers(0, 2**24 - 1), max_size=3 * EDGE_TOKENS)
+
+
+@given(ids, st.lists(st.integers(0, 63), max_size=4))
+def test_features_are_bounded_each_once_and_the_same_for_lists_and_arrays(
+    prompt: list[int], numbers: list[int]
+) -> None:
+    made = PromptFeatures(KEY).of(prompt, numbers).tolist()
+    assert len(set(made)) == len(made) <= MAX_FEATURES <= sample_features.MAX_FEATURES
+    assert made == PromptFeatures(KEY).of(array("I", prompt), numbers).tolist()
+
+
+def test_features_stay_the_same_from_version_to_version() -> None:
+    """Otherwise learned weights mean nothing. Who changes this changes VERSION."""
+    made = PromptFeatures(KEY)
+    assert made.space == SPACE
+    assert made.of([5, 6, 7], [1]).tolist() == OF_5_6_7
+
+
+def test_prompts_with_the_same_start_and_end_have_common_features() -> None:
+    made = PromptFeatures(KEY)
+    one, other = set(made.of([1, 2, 3, 4, 5, 6]).tolist()), set(made.of([1, 2, 3, 4, 9, 6]).tolist())
+    assert len(one & other) > len(one) / 2
+    assert one != other
+    assert made.of([1, 2]).tolist() != made.of([2, 1]).tolist()
+    assert made.of([1, 2], [0, 1]).tolist() != made.of([1, 2], [1, 0]).tolist()
+
+
+def test_another_key_has_another_space_and_other_features() -> None:
+    one, other = PromptFeatures(KEY), PromptFeatures(KEY[::-1])
+    assert one.space != other.space
+    assert not set(one.of([1, 2, 3]).tolist()) & set(other.of([1, 2, 3]).tolist())
+
+
+def test_a_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "features.key"
+    key = read_key(path, named="SETTING")
+    assert len(key) == KEY_BYTES
+    assert read_key(path, named="SETTING") == key
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("size", [0, 15, MAX_KEY_BYTES + 1])
+def test_a_key_of_a_wrong_size_is_refused_and_names_the_setting(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(bytes(size))
+    with pytest.raises(SetupError, match="SETTING"):
+        read_key(path, named="SETTING")
+
+
+def test_where_no_key_can_be_kept_the_process_has_one_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "key"  # a folder cannot be made there, also not by root
+    assert read_key(path, named="SETTING") != read_key(path, named="SETTING")
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
