@@ -22,7 +22,7 @@ PARTS = 3
 """Each part of the samples is estimated once by weights that were fitted to the others. How far these estimates are
 from the answers begins the calibration. Samples of one prompt are in one part: a fitted prompt is foretold too well."""
 EQUAL_SAY_ABOVE = 200
-"""A tenant with more samples than this has no more say than one with so many."""
+"""A tenant with more samples than this has no more say than one with this number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ FIRST_TRUST = 0.7
 """The part of the tilted distribution in the mixture before the first answer."""
 TRUST_AFTER_CHANGE = 0.1
 MIN_ANSWERS_BEFORE_CHANGE = 32
-"""Before so many answers, positions only show how much is unknown yet."""
+"""Before this number of answers, positions only show how much is unknown yet."""
 MIN_TRUST = 0.02
 """The part that each of the two distributions keeps, so that either can come back."""
 MAX_STEP = 8.0
