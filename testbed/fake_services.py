@@ -527,7 +527,10 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
     def __init__(self, folder: Path) -> None:
         self.address = f"unix:{folder}/predictor.sock"
         self.outcomes: list[predictor_pb2.Outcome] = []
-        self.asked = 0
+        self.calls: list[int] = []
+        """How many prompts each had."""
+        self.answered = 0
+        self.answer = common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, rank=10, source="model:v1")
         self.prompts: list[predictor_pb2.Prompt] = []
         self.slow_seconds = 0.0
         self.keeps_record = True
@@ -543,15 +546,18 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
             stack, self.stack = self.stack, None
             await stack.aclose()
 
+    @property
+    def asked(self) -> int:
+        return len(self.calls)
+
     async def Predict(self, request: predictor_pb2.PredictRequest, context: Context) -> predictor_pb2.PredictResponse:
-        self.asked += bool(request.prompts)
+        if request.prompts:
+            self.calls.append(len(request.prompts))
         if self.keeps_record:
             self.prompts.extend(request.prompts)
         await asyncio.sleep(self.slow_seconds)
-        estimates = [
-            common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, rank=10, source="model:v1") for _ in request.prompts
-        ]
-        return predictor_pb2.PredictResponse(estimates=estimates, model_version="v1")
+        self.answered += bool(request.prompts)
+        return predictor_pb2.PredictResponse(estimates=[self.answer] * len(request.prompts), model_version="v1")
 
     async def Observe(self, request: predictor_pb2.ObserveRequest, context: Context) -> predictor_pb2.ObserveResponse:
         if self.keeps_record:

@@ -2,9 +2,13 @@
 
 import asyncio
 import gc
+from math import inf, nan
 from typing import Any
 
-from motet_gateway.estimator import LocalLengths
+import pytest
+
+from motet.api.v1 import common_pb2, predictor_pb2
+from motet_gateway.estimator import PROMPTS_AT_ONCE, LocalLengths
 from testbed.fake_services import FakeServices
 from tests.gateway.conftest import Served, eventually, serve
 
@@ -58,6 +62,42 @@ async def test_requests_that_arrive_together_share_calls(served: Served) -> None
     served.cluster.predictor.slow_seconds = 0.1
     await asyncio.gather(*(length_header(served) for _ in range(30)))
     assert served.cluster.predictor.asked < 20
+
+
+async def test_many_that_arrive_together_share_calls_of_bounded_size(cluster: FakeServices) -> None:
+    async with serve(cluster, predict_budget_seconds=10) as served:
+        prompts = [predictor_pb2.Prompt(request=f"{n}", tenant="acme", max_tokens=50) for n in range(500)]
+        estimator, requests = served.gateway.estimator, [[prompt] for prompt in prompts[:300]] + [prompts[300:]]
+        found = await asyncio.gather(*map(estimator.estimate, requests))
+    assert [len(some) for some in found] == [1] * 300 + [200]
+    assert all(estimate.source == "model:v1" for some in found for estimate in some)
+    assert sorted(cluster.predictor.calls)[-2:] == [PROMPTS_AT_ONCE, 200], "one request is never divided"
+
+
+async def test_who_waits_in_vain_behind_others_does_not_make_the_predictor_count_as_away(cluster: FakeServices) -> None:
+    async with serve(cluster, predict_budget_seconds=1.0) as served:
+        cluster.predictor.slow_seconds = 0.6
+        prompts = [predictor_pb2.Prompt(tenant="acme", max_tokens=50)] * PROMPTS_AT_ONCE
+        found = await asyncio.gather(*(served.gateway.estimator.estimate(prompts) for _ in range(2)))
+        assert [some[0].source for some in found] == ["model:v1", "max_tokens"]
+        await eventually(lambda: cluster.predictor.answered == 2)
+        assert served.gateway.estimator.up
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        common_pb2.Estimate(q50=0, q80=20, q90=30, q95=40),
+        common_pb2.Estimate(q50=10, q80=20, q90=19, q95=40),
+        common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, rank=nan),
+        common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, rank=inf),
+    ],
+    ids=["zero", "falling", "not a number", "infinite"],
+)
+async def test_an_estimate_that_no_lengths_have_is_not_used(served: Served, answer: common_pb2.Estimate) -> None:
+    assert await length_header(served) == "model:v1"
+    served.cluster.predictor.answer = answer
+    assert await length_header(served) == "max_tokens"
 
 
 async def test_the_estimate_reaches_the_scheduler_and_never_exceeds_the_limit(served: Served) -> None:
