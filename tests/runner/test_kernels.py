@@ -49,7 +49,7 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
 def finish_build(engine: Engine, ready: Event) -> None:
     ready.set()
     if (building := engine.diagnostics.kernel_choice._build) is not None:  # noqa: SLF001
-        building._thread.join()  # noqa: SLF001
+        building.exception()  # waits for its end
 
 
 def serving(engine: Engine) -> str:
@@ -447,7 +447,7 @@ def test_kernels_that_are_in_the_cache_serve_at_once() -> None:
     built()
     choice = KernelChoice("auto", CPU, CACHE)
     assert choice._build is not None  # noqa: SLF001
-    choice._build._thread.join()  # noqa: SLF001
+    choice._build.exception()  # noqa: SLF001
     assert choice.begin(lambda _: "").name.startswith("cpp (")
     assert not choice.waiting
 
