@@ -25,7 +25,7 @@ from motet_simulator.trials.__main__ import described, trial
 from motet_simulator.trials.clients import Client
 from motet_simulator.trials.plan import CONTEXT_TOKENS, FAULT_KINDS, PAGE_TOKENS, Fault, draw_plan
 from motet_simulator.trials.run import Outcome, messages_of, run_trial
-from motet_simulator.trials.shrink import shrunk
+from motet_simulator.trials.shrink import kind_of, shrunk
 from motet_simulator.trials.system import System
 from motet_simulator.trials.turn_checks import TurnChecks
 from motet_simulator.world import time
@@ -195,6 +195,29 @@ def test_a_runner_that_is_said_to_hang_without_reason_is_a_problem(monkeypatch):
     monkeypatch.setattr(EngineProgress, "see", lambda *_: False)
     outcome = run_trial(replace(draw_plan(1), faults=()))
     assert re.search(r"runner-\d is said to hang: its engine has work and took no step", outcome.problem)
+
+
+def test_a_runner_that_takes_no_work_any_more_is_a_problem():
+    """One that was silent once stays unhealthy, whatever it reports later."""
+    condition = "if runner.unhealthy and (moves or idle):"
+    module = "motet_scheduler.policy.runner_events"
+    with put_back(Defect("", module, "RunnerEvents.reported", condition, "if False:")):
+        assert run_trial(draw_plan(3)).problem.startswith("runner-0 takes no work: it has sent nothing for")
+
+
+def test_requests_of_the_base_model_may_not_fail_by_an_adapters_fault():
+    assert not any(draw_plan(seed).may_fail("") for seed in range(50))
+
+
+@pytest.mark.parametrize(
+    ("problem", "alike"),
+    [
+        ("the scheduler still has ['q001']", "the scheduler still has ['q017', 'q3']"),
+        ("gateway-0 serves 000b", "gateway-1 serves 1c2d"),
+    ],
+)
+def test_how_many_are_listed_and_a_digests_letters_make_no_other_problem(problem, alike):
+    assert kind_of(problem) == kind_of(alike) != kind_of("the scheduler waits")
 
 
 def test_a_request_that_no_runner_can_hold_is_refused_and_no_other_is():

@@ -91,12 +91,18 @@ def check_quiet(system: System) -> None:
     assert system.leader is not None, "nobody leads"
     scheduler = system.leader.scheduler
     assert not scheduler.requests, f"the scheduler still has {list(scheduler.requests)}"
+    assert not scheduler.state.adapter_uses, f"the scheduler still counts uses of {list(scheduler.state.adapter_uses)}"
+    for group, queue in scheduler.queues.items():
+        assert not len(queue), f"{len(queue)} requests still wait for {group}"
+        assert not queue.reserved, f"runners of {group} are still reserved: {[one.instance for one in queue.reserved]}"
     for host, runner in system.runners.items():
         assert not len(runner.runner.accepted), f"{host} still has {[one.request for one in runner.runner.accepted]}"
         assert not list(runner.engine.engine.planner.sequences), f"the engine of {host} has sequences"
         known = scheduler.runners.get(host)  # type: ignore[call-overload]
         assert known is not None, f"the scheduler does not know {host}"
         assert not known.ledger, f"the scheduler's ledger of {host} has {dict(known.ledger)}"
+        assert not known.parked, f"the scheduler still has {list(known.parked)} parked on {host}"
+        assert known.takes_work, f"{host} takes no work: {known.unhealthy or known.drain}"
     _check_adapters(system)
     assert system.supervisor is not None
     for supervised in system.supervisor.supervisor.runners.values():

@@ -135,9 +135,9 @@ class Plan:
         return any(one.deleted for one in changes) or (bool(changes) and changes[0].at > 0)
 
     def may_fail(self, adapter: str) -> bool:
-        """Whether something happens to this adapter by which its requests may fail."""
+        """Whether something happens to this adapter by which its requests may fail. The base model has none."""
         changes = [one for one in self.changes if one.name == adapter]
-        return (
+        return adapter != "" and (
             any(one.deleted or one.content >= AdapterChange.BROKEN for one in changes)
             or (len(changes) > 1 and changes[0].in_place)
             or any(one.kind == "disk full" or one.host == adapter for one in self.faults)

@@ -19,8 +19,9 @@ MAX_WORK_SECONDS = 10.0
 
 
 def kind_of(problem: str) -> str:
-    """Equal for problems that differ in numbers and names of hosts and requests only."""
-    return re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?", "#", problem)
+    """Equal for problems that differ only in numbers, digests, names of hosts and requests, and how many are listed."""
+    without = re.sub(r"0x[0-9a-f]+|\b(?=[a-f]*\d)[0-9a-f]+\b|\d+(\.\d+)?", "#", problem)
+    return re.sub(r"\[[^]]*\]", "[#]", without)
 
 
 def fails_alike(problem: str) -> Fails:

@@ -30,7 +30,8 @@ MAX_SILENT_SECONDS = 2.0
 """A runner is silent whose last report is older."""
 
 Fit = tuple[str, int, str, str]
-"""A request, how often it was placed before, a runner, and by which book."""
+"""A request, how often it was placed before, the runner if it is by the runner's own book, and by which book. By the
+scheduler's copy, another runner with room does not let the time begin anew."""
 
 BY_COPY, BY_OWN_BOOK = "", " by its own book"
 
@@ -52,14 +53,16 @@ class WaitingChecks:
     def check(self, scheduler: Scheduler, process: Process, runners: Mapping[str, Parts]) -> None:
         """Raises AssertionError."""
         now = process.loop.time()
-        fits = () if process.loop.pauses else _fits(scheduler, runners, now)
+        fits = {} if process.loop.pauses else dict(_fits(scheduler, runners, now))
         self._since = {fit: self._since.get(fit, now) for fit in fits}
-        for (request, _, runner, book), since in self._since.items():
+        for fit, runner in fits.items():
+            request, *_, book = fit
             most = MAX_WAIT_SECONDS + (MAX_LAG_SECONDS if book is BY_OWN_BOOK else 0)
-            assert now - since <= most, f"{request} waits although there is room on {runner}{book}"
+            assert now - self._since[fit] <= most, f"{request} waits although there is room on {runner}{book}"
 
 
-def _fits(scheduler: Scheduler, runners: Mapping[str, Parts], now: float) -> Iterator[Fit]:
+def _fits(scheduler: Scheduler, runners: Mapping[str, Parts], now: float) -> Iterator[tuple[Fit, str]]:
+    """With the runner that has the room."""
     state = scheduler.state
     for queue in scheduler.queues.values() if scheduler.may_place else ():
         for request in queue.heads():
@@ -68,13 +71,13 @@ def _fits(scheduler: Scheduler, runners: Mapping[str, Parts], now: float) -> Ite
             able, reserved = state.runners_for(request), queue.reserved_from(request)
             found = choose(request, able, scheduler.config, now, reserved=reserved)
             if isinstance(found, Chosen):
-                yield request.id, request.epoch, found.runner.instance, BY_COPY
+                yield (request.id, request.epoch, "", BY_COPY), found.runner.instance
             for known in able:
                 if known in reserved or not _takes_work(known, request, now):
                     continue
                 parts = runners.get(known.instance)
                 if parts is not None and _has_room(parts, known, request, scheduler):
-                    yield request.id, request.epoch, known.instance, BY_OWN_BOOK
+                    yield (request.id, request.epoch, known.instance, BY_OWN_BOOK), known.instance
 
 
 def _takes_work(known: Runner, request: Request, now: float) -> bool:
