@@ -76,7 +76,7 @@ def _fits(scheduler: Scheduler, runners: Mapping[str, Parts], now: float) -> Ite
                 if known in reserved or not _takes_work(known, request, now):
                     continue
                 parts = runners.get(known.instance)
-                if parts is not None and _has_room(parts, known, request, scheduler):
+                if parts is not None and _has_room(parts, known, request, scheduler, now):
                     yield (request.id, request.epoch, known.instance, BY_OWN_BOOK), known.instance
 
 
@@ -85,20 +85,30 @@ def _takes_work(known: Runner, request: Request, now: float) -> bool:
     return known.takes_work and not silent and not request.avoids(known.instance, now)
 
 
-def _has_room(parts: Parts, known: Runner, request: Request, scheduler: Scheduler) -> bool:
-    """Whether the runner could take a request beside those that it has accepted. Some may not be in its engine yet."""
+def _has_room(parts: Parts, known: Runner, request: Request, scheduler: Scheduler, now: float) -> bool:
+    """Whether the runner could take a request beside those that it has accepted, of which some may not be in its engine
+    yet, and those that were placed there lately and may come."""
     engine, accepted = parts.engine.engine, list(parts.runner.accepted)
-    if parts.runner.facts.identity.incarnation != known.identity.incarnation or len(accepted) >= engine.max_sequences:
+    if parts.runner.facts.identity.incarnation != known.identity.incarnation:
         return False
     sequences = list(engine.planner.sequences)
     if any(sequence.state is State.PARKED for sequence in sequences):
         return False
+    there = {(one.request, one.epoch) for one in accepted}
+    under_way = {
+        key: entry for key, entry in known.entries.items() if key not in there and now - entry.since <= MAX_LAG_SECONDS
+    }
+    if len(accepted) + len(under_way) >= engine.max_sequences:
+        return False
     computed = {sequence.new.adapter for sequence in sequences} - {BASE}
-    used = ({one.adapter for one in accepted} | {request.digest}) - {BASE}
+    used = {request.digest, *(one.adapter for one in accepted), *(entry.digest for entry in under_way.values())} - {
+        BASE
+    }
     if len(used) > engine.adapter_slots:
         return False
     need = request.requirement_on(known.capacity, scheduler.config, known.adapter_pages(request.digest))
     known_to_engine = {sequence.request for sequence in sequences}
     to_come = sum(one.promise.pages for one in accepted if one.request not in known_to_engine)
+    to_come += sum(map(known.ledger.promise_of, under_way))
     beside = len(used - computed) * engine.adapter_pages
     return not need.never and need.promise.pages + to_come + beside <= engine.ledger.free
