@@ -113,13 +113,15 @@ def features_us() -> Result:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("TEST_DATA", "../shared/data")))
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("TEST_DATA"), help="a folder with prompts/alpaca_random9k.jsonl.gz"
+    )
     given = parser.parse_args()
     results = [features_us()]
-    if (given.data / "prompts/alpaca_random9k.jsonl.gz").exists():
-        results += figures(estimated(alpaca(given.data)))
+    if given.data is not None and (Path(given.data) / "prompts/alpaca_random9k.jsonl.gz").exists():
+        results += figures(estimated(alpaca(Path(given.data))))
     else:
-        print(f"no real prompts in {given.data}: only the time of features is measured")
+        print("estimates: left out; --data or TEST_DATA names no folder with prompts/alpaca_random9k.jsonl.gz")
     report("prediction", results, as_json=given.json)
 
 

@@ -120,9 +120,9 @@ class Estimator:
                     self._went_down.clear()
                     log.info("predictor_up")
                     await self._went_down.wait()
-                await asyncio.sleep(self._pause)  # one that answers nonsense to each request is not asked by each
             except (CallFailed, SetupError):
-                await asyncio.sleep(self._pause)
+                pass  # it is tried again
+            await asyncio.sleep(self._pause)  # also before one that answers a probe, and fails each request
 
     async def _send_outcomes(self) -> None:
         while True:
