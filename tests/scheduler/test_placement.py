@@ -7,6 +7,7 @@ from motet.runner_info import RequestClass, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.placement import LOOKED_AT_ONCE, PLACED_AT_ONCE
 from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.values import GroupName
 from motet_scheduler.policy.waiting_reasons import explain
 from tests.scheduler.builders import (
     GROUP,
@@ -523,6 +524,15 @@ def test_a_stream_of_a_replaced_revision_waits_for_room_where_that_is_held():
     assert driver.where("a") == "r0"
 
 
+def test_others_of_its_tenant_pass_a_stream_of_a_replaced_revision_that_waits():
+    driver = one_stream_of_a_replaced_revision()
+    driver.enqueue("before", digest=PIRATE, adapter="default/pirate", delivered=1, epoch=1, max_tokens=200)
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate", delivered=89, epoch=1, max_tokens=200)
+    driver.enqueue("b")
+    assert (driver.where("a"), driver.where("b")) == ("", "r1")
+    assert not driver.scheduler.more_to_try
+
+
 def test_a_stream_of_a_replaced_revision_is_refused_once_nobody_holds_that_and_nobody_comes_back():
     driver = one_stream_of_a_replaced_revision()
     driver.attach("r0", incarnation="2")
@@ -863,6 +873,23 @@ def test_when_many_fit_at_once_they_are_placed_in_parts_and_by_age():
         placed.append([one.request for one in driver.of(effects.SendPlaced)])
     assert [len(some) for some in placed] == [PLACED_AT_ONCE, PLACED_AT_ONCE, 1]
     assert [one for some in placed for one in some] == [f"{n}" for n in range(count)]
+
+
+def test_when_many_of_several_groups_fit_at_once_one_event_places_no_more():
+    saved = ready()
+    saved.attach("last")
+    driver = SchedulerDriver(saved=saved.scheduler.catalog_to_save())
+    driver.gateway()
+    for group in ("default/a", "default/b", "default/c"):
+        driver.attach(group, group=group, pool=group, pages=1000, max_sequences=100)
+        for n in range(PLACED_AT_ONCE):
+            driver.enqueue(f"{group} {n}", group=GroupName(group))
+    driver.attach("last")
+    placed = [len(driver.of(effects.SendPlaced))]
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+        placed.append(len(driver.of(effects.SendPlaced)))
+    assert (max(placed), sum(placed)) == (PLACED_AT_ONCE, 3 * PLACED_AT_ONCE)
 
 
 def test_positions_of_many_are_reported_in_parts():

@@ -11,7 +11,7 @@ from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.waiting_heads import Head, Waiting, discard
 
 Flow = tuple[Tenant, str, str]
-"""Tenant, base model, and adapter if that has `maxReplicas`."""
+"""Tenant, base model, and what may wait for other runners: an adapter with `maxReplicas`, or a replaced revision."""
 
 FEW_OF = 100
 """To remove fewer than one in a hundred from lists, each is searched for. For more it is faster to go through the lists
@@ -23,7 +23,8 @@ def _head(request: Request) -> Head:
 
 
 def _flow(request: Request) -> Flow:
-    return (request.tenant, request.base, request.adapter if request.limited else "")
+    apart = request.digest if request.replaced else request.adapter if request.limited else ""
+    return (request.tenant, request.base, apart)
 
 
 class ClassQueue:
@@ -55,26 +56,23 @@ class ClassQueue:
         return chain.from_iterable(self._flows.values())
 
     def add(self, request: Request) -> None:
-        flow = self._flows.setdefault(_flow(request), [])
-        before = flow[0] if flow else None
-        insort(flow, _head(request))
+        self._join_flow(request)
         self._size += 1
         self._youngest = max(self._youngest, request.key)
-        self._move_head(before, flow[0])
 
     def remove(self, request: Request) -> None:
-        flow, oldest = self._flows[_flow(request)], self._heads[0]
-        before = flow[0]
-        at = bisect_left(flow, _head(request))
-        assert flow[at][2] is request, f"{request.id} is not where its age says"
-        del flow[at]
+        oldest = self._heads[0]
+        self._leave_flow(request)
         request.deadline_at = None
         self._size -= 1
-        self._move_head(before, flow[0] if flow else None)
-        if not flow:
-            del self._flows[_flow(request)]
         if self._passes and (not self._heads or self._heads[0] is not oldest):
             del self._passes[: bisect_right(self._passes, self._heads[0]) if self._heads else None]
+
+    def note_replaced(self, request: Request) -> None:
+        """Its revision was replaced: those behind it need not wait for the runners that hold it."""
+        self._leave_flow(request)
+        request.replaced = True
+        self._join_flow(request)
 
     def head(self) -> Request | None:
         """The oldest request."""
@@ -187,6 +185,22 @@ class ClassQueue:
         if len(self._passes) < self._max_passed_over or self._heads[0] >= self._passes[0]:
             return ()
         return sorted([one.heads[0] for one in self.waiting.values() if one.heads[0] < self._passes[0]])
+
+    def _join_flow(self, request: Request) -> None:
+        flow = self._flows.setdefault(_flow(request), [])
+        before = flow[0] if flow else None
+        insort(flow, _head(request))
+        self._move_head(before, flow[0])
+
+    def _leave_flow(self, request: Request) -> None:
+        flow = self._flows[_flow(request)]
+        before = flow[0]
+        at = bisect_left(flow, _head(request))
+        assert flow[at][2] is request, f"{request.id} is not where its age says"
+        del flow[at]
+        self._move_head(before, flow[0] if flow else None)
+        if not flow:
+            del self._flows[_flow(request)]
 
     def _move_head(self, before: Head | None, after: Head | None) -> None:
         if before is after:

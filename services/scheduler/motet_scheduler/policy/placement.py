@@ -20,8 +20,8 @@ from motet_scheduler.policy.values import Promise
 from motet_scheduler.policy.waiting_reasons import STARTING, explain
 
 PLACED_AT_ONCE = 64
-"""In one event: when a scheduler has started, or runners get more pages, thousands may fit at once. Placing all of them
-would delay everything else, so `TryMore` goes on."""
+"""In one event, of all groups: when a scheduler has started, or runners get more pages, thousands may fit at once.
+Placing all of them would delay everything else, so `TryMore` goes on."""
 
 EXACT_POSITIONS = 100
 """Positions up to this one are reported when they change, later ones when they change by a tenth."""
@@ -37,18 +37,18 @@ class Placer:
     def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
         self._state = state
         self._lifecycle = lifecycle
-        self._may_place = 0
+        self._may_place = PLACED_AT_ONCE
         """How many more in this event."""
 
     def place_all(self) -> None:
         for queue in self._state.queues.values():
             self.place_group(queue)
+        self._may_place = PLACED_AT_ONCE  # in the next event
 
     def place_group(self, queue: Queue) -> None:
         """Place some of the requests that fit, and refuse few that no runner could ever hold. There may be thousands of
         both, and `TryMore` goes on."""
         may_refuse = self._state.config.tenants_examined if self._state.may_place and queue.changed else 0
-        self._may_place = PLACED_AT_ONCE
         while may_refuse and self._may_place:
             may_refuse = self._scan(queue, may_refuse)
 
@@ -64,7 +64,7 @@ class Placer:
                 self._may_place -= 1
             else:
                 may_refuse -= 1  # this bounds how often runners are reserved again, too
-            if not may_refuse or not self._may_place or not queue.overdue_are_considered:
+            if outcome is Outcome.REPLACED or not (may_refuse and self._may_place and queue.overdue_are_considered):
                 return may_refuse
         if queue.untried:
             return may_refuse if placed else 0  # those behind them still have to be tried on the runners with room
@@ -108,8 +108,8 @@ class Placer:
         found = choose(request, able, state.config, state.now, near=near, reserved=reserved)
         if isinstance(found, Chosen):
             if self._cannot_be_loaded(request, found.runner):
-                request.replaced = True  # from now on `runners_for` has only those that hold it
-                return self._place(queue, request, runners)
+                queue.note_replaced(request)
+                return Outcome.REPLACED
             queue.remove_placed(request)
             self.assign(request, found.runner, found.promise)
             return Outcome.PLACED

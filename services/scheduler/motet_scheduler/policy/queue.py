@@ -1,9 +1,9 @@
 """The order in which the waiting requests of one group are tried, and when each is tried again.
 
 Class first, then age, whoever asked: a tenant with many old requests is served before one with a single younger one. A
-flow is the requests of one tenant and class for one base model; those for an adapter with `maxReplicas`, which may wait
-for other runners, are a flow of their own. A request never passes an older one of its own flow, so only the oldest of
-each flow, its head, is tried. Younger requests of the same class and less urgent
+flow is the requests of one tenant and class for one base model; those for an adapter with `maxReplicas` or for a
+replaced revision, which may wait for other runners, are a flow of their own. A request never passes an older one of its
+own flow, so only the oldest of each flow, its head, is tried. Younger requests of the same class and less urgent
 requests may pass a request that does not fit, at most `max_passed_over` times. Then it is overdue, and one runner is
 reserved for it: there, nothing of its class and nothing less urgent is placed before it. More urgent requests always go
 first, which is not counted. Of the overdue requests that wait for the same runners, one at a time has a reservation.
@@ -39,6 +39,8 @@ class Outcome(Enum):
     """Or it ended otherwise, without a place."""
     OVERDUE = auto()
     """It has not left: it was tried for the first time, is overdue, and may need a reservation before others go on."""
+    REPLACED = auto()
+    """It has not left: its revision was replaced, and the next of its flow has to be tried, too."""
 
 
 Place = Callable[[Request, list[Runner]], Outcome | None]
@@ -123,6 +125,10 @@ class Queue:
     def wait_for(self, request: Request, runners_of: str, page_needs: Mapping[CapacityId, PageNeed]) -> None:
         """It was tried, and waits for runners that have this base model, or this adapter."""
         self.class_queues[request.request_class].wait_for(request, runners_of, page_needs)
+
+    def note_replaced(self, request: Request) -> None:
+        """From now on only runners that hold its revision may take it, and those behind it pass it."""
+        self.class_queues[request.request_class].note_replaced(request)
 
     def reserve(self, overdue: dict[str, Request], reserved: dict[Runner, Request]) -> None:
         """Reserve these runners for overdue requests, instead of those that were reserved."""
