@@ -533,6 +533,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         self.answer = common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, rank=10, source="model:v1")
         self.prompts: list[predictor_pb2.Prompt] = []
         self.slow_seconds = 0.0
+        self.slow_seconds_a_prompt = 0.0
         self.keeps_record = True
         self.stack: AsyncExitStack | None = None
 
@@ -555,7 +556,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
             self.calls.append(len(request.prompts))
         if self.keeps_record:
             self.prompts.extend(request.prompts)
-        await asyncio.sleep(self.slow_seconds)
+        await asyncio.sleep(self.slow_seconds + self.slow_seconds_a_prompt * len(request.prompts))
         self.answered += bool(request.prompts)
         return predictor_pb2.PredictResponse(estimates=[self.answer] * len(request.prompts), model_version="v1")
 

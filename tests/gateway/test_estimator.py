@@ -71,7 +71,21 @@ async def test_many_that_arrive_together_share_calls_of_bounded_size(cluster: Fa
         found = await asyncio.gather(*map(estimator.estimate, requests))
     assert [len(some) for some in found] == [1] * 300 + [200]
     assert all(estimate.source == "model:v1" for some in found for estimate in some)
-    assert sorted(cluster.predictor.calls)[-2:] == [PROMPTS_AT_ONCE, 200], "one request is never divided"
+    assert max(cluster.predictor.calls) == PROMPTS_AT_ONCE
+    assert sum(cluster.predictor.calls) == 500
+
+
+async def test_a_request_with_many_prompts_takes_the_predictor_from_nobody(cluster: FakeServices) -> None:
+    async with serve(cluster, predict_budget_seconds=0.5) as served:
+        estimator, cluster.predictor.slow_seconds_a_prompt = served.gateway.estimator, 0.00625
+        prompt = predictor_pb2.Prompt(tenant="acme", max_tokens=50)
+        many, one = await asyncio.gather(estimator.estimate([prompt] * 128), estimator.estimate([prompt]))
+        sources = [estimate.source for estimate in many]
+        assert len(sources) == 128
+        assert (sources[0], sources[-1], one[0].source) == ("model:v1", "max_tokens", "model:v1")
+        assert sources == sorted(sources, reverse=True), "what the predictor has not answered in time comes last"
+        await eventually(lambda: cluster.predictor.answered == cluster.predictor.asked)
+        assert estimator.up
 
 
 async def test_who_waits_in_vain_behind_others_does_not_make_the_predictor_count_as_away(cluster: FakeServices) -> None:

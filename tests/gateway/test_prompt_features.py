@@ -1,6 +1,8 @@
 """What the gateway tells the predictor about a prompt, and the key by which it is hashed."""
 
+import asyncio
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 
 from motet.errors import SetupError
 from motet_gateway.features_key import KEY_BYTES, MAX_KEY_BYTES, read_key
-from motet_gateway.prompt_features import EDGE_TOKENS, MAX_FEATURES, PromptFeatures
+from motet_gateway.prompt_features import EDGE_TOKENS, MAX_FEATURES, Features, PromptFeatures
 from motet_predictor import sample_features
+from tests.gateway.conftest import Served
 
 KEY = bytes(range(32))
 SPACE, OF_5_6_7 = (
@@ -86,3 +89,26 @@ def test_where_no_key_can_be_kept_the_process_has_one_of_its_own(tmp_path: Path)
     path = tmp_path / "file" / "key"  # a folder cannot be made there, also not by root
     assert read_key(path, named="SETTING") != read_key(path, named="SETTING")
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+async def test_others_go_on_between_the_features_of_many_prompts(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn, made_in, of = 0, [], served.gateway.features.of
+
+    def noted(ids: Sequence[int], numbers: Sequence[int]) -> Features:
+        made_in.append(turn)
+        return of(ids, numbers)
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(served.gateway.features, "of", noted)
+    counting = asyncio.create_task(count())
+    body = {"model": "legal", "prompt": ["Hi"] * 20, "max_tokens": 1}
+    assert (await served.http.post("/v1/completions", json=body)).status_code == 200
+    counting.cancel()
+    assert len(made_in) == len(set(made_in)) == 20

@@ -18,6 +18,7 @@ from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
 from motet.clock import monotonic
 from motet.length_statistics import LengthStatistics
 from motet.store import length_samples, migrate, open_store
+from motet.transport.methods import OBSERVE, PREDICT
 from motet.transport.over_grpc import GrpcNetwork, is_healthy, open_channel
 from motet_predictor.length_model import VERSION, LengthModel
 from motet_predictor.metrics import Metrics
@@ -105,6 +106,20 @@ async def test_an_outcome_is_learned_at_once(tmp_path: Path) -> None:
         after = await predictor.estimate()
         assert after.q95 <= 26 < before.q95
         assert after.rank < before.rank
+
+
+async def test_many_outcomes_at_once_delay_no_estimate(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        service = PredictorService(predictor.model, predictor.persistence, Metrics(CollectorRegistry()), monotonic)
+        outcomes = [predictor_pb2.Outcome(tenant="acme", adapter="acme/pirate", output_tokens=25)] * 512
+        observed = service.handlers[OBSERVE](predictor_pb2.ObserveRequest(outcomes=outcomes))
+        observing = asyncio.create_task(observed)
+        await asyncio.sleep(0)
+        request = predictor_pb2.PredictRequest(prompts=[predictor_pb2.Prompt(tenant="acme", max_tokens=100)])
+        assert len((await service.handlers[PREDICT](request)).estimates) == 1
+        assert not observing.done()
+        assert (await observing).accepted == 512
 
 
 async def test_no_call_of_a_hostile_peer_fails_or_keeps_others_from_being_stored(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The predictor's calls. Predict answers from memory, Observe learns at once; the database is written later."""
 
+import asyncio
+
 import structlog
 
 from motet.api.v1 import common_pb2, predictor_pb2
@@ -52,6 +54,7 @@ class PredictorService:
             )
             self._persistence.add(_sample(outcome, features))
             self._metrics.outcomes.labels("true" if outcome.censored else "false").inc()
+            await asyncio.sleep(0)  # hundreds may come at once, and Predict must answer in time
         self._metrics.scopes.set(len(self._model.lengths))
         return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
 
