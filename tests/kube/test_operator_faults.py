@@ -359,8 +359,9 @@ def test_a_leader_whose_renewals_are_lost_writes_nothing_and_ends_when_another_l
         its.faults.answer = lambda _, path: status(503, "ServiceUnavailable") if "/leases" in path else None
         time.sleep(LEASE_SECONDS * TIME_SCALE)
         unsure = time.monotonic()
+        waiting = old.metric("motet_kubernetes_write_queue_depth")
         cluster.apply(home.adapter("while-unsure", tenant, pool="nowhere"))
-        time.sleep(2)
+        cluster.wait_for(lambda: old.metric("motet_kubernetes_write_queue_depth") > waiting, "a write that waits")
         assert its.writes(since=unsure) == []
         old.program.assert_alive()
         with OperatorProcess(home, "new-leader", lease=True, port=9092):

@@ -14,6 +14,9 @@ from tests.kube.pods import IDLE, Pods, shell
 
 pytestmark = pytest.mark.kube
 
+STOPPED = "T"
+"""The state of a process after SIGSTOP: it writes nothing."""
+
 
 def ready(cluster: Cluster, name: str) -> str:
     conditions = {one["type"]: one["status"] for one in cluster.get("node", name)["status"]["conditions"]}
@@ -63,13 +66,15 @@ def test_a_node_serves_logs_only_to_the_api_server(cluster: Cluster, node: Clust
 
 
 def test_a_frozen_container_is_alive_and_silent(pods: Pods, node: ClusterNode) -> None:
-    name = pods.run(shell("while :; do date +%N; sleep 0.05; done"))
+    mark = f"frozen-{time.monotonic_ns()}"
+    env = [{"name": "MARK", "value": mark}]
+    name = pods.run(shell("while :; do date +%N; sleep 0.05; done", env=env))
     pods.wait_ready(name)
+    pods.cluster.wait_for(lambda: pods.logs(name), "its first line")
     node.pause(pods.path(name))
-    time.sleep(1)
+    pods.cluster.wait_for(lambda: not marked(mark, but=STOPPED), "the stop of all its processes")
+    assert marked(mark) > 0
     before = pods.logs(name)
-    time.sleep(1)
-    assert pods.logs(name) == before
     node.resume(pods.path(name))
     pods.cluster.wait_for(lambda: len(pods.logs(name)) > len(before), "new lines in the log")
     assert pods.container(name)["restartCount"] == 0
@@ -170,9 +175,10 @@ def test_the_pods_of_a_silent_node_are_replaced_and_end_when_it_reports_again(po
         cluster.kubectl("delete", "deployment", "moving", f"--namespace={pods.namespace}")
 
 
-def marked(mark: str) -> int:
-    """The number of processes on this machine that were started with this mark."""
-    return sum(environment_of(stat.identity.pid).get("MARK") == mark for stat in all_stats() if not stat.dead)
+def marked(mark: str, *, but: str = "") -> int:
+    """The number of processes on this machine that were started with this mark, without those in the state `but`."""
+    living = [stat.identity.pid for stat in all_stats() if not stat.dead and stat.state != but]
+    return sum(environment_of(pid).get("MARK") == mark for pid in living)
 
 
 def test_a_node_that_lost_its_power_starts_its_pods_again(pods: Pods, cluster: Cluster) -> None:
