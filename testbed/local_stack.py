@@ -176,7 +176,7 @@ class LocalStack:
         while not condition():
             waited = time.monotonic() - began
             assert waited < seconds, "the condition did not become true in time"
-            time.sleep(0.05 if waited < 1 else 0.15)
+            time.sleep(min(0.5, max(0.05, waited / 20)))
 
 
 @contextmanager

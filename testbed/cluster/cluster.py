@@ -149,7 +149,6 @@ class Cluster:
         """Call it until it returns something true, and return that. An error, a missing field or a failed assertion
         counts as false."""
         began = time.monotonic()
-        deadline = began + within_s
         while True:
             said: object = None
             try:
@@ -159,8 +158,9 @@ class Cluster:
                 said = answer
             except (CommandRefused, LookupError, AssertionError, OSError) as error:
                 said = error
-            assert time.monotonic() < deadline, f"{what or 'the condition'}: not within {within_s} s; last: {said}"
-            time.sleep(0.05 if time.monotonic() - began < 1 else 0.15)
+            waited = time.monotonic() - began
+            assert waited < within_s, f"{what or 'the condition'}: not within {within_s} s; last: {said}"
+            time.sleep(min(0.5, max(0.05, waited / 20)))
 
     def let_namespaces_go(self) -> None:
         """Wait before the API server stops. After a start it does not know our kinds at once. If a namespace is deleted

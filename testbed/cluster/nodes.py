@@ -15,7 +15,8 @@ from testbed.cluster.programs import Program
 from testbed.tree import ROOT
 
 TIME_SCALE = 0.1
-"""The kubelets of tests use a tenth of the usual back-off, and of the periods of startup and readiness probes."""
+"""The kubelets of tests use a tenth of the usual back-off, and of the periods of startup and readiness probes (three
+tenths while a container is ready)."""
 
 
 @dataclass(frozen=True)

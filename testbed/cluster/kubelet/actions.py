@@ -1,15 +1,19 @@
 """What probes and hooks do with a container: call it over HTTP, TCP or gRPC, run a command in it, or wait."""
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 
-import aiohttp
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from testbed.cluster.api import Object
 
 Execute = Callable[[list[str], float], Awaitable[tuple[int, str]]]
+
+_PART_BYTES = 65536
+_UNVERIFIED = ssl.create_default_context()
+_UNVERIFIED.check_hostname, _UNVERIFIED.verify_mode = False, ssl.CERT_NONE
 
 
 class ActionFailed(Exception):
@@ -57,19 +61,25 @@ async def _execute(command: list[str], execute: Execute, timeout_s: float) -> No
 
 
 async def _http(action: Object, container: Object, address: str) -> None:
+    """Without a client library: probes are most of what a kubelet of the tests computes."""
     scheme, host = action.get("scheme", "HTTP").lower(), action.get("host") or address
-    url = f"{scheme}://{host}:{port(action['port'], container)}{action.get('path') or '/'}"
-    headers = {"User-Agent": "kube-probe/1.36"} | {one["name"]: one["value"] for one in action.get("httpHeaders") or ()}
-    connector = aiohttp.TCPConnector(ssl=False, force_close=True)
+    number, path = port(action["port"], container), action.get("path") or "/"
+    headers = {"Host": f"{host}:{number}", "User-Agent": "kube-probe/1.36", "Connection": "close"}
+    headers |= {one["name"]: one["value"] for one in action.get("httpHeaders") or ()}
+    lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
     try:
-        async with (
-            aiohttp.ClientSession(connector=connector) as session,
-            session.get(url, headers=headers, allow_redirects=False) as answer,
-        ):
-            if not 200 <= answer.status < 400:
-                raise ActionFailed(f"HTTP probe failed with statuscode: {answer.status}")
-    except aiohttp.ClientError as error:
-        raise ActionFailed(f'Get "{url}": {error}') from error
+        reader, writer = await asyncio.open_connection(host, number, ssl=_UNVERIFIED if scheme == "https" else None)
+        try:
+            writer.write("\r\n".join(lines).encode())
+            _, status, *_ = (await reader.readline()).split(maxsplit=2)
+            while await reader.read(_PART_BYTES):
+                pass  # a server may not be cut off in its answer
+        finally:
+            writer.close()
+    except (OSError, ValueError) as error:
+        raise ActionFailed(f'Get "{scheme}://{host}:{number}{path}": {error}') from error
+    if not 200 <= int(status) < 400:
+        raise ActionFailed(f"HTTP probe failed with statuscode: {int(status)}")
 
 
 async def _grpc(action: Object, address: str, timeout_s: float) -> None:

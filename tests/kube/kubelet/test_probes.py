@@ -1,7 +1,7 @@
 """What probes decide, as "Liveness, Readiness and Startup Probes" of the Kubernetes documentation describes it.
 
-Readiness and startup probes run ten times as often as the manifests here say. A probe that kills takes as long as its
-manifest says.
+Readiness and startup probes run ten times as often as the manifests here say, and three times while a container is
+ready. A probe that kills takes as long as its manifest says.
 """
 
 import time
