@@ -300,12 +300,13 @@ class ClientLoad:
 def bring_demo(product: Product, folder: Path, **pool: Any) -> None:
     """Apply the example and wait until all of it is ready. The pool does not scale by itself."""
     fill_volume(product, folder)
-    product.cluster.kubectl("apply", "--server-side", f"--filename={MANIFESTS}")
-    product.patch_pool(autoscaling=FIXED, **pool)
+    files = sorted(MANIFESTS.glob("*.yaml"))
+    documents = [one for file in files for one in yaml.safe_load_all(file.read_text())]
+    for one in documents:
+        if one["kind"] == "ServingPool":  # changed before it is applied: a later change may replace its first runner
+            one["spec"] |= {"autoscaling": {"mode": FIXED["mode"]}, **pool}
+    product.cluster.apply(*documents)
     product.wait_ready("spool", POOLS, "demo", within_s=120)
-    deployments = ("deployments", f"--namespace={POOLS}")
-    alone = "the revision of the patch alone"
-    product.cluster.wait_for(lambda: len(product.cluster.items(*deployments)) == 1, alone, within_s=120)
     for name in ADAPTERS:
         namespace, _, adapter = name.partition("/")
         product.wait_ready("lora", namespace, adapter)

@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 
 from testbed.cluster.cluster import Cluster
 from testbed.cluster.nodes import ClusterNode
-from testbed.cluster.product import POOLS, Product, bring_demo, installed
+from testbed.cluster.product import Product, bring_demo, installed
+from tests.kube.releases.installed.steps import wait_for_one_runner
 
 
 @pytest.fixture(scope="package")
@@ -35,16 +36,7 @@ def two_runners(product: Product) -> Iterator[list[str]]:
     product.cluster.wait_for(lambda: product.pool()["status"]["readyReplicas"] == 2, "two runners", within_s=120)
     yield [pod["metadata"]["name"] for pod in product.runners()]
     product.patch_pool(replicas=1)
-
-    def alone() -> bool:
-        """Whether one runner serves, by the pool's current status: a test may have left a rollout."""
-        pool = product.pool()
-        status = pool["status"]
-        assert status["observedGeneration"] == pool["metadata"]["generation"]
-        return status["currentRevision"] == status["updateRevision"] and len(product.runners()) == 1
-
-    product.cluster.wait_for(alone, "one runner", within_s=180)
-    product.wait_ready("spool", POOLS, "demo")
+    wait_for_one_runner(product)
 
 
 def widen(source: Path, target: Path, *, rank: int) -> None:

@@ -44,6 +44,19 @@ def wait_for_runners(product: Product, count: int) -> None:
     product.cluster.wait_for(there, f"{count} runners", within_s=180)
 
 
+def wait_for_one_runner(product: Product) -> None:
+    """Wait until one runner is there, of the pool's newest revision: a test may have left a rollout."""
+
+    def alone() -> bool:
+        pool = product.pool()
+        status = pool["status"]
+        assert status["observedGeneration"] == pool["metadata"]["generation"]
+        return status["currentRevision"] == status["updateRevision"] and len(product.runners()) == 1
+
+    product.cluster.wait_for(alone, "one runner", within_s=180)
+    product.wait_ready("spool", POOLS, "demo")
+
+
 def wait_for_silence(product: Product) -> None:
     """Wait until no runner reports a stream. The reports are a moment late."""
     product.cluster.wait_for(lambda: not any(product.sequences().values()), "silence")

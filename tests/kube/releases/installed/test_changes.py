@@ -17,15 +17,16 @@ TOLD_WITHIN_S = 5.0
 """How long after a change of a pod the pool may show it."""
 
 
-async def test_a_pool_grows_and_shrinks_under_load_without_a_failed_request(product: Product) -> None:
+@pytest.mark.parametrize("most", [2, pytest.param(3, marks=pytest.mark.soak)])
+async def test_a_pool_grows_and_shrinks_under_load_without_a_failed_request(product: Product, most: int) -> None:
     async with ClientLoad(product, 6, tokens=120) as load:
-        for replicas in (3, 1):
+        for replicas in (most, 1):
             await asyncio.to_thread(
                 product.cluster.kubectl, "scale", "spool/demo", f"--namespace={POOLS}", f"--replicas={replicas}"
             )
             await asyncio.to_thread(wait_for_runners, product, replicas)
     load.assert_nobody_noticed()
-    print(f"{len(load.answers)} answers while the pool went from 1 to 3 to 1")
+    print(f"{len(load.answers)} answers while the pool went from 1 to {most} to 1")
 
 
 async def test_a_rollout_under_load_fails_no_request(product: Product) -> None:

@@ -12,6 +12,7 @@ from testbed.cluster.api import Api
 from testbed.cluster.cluster import Cluster
 from testbed.cluster.nodes import node as one_node
 from testbed.cluster.product import POOLS, ClientLoad, Product
+from tests.kube.releases.installed.steps import wait_for_one_runner
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(600)]
 
@@ -53,7 +54,7 @@ async def test_row_44_a_node_with_the_only_runner_is_drained_under_load_without_
     "by", ["a person", pytest.param("Kubernetes", marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 )
 async def test_row_44_a_node_that_is_lost_costs_its_clients_a_pause(
-    product: Product, cluster: Cluster, two_runners: list[str], by: str
+    product: Product, cluster: Cluster, by: str
 ) -> None:
     """An administrator deletes its pods, or Kubernetes does after some minutes."""
 
@@ -66,10 +67,8 @@ async def test_row_44_a_node_that_is_lost_costs_its_clients_a_pause(
         return found if found.keys() == set(nodes) else {}
 
     with _small_batches(product), one_node(cluster, "node-2", 2) as second:
-        # The pod scheduler prefers the node with the fewest pods.
-        cluster.kubectl(
-            "delete", "pod", product.runners()[1]["metadata"]["name"], f"--namespace={POOLS}", "--wait=false"
-        )
+        # The pod scheduler prefers the node with the fewest pods, which is the new one.
+        product.patch_pool(replicas=2)
         runners = await asyncio.to_thread(
             cluster.wait_for, lambda: serving_on("node-1", second.name), "a runner on each", within_s=180
         )
@@ -91,20 +90,16 @@ async def test_row_44_a_node_that_is_lost_costs_its_clients_a_pause(
 
 @contextmanager
 def _small_batches(product: Product) -> Iterator[None]:
-    """Runners with two sequences each: the scheduler fills one runner before it uses the next."""
-
-    def rolled() -> bool:
-        status = product.pool()["status"]
-        told = status["observedGeneration"] == product.pool()["metadata"]["generation"]
-        return told and status["currentRevision"] == status["updateRevision"] and len(product.runners()) == 2
-
+    """Runners take two sequences each: the scheduler fills one runner before it uses the next. Afterwards there is one
+    runner again."""
     before = product.pool()["spec"]["engine"].get("maxConcurrentSequences")
     product.patch_pool(engine={"maxConcurrentSequences": 2})
-    product.cluster.wait_for(rolled, "runners that take two", within_s=180)
+    wait_for_one_runner(product)
     try:
         yield
     finally:
-        product.patch_pool(engine={"maxConcurrentSequences": before})
+        product.patch_pool(replicas=1, engine={"maxConcurrentSequences": before})
+        wait_for_one_runner(product)
 
 
 def _on_all(sequences: dict[str, float]) -> dict[str, float] | None:
