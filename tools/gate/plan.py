@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from tools.gate.test_selection import SelectionResult
 
 LANES = {
-    "releases": ("tests/kube/releases/installed", "tests/kube/releases/test_pages.py"),
-    "services": ("tests/gateway", "tests/runner_service", "tests/contract"),
-    "engine": ("tests/runner",),
     "cluster": ("tests/kube",),
+    "releases": ("tests/kube/releases/installed", "tests/kube/releases/test_pages.py"),
+    "engine": ("tests/runner",),
+    "services": ("tests/gateway", "tests/runner_service", "tests/contract"),
     "simulator": ("tests/simulator", "tests/docs"),
     "stack": ("tests/stack",),
     "rest": ("tests",),
     "kernels": ("tests/kernels",),
-    "charts": ("tests/kube/releases",),
     "images": ("tests/images",),
     "benchmarks": ("tests/benchmarks",),
 }
