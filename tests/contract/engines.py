@@ -6,6 +6,7 @@ from pathlib import Path
 from motet_runner.engine import MIB, Engine
 from motet_runner.interface import EngineConfig
 from motet_simulator.fake_engine import FakeEngine
+from tests.runner.judged_once import started
 
 PAGE_BYTES = 2 * 3 * 2 * 16 * 4 * 16
 """The page size of the tiny model: keys and values of three layers with two heads, each 16 wide, float32, 16 tokens."""
@@ -51,4 +52,4 @@ def real(base: Path, size: Size) -> Engine:
         protect_after_steps=size.patience,
         plan_ahead=size.ahead,
     )
-    return Engine(config)
+    return started(config)

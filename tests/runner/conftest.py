@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from tests.runner.judged_once import JudgedOnce
 from tests.runner.random_models import EIGHT, save_adapter, save_base
 from tests.support.chosen_worker import chosen_worker
 
@@ -31,3 +32,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("adapters")
     return [save_adapter(llama, "llama", spec, folder / str(i), seed=i) for i, spec in enumerate(EIGHT[:4])]
+
+
+@pytest.fixture
+def judged_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are about the gate or the change of kernels."""
+    monkeypatch.setattr(JudgedOnce, "remembers", False)

@@ -26,6 +26,7 @@ from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Finish, NewSequence, Sampling, State
 from testbed.compiled_kernels import CACHE
+from tests.runner.judged_once import started
 from tests.runner.random_models import EIGHT, save_adapter, save_base
 from tests.support.chosen_worker import NAMES, WORKER, chosen_worker
 
@@ -88,7 +89,7 @@ class Soak:
 
     def make(self) -> Engine:
         """With less memory than the work needs."""
-        return Engine(
+        return started(
             EngineConfig(
                 model=self.base,
                 plan_ahead=self.plan_ahead,
@@ -129,7 +130,7 @@ class Soak:
             gaps.append(float(best[0] - best[1]))
 
         config = EngineConfig(model=self.base, kv_cache_mib=8, max_resident_adapters=ADAPTERS, **self._of_kernels)
-        engine = Engine(config, on_logits=tap)
+        engine = started(config, on_logits=tap)
         for digest, layout in self.layouts.items():
             engine.load_adapter(digest, layout)
         for shape, replay in zip(self.requests, replays, strict=True):

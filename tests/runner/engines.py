@@ -19,6 +19,7 @@ from motet_runner.execute.kernels.roles import Kernels, by_role
 from motet_runner.execute.kernels.torch import torch_back_end
 from motet_runner.interface import EngineConfig, Event, Logprobs, NewSequence, Sampling, SequenceOutput
 from testbed.compiled_kernels import CACHE, compiled_library
+from tests.runner.judged_once import started
 from tests.support.device import DEVICE
 
 BASE_DIGEST = Digest("sha256:base")
@@ -36,7 +37,7 @@ def make_engine(base: Path, *, switched_on: Collection[str] = SWITCHED_ON, **set
     if kernels in ANYWHERE:  # torch's results depend on the number in their last digits
         usual["threads"] = 1
     usual["device"] = device_of(kernels).type
-    return Engine(EngineConfig(model=base, **(usual | settings)), switched_on=switched_on)
+    return started(EngineConfig(model=base, **(usual | settings)), switched_on=switched_on)
 
 
 def device_of(kernels: str) -> torch.device:

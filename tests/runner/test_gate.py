@@ -48,6 +48,8 @@ from tests.runner.engines import ask, kernels_named, make_engine, run
 from tests.runner.families import save_model
 from tests.runner.random_models import ENDS, VOCABULARY, llama, save_base
 
+pytestmark = pytest.mark.usefixtures("judged_each_time")
+
 WINDOW = 12
 SMALL = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -28,6 +28,8 @@ from testbed.compiled_kernels import CACHE, built, needs_a_compiler
 from tests.runner.engines import ask, load, make_engine, run
 from tests.runner.random_models import EIGHT, save_adapter, save_base
 
+pytestmark = pytest.mark.usefixtures("judged_each_time")
+
 CPU = torch.device("cpu")
 
 

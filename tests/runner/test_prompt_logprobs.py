@@ -1,6 +1,7 @@
 """Log probabilities of prompts are those of transformers, however a prompt is computed."""
 
 import dataclasses
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,17 @@ def theirs(llama: Path) -> list[Logprobs]:
     return expected(AutoModelForCausalLM.from_pretrained(llama), LONG, 3)
 
 
-@pytest.mark.parametrize("chunk", [16, 48, 512])
-@pytest.mark.parametrize("preset", ["paged-chunk", "ft-max", "orca"])
-@pytest.mark.parametrize("kernels", ["torch", "cpp", "exact"])
+CHUNKS, PRESETS, KERNELS = (16, 48, 512), ("paged-chunk", "ft-max", "orca"), ("torch", "cpp", "exact")
+PAIRS = [
+    (kernels, PRESETS[number], CHUNKS[(one + number) % 3]) for one, kernels in enumerate(KERNELS) for number in range(3)
+]
+"""Any two of them are together in one case, and all three in a soak."""
+THREES = [one for one in product(KERNELS, PRESETS, CHUNKS) if one not in PAIRS]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "preset", "chunk"), [*PAIRS, *(pytest.param(*one, marks=pytest.mark.soak) for one in THREES)]
+)
 def test_scores_are_those_of_transformers(
     llama: Path, theirs: list[Logprobs], chunk: int, preset: str, kernels: str
 ) -> None:

@@ -1,0 +1,58 @@
+"""A gate for tests that are not about the gate: most of the time that an engine of a tiny model takes to start is spent
+on its judgement."""
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+from motet_runner.engine import Engine
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.protocol import Forward
+from motet_runner.execute.gate.gate import Gate
+from motet_runner.execute.kernels.roles import Kernels
+from motet_runner.interface import EngineConfig
+
+
+def started(config: EngineConfig, **settings: Any) -> Engine:
+    """An engine of the product, with this gate."""
+    with patch("motet_runner.engine.Gate", JudgedOnce):
+        return Engine(config, **settings)
+
+
+_Judgement = tuple[object, ...]
+"""What is judged: a model, kernels, numbers of threads, and whether these kernels compute the whole forward pass"""
+
+
+class JudgedOnce(Gate):
+    """What has passed in this process passes again."""
+
+    passed: ClassVar[set[_Judgement]] = set()
+    remembers: ClassVar[bool] = True
+    """False in tests that are about the gate or the change of kernels"""
+
+    def __init__(self, loaded: LoadedModel, *, threads: Sequence[int] = ()) -> None:
+        super().__init__(loaded, threads=threads)
+        self._of_model = loaded.config.to_json_string(), loaded.dtype, loaded.device, *threads
+
+    def prepare(self, kernels: Kernels) -> Iterator[None]:  # type: ignore[override] # the product calls it so
+        wholes = (True, False) if kernels.compiled else (True,)
+        if not all(self._has_passed(self._judgement(kernels, whole=whole)) for whole in wholes):
+            yield from super().prepare(kernels)
+
+    def fault_of_forward(  # type: ignore[override]
+        self, kernels: Kernels, fused: Forward | None
+    ) -> Generator[None, None, str]:
+        judgement = self._judgement(kernels, whole=fused is not None)
+        if self._has_passed(judgement):
+            return ""
+        fault = yield from super().fault_of_forward(kernels, fused)
+        if not fault:
+            self.passed.add(judgement)
+        return fault
+
+    def _has_passed(self, judgement: _Judgement) -> bool:
+        return self.remembers and judgement in self.passed
+
+    def _judgement(self, kernels: Kernels, *, whole: bool) -> _Judgement:
+        library = kernels.library
+        return *self._of_model, kernels.name, None if library is None else library.path, whole
