@@ -24,11 +24,11 @@ from tests.common.waiting import PATIENCE_S
 PATIENCE = PATIENCE_S
 
 
-async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE) -> Any:
+async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE, every: float = 0.002) -> Any:
     """Wait until `condition` gives something, and return it."""
     async with asyncio.timeout(seconds):
         while not (value := condition()):
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(every)
     return value
 
 

@@ -1,5 +1,6 @@
 """The runner as a process with its engine in a spawned child, on a small random Llama."""
 
+import asyncio
 import json
 import os
 import signal
@@ -70,6 +71,7 @@ async def loaded(folder: Path, models: Path, scheduler: str = "unix:/nonexistent
         while not await is_healthy(address):
             assert running.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < began + START_SECONDS
+            await asyncio.sleep(0.05)
         yield running, address, time.monotonic() - began
 
 
@@ -154,7 +156,7 @@ async def test_the_engine_dies_with_a_killed_runner(folder, models):
     """The kernel ends it: the engine is stopped and cannot end itself."""
     with process(folder, (models / "base").as_uri()) as running:
         engines = psutil.Process(running.pid).children
-        await until(lambda: any(map(is_loading, engines())), seconds=START_SECONDS)
+        await until(lambda: any(map(is_loading, engines())), seconds=START_SECONDS, every=0.05)
         child = child_of(running)
         child.suspend()
         try:
