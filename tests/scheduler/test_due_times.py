@@ -45,7 +45,8 @@ class DueDriver(Driver):
         if not start < now < due or scheduler.look_from() <= scheduler.look_at:
             return  # what waits is looked at when its turn comes
         left = scheduler.positions.left  # a generator, which has no copy; its end is not looked at
-        copy = deepcopy(scheduler, {id(left): iter(())})
+        # Nothing is noted in a tick that does nothing, and to copy what was noted took a third of the time.
+        copy = deepcopy(scheduler, {id(left): iter(()), id(scheduler.timelines): scheduler.timelines})
         copy.look_at = now
         assert copy.handle(events.Tick(), now) == [], f"{due - now:.3g} s before its time, a tick does something"
 
