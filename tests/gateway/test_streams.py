@@ -90,6 +90,7 @@ async def test_a_dying_runner_causes_a_pause_and_no_gap(pair: Served) -> None:
     assert stream.finishes == ["length"]
     (second,) = pair.cluster.runners[1].submits
     assert second.epoch == 2
+    assert second.estimate.q80 > 0, "the runner is told what was estimated"
     assert len(second.choices[0].delivered_ids) == pair.cluster.scheduler.lost[0].delivered_tokens > 0
 
 

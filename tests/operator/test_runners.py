@@ -97,6 +97,19 @@ def test_a_runner_reads_from_its_environment_whether_it_has_a_prefix_cache(
     assert RunnerSettings(model_uri="file:///model").prefix_cache is wanted
 
 
+def test_a_runner_reads_from_its_environment_which_quantile_its_pool_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool("acme/demo", engine={"promiseQuantile": 95}))
+    (spec,) = table.specs()
+    monkeypatch.setenv("MOTET_RUNNER_PROMISE_QUANTILE", spec.env["MOTET_RUNNER_PROMISE_QUANTILE"])
+    assert RunnerSettings(model_uri="file:///model").promise_quantile == 95
+    monkeypatch.setenv("MOTET_RUNNER_PROMISE_QUANTILE", "85")
+    with pytest.raises(ValueError, match=r"promise_quantile\s+Input should be 50, 80, 90 or 95"):
+        RunnerSettings(model_uri="file:///model")
+
+
 def test_a_new_operator_knows_the_model_source_of_an_adopted_runner(tmp_path: Path) -> None:
     table = runners(tmp_path)
     model = {"uri": "hf://org/base", "revision": "v2", "credentialsSecretRef": {"name": "key"}}

@@ -238,6 +238,16 @@ async def test_a_runner_that_still_loads_serves_nothing(folder):
         await living
 
 
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [((20, 30, 40, 50), (20, 30, 40, 50)), ((0, 0, 0, 0), None), ((20, 10, 40, 50), None), ((0, 1, 1, 1), None)],
+)
+def test_quantiles_that_no_lengths_have_are_no_estimate(said, read):
+    estimate = common_pb2.Estimate(**dict(zip(("q50", "q80", "q90", "q95"), said, strict=True)))
+    submit = runner_pb2.Submit(request="a", choices=[runner_pb2.Choice()], prompt_ids=[1], estimate=estimate)
+    assert generate_service.sequence_of(submit, base_digest="").quantiles == read
+
+
 async def test_a_request_that_cannot_be_sent_to_the_engine_fails_alone(folder, monkeypatch):
 
     def sequence(submit, **base):

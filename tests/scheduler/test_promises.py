@@ -15,7 +15,7 @@ from tests.scheduler.builders import GROUP
 CAPACITY = Capacity(pages=100, max_model_length=256)
 
 
-def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, config=SchedulerConfig(), capacity=CAPACITY):  # noqa: B008 - frozen
+def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, config=SchedulerConfig(), capacity=CAPACITY, **more):  # noqa: B008 - frozen
     request = Request(
         id=RequestId("a"),
         gateway="g0",
@@ -26,7 +26,7 @@ def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, config=SchedulerConfi
         prompt_tokens=prompt,
         max_tokens=max_tokens,
         delivered=delivered,
-        estimate=Estimate(q80=q80),
+        estimate=Estimate(q80=q80, **more),
         asked_at=0.0,
         sequence=0,
     )
@@ -74,6 +74,18 @@ def test_the_preset_of_a_runner_says_what_a_request_is_promised_there(rule, expe
     capacity = replace(CAPACITY, promise_rule=rule)
     assert pages(prompt=16, max_tokens=64, q80=5, capacity=capacity) == expected
     assert Capacity.from_proto(capacity.to_proto()) == capacity
+
+
+@pytest.mark.parametrize(("quantile", "expected"), [(50, 2), (80, 3), (90, 4), (95, 5)])
+def test_a_promise_covers_the_quantile_of_the_runner(quantile, expected):
+    capacity = replace(CAPACITY, promise_quantile=quantile)
+    assert pages(prompt=16, max_tokens=500, q50=16, q80=32, q90=48, q95=64, capacity=capacity) == expected
+    assert Capacity.from_proto(capacity.to_proto()) == capacity
+
+
+def test_a_runner_that_names_no_known_quantile_is_promised_the_usual_one():
+    for percent in (0, 85):
+        assert Capacity.from_proto(common_pb2.Capacity(promise_quantile=percent)).promise_quantile == 80
 
 
 def test_no_promise_is_larger_than_the_runner():

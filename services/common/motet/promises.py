@@ -13,6 +13,11 @@ from motet.domain import PAGE_TOKENS, pages_for
 BUCKETS = 10
 """Into how many equal parts of the context S3 divides the lengths of answers (S3-03)."""
 
+PROMISE_QUANTILES = (50, 80, 90, 95)
+"""Which quantiles of an estimate a promise can cover, in percent."""
+
+USUAL_PROMISE_QUANTILE = 80
+
 _MOST_TOKENS = 2**32 - 1
 """That the field of the message can hold."""
 
@@ -42,6 +47,11 @@ class PromiseRule(StrEnum):
 
 
 _RULES = frozenset(PromiseRule)
+
+
+def known_quantile(percent: int) -> int:
+    """The quantile; the usual one for a number that is absent, or of a newer runner."""
+    return percent if percent in PROMISE_QUANTILES else USUAL_PROMISE_QUANTILE
 
 
 def tokens_of(pages: int, page_tokens: int = PAGE_TOKENS) -> int:

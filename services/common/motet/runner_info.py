@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 from motet.api.v1 import common_pb2
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, adapter_pages, pages_for
 from motet.errors import MotetError, reason_of
-from motet.promises import PromiseRule
+from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule, known_quantile
 from motet.terms import check_epoch
 
 MAX_KERNEL_TEXT = 500
@@ -150,6 +150,8 @@ class Capacity:
     host_bytes: int = 0
     promise_rule: PromiseRule = PromiseRule.EXPECTED
     """What its preset promises a request."""
+    promise_quantile: int = USUAL_PROMISE_QUANTILE
+    """The quantile of the estimate that a promise covers, in percent."""
     adapter_rank_bytes: int = 0
     """How many bytes of its pages an adapter takes for each row of its rank. 0: adapters take none of its pages."""
     adapter_rank_tile: int = 1
@@ -180,6 +182,7 @@ class Capacity:
             max_lora_rank=it.max_lora_rank,
             host_bytes=it.host_bytes,
             promise_rule=PromiseRule.from_proto(it.promise_rule),
+            promise_quantile=known_quantile(it.promise_quantile),
             adapter_rank_bytes=it.adapter_rank_bytes,
             adapter_rank_tile=it.adapter_rank_tile or 1,
         )
@@ -195,6 +198,7 @@ class Capacity:
             max_lora_rank=self.max_lora_rank,
             host_bytes=self.host_bytes,
             promise_rule=self.promise_rule,
+            promise_quantile=self.promise_quantile,
             adapter_rank_bytes=self.adapter_rank_bytes,
             adapter_rank_tile=self.adapter_rank_tile,
         )

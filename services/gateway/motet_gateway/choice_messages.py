@@ -80,6 +80,7 @@ def submission(live: LiveChoice, placement: RunnerPlacement) -> runner_pb2.Submi
         tenant=order.tenant,
         request_class=order.request_class,
         engines_lost=live.generation.losses.engines_lost,
+        estimate=order.estimate,
         parent=order.parent,
     )
 

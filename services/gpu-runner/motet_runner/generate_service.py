@@ -310,6 +310,7 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
         scored=choice.scored,
         adapter=adapter,
         promise=submit.promise.pages,
+        quantiles=_quantiles(submit.estimate),
         sampling=Sampling.from_proto(submit.sampling),
         seed=submit.seed,
         priority=RequestClass.from_proto(submit.request_class),
@@ -318,3 +319,9 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
         parent=RequestId(submit.parent) if submit.parent else None,
         prefix_salt=prefix_salt(base_digest, adapter, submit.tenant),
     )
+
+
+def _quantiles(estimate: common_pb2.Estimate) -> tuple[int, int, int, int] | None:
+    """None for what no lengths have: an earlier gateway sends none."""
+    quantiles = (estimate.q50, estimate.q80, estimate.q90, estimate.q95)
+    return quantiles if quantiles[0] > 0 and list(quantiles) == sorted(quantiles) else None

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from motet import sampling
 from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import MotetError
-from motet.promises import PromiseRule
+from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule
 from motet.runner_info import Capacity, KernelState
 from motet_runner.adapters.layout import AdapterLayout
 
@@ -50,6 +50,8 @@ class NewSequence:
     adapter: Digest = BASE
     promise: int
     """In pages"""
+    quantiles: tuple[int, int, int, int] | None = None
+    """The estimate of the length of its whole answer: q50, q80, q90 and q95. None: there is none."""
     sampling: Sampling
     seed: int = 0
     priority: int = 1
@@ -270,7 +272,7 @@ class EngineInfo:
     kernels: KernelState | None = None
     """The first kernels"""
 
-    def capacity(self, promise_rule: PromiseRule) -> Capacity:
+    def capacity(self, promise_rule: PromiseRule, promise_quantile: int = USUAL_PROMISE_QUANTILE) -> Capacity:
         """What scheduler and supervisor are told."""
         return Capacity(
             pages=self.pages,
@@ -282,6 +284,7 @@ class EngineInfo:
             max_lora_rank=self.max_lora_rank,
             host_bytes=self.host_bytes,
             promise_rule=promise_rule,
+            promise_quantile=promise_quantile,
             adapter_rank_bytes=self.adapter_rank_bytes,
             adapter_rank_tile=self.adapter_rank_tile,
         )

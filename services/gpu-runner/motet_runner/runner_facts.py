@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.domain import Digest
-from motet.promises import PromiseRule
+from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule
 from motet_runner.interface import EngineInfo
 
 
@@ -18,10 +18,11 @@ class RunnerFacts:
     base_digest: Digest
     asset_digest: Digest
     promise_rule: PromiseRule
+    promise_quantile: int = USUAL_PROMISE_QUANTILE
 
     @property
     def capacity(self) -> common_pb2.Capacity:
-        return self.info.capacity(self.promise_rule).to_proto()
+        return self.info.capacity(self.promise_rule, self.promise_quantile).to_proto()
 
     @property
     def base(self) -> scheduler_pb2.BaseModel:

@@ -156,7 +156,9 @@ class RunnerService:
         )
         await asyncio.to_thread(cache.prepare)
         promise_rule = preset_named(settings.preset).promise
-        facts = RunnerFacts(self.identity, settings.reachable_at, info, base, assets, promise_rule)
+        facts = RunnerFacts(
+            self.identity, settings.reachable_at, info, base, assets, promise_rule, settings.promise_quantile
+        )
         checks = Checks(cache, lambda folder: certify(folder, info), base_digest=base, engine_limits=limits_of(info))
         adapters = AdapterRegistry(
             DiskAdapterFiles(cache, checks, self._sources),

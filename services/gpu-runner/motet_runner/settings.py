@@ -2,9 +2,9 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from motet.addresses import Address, host_and_port
@@ -64,6 +64,11 @@ class Settings(BaseSettings):
 
     preset: str = "paged-chunk"
     """How the engine forms batches and reserves memory: one of the engine's presets."""
+
+    promise_quantile: Annotated[Literal[50, 80, 90, 95], BeforeValidator(int)] = 80
+    """The quantile of the estimated length, in percent, that a request is promised pages for: 50, 80, 90 or 95. Larger
+    values keep more memory unused, and fewer answers outgrow their promise. Only presets that promise by an estimate
+    heed it."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of weights and KV. `auto`: on a GPU the model's own. On a CPU bfloat16 for files in bfloat16 if the CPU

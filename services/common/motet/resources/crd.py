@@ -218,7 +218,8 @@ def structural(schema: Schema, definitions: Mapping[str, Schema] | None = None) 
             made["items"] = structural(given.pop("items"), definitions)
             given.setdefault("x-kubernetes-list-type", "atomic")
         case "integer":
-            given["format"] = "int32" if given["maximum"] < 2**31 else "int64"
+            largest = max(given["enum"]) if "enum" in given else given["maximum"]
+            given["format"] = "int32" if largest < 2**31 else "int64"
         case "string":
             rules = [*_with_description(given), *rules]
     if "enum" not in given:  # the API server ignores null in an enum, so such a field cannot be null

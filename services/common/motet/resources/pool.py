@@ -51,6 +51,7 @@ NAMESPACE = "{namespace}"
 """In a `pathPrefix`, this text stands for the namespace of the adapter."""
 
 Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max", "request-level"]
+PromiseQuantile = Literal[50, 80, 90, 95]
 
 
 class ModelCache(ResourceModel):
@@ -116,6 +117,10 @@ class EngineSpec(ResourceModel):
     preset: Preset | None = None
     """The rules by which the engine composes batches and the scheduler promises pages, each from a published system.
     Absent: `paged-chunk`."""
+
+    promise_quantile: PromiseQuantile | None = None
+    """The quantile of the estimated length of an answer, in percent, that a request is promised pages for. Presets that
+    promise without an estimate ignore it. Absent: 80."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     """The dtype of weights, keys and values. `auto`: the model's own dtype on a GPU; on a CPU bfloat16 for a model in

@@ -140,8 +140,8 @@ class Request:
         return ""
 
     def promise_on(self, capacity: Capacity, config: SchedulerConfig, adapter_pages: int = 0) -> Promise:
-        """By the rule of the runner's preset; q80 is the expected length. `force_promise_pages` (tests) sets the pages
-        instead, if the prompt fits in them."""
+        """By the rule of the runner's preset and its quantile of the estimate. `force_promise_pages` (tests) sets the
+        pages instead, if the prompt fits in them."""
         most = self._max_pages(capacity)
         if config.force_promise_pages:
             known = capacity.pages_for(self.prompt_tokens + self.delivered + 1)
@@ -152,7 +152,7 @@ class Request:
                 self.prompt_tokens,
                 self.max_tokens,
                 delivered=self.delivered,
-                expected=self.estimate.q80,
+                expected=self.estimate.quantile(capacity.promise_quantile),
                 context_tokens=capacity.max_model_length,
                 page_tokens=capacity.page_tokens,
             )

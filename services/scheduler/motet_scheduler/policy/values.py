@@ -51,6 +51,10 @@ class Estimate:
     rank: float = 0.0
     source: str = ""
 
+    def quantile(self, percent: int) -> int:
+        """One of `motet.promises.PROMISE_QUANTILES`."""
+        return {50: self.q50, 80: self.q80, 90: self.q90, 95: self.q95}[percent]
+
 
 @dataclass(frozen=True, slots=True)
 class Promise:

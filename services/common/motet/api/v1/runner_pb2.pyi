@@ -171,6 +171,7 @@ class Submit(_message.Message):
     PARENT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
+    ESTIMATE_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -197,6 +198,10 @@ class Submit(_message.Message):
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]: ...
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def estimate(self) -> _common_pb2.Estimate:
+        """of the whole answer, with the delivered tokens"""
+
     def __init__(
         self,
         *,
@@ -215,10 +220,11 @@ class Submit(_message.Message):
         parent: _builtins.str = ...,
         adapter: _builtins.str = ...,
         base_digest: _builtins.str = ...,
+        estimate: _common_pb2.Estimate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "promise", b"promise", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "base_digest", b"base_digest", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "base_digest", b"base_digest", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "estimate", b"estimate", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
