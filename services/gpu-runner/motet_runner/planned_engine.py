@@ -58,12 +58,12 @@ class PlannedEngine:
 
     def report(self) -> EngineReport:
         sequences, memory, costs = self.planner.sequences, self.planner.memory, self.costs
-        charges = memory.charges() if memory.pages.repeated else {}
+        charges = {} if memory.ledger.charges_all_whole else memory.charges()
         return EngineReport(
             steps=self.steps,
             pages=memory.ledger.kv_pages,
             pages_free=memory.free,
-            pages_promised=memory.ledger.promised,
+            pages_promised=sum(charges.values()) if charges else memory.ledger.promised,
             running=sequences.count(State.PREFILL, State.DECODE),
             waiting=sequences.count(State.WAITING, State.LOADING),
             parked=sequences.count(State.PARKED),

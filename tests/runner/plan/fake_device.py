@@ -54,7 +54,7 @@ def new(
     """Two prompts like the same request are equal as far as both go. With a salt, they may share pages."""
     epoch, adapter, priority = more.pop("epoch", 1), more.pop("adapter", ""), more.pop("priority", 1)
     delivered, engines_lost = more.pop("delivered", ()), more.pop("engines_lost", 0)
-    parent, salt = more.pop("parent", None), more.pop("salt", b"")
+    parent, salt, quantiles = more.pop("parent", None), more.pop("salt", b""), more.pop("quantiles", None)
     ids = tuple((sum(map(ord, like or request)) * 7 + i * i) % VOCABULARY for i in range(prompt))
     return NewSequence(
         request=RequestId(request),
@@ -63,6 +63,7 @@ def new(
         delivered=delivered,
         adapter=adapter,
         promise=promise or -(-(prompt + max_tokens) // PAGE_TOKENS),
+        quantiles=quantiles,
         priority=priority,
         engines_lost=engines_lost,
         parent=parent,

@@ -118,25 +118,18 @@ class Commands:
         new = sequence.new
         # The sequence holds its shared pages from now on: only then are they charged once.
         self._memory.share_cached(sequence, new.promise)
-        free = self._promisable(new.adapter)
-        if new.promise > free:
-            raise Declined(
-                f"{new.promise} pages were promised and {max(0, free)} can be given beside the adapters in use; "
-                "try another runner or wait."
-            )
-        self._memory.ledger.promise(new.request, new.promise)
+        # Without a supervisor, parked sequences are sure to come back, with their adapters.
+        parked = [] if self.supervised else self._sequences.parked()
+        in_use = self._adapters.pages_in_use(new.adapter, *(one.adapter for one in parked))
+        ledger = self._memory.ledger
+        why_not = ledger.why_not(sequence, new.promise, pages_of_adapters=in_use, parked=parked)
+        if why_not:
+            raise Declined(f"{why_not}; try another runner or wait.")
+        ledger.promise(new.request, new.promise)
 
     def _too_long(self, new: NewSequence) -> InvalidRequest | None:
         pages = self._memory.pages.capacity
         return too_long_beside_adapter(new, adapter_pages=self._adapters.pages_of(new.adapter), pages=pages)
-
-    def _promisable(self, adapter: Digest) -> int:
-        """How many pages a new sequence of this adapter may be promised now. Without a supervisor, parked sequences are
-        sure to come back, with their adapters."""
-        parked = [] if self.supervised else self._sequences.parked()
-        in_use = self._adapters.pages_in_use(adapter, *(sequence.adapter for sequence in parked))
-        ledger = self._memory.ledger
-        return ledger.limit_beside(in_use) - ledger.promised - sum(sequence.wanted for sequence in parked)
 
     def _promised(self, request: RequestId, epoch: int, promise: int) -> Sequence | None:
         """The sequence that a command names, unless it is parked or its promise has changed."""

@@ -5,11 +5,13 @@ every sequence uses its whole promise. Sequences that share pages come and go as
 least as many promised pages as become unshared. So the promises always stay within the limit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from motet.domain import RequestId
 from motet.ledger import Ledger
+from motet.shared_pages import charges
 from motet_runner.plan.pages import PageAllocator
+from motet_runner.plan.sequence import Sequence
 
 
 class PageLedger(Ledger[RequestId]):
@@ -41,3 +43,27 @@ class PageLedger(Ledger[RequestId]):
     @property
     def free(self) -> int:
         return self.limit - self.promised
+
+    @property
+    def free_to_extend(self) -> int:
+        """By how many pages the promise of a running sequence may grow."""
+        return self.free
+
+    def why_not(
+        self, _sequence: Sequence, pages: int, /, *, pages_of_adapters: int, parked: Collection[Sequence] = ()
+    ) -> str:
+        """Why a sequence cannot be promised `pages` now, while adapters have `pages_of_adapters` and the `parked` ones
+        come back first; empty if it can."""
+        free = self.limit_beside(pages_of_adapters) - self.promised - sum(one.wanted for one in parked)
+        if pages <= free:
+            return ""
+        return f"{pages} pages were promised and {max(0, free)} can be given beside the adapters in use"
+
+    @property
+    def charges_all_whole(self) -> bool:
+        """True if each sequence is charged its whole promise."""
+        return not self._pages.repeated
+
+    def charges(self, sequences: Iterable[Sequence]) -> dict[RequestId, int]:
+        """How many pages each of these sequences, given by arrival, is charged if it has a promise."""
+        return charges((one.request, one.promise, one.pages) for one in sequences if one.request in self)

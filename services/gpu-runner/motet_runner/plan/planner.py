@@ -62,6 +62,7 @@ class Planner:
             max_adapters=max_adapters,
             pages_of_rank=pages_of_rank,
             prefix_cache=prefix_cache and window is None,
+            by_forecast=preset.admission == "forecast",
         )
         self.adapters = self._memory.adapters
         self.chunk = SizeLimit(chunk_tokens, least=PAGE_TOKENS)

@@ -23,6 +23,9 @@ class Preset:
     overcommit: float = 1.0
     """The factor by which promises may exceed the pages. Only comparisons of presets use it: on a runner, the
     supervisor sets the factor."""
+    admission: Literal["promises", "forecast"] = "promises"
+    """Which requests may join: those whose promise fits beside the other promises, or those with which the forecast of
+    the largest need fits (`plan.forecast`)."""
     prefill_tokens: int | None = None
     """Prompt tokens in one iteration; None: any number."""
     prefills: int | None = None

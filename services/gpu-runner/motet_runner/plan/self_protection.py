@@ -115,7 +115,9 @@ class SelfProtection:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _extend(self, sequence: Sequence) -> bool:
-        return self._memory.extend(sequence, min(sequence.doubled, sequence.promise + self._memory.ledger.free))
+        return self._memory.extend(
+            sequence, min(sequence.doubled, sequence.promise + self._memory.ledger.free_to_extend)
+        )
 
     def _park(self, sequence: Sequence, wanted: int) -> None:
         self._memory.park(sequence, wanted, self._cheaper(sequence), by_itself=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from motet import promises
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet_runner.interface import EngineSequenceReport, NewSequence, State
+from motet_runner.plan.forecast import LengthLaw, Prospect
 from motet_runner.plan.prefix_cache import PageChain
 from motet_runner.plan.prompt_scores import first_to_score
 
@@ -66,6 +67,8 @@ class Sequence:
     wanted."""
     most_pages: int = field(init=False)
     """The pages of its longest possible life."""
+    law: LengthLaw | None = field(init=False)
+    """How long its answer may become; None: nobody has estimated it."""
 
     def __post_init__(self) -> None:
         new = self.new
@@ -73,6 +76,7 @@ class Sequence:
         asked = new.sampling.prompt_logprobs
         self.to_score = first_to_score(asked, scored=new.scored, prompt_tokens=self.prompt_tokens)
         self.most_pages = promises.max_pages(self.prompt_tokens, new.sampling.max_tokens)
+        self.law = LengthLaw.of(new.quantiles) if new.quantiles is not None else None
 
     @property
     def output_tokens(self) -> int:
@@ -140,6 +144,15 @@ class Sequence:
     def doubled(self) -> int:
         """The next promise (S3-13), capped by its longest life."""
         return promises.doubled_pages(self.promise, self.most_pages)
+
+    @property
+    def prospect(self) -> Prospect:
+        """Without an estimate, its answer is expected to end with its promise."""
+        law = self.law
+        if law is None:
+            law = LengthLaw.at(max(self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens)
+        tokens, generated = self.length - self.left_pages * PAGE_TOKENS, self.output_tokens + self.pending
+        return Prospect(tokens, generated, self.new.sampling.max_tokens, law)
 
     def entry(self, charged_pages: int | None = None) -> EngineSequenceReport:
         return EngineSequenceReport(

@@ -8,8 +8,8 @@ uses, after the prefix cache.
 from collections.abc import Callable, Iterable, Mapping
 
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
-from motet.shared_pages import charges
 from motet_runner.interface import NewSequence, OverflowAhead, ParkedNow, ResumedNow, State
+from motet_runner.plan.forecast_ledger import ForecastLedger
 from motet_runner.plan.page_copies import Copy, Effect, Tier
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
@@ -38,10 +38,15 @@ class SequenceMemory:
         max_adapters: int,
         pages_of_rank: Callable[[int], int],
         prefix_cache: bool = True,
+        by_forecast: bool = False,
     ) -> None:
         self.pages = PageAllocator(pages)
         self.adapters = ResidentAdapters(self.pages, table, max_adapters=max_adapters, pages_of_rank=pages_of_rank)
-        self.ledger = PageLedger(self.pages, self.adapters.pages_in_use)
+        self.ledger: PageLedger
+        if by_forecast:
+            self.ledger = ForecastLedger(self.pages, self.adapters.pages_in_use, table)
+        else:
+            self.ledger = PageLedger(self.pages, self.adapters.pages_in_use)
         self.cache = PrefixCache(self.pages)
         self._cache_on = prefix_cache
         self.host = PageAllocator(host_pages)
@@ -116,8 +121,7 @@ class SequenceMemory:
 
     def charges(self) -> dict[RequestId, int]:
         """How many pages of its promise the ledger charges to each sequence."""
-        by_arrival = sorted(self._table, key=lambda sequence: sequence.arrival)
-        return charges((one.request, one.promise, one.pages) for one in by_arrival if one.request in self.ledger)
+        return self.ledger.charges(sorted(self._table, key=lambda sequence: sequence.arrival))
 
     def move_pages(self, moves: Mapping[int, int], copies: Iterable[Effect]) -> None:
         """The allocator has moved pages for all holders, and these copies carry the bytes. Iterations launched before
@@ -252,8 +256,8 @@ class SequenceMemory:
             self._attach(sequence.chain, sequence, promise)
         shared, adapter = len(sequence.pages), sequence.adapter
         missing = max(0, needed - shared)
-        promisable = self.ledger.limit_beside(self.adapters.pages_in_use(adapter)) - self.ledger.promised
-        fits = promise <= promisable and missing <= self.free_beside(adapter)
+        why_not = self.ledger.why_not(sequence, promise, pages_of_adapters=self.adapters.pages_in_use(adapter))
+        fits = not why_not and missing <= self.free_beside(adapter)
         pages = self._take(missing, spare=adapter) if fits else None
         if pages is None:
             self._give_pages(sequence)

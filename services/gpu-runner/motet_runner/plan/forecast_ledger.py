@@ -1,0 +1,63 @@
+"""Promises that do not keep pages from others: a sequence may join if the forecast of the largest need has room.
+
+What a sequence is promised still says when it asks for more (S3-10). But a promise may always grow, and the sum of all
+promises has no limit. If the forecast was wrong and pages are short, the newest sequence is parked (PU-15).
+"""
+
+from collections.abc import Callable, Collection, Iterable
+
+from motet.domain import RequestId
+from motet.ledger import Shortfall
+from motet_runner.plan.forecast import largest_need
+from motet_runner.plan.page_ledger import PageLedger
+from motet_runner.plan.pages import PageAllocator
+from motet_runner.plan.presets import UNBOUNDED
+from motet_runner.plan.sequence import Sequence
+
+
+class ForecastLedger(PageLedger):
+    """Each sequence is charged what it has of the largest need. Scheduler and supervisor are told these charges, so
+    that their sums are the forecast."""
+
+    def __init__(
+        self, pages: PageAllocator, pages_of_adapters: Callable[[], int], sequences: Iterable[Sequence]
+    ) -> None:
+        """`sequences`: all of the engine."""
+        super().__init__(pages, pages_of_adapters)
+        self._sequences = sequences
+
+    def promise(self, key: RequestId, pages: int) -> Shortfall | None:
+        self._write(key, pages)
+        return None
+
+    @property
+    def promised(self) -> int:
+        return sum(self.charges(self._sequences).values())
+
+    @property
+    def free_to_extend(self) -> int:
+        return UNBOUNDED
+
+    def why_not(
+        self, sequence: Sequence, _pages: int, /, *, pages_of_adapters: int, parked: Collection[Sequence] = ()
+    ) -> str:
+        others = [*self._running(self._sequences), *parked]
+        if not others:
+            return ""
+        limit = self.limit_beside(pages_of_adapters)
+        need = largest_need([one.prospect for one in (*others, sequence)], shared=self._pages.repeated)
+        if need.pages <= limit:
+            return ""
+        return f"{need.pages} pages are expected to be needed with it, and {limit} can be given beside the adapters"
+
+    @property
+    def charges_all_whole(self) -> bool:
+        return False
+
+    def charges(self, sequences: Iterable[Sequence]) -> dict[RequestId, int]:
+        running = self._running(sequences)
+        need = largest_need([one.prospect for one in running], shared=self._pages.repeated)
+        return {one.request: pages for one, pages in zip(running, need.of_each, strict=True)}
+
+    def _running(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        return [one for one in sequences if one.request in self]

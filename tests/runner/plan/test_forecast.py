@@ -1,0 +1,144 @@
+"""The largest need at any later iteration, and who may join by it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet.domain import pages_for
+from motet.errors import Declined
+from motet_runner.plan import PRESETS
+from motet_runner.plan.forecast import LengthLaw, Prospect, largest_need, log_survival
+from tests.runner.plan.fake_device import FakeDevice, make_planner, new
+
+FORECAST = replace(PRESETS["paged-chunk"], admission="forecast")
+quantiles = st.lists(st.integers(1, 5000), min_size=4, max_size=4).map(sorted)
+prospects = st.builds(
+    lambda prompt, generated, left, law: Prospect(prompt + generated, generated, generated + left, LengthLaw.of(law)),
+    st.integers(1, 2000),
+    st.integers(0, 4000),
+    st.integers(1, 4000),
+    quantiles,
+)
+
+
+def survival(law: LengthLaw, *lengths: int) -> list[float]:
+    return np.exp(log_survival(np.array(lengths, dtype=float), [np.asarray(one) for one in law])).tolist()
+
+
+@pytest.mark.parametrize("at", [(100, 230, 360, 520), (1, 2, 3, 4), (10, 11, 900, 5000)])
+def test_a_law_goes_through_its_quantiles(at: Sequence[int]) -> None:
+    assert survival(LengthLaw.of(at), *at) == pytest.approx([0.5, 0.2, 0.1, 0.05])
+
+
+@given(at=quantiles)
+def test_longer_answers_are_less_likely(at: list[int]) -> None:
+    chances = survival(LengthLaw.of(at), *range(0, 20_000, 37))
+    assert chances[0] > 0.5
+    assert all(later <= earlier for earlier, later in pairwise(chances))
+    assert chances[-1] > 0, "an answer beyond all quantiles may still go on"
+
+
+@given(of=st.lists(prospects, min_size=1, max_size=12))
+def test_the_need_is_between_what_is_held_and_what_the_longest_lives_hold(of: list[Prospect]) -> None:
+    need = largest_need(of)
+    assert sum(pages_for(one.tokens) for one in of) <= need.pages
+    assert need.pages <= sum(pages_for(one.tokens + one.most - one.generated) for one in of)
+    assert len(need.of_each) == len(of)
+    assert abs(sum(need.of_each) - need.pages) <= len(of)
+
+
+@given(of=st.lists(prospects, min_size=1, max_size=12), another=prospects)
+def test_one_more_never_needs_less(of: list[Prospect], another: Prospect) -> None:
+    assert largest_need([*of, another], deviations=0).pages >= largest_need(of, deviations=0).pages
+
+
+def test_sequences_that_end_at_different_times_need_less_than_the_sum() -> None:
+    """One is near its end, the other has just begun. Together they never need both of their ends."""
+    soon = Prospect(320, 300, 2000, LengthLaw.at(310))
+    later = Prospect(20, 0, 2000, LengthLaw.at(300))
+    assert largest_need([soon], deviations=0).pages >= 20
+    assert largest_need([soon, later], deviations=0).pages < 20 + pages_for(320)
+
+
+def test_what_was_generated_counts() -> None:
+    """Half of the answers end within 20 tokens. One that has 100 already is expected to have many more."""
+    law = LengthLaw.of((20, 300, 600, 1000))
+    fresh, old = Prospect(50, 0, 2000, law), Prospect(50, 40, 2040, law)
+    assert largest_need([old] * 20).pages > 1.5 * largest_need([fresh] * 20).pages
+
+
+def test_pages_that_sequences_share_count_once() -> None:
+    alike = [Prospect(160, 0, 20, LengthLaw.at(16))] * 4
+    apart = largest_need(alike, deviations=0).pages
+    assert largest_need(alike, shared=30, deviations=0).pages <= apart - 20
+
+
+# -- in the plan -------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_joins_while_another_one_is_about_to_end() -> None:
+    """Ten pages. Their promises are twelve; but the first one ends before the second one needs its last pages."""
+    for preset, joins in ((FORECAST, True), (PRESETS["paged-chunk"], False)):
+        planner = make_planner(pages=10, preset=preset)
+        device = FakeDevice(planner)
+        planner.commands.add(new("old", prompt=16, max_tokens=80, quantiles=(80,) * 4))
+        for _ in range(72):
+            device.step()
+        try:
+            planner.commands.add(new("young", prompt=16, max_tokens=80, quantiles=(80,) * 4))
+            joined = True
+        except Declined:
+            joined = False
+        assert joined is joins, preset
+        device.run()
+        assert not planner.sequences.parked()
+
+
+def test_nobody_joins_beyond_the_forecast() -> None:
+    planner = make_planner(pages=10, preset=FORECAST)
+    planner.commands.add(new("a", prompt=16, max_tokens=80, quantiles=(80,) * 4))
+    with pytest.raises(Declined, match=r"pages are expected to be needed with it, and 10 can be given"):
+        planner.commands.add(new("b", prompt=16, max_tokens=80, quantiles=(80,) * 4))
+
+
+@settings(max_examples=40)
+@given(
+    asked=st.lists(
+        st.tuples(st.integers(1, 60), st.integers(1, 90), st.integers(1, 90), st.integers(0, 5)),
+        min_size=1,
+        max_size=12,
+    ),
+    ahead=st.integers(0, 1),
+    supervised=st.booleans(),
+)
+def test_everybody_finishes_whatever_the_estimates_say(
+    asked: list[tuple[int, int, int, int]], ahead: int, supervised: bool
+) -> None:
+    """Estimates may be wrong in every way. FakeDevice checks each step where the KV of all earlier tokens is."""
+    planner = make_planner(pages=12, places=4, preset=FORECAST)
+    planner.commands.supervised = supervised
+    device = FakeDevice(planner, ahead=ahead)
+    waiting = [
+        (gap, new(f"r{number}", prompt=prompt, max_tokens=most, quantiles=(said,) * 4))
+        for number, (prompt, most, said, gap) in zip(count(), asked, strict=False)
+    ]
+    while waiting or len(planner.sequences):
+        if waiting:
+            gap, first = waiting[0]
+            for _ in range(gap):
+                device.step()
+            try:
+                planner.commands.add(first)
+                del waiting[0]
+            except Declined:
+                pass
+        for sequence in planner.sequences.parked() if supervised else ():
+            planner.commands.resume(sequence.request, sequence.new.epoch, sequence.wanted)
+        device.step()
+        planner.check()
+    assert len(device.finished) == len(asked)
