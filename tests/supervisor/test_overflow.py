@@ -53,6 +53,14 @@ def test_without_enough_pages_to_double_a_promise_gets_the_free_ones():
     assert driver.of(effects.Extend)[0].extended == 7
 
 
+def test_where_the_runner_admits_by_forecast_a_promise_always_doubles():
+    """Its charges are parts of a forecast. It parks by itself when pages are short."""
+    driver = SupervisorDriver()
+    driver.connect(entry("b", 99), pages=100, by_forecast=True)
+    driver.overflow(overflowing("a", 4))
+    assert driver.effects == [effects.Extend(R0, "a", 1, 4, 8), effects.ReportPromise(R0, "a", 1, 8)]
+
+
 def test_at_its_maximum_a_promise_is_not_extended():
     driver = SupervisorDriver()
     driver.connect()

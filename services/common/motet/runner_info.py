@@ -152,6 +152,9 @@ class Capacity:
     """What its preset promises a request."""
     promise_quantile: int = USUAL_PROMISE_QUANTILE
     """The quantile of the estimate that a promise covers, in percent."""
+    by_forecast: bool = False
+    """It admits by a forecast of the largest need. Its requests are charged what they have of that, and no promise
+    keeps pages from others."""
     adapter_rank_bytes: int = 0
     """How many bytes of its pages an adapter takes for each row of its rank. 0: adapters take none of its pages."""
     adapter_rank_tile: int = 1
@@ -183,6 +186,7 @@ class Capacity:
             host_bytes=it.host_bytes,
             promise_rule=PromiseRule.from_proto(it.promise_rule),
             promise_quantile=known_quantile(it.promise_quantile),
+            by_forecast=it.by_forecast,
             adapter_rank_bytes=it.adapter_rank_bytes,
             adapter_rank_tile=it.adapter_rank_tile or 1,
         )
@@ -199,6 +203,7 @@ class Capacity:
             host_bytes=self.host_bytes,
             promise_rule=self.promise_rule,
             promise_quantile=self.promise_quantile,
+            by_forecast=self.by_forecast,
             adapter_rank_bytes=self.adapter_rank_bytes,
             adapter_rank_tile=self.adapter_rank_tile,
         )

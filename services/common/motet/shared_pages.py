@@ -28,8 +28,10 @@ def charges(promises: Iterable[tuple[Key, int, Collection[int]]]) -> dict[Key, i
 
 
 class ReportedLedger(Ledger[Key]):
-    def __init__(self, capacity: int, *, overcommit: float = 1.0) -> None:
+    def __init__(self, capacity: int, *, overcommit: float = 1.0, by_forecast: bool = False) -> None:
+        """`by_forecast`: the charges are parts of a forecast, not of shared pages: nobody pays for those that go."""
         super().__init__(capacity, overcommit=overcommit)
+        self._by_forecast = by_forecast
         self._shared: dict[Key, int] = {}
         """Pages of promises that others pay for, where there are any."""
 
@@ -55,6 +57,8 @@ class ReportedLedger(Ledger[Key]):
 
     def charge_others(self, pages: int) -> None:
         """A request that was charged these pages is gone: others may pay now for those that it shared with them."""
+        if self._by_forecast:
+            return
         for key, shared in list(self._shared.items()):
             more = min(shared, pages)
             self._share(key, shared - more)

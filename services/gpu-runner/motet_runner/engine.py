@@ -192,6 +192,7 @@ class Engine(PlannedEngine):
             adapter_rank_bytes=-(-linears.run_bytes(kernels.add_lora.tile) // kernels.add_lora.tile),
             adapter_rank_tile=kernels.add_lora.tile,
             kernels=choice.state,
+            by_forecast=preset.admission == "forecast",
         )
 
     @property

@@ -271,6 +271,8 @@ class EngineInfo:
     """An adapter's rank counts as the next multiple of this."""
     kernels: KernelState | None = None
     """The first kernels"""
+    by_forecast: bool = False
+    """It admits sequences by a forecast, and its charges are parts of that."""
 
     def capacity(self, promise_rule: PromiseRule, promise_quantile: int = USUAL_PROMISE_QUANTILE) -> Capacity:
         """What scheduler and supervisor are told."""
@@ -285,6 +287,7 @@ class EngineInfo:
             host_bytes=self.host_bytes,
             promise_rule=promise_rule,
             promise_quantile=promise_quantile,
+            by_forecast=self.by_forecast,
             adapter_rank_bytes=self.adapter_rank_bytes,
             adapter_rank_tile=self.adapter_rank_tile,
         )

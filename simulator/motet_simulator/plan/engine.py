@@ -234,6 +234,7 @@ def info_of(size: EngineSize, max_length: int) -> EngineInfo:
         target_modules={},
         adapter_rank_bytes=size.adapter_rank_bytes,
         adapter_rank_tile=size.adapter_rank_tile,
+        by_forecast=preset_named(size.preset).admission == "forecast",
     )
 
 

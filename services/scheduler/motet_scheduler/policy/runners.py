@@ -91,7 +91,9 @@ class Runner:
         self.capacity = capacity
         self.base = BaseModel()
         self.max_sequences = capacity.max_sequences
-        self.ledger: ReportedLedger[PlacementKey] = ReportedLedger(capacity.pages, overcommit=overcommit)
+        self.ledger: ReportedLedger[PlacementKey] = ReportedLedger(
+            capacity.pages, overcommit=overcommit, by_forecast=capacity.by_forecast
+        )
         self.entries: dict[PlacementKey, LedgerEntry] = {}
         self.parked: dict[RequestId, ParkedRequest] = {}
         self.orphaned: dict[PlacementKey, float] = {}
@@ -205,12 +207,12 @@ class Runner:
         return int(self._kv_pages(adapter_pages) * self.ledger.overcommit) - self.ledger.promised
 
     def may_resume(self, parked: ParkedRequest) -> bool:
-        """Whether a parked request has room. Where more is promised than there is, its pages must be free, too: it was
-        parked because pages were short, and would be parked again at once."""
+        """Whether a parked request has room. Where more may be promised than there is, its pages must be free, too: it
+        was parked because pages were short, and would be parked again at once."""
         wanted = parked.wanted.pages
         if wanted > self.free_for(parked.digest) or not self.slot_for(parked.digest):
             return False
-        if self.ledger.overcommit <= 1 or not self.entries:
+        if (self.ledger.overcommit <= 1 and not self.capacity.by_forecast) or not self.entries:
             return True
         return wanted <= self.pages_to_resume - sum(entry.owed for entry in self.entries.values())
 

@@ -4,6 +4,8 @@
 |------------------------------------------------------|--------------------------------------------------------------|
 | enough for twice its promise                         | extend to that, or to the most it can ever need (S3-13)      |
 | some                                                 | extend by these                                              |
+| any number, where the runner admits by forecast      | extend to twice its promise: the runner parks by itself if   |
+|                                                      | pages are short                                              |
 | none, but an ordered park will free some             | wait for it                                                  |
 | none                                                 | park the newest of the lowest class, not parked twice before |
 | none, and every request was parked twice             | park the one that overflows. It resumes with all pages it    |
@@ -40,7 +42,7 @@ def decide(
     runner: WatchedRunner, overflowing: TrackedRequest, now: float, order_timeout: float
 ) -> ExtendTo | ParkVictim | WaitForPages:
     entry = overflowing.entry
-    growth = min(runner.doubled(entry) - entry.pages, runner.ledger.free)
+    growth = runner.growth(entry)
     if growth > 0:
         return ExtendTo(entry.pages + growth)
     if runner.pages_being_freed > 0:

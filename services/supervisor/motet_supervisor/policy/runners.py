@@ -73,7 +73,9 @@ class WatchedRunner:
     def __init__(self, identity: RunnerIdentity, capacity: Capacity, now: float, *, overcommit: float) -> None:
         self.identity = identity
         self.capacity = capacity
-        self.ledger: ReportedLedger[RequestId] = ReportedLedger(capacity.pages, overcommit=overcommit)
+        self.ledger: ReportedLedger[RequestId] = ReportedLedger(
+            capacity.pages, overcommit=overcommit, by_forecast=capacity.by_forecast
+        )
         """Of the requests that are not parked. Its capacity is what KV can have now, as last reported. Extensions that
         were ordered are in it."""
         self.connected = True
@@ -122,6 +124,12 @@ class WatchedRunner:
     @property
     def pages_being_freed(self) -> int:
         return sum(one.freeing for one in self.sequences.values())
+
+    def growth(self, entry: RunnerRequest) -> int:
+        """By how many pages the promise of a request may grow now, at most to twice its size. A runner that admits by
+        forecast keeps no pages for promises, and parks by itself when pages are short."""
+        wanted = self.doubled(entry) - entry.pages
+        return wanted if self.capacity.by_forecast else min(wanted, self.ledger.free)
 
     @property
     def pages_unused(self) -> int:

@@ -391,6 +391,7 @@ class Capacity(_message.Message):
     ADAPTER_RANK_BYTES_FIELD_NUMBER: _builtins.int
     ADAPTER_RANK_TILE_FIELD_NUMBER: _builtins.int
     PROMISE_QUANTILE_FIELD_NUMBER: _builtins.int
+    BY_FORECAST_FIELD_NUMBER: _builtins.int
     pages: _builtins.int
     page_tokens: _builtins.int
     page_bytes: _builtins.int
@@ -408,6 +409,8 @@ class Capacity(_message.Message):
     """an adapter's rank counts as the next multiple; 0: as it is"""
     promise_quantile: _builtins.int
     """of the estimate, that its promises cover: 50, 80, 90 or 95 percent; 0: 80"""
+    by_forecast: _builtins.bool
+    """it admits by a forecast: `charged_pages` are parts of that, and promises may always grow"""
     def __init__(
         self,
         *,
@@ -423,10 +426,11 @@ class Capacity(_message.Message):
         adapter_rank_bytes: _builtins.int = ...,
         adapter_rank_tile: _builtins.int = ...,
         promise_quantile: _builtins.int = ...,
+        by_forecast: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_rank_bytes", b"adapter_rank_bytes", "adapter_rank_tile", b"adapter_rank_tile", "adapter_slots", b"adapter_slots", "host_bytes", b"host_bytes", "max_lora_rank", b"max_lora_rank", "max_model_length", b"max_model_length", "max_sequences", b"max_sequences", "page_bytes", b"page_bytes", "page_tokens", b"page_tokens", "pages", b"pages", "promise_quantile", b"promise_quantile", "promise_rule", b"promise_rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_rank_bytes", b"adapter_rank_bytes", "adapter_rank_tile", b"adapter_rank_tile", "adapter_slots", b"adapter_slots", "by_forecast", b"by_forecast", "host_bytes", b"host_bytes", "max_lora_rank", b"max_lora_rank", "max_model_length", b"max_model_length", "max_sequences", b"max_sequences", "page_bytes", b"page_bytes", "page_tokens", b"page_tokens", "pages", b"pages", "promise_quantile", b"promise_quantile", "promise_rule", b"promise_rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
