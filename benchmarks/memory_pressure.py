@@ -32,6 +32,8 @@ WARM_UP = 0.25
 TOKENS = {"alpaca": 8192}
 USUAL_TOKENS = 16384
 """Of keys and values."""
+MANY_SHORT = 4
+"""How many times as many requests there are where the memory holds hundreds at once."""
 FIRST_RATIO, LAST_RATIO, RATIO_STEPS = 0.7, 0.098, 600
 LONGEST_COUNTED = 4096
 """No request counts with more tokens of its answer."""
@@ -164,6 +166,7 @@ def run_all(workload: Workload, ways: dict[str, Callable[[Workload, int], Runner
 
 def measure(count: int, data: Path | None) -> list[Result]:
     given = {workload.name: workload for workload in workloads(count, data)}
+    given["alpaca"] = next(workloads(MANY_SHORT * count, None))
     results = _against_baseline(given["alpaca"])
     found = {name: run_all(given[name], WAYS, TOKENS.get(name, USUAL_TOKENS)) for name in given}
     gains = {name: _gain(ways, "on demand") for name, ways in found.items()}
