@@ -17,20 +17,21 @@ from tests.gateway.conftest import Served
 
 KEY = bytes(range(32))
 SPACE, OF_5_6_7 = (
-    1607092971,
+    3156244841,
     [
-        236379508,
-        368781493,
-        434677216,
-        678338245,
-        1056655995,
-        1239064756,
-        2127696977,
-        2156406023,
-        2643194392,
-        3098955823,
-        4004198800,
-        4010490382,
+        117325,
+        2143104,
+        3368148,
+        3438061,
+        4110165,
+        4262196,
+        6313486,
+        8364643,
+        9105047,
+        13272632,
+        14161881,
+        14815313,
+        14981646,
     ],
 )
 ids = st.lists(st.integers(0, 2**24 - 1), max_size=3 * EDGE_TOKENS)
@@ -59,6 +60,15 @@ def test_prompts_with_the_same_start_and_end_have_common_features() -> None:
     assert one != other
     assert made.of([1, 2]).tolist() != made.of([2, 1]).tolist()
     assert made.of([1, 2], [0, 1]).tolist() != made.of([1, 2], [1, 0]).tolist()
+
+
+@pytest.mark.parametrize("at", [2, 100, -100, -2])
+def test_of_a_long_prompt_each_token_near_an_end_counts(at: int) -> None:
+    prompt = list(range(1000))
+    other = prompt.copy()
+    other[at] = 5000
+    made = PromptFeatures(KEY)
+    assert made.of(prompt).tolist() != made.of(other).tolist()
 
 
 def test_another_key_has_another_space_and_other_features() -> None:

@@ -6,15 +6,18 @@ cannot look tokens up by hashing a vocabulary."""
 
 import hashlib
 from collections.abc import Sequence
+from math import log2
 
 import numpy as np
 
-VERSION = 1
+VERSION = 2
 """Change it when the same prompt would give other features."""
 EDGE_TOKENS = 128
 """How many tokens at either end are looked at. It bounds the time that a prompt takes."""
-MAX_FEATURES = 224
-"""It bounds messages and samples, at four bytes a feature. The first ones are kept: pairs of a long prompt are not."""
+MAX_FEATURES = 280
+"""It bounds messages and samples. Of a long prompt, pairs in the middle are left out."""
+FEATURE_MASK = 0xFFFFFF
+"""A feature has 24 bits. The table of weights has fewer rows, so more bits would tell no two features apart."""
 OPENING_TOKENS = 4
 
 _Words = np.ndarray[tuple[int], np.dtype[np.uint64]]
@@ -36,20 +39,25 @@ class PromptFeatures:
         """The features of a prompt, each once. `numbers` are those of the request, each of a few dozen values."""
         edges = ids if len(ids) <= 2 * EDGE_TOKENS else [*ids[:EDGE_TOKENS], *ids[-EDGE_TOKENS:]]
         tokens = np.array(edges, dtype=np.uint64)
-        single = [_NUMBER | at << 32 | number for at, number in enumerate((len(ids).bit_length(), *numbers))]
+        lengths = len(ids).bit_length(), int(4 * log2(len(ids) + 1))
+        single = [_NUMBER | at << 32 | number for at, number in enumerate((*lengths, *numbers))]
         joined = 0
         for at, token in enumerate(ids[:OPENING_TOKENS]):
             joined = (joined * 1_000_003 + token + 1) & 0xFFFF_FFFF_FFFF
             single.append(_OPENING | at << 48 | joined)
         if len(ids) > 1:
             single += (_LAST | ids[-1], _LAST_PAIR | ids[-1] << 24 | ids[-2])
+        words = np.concatenate((np.array(single, np.uint64), np.unique(tokens) | np.uint64(_TOKEN)))
         pairs = tokens[1:] << np.uint64(24)
         pairs |= tokens[:-1]
-        words = np.concatenate((np.array(single, np.uint64), tokens | np.uint64(_TOKEN), pairs | np.uint64(_PAIR)))
-        return np.unique(self._hashed(words[:MAX_FEATURES]))
+        pairs |= np.uint64(_PAIR)
+        room = max(0, MAX_FEATURES - len(words)) // 2
+        if len(pairs) > 2 * room:
+            pairs = np.concatenate((pairs[:room], pairs[len(pairs) - room :]))
+        return np.unique(self._hashed(np.concatenate((words, pairs))[:MAX_FEATURES]))
 
     def _hashed(self, words: _Words) -> Features:
-        """The lower half of the SipHash-1-3 of each word. All have one length, so that it is not hashed."""
+        """Some bits of the SipHash-1-3 of each word. All have one length, so that it is not hashed."""
         first, second, third, fourth = (np.full(len(words), part, np.uint64) for part in self._state)
         fourth ^= words
         _mix(first, second, third, fourth)
@@ -57,7 +65,7 @@ class PromptFeatures:
         third ^= np.uint64(0xFF)
         for _ in range(3):
             _mix(first, second, third, fourth)
-        return (first ^ second ^ third ^ fourth).astype(np.uint32)
+        return ((first ^ second ^ third ^ fourth) & np.uint64(FEATURE_MASK)).astype(np.uint32)
 
 
 def _mix(a: _Words, b: _Words, c: _Words, d: _Words) -> None:

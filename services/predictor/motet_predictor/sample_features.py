@@ -8,24 +8,40 @@ import numpy as np
 
 Features = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
-MAX_FEATURES = 224
-"""The most that are used of a prompt. A sample with them has less than a KiB, if its names are short."""
+MAX_FEATURES = 280
+"""The most that are used of a prompt."""
+MAX_SAMPLE_BYTES = 1024
+"""Of a sample with its names. Where names are long, some features are left out."""
+FEATURE_BYTES = 3
+"""More bits of a feature than these would tell no two rows of the table of weights apart."""
+_SPACE_BYTES = 4
+_NUMBERS_BYTES = 40
+"""What a sample has beside names and features"""
 
 NO_FEATURES: Features = np.zeros(0, np.uint32)
 
 
 def features_of(message: Sequence[int]) -> Features:
     """Each feature of a message once; more than MAX_FEATURES are ignored."""
-    return np.unique(np.array(message[:MAX_FEATURES], dtype=np.uint32)) if message else NO_FEATURES
+    if not message:
+        return NO_FEATURES
+    return np.unique(np.array(message[:MAX_FEATURES], dtype=np.uint32) & (1 << 8 * FEATURE_BYTES) - 1)
 
 
-def to_bytes(space: int, features: Features) -> bytes:
-    return space.to_bytes(4, "little") + features.astype("<u4").tobytes() if space and len(features) else b""
+def to_bytes(space: int, features: Features, *, beside: int = 0) -> bytes:
+    """Features for a sample whose names have `beside` bytes."""
+    if not space or not len(features):
+        return b""
+    room = (MAX_SAMPLE_BYTES - _NUMBERS_BYTES - _SPACE_BYTES - beside) // FEATURE_BYTES
+    bytes_of = features[: max(room, 0)].astype("<u4").view(np.uint8).reshape(-1, 4)
+    return space.to_bytes(_SPACE_BYTES, "little") + bytes_of[:, :FEATURE_BYTES].tobytes()
 
 
 def from_bytes(data: bytes) -> tuple[int, Features]:
     """What `to_bytes` has written, or space 0 and nothing if it is something else."""
-    if len(data) < 8 or len(data) % 4 or len(data) > 4 * (MAX_FEATURES + 1):
+    count, rest = divmod(len(data) - _SPACE_BYTES, FEATURE_BYTES)
+    if not 0 < count <= MAX_FEATURES or rest:
         return 0, NO_FEATURES
-    space, *_ = numbers = np.frombuffer(data, "<u4").astype(np.uint32)
-    return int(space), numbers[1:]
+    features = np.zeros((count, 4), np.uint8)
+    features[:, :FEATURE_BYTES] = np.frombuffer(data, np.uint8, offset=_SPACE_BYTES).reshape(count, FEATURE_BYTES)
+    return int.from_bytes(data[:_SPACE_BYTES], "little"), features.reshape(-1).view("<u4").astype(np.uint32)
