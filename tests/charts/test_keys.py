@@ -3,12 +3,14 @@
 import importlib.util
 import json
 import threading
+from base64 import b64decode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import ModuleType
 
 import pytest
 
 from motet_cli.key_commands import KEY_ONE_LINER
+from motet_gateway.features_key import KEY_BYTES
 from tests.charts.helm import MOTET, NAMESPACE, HelmFailed, Object, helm, named, of_kind, pod_templates, render, title
 from tests.charts.test_network import DATABASE, passes, pods
 from tests.charts.test_notes import notes
@@ -44,8 +46,32 @@ def test_by_default_gateways_read_keys_from_a_secret_named_after_the_release(nam
     assert volume["secret"]["secretName"] == f"{name or 'motet'}-keys"
 
 
-def test_the_chart_makes_no_keys() -> None:
-    assert [title(one) for one in of_kind(render(), "Secret") if not title(one).endswith(("-tls", "-ca"))] == []
+def test_the_chart_makes_no_api_keys() -> None:
+    made = [title(one) for one in of_kind(render(), "Secret")]
+    assert [name for name in made if not name.endswith(("-tls", "-ca", "-features-key"))] == []
+
+
+def test_all_gateways_share_one_key_of_features_which_nobody_else_reads() -> None:
+    objects = render()
+    made = named(objects, "Secret", "motet-features-key")
+    assert len(b64decode(made["data"]["key"])) == KEY_BYTES
+    assert made["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    readers = {
+        who: mount["mountPath"]
+        for who, template in pod_templates(objects).items()
+        for volume in template["spec"].get("volumes", [])
+        if volume.get("secret", {}).get("secretName") == "motet-features-key"
+        for mount in template["spec"]["containers"][0]["volumeMounts"]
+        if mount["name"] == volume["name"]
+    }
+    (reader,) = readers
+    assert reader.endswith("motet-gateway")
+    assert settings({})["MOTET_GATEWAY_FEATURES_KEY_FILE"] == f"{readers[reader]}/key"
+    own = {"gateway": {"featuresKeySecret": "kept-elsewhere"}}
+    assert {"secretName": "kept-elsewhere", "defaultMode": 0o440} in [
+        one.get("secret") for one in gateway(own)["volumes"]
+    ]
+    assert not [one for one in of_kind(render(own), "Secret") if title(one).endswith("-features-key")]
 
 
 def test_gateways_that_ask_for_no_key_read_none() -> None:

@@ -225,6 +225,10 @@ secret
 {{- .Values.gateway.keysSecret | default (printf "%s-keys" (include "motet.fullname" .)) -}}
 {{- end -}}
 
+{{- define "motet.featuresKeySecret" -}}
+{{- .Values.gateway.featuresKeySecret | default (printf "%s-features-key" (include "motet.fullname" .)) -}}
+{{- end -}}
+
 {{- define "motet.spread" -}}
 {{- $values := index .root.Values .component -}}
 {{- if $values.topologySpreadConstraints }}
