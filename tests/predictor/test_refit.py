@@ -1,5 +1,7 @@
 """A refit: a real process reads real samples, and the predictor installs what it has made, or goes on without."""
 
+import asyncio
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from motet.clock import Clock, FakeClock, monotonic
 from motet.store import length_samples, migrate, open_store
 from motet_predictor import refits as refits_module
 from motet_predictor import sample_features
@@ -16,6 +19,7 @@ from motet_predictor.fitting import fit
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.prompt_model import Fitted, PromptModel
+from motet_predictor.refit import NOTHING_TO_FIT
 from motet_predictor.refits import Refits
 from tests.predictor.test_prompt_model import LONG, SHORT, SPACE, answers, features
 
@@ -45,9 +49,23 @@ async def keep_samples(folder: Path, count: int, *, space: int = SPACE, tenant: 
         await length_samples.save(store, "v", [], rows, keep_samples=100_000)
 
 
-def refits_of(folder: Path, model: PromptModel, registry: CollectorRegistry, *, max_seconds: float = 60.0) -> Refits:
+def refits_of(
+    folder: Path,
+    model: PromptModel,
+    registry: CollectorRegistry,
+    *,
+    max_seconds: float = 60.0,
+    clock: Clock | None = None,
+) -> Refits:
     model.observe("acme", "a", 30)
-    return Refits(model, Metrics(registry), folder / "weights.npz", after_answers=1, max_seconds=max_seconds)
+    return Refits(
+        model,
+        Metrics(registry),
+        folder / "weights.npz",
+        after_answers=1,
+        max_seconds=max_seconds,
+        clock=monotonic if clock is None else clock,
+    )
 
 
 def outcomes(registry: CollectorRegistry) -> dict[str, float]:
@@ -80,6 +98,50 @@ async def test_a_refit_installs_weights_and_the_next_process_reads_them(tmp_path
     await refits_of(tmp_path, later, CollectorRegistry()).load()
     assert later.weights is not None
     assert (later.weights.table == model.weights.table).all()
+
+
+async def test_a_process_without_weights_fits_them_to_the_samples_that_it_finds(tmp_path: Path) -> None:
+    """Its volume may be new, and 500 answers may take days."""
+    await migrate(url(tmp_path))
+    await keep_samples(tmp_path, 50)
+    model = PromptModel(LengthModel())
+    refits = Refits(
+        model,
+        Metrics(CollectorRegistry()),
+        tmp_path / "weights.npz",
+        after_answers=500,
+        max_seconds=60.0,
+        clock=monotonic,
+    )
+    await refits.refit_if_due()
+    assert model.weights is None
+    await refits.load()
+    await refits.refit_if_due()
+    assert model.weights is not None
+
+
+async def test_refits_take_at_most_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, model, registry = FakeClock(), PromptModel(LengthModel()), CollectorRegistry()
+    refits = refits_of(tmp_path, model, registry, clock=clock)
+
+    async def ten_seconds(_: Refits) -> int:
+        clock.advance(10)
+        return NOTHING_TO_FIT
+
+    monkeypatch.setattr(Refits, "_run", ten_seconds)
+    found = []
+    for _ in range(5):
+        model.observe("acme", "a", 30)
+        await refits.refit_if_due()
+        found.append(outcomes(registry)["nothing"])
+        clock.advance(30)
+    assert found == [1, 1, 1, 2, 2]
+
+
+async def test_a_refit_ends_if_its_predictor_has_ended() -> None:
+    """Otherwise two of them would write one file."""
+    child = await asyncio.create_subprocess_exec(*refits_module.COMMAND, "weights", "1")
+    assert await child.wait() == 1
 
 
 async def test_samples_of_another_key_do_not_teach_the_weights(tmp_path: Path) -> None:
@@ -167,3 +229,14 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, fitted: Fitted) -> None:
         with pytest.raises(ValueError, match="damaged"):
             read_fitted(tmp_path / "f")
         write_fitted(tmp_path / "f", fitted)
+
+
+def test_a_file_with_any_damage_is_read_as_it_was_or_refused(tmp_path: Path, fitted: Fitted) -> None:
+    write_fitted(tmp_path / "f", fitted)
+    whole = (tmp_path / "f").read_bytes()
+    for at in (*range(0, 240, 7), *range(len(whole) - 500, len(whole), 11)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 0x15
+        (tmp_path / "f").write_bytes(damaged)
+        with contextlib.suppress(ValueError):
+            assert (read_fitted(tmp_path / "f").weights.table == fitted.weights.table).all()

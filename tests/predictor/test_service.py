@@ -20,11 +20,13 @@ from motet.length_statistics import LengthStatistics
 from motet.store import length_samples, migrate, open_store
 from motet.transport.methods import OBSERVE, PREDICT
 from motet.transport.over_grpc import GrpcNetwork, is_healthy, open_channel
+from motet_predictor import sample_features
 from motet_predictor.length_model import VERSION, LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import ROWS_PER_WRITE, Persistence
 from motet_predictor.prompt_model import PromptModel
 from motet_predictor.prompt_weights import PromptWeights
+from motet_predictor.sample_features import MAX_SAMPLE_BYTES
 from motet_predictor.service import PredictorService
 from tests.common.waiting import PATIENCE_S
 from tests.support.hostile_messages import hostile
@@ -171,8 +173,50 @@ async def test_samples_hold_counts_and_hashes(tmp_path: Path) -> None:
             estimated_q50=10,
             estimated_q95=40,
             estimate_source=f"model:{VERSION}",
-            features=struct.pack("<3I", 7, 1, 2**32 - 1),
+            features=struct.pack("<I", 7) + b"\x01\0\0" + b"\xff" * 3,
         )
+
+
+async def test_a_sample_has_at_most_a_kibibyte_however_long_its_names_are(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor, open_store(database(tmp_path)) as store:
+        for name in ("acme/pirate", "a" * 2000):
+            believed = common_pb2.Estimate(source=f"model:{name}")
+            known = {"features": range(500), "feature_space": 7, "estimate": believed}
+            await observe(predictor.address, 25, adapter=name, **known)
+        await predictor.persistence.flush()
+        for sample in await length_samples.newest_samples(store, 10):
+            names = sample.request, sample.tenant, sample.adapter, sample.estimate_source
+            assert sum(len(name) for name in names) + len(sample.features) <= MAX_SAMPLE_BYTES
+            space, features = sample_features.from_bytes(sample.features)
+            assert space == 7
+            assert len(features) >= 100
+
+
+async def test_many_outcomes_do_not_keep_an_estimate_waiting(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        await predictor.estimate()
+        learning = asyncio.create_task(observe(predictor.address, *[25] * 3000))
+        while not predictor.model.answers:
+            await asyncio.sleep(0)
+        await predictor.estimate()
+        assert not learning.done()
+        assert await learning == 3000
+
+
+async def test_a_save_writes_no_more_than_it_may_and_the_rest_later(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor, open_store(database(tmp_path)) as store:
+        for number in range(5 * ROWS_PER_WRITE):
+            await observe(predictor.address, 25, adapter=f"acme/{number}")
+        counts = []
+        for _ in range(60):
+            await predictor.persistence.flush(at_most=20 * MAX_SAMPLE_BYTES)
+            counts.append(await length_samples.count_samples(store))
+        assert counts[0] == ROWS_PER_WRITE, "one batch at least"
+        assert max(counts[n + 10] - counts[n] for n in range(50)) <= 2 * ROWS_PER_WRITE
+        assert counts[-1] == 5 * ROWS_PER_WRITE
 
 
 async def test_metrics_show_the_calibration(tmp_path: Path) -> None:
@@ -398,3 +442,6 @@ async def test_features_of_another_key_or_version_are_ignored_and_counted(tmp_pa
             assert predictor.metric("features_ignored_total") == 0
             assert await estimate(8) == plain
             assert predictor.metric("features_ignored_total") == 1
+            outcome = predictor_pb2.Outcome(tenant="acme", output_tokens=9, features=[1], feature_space=8)
+            await stub.Observe(predictor_pb2.ObserveRequest(outcomes=[outcome]), timeout=PATIENCE_S)
+            assert predictor.metric("features_ignored_total") == 1, "it counts prompts"

@@ -24,10 +24,15 @@ WEIGHTS_FILE = "predictor-weights.npz"
 LOOK_SECONDS = 5.0
 """How often it is looked whether a refit is due."""
 
+MAX_WRITE_BYTES_A_SECOND = 512 * 1024
+"""Of rows. A database writes each at least twice, to its log and to its file. Scopes that change often then wait, and
+are written with all their changes; samples that are too many are dropped."""
+
 
 def main() -> None:
     settings, process, addresses, database = read(Settings), read(ProcessSettings), read(Addresses), read(Database)
     surroundings = real_surroundings()
+    save_seconds = settings.save_seconds * process.time_scale
 
     async def predict(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         metrics = Metrics(registry)
@@ -39,6 +44,7 @@ def main() -> None:
             process.data_dir.absolute() / WEIGHTS_FILE,
             after_answers=settings.refit_answers,
             max_seconds=settings.refit_max_seconds,
+            clock=surroundings.clock,
         )
         async with open_store(database.url(process)) as store:
             persistence = Persistence(
@@ -51,8 +57,8 @@ def main() -> None:
             )
             service = PredictorService(model, persistence, metrics, surroundings.clock)
 
-            async def flush() -> None:
-                await persistence.flush()
+            async def save() -> None:
+                await persistence.flush(int(MAX_WRITE_BYTES_A_SECOND * save_seconds))
 
             async with surroundings.network.serving(
                 addresses.predictor_address, service.handlers, process=health, ready=False
@@ -62,7 +68,7 @@ def main() -> None:
                 await server.set_ready(True)
                 await run_until(
                     stop,
-                    every(settings.save_seconds * process.time_scale, flush, name="save"),
+                    every(save_seconds, save, name="save"),
                     every(LOOK_SECONDS * process.time_scale, refits.refit_if_due, name="refit"),
                 )
             await persistence.flush()

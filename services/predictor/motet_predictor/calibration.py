@@ -19,11 +19,11 @@ _EDGES = np.linspace(0.0, 1.0, BINS + 1)
 _DECAY = 2.0 ** (-1 / HALF_LIFE)
 
 
-def spread(low: float, high: float) -> np.ndarray:
+def spread(low: float | np.ndarray, high: float | np.ndarray) -> np.ndarray:
     """Of an answer at the positions from low to high: the share at or below each edge."""
-    if high - low < 1e-9:
-        return (high <= _EDGES).astype(float)
-    return np.clip((_EDGES - low) / (high - low), 0.0, 1.0)
+    low = np.minimum(low, high - 1e-9)
+    share: np.ndarray = np.clip((_EDGES - low) / (high - low), 0.0, 1.0)
+    return share
 
 
 class Calibration:
@@ -41,7 +41,3 @@ class Calibration:
         """Where in an estimated distribution to read these quantiles. Rises with the quantile."""
         positions: np.ndarray = np.interp(quantiles * (self.below[-1] + UNSEEN_ANSWERS), self.below, _EDGES)
         return positions
-
-    def corrected(self, position: float) -> float:
-        """The share of answers that do not exceed this position."""
-        return float(np.interp(position, _EDGES, self.below) / self.below[-1])

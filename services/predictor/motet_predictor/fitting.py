@@ -18,9 +18,10 @@ from motet_predictor.prompt_weights import MAX_WEIGHT, ROWS, PromptWeights, rows
 
 PASSES = 3
 RATE = 0.4
+SLOWER = 1.0
 PARTS = 3
-"""Each part of the samples is estimated once by weights that were fitted to the others. How far these estimates are
-from the answers begins the calibration. Samples of one prompt are in one part: a fitted prompt is foretold too well."""
+"""Each part of the samples is estimated by weights that were fitted to the others. How far these estimates are from the
+answers begins the calibration. Samples of one prompt are in one part: a fitted prompt is foretold too well."""
 EQUAL_SAY_ABOVE = 200
 """A tenant with more samples than this has no more say than one with this number."""
 
@@ -58,21 +59,24 @@ def fit_weights(samples: Sequence[Sample], lengths: LengthModel, space: int, *, 
             shares = class_shares(np.asarray(lengths.shares(*key))).astype(np.float32) @ targets
             priors[key] = np.log(shares + 1e-6)
         say = min(1.0, EQUAL_SAY_ABOVE / counts[sample.tenant]) if len(counts) > 1 else 1.0
-        rows = rows_of(*key, sample.features)
-        # Adagrad undoes a factor that all steps of a row share, so the say goes into the rate.
-        rates = np.full((len(rows), 1), RATE, np.float32)
-        rates[: len(sample.features)] *= say
-        prepared.append((rows, priors[key], targets[class_of(sample.tokens)], scale_of(len(sample.features)), rates))
+        rows = rows_of(*key, sample.features).astype(np.uint32)  # they are the most of the memory that a refit takes
+        prepared.append((rows, priors[key], targets[class_of(sample.tokens)], say))
     chance = np.random.default_rng(seed)
-    for _ in range(PASSES):
+    for turn in range(PASSES):
+        rate = RATE * SLOWER**turn
         for at in chance.permutation(len(prepared)):
-            rows, prior, target, scale, rates = prepared[at]
+            rows, prior, target, say = prepared[at]
+            count = len(rows) // 2
+            scale = scale_of(count)
             own = table[rows]
             logits = prior + scale * own.sum(axis=0)
             shares = np.exp(logits - logits.max())
             step = (shares / shares.sum() - target) * scale
             squares[rows] += step * step
-            table[rows] = own - rates * step / np.sqrt(squares[rows])
+            change = rate * step / np.sqrt(squares[rows])
+            # Adagrad undoes a factor that all steps of a row share, so the say goes into the rate.
+            change[:count] *= say
+            table[rows] = own - change
     np.clip(table, -MAX_WEIGHT, MAX_WEIGHT, out=table)
     return weights
 
@@ -92,15 +96,17 @@ def since_last_change(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def fit(samples: Sequence[Sample], space: int, *, max_scopes: int = 20_000) -> Fitted:
-    """Fit weights to all samples, oldest first, and begin the calibration."""
+    """Fit weights to all samples, oldest first, and begin the calibration: as if they arrived now, one after the other,
+    and each was estimated by weights that have not seen its prompt."""
     part_of = [crc32(sample.features.tobytes()) % PARTS for sample in samples]
-    model = PromptModel(LengthModel())
+    parts = []
     for part in range(PARTS):
         others = [sample for sample, own in zip(samples, part_of, strict=True) if own != part]
-        model.lengths = statistics_of(others, max_scopes)
-        model.weights = fit_weights(others, model.lengths, space)
-        for one in (sample for sample, own in zip(samples, part_of, strict=True) if own == part):
-            model.judge(one.tenant, one.adapter, one.tokens, censored=one.censored, features=one.features)
+        parts.append(fit_weights(others, statistics_of(others, max_scopes), space))
+    model = PromptModel(LengthModel(max_scopes=max_scopes))
+    for one, part in zip(samples, part_of, strict=True):
+        model.weights = parts[part]
+        model.observe(one.tenant, one.adapter, one.tokens, censored=one.censored, features=one.features)
     return Fitted(fit_weights(samples, statistics_of(samples, max_scopes), space), dict(model.adapters))
 
 

@@ -2,9 +2,8 @@
 
 It compares the positions (see `calibration`) of the newest answers with an even distribution (Kolmogorov and Smirnov).
 When they differ so much that chance is no explanation, older answers are of no use any more: they are dropped, and only
-the newest are learned again."""
-
-from collections import deque
+the newest are learned again. Of several answers to one prompt only the newest is compared: the choices of one request,
+or a question that is asked again and again, are alike without being a change."""
 
 import numpy as np
 
@@ -17,26 +16,27 @@ THRESHOLD = 2.4
 
 _EVEN = spread(0.0, 1.0)
 _WINDOW = np.array(WINDOWS)
+_PROMPT, _TOKENS, _CENSORED, _LOW, _HIGH = range(5)
 
 
 class LengthChange:
     def __init__(self) -> None:
-        self._answers: deque[tuple[int, bool]] = deque(maxlen=WINDOWS[-1])
-        self._below: deque[np.ndarray] = deque(maxlen=WINDOWS[-1])
+        self._answers = np.zeros((0, 5))
 
-    def observe(self, tokens: int, censored: bool, low: float, high: float) -> list[tuple[int, bool]]:
-        """Returns the answers since the change (length, censored) if there was one, else nothing."""
-        self._answers.append((tokens, censored))
-        self._below.append(spread(low, high).astype(np.float32))
-        windows = _WINDOW[len(self._answers) >= _WINDOW]
+    def observe(self, prompt: int, tokens: int, censored: bool, low: float, high: float) -> list[tuple[int, bool]]:
+        """Returns the answers since the change (length, censored) if there was one, else nothing.
+
+        `prompt` is a number for its text; 0: not known."""
+        others = self._answers[(self._answers[:, _PROMPT] != prompt) | (prompt == 0)]
+        answers = self._answers = np.vstack((others[1 - WINDOWS[-1] :], (prompt, tokens, censored, low, high)))
+        windows = _WINDOW[len(answers) >= _WINDOW]
         if not len(windows):
             return []
-        below = np.cumsum(np.array(self._below)[::-1], axis=0)[windows - 1]
+        newest = answers[::-1]
+        below = np.cumsum(spread(newest[:, _LOW:_HIGH], newest[:, _HIGH:]), axis=0)[windows - 1]
         distances = np.abs(below / windows[:, None] - _EVEN).max(axis=1)
         found = windows[distances * windows**0.5 > THRESHOLD]
         if not len(found):
             return []
-        since = list(self._answers)[-int(found[0]) :]
-        self._answers.clear()
-        self._below.clear()
-        return since
+        self._answers = answers[:0].copy()
+        return [(int(row[_TOKENS]), bool(row[_CENSORED])) for row in answers[-found[0] :]]

@@ -1,7 +1,6 @@
 """Keeps the model's statistics in the database: loads them once, writes changes in batches, and survives outages."""
 
 import asyncio
-from collections import deque
 
 import structlog
 
@@ -10,6 +9,8 @@ from motet.store import Store
 from motet.store import length_samples as table
 from motet_predictor.length_model import LengthModel, Scope
 from motet_predictor.metrics import Metrics
+from motet_predictor.sample_features import MAX_SAMPLE_BYTES
+from motet_predictor.waiting_samples import WaitingSamples
 
 log = structlog.get_logger(__name__)
 
@@ -38,25 +39,26 @@ class Persistence:
         self._metrics = metrics
         self._load_scopes = load_scopes
         self._keep_samples = keep_samples
-        self._samples: deque[table.LengthSample] = deque(maxlen=queued_samples)
+        self._samples = WaitingSamples(queued_samples)
+        self._may_write = 0
         self._loaded = False
         self._active = False
         self._up = True
 
     def add(self, sample: table.LengthSample) -> None:
-        if len(self._samples) == self._samples.maxlen:
+        if not self._samples.add(sample):
             self._metrics.samples_dropped.inc()
-        self._samples.append(sample)
 
-    async def flush(self) -> bool:
-        """Write all changes. False while the database can't be reached, which is logged once."""
+    async def flush(self, at_most: int | None = None) -> bool:
+        """Write all changes, or about `at_most` bytes of them: what is more is taken off the next time. False while the
+        database can't be reached, which is logged once."""
         try:
             if not self._active:
                 await table.activate_version(self._store, self._model.version)
                 self._active = True
             if not self._loaded:
                 await self._load()
-            await self._save()
+            await self._save(at_most)
         except StoreUnavailable as error:
             if self._up:
                 log.warning("database_down", reason=error.message, hint="The predictor keeps answering from memory.")
@@ -78,14 +80,19 @@ class Persistence:
         self._loaded = True
         log.info("statistics_loaded", version=self._model.version, scopes=len(states))
 
-    async def _save(self) -> None:
+    async def _save(self, at_most: int | None) -> None:
+        if at_most is not None:
+            self._may_write = min(self._may_write, 0) + at_most
         for _ in range(0, max(self._model.unsaved_count, len(self._samples)), ROWS_PER_WRITE):
-            await self._save_some()
+            if at_most is not None and self._may_write <= 0:
+                break
+            self._may_write -= await self._save_some()
 
-    async def _save_some(self) -> None:
-        """Write one batch. If the database refuses a row, split the batch in halves until that row is alone."""
+    async def _save_some(self) -> int:
+        """Write one batch, and return its bytes. If the database refuses a row, split the batch in
+        halves until that row is alone."""
         changes = self._model.changes(ROWS_PER_WRITE)
-        samples = [self._samples.popleft() for _ in range(min(ROWS_PER_WRITE, len(self._samples)))]
+        samples = self._samples.take(ROWS_PER_WRITE)
         states = [table.PredictorState(scope.level, scope.tenant, scope.adapter, data) for scope, data in changes]
         waiting: list[list[_Row]] = [[*states, *samples]]
         try:
@@ -103,6 +110,7 @@ class Persistence:
         except BaseException:  # also cancellation: unwritten rows must still be written at stop
             self._requeue([row for rows in reversed(waiting) for row in rows])
             raise
+        return sum(len(data) for _, data in changes) + len(samples) * MAX_SAMPLE_BYTES
 
     async def _write(self, rows: list[_Row]) -> None:
         states = [row for row in rows if isinstance(row, table.PredictorState)]
@@ -113,10 +121,8 @@ class Persistence:
         self._model.mark_unsaved(
             Scope(row.level, row.tenant, row.adapter) for row in rows if isinstance(row, table.PredictorState)
         )
-        since = list(self._samples)
-        self._samples.clear()
-        for sample in [row for row in rows if isinstance(row, table.LengthSample)] + since:
-            self.add(sample)
+        samples = [row for row in rows if isinstance(row, table.LengthSample)]
+        self._metrics.samples_dropped.inc(self._samples.put_back(samples))
 
     def _reject_row(self, row: _Row, error: StoreRefused) -> None:
         self._metrics.rows_refused.labels(table.name_of(row)).inc()

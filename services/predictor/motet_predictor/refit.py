@@ -1,10 +1,13 @@
-"""`python -m motet_predictor.refit FILE`: fits weights to the samples in the database, and writes them to a file.
+"""`python -m motet_predictor.refit FILE PARENT`: fits weights to the samples in the database, and writes them to FILE.
 
 A process of its own, of the lowest priority: it takes minutes of CPU time, and the predictor answers meanwhile. If it
-dies, its file is missing or part of an earlier one, and the predictor goes on with the weights that it has."""
+dies, the predictor goes on with the weights that it has; if the predictor dies, it ends, too: the next predictor may
+start another one that writes the same file."""
 
 import asyncio
+import ctypes
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +23,7 @@ from motet_predictor.fitting import Sample, fit, since_last_change
 from motet_predictor.settings import Settings
 
 LOWEST_PRIORITY = 19
+_PR_SET_PDEATHSIG = 1
 NOTHING_TO_FIT = 3
 """Exit status: no sample has features yet."""
 
@@ -54,6 +58,14 @@ async def main(path: Path) -> int:
     return 0
 
 
+def _exit_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)  # it died before that call
+
+
 if __name__ == "__main__":
+    _exit_with(int(sys.argv[2]))
     os.nice(LOWEST_PRIORITY)
     sys.exit(asyncio.run(main(Path(sys.argv[1]))))

@@ -1,0 +1,52 @@
+"""Samples that wait for the database: bounded, with equal room for each tenant."""
+
+from motet.store.length_samples import LengthSample
+from motet_predictor.waiting_samples import WaitingSamples
+
+
+def sample(tenant: str, number: int) -> LengthSample:
+    return LengthSample(
+        request=f"{number}",
+        tenant=tenant,
+        adapter="a",
+        prompt_tokens=1,
+        output_tokens=number,
+        censored=False,
+        estimated_q50=0,
+        estimated_q95=0,
+        estimate_source="",
+        features=b"",
+    )
+
+
+def taken(waiting: WaitingSamples, count: int) -> list[tuple[str, str]]:
+    return [(one.tenant, one.request) for one in waiting.take(count)]
+
+
+def test_a_tenant_with_many_samples_takes_no_room_from_the_others() -> None:
+    waiting = WaitingSamples(10)
+    few = [waiting.add(sample("few", number)) for number in range(3)]
+    many = [waiting.add(sample("many", number)) for number in range(1000)]
+    assert few == [True] * 3
+    assert many == [True] * 7 + [False] * 993
+    late = [waiting.add(sample("late", number)) for number in range(3)]
+    assert late == [False] * 3
+    kept = taken(waiting, 100)
+    assert len(kept) == 10
+    assert [one for one in kept if one[0] == "few"] == [("few", f"{number}") for number in range(3)]
+    assert [one for one in kept if one[0] == "late"] == [("late", f"{number}") for number in range(3)]
+    assert [one for one in kept if one[0] == "many"] == [("many", f"{number}") for number in (996, 997, 998, 999)]
+
+
+def test_tenants_take_turns_and_what_is_put_back_comes_first() -> None:
+    waiting = WaitingSamples(10)
+    for number in range(3):
+        waiting.add(sample("one", number))
+    waiting.add(sample("two", 0))
+    first = waiting.take(2)
+    assert [one.tenant for one in first] == ["one", "two"]
+    waiting.add(sample("one", 3))
+    assert waiting.put_back(first) == 0
+    assert [one for one in taken(waiting, 10) if one[0] == "one"] == [("one", f"{number}") for number in range(4)]
+    assert len(waiting) == 0
+    assert waiting.take(1) == []
