@@ -1,107 +1,47 @@
-"""Measures how well lengths are estimated, on real prompts and answers. Only features are timed.
+"""Measures how well lengths are estimated, on real prompts and answers, and how long it takes.
 
-The data are of other projects: the folder that `--data` or TEST_DATA names has them, otherwise this is skipped. Prompts
-are tokenised with GPT-2's vocabulary; answers are counted with their end token, at most 2,048. Five folds by the hash
-of the prompt, pooled: no row is estimated by weights, statistics or a calibration that have seen its prompt. Features,
+The data are of other projects: the folder that `--data` or TEST_DATA names has them, otherwise only times are measured.
+Prompts are tokenised with GPT-2's vocabulary; answers are counted with their end token, at most 2,048. Features,
 fitting and estimates are the product's own. R is what is reserved for each token used, U the share of answers that are
-longer than what is reserved. Beside each figure of R stands the one of a constant guess of the same coverage.
+longer than what is reserved, both of q90; R2 is R after doubling until the answer fits. Beside each figure stands the
+one of a constant guess of the same coverage.
 
-    python -m benchmarks.prediction [--data FOLDER] [--json]
+alone    one tenant with one set of prompts; five folds by the hash of the prompt, pooled: no row is estimated by
+         weights, statistics or a calibration that have seen its prompt
+tenants  47 tenants, at most 1,500 rows of each from the other folds
+new      each of them as a new tenant beside the others, after 5 and after 50 answers
+shift    3,000 answers to Alpaca's prompts, then 50 to others
+poison   20,000 false outcomes of another tenant
+times    features of a prompt, and estimates of the predictor's process
+
+    python -m benchmarks.prediction [--data FOLDER] [--only CASE …] [--calls 50] [--pairs 8] [--json]
 """
 
-import gzip
-import hashlib
-import json
+import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from benchmarks.harness import Result, arguments, report
+from benchmarks.length_cases import alone, served, shift, tenants
+from benchmarks.length_cases.rows import Row, all_rows, complete
 from motet_gateway.prompt_features import PromptFeatures
-from motet_predictor.fitting import Sample, fit, statistics_of
-from motet_predictor.length_model import LengthEstimate
-from motet_predictor.prompt_model import PromptModel
 
-FOLDS, LONGEST = 5, 2048
-KEY = bytes(32)
-
-
-class Row:
-    def __init__(self, prompt: str, tokens: int, ids: list[int], made: PromptFeatures) -> None:
-        self.fold = int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % FOLDS
-        self.sample = Sample("alpaca", "a", min(tokens + 1, LONGEST), False, made.of(ids))
-
-
-def tokenizer(data: Path) -> Tokenizer:
-    with gzip.open(data / "tokenizers/gpt2/encoder.json.gz", "rt") as file:
-        vocabulary = json.load(file)
-    with gzip.open(data / "tokenizers/gpt2/vocab.bpe.gz", "rt") as file:
-        pairs = [line.split() for line in file.read().split("\n")[1:] if line.strip()]
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[(left, right) for left, right in pairs]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return made
-
-
-def alpaca(data: Path) -> list[Row]:
-    with gzip.open(data / "prompts/alpaca_random9k.jsonl.gz", "rt") as file:
-        read = [json.loads(line) for line in file]
-    prompts = ["\n\n".join(part for part in (row["instruction"], row["input"]) if part) for row in read]
-    encoded, made = tokenizer(data).encode_batch(prompts), PromptFeatures(KEY)
-    return [
-        Row(prompt, row["n_out_llama2"], one.ids, made) for prompt, row, one in zip(prompts, read, encoded, strict=True)
-    ]
-
-
-def estimated(rows: list[Row]) -> list[tuple[int, LengthEstimate]]:
-    """Of each row the length and its estimate, by what the other folds teach."""
-    pairs = []
-    for fold in range(FOLDS):
-        order = np.random.default_rng(fold)
-        samples = [row.sample for row in rows if row.fold != fold]
-        samples = [samples[at] for at in order.permutation(len(samples))]
-        model = PromptModel(statistics_of(samples, 1000))
-        model.install(fit(samples, 1))
-        for row in rows:
-            if row.fold == fold:
-                one = row.sample
-                pairs.append((one.tokens, model.estimate(one.tenant, one.adapter, LONGEST, one.features)))
-    return pairs
-
-
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Ties share the mean of their ranks."""
-    inverse: np.ndarray
-    counts: np.ndarray
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    means: np.ndarray = np.cumsum(counts) - (counts - 1) / 2
-    return means[inverse]
-
-
-def figures(pairs: list[tuple[int, LengthEstimate]]) -> list[Result]:
-    lengths = np.array([tokens for tokens, _ in pairs])
-    results = []
-    for name, most, of in (("r_u10", 1.84, "q90"), ("r_u5", 2.30, "q95")):
-        reserved = np.array([getattr(estimate, of) for _, estimate in pairs])
-        ratio, short = reserved.sum() / lengths.sum(), float((reserved < lengths).mean())
-        constant = np.quantile(lengths, 1 - short) / lengths.mean()
-        print(f"{of}: R {ratio:.3f}, U {short:.2%}; a constant of the same U: R {constant:.3f}")
-        bound = 0.10 if of == "q90" else 0.05
-        held = bool(ratio <= most and short <= bound)
-        results.append(Result(f"alpaca_{name}", float(ratio), "x", f"<= {most} at U <= {bound:.0%}", held, "constant"))
-    q50 = np.array([estimate.q50 for _, estimate in pairs])
-    error, constant = float(np.abs(q50 - lengths).mean()), float(np.abs(np.median(lengths) - lengths).mean())
-    rank = float(np.corrcoef(ranks(np.array([one.expected for _, one in pairs])), ranks(lengths))[0, 1])
-    print(f"q50: mean absolute error {error:.1f} tokens; of the median {constant:.1f}. Spearman {rank:.3f}")
-    results.append(Result("alpaca_mae", error, "tokens", "<= 31", error <= 31, "the median"))
-    results.append(Result("alpaca_spearman", rank, "", ">= 0.74", rank >= 0.74, "0"))
-    return results
+ON_DATA: dict[str, Callable[[list[Row]], list[Result]]] = {
+    "alone": alone.results,
+    "tenants": tenants.known,
+    "new": tenants.new,
+    "shift": shift.results,
+    "poison": tenants.poisoned,
+}
+TIMES = "times"
 
 
 def features_us() -> Result:
-    ids, made, times = list(range(1000, 2000)), PromptFeatures(KEY), []
+    ids, made, times = list(range(1000, 2000)), PromptFeatures(bytes(32)), []
     for _ in range(2000):
         started = time.perf_counter()
         made.of(ids, (1, 2, 3, 4))
@@ -114,14 +54,22 @@ def features_us() -> Result:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument(
-        "--data", type=Path, default=os.environ.get("TEST_DATA"), help="a folder with prompts/alpaca_random9k.jsonl.gz"
+        "--data", type=Path, default=os.environ.get("TEST_DATA"), help="a folder with prompts/ and tokenizers/"
     )
+    parser.add_argument("--only", nargs="+", choices=[*ON_DATA, TIMES], default=[*ON_DATA, TIMES])
+    parser.add_argument("--calls", type=int, default=50, help="calls per figure")
+    parser.add_argument("--pairs", type=int, default=8, help="quiet pairs to measure")
     given = parser.parse_args()
-    results = [features_us()]
-    if given.data is not None and (Path(given.data) / "prompts/alpaca_random9k.jsonl.gz").exists():
-        results += figures(estimated(alpaca(Path(given.data))))
-    else:
-        print("estimates: left out; --data or TEST_DATA names no folder with prompts/alpaca_random9k.jsonl.gz")
+    results = []
+    if TIMES in given.only:
+        results += [features_us(), *asyncio.run(served.measure(given.calls, given.pairs))]
+    wanted = [name for name in ON_DATA if name in given.only]
+    if wanted and given.data is not None and complete(Path(given.data)):
+        rows = all_rows(Path(given.data))
+        for name in wanted:
+            results += ON_DATA[name](rows)
+    elif wanted:
+        print(f"{', '.join(wanted)}: left out; --data or TEST_DATA names no folder with these prompts")
     report("prediction", results, as_json=given.json)
 
 
