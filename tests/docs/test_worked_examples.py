@@ -98,32 +98,58 @@ def told(**sampling):
     return [answer.text for answer in engine.generate([question] * 4, max_tokens=12, **sampling)]
 assert told(temperature=5.0, epsilon_cutoff=0.999) == told(temperature=0.0), "only the most likely token stays"
 assert told(temperature=5.0, epsilon_cutoff=1e-9) == told(temperature=5.0) != told(temperature=0.0)
+typical = told(temperature=5.0, typical_p=1e-9)
+assert len(set(typical)) == 1, "only the most typical token stays"
+assert typical != told(temperature=0.0), "which is not the most likely one"
+assert told(temperature=5.0, typical_p=1.0) == told(temperature=5.0)
+"""
+TYPICAL = """
+def typical(likely: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+    exact = likely.double()
+    surprise = -exact.log()
+    away = (surprise - (exact * surprise).nan_to_num(nan=0.0).sum(dim=-1, keepdim=True)).abs()
+    order = away.argsort(dim=-1)
+    nearer = exact.gather(1, order).cumsum(dim=-1) - exact.gather(1, order)
+    return likely * torch.zeros_like(likely).scatter_(1, order, (nearer < cuts.typical_p).float())
+
+
 """
 
 
-def test_a_new_option_of_sampling_has_all_doors_and_removes_tokens(copy: Copy, tmp_path: Path) -> None:
+def test_new_options_of_sampling_have_all_doors_and_remove_tokens(copy: Copy, tmp_path: Path) -> None:
     of_option = named("option of sampling")
     copy.change(
         of_option["sampling.py"],
         "    min_p: ",
         '    epsilon_cutoff: Annotated[float, Number(0, 1, applied_by="execute.sample.sampling_kind")] = 0.0\n'
         '    """Leave out tokens below this probability."""\n'
+        '    typical_p: Annotated[float, Number(0, 1, above=True, applied_by="execute.sample.sampling_kind")] = 1.0\n'
+        '    """Sample from the tokens whose surprise is nearest to the expected one, up to this probability."""\n'
         "    min_p: ",
     )
-    copy.change(of_option["runner.proto"], "message Sampling {", "message Sampling {\n  float epsilon_cutoff = 99;")
+    copy.change(
+        of_option["runner.proto"],
+        "message Sampling {",
+        "message Sampling {\n  float epsilon_cutoff = 99;\n  float typical_p = 98;",
+    )
     copy.run("tools/generate_api.py", "--out", tmp_path)
     copy.add(Path("services/common/motet/api/v1/runner_pb2.py"), (tmp_path / "motet/api/v1/runner_pb2.py").read_text())
-    kind, cuts = of_option["sampling_kind.py"], of_option["cuts.py"]
-    copy.change(kind, "or sampling.min_p > 0", "or sampling.min_p > 0 or sampling.epsilon_cutoff > 0")
+    kind, cuts, draw = (of_option[name] for name in ("sampling_kind.py", "cuts.py", "draw.py"))
+    copy.change(
+        kind, "or sampling.min_p > 0", "or sampling.min_p > 0 or sampling.epsilon_cutoff > 0 or sampling.typical_p < 1"
+    )
     copy.change(
         kind,
         "upload(top_p), min_p)",
-        "upload(top_p), min_p, upload(np.array([[one.epsilon_cutoff] for one in asked], dtype=np.float32)))",
+        "upload(top_p), min_p, upload(np.array([[one.epsilon_cutoff] for one in asked], dtype=np.float32)), "
+        "upload(np.array([[one.typical_p if one.typical_p < 1 else np.inf] for one in asked])))",
     )
     copy.change(
-        cuts, "    def of(self, rows: torch.Tensor)", "    least: torch.Tensor\n\n    def of(self, rows: torch.Tensor)"
+        cuts,
+        "    def of(self, rows: torch.Tensor)",
+        "    least: torch.Tensor\n    typical_p: torch.Tensor\n\n    def of(self, rows: torch.Tensor)",
     )
-    copy.change(cuts, "else self.min_p[rows])", "else self.min_p[rows], self.least[rows])")
+    copy.change(cuts, "else self.min_p[rows])", "else self.min_p[rows], self.least[rows], self.typical_p[rows])")
     copy.change(
         cuts,
         "    reached &= (top_k == ALL)",
@@ -135,10 +161,14 @@ def test_a_new_option_of_sampling_has_all_doors_and_removes_tokens(copy: Copy, t
         "    count = torch.minimum(count, torch.searchsorted(negated, -cuts.least, right=True).clamp(min=1))\n"
         "    last = negated.gather(1, count - 1)\n",
     )
-    copy.test("tests/common/test_sampling.py", "-k", "epsilon_cutoff or grammar")
+    copy.change(draw, "\n\ndef draw(", f"\n{TYPICAL}def draw(")
+    for after in ("    if likely.shape[1] < SHORT_CUT_FROM", "    kept, _ = cut(likely, likely.neg().sort"):
+        copy.change(draw, after, f"    likely = typical(likely, cuts)\n{after}")
+    copy.test("tests/common/test_sampling.py", "-k", "epsilon_cutoff or typical_p or grammar")
     copy.run("tools/generate_docs.py", "--out", tmp_path / "pages")
     (page,) = {link.name for link in named("option of sampling").values() if link.suffix == ".md"}
-    assert "`epsilon_cutoff`" in (tmp_path / "pages" / page).read_text()
+    assert "`epsilon_cutoff`" in (written := (tmp_path / "pages" / page).read_text())
+    assert "`typical_p`" in written
     copy.run("-c", DRAWS)
 
 

@@ -9,6 +9,7 @@ from math import isinf
 from pathlib import Path
 
 from motet import promises
+from motet.domain import adapter_pages
 from motet.errors import MotetError
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.peft_config import CONFIG_NAME
@@ -91,6 +92,7 @@ def _cost(folder: Path, info: EngineInfo) -> AdapterCost:
         layout = certify(folder, info).layout
     except MotetError as error:
         return AdapterCost(folder.name, refused=str(error))
-    rank = -(-layout.rank // info.adapter_rank_tile) * info.adapter_rank_tile
-    pages = -(-rank * info.adapter_rank_bytes // info.page_bytes)
+    pages = adapter_pages(
+        layout.rank, rank_bytes=info.adapter_rank_bytes, tile=info.adapter_rank_tile, page_bytes=info.page_bytes
+    )
     return AdapterCost(folder.name, layout.rank, pages, len(layout.linears))
