@@ -5,7 +5,6 @@ base rows last, so that an adapter's rows are contiguous and base rows cost LoRA
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ import torch
 from motet.domain import BASE, PAGE_TOKENS, Digest
 from motet_kernels import LoraBackend, PlacedAdapter, Segment
 from motet_runner.execute.batch.flat_batch import FlatBatch, Line, PagedRows, SequenceAttention
+from motet_runner.execute.batch.iteration_layout import DecodeBuffers, IterationLayout
 from motet_runner.execute.batch.page_groups import PageGroups
-from motet_runner.execute.batch.row_table import RowTable, TableRow
+from motet_runner.execute.batch.row_table import RowTable
 from motet_runner.execute.batch.scored_rows import ScoredRow, scored_row
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.upload import uploaded
@@ -23,58 +23,6 @@ from motet_runner.plan import StepPlan
 
 WherePlaced = Callable[[Digest, int], PlacedAdapter]
 """Gets an adapter and the first page of its run."""
-
-
-@dataclass(slots=True)
-class _Layout:
-    """The order of an iteration's rows. It is kept while the same sequences decode."""
-
-    changes: int
-    """The row table's `changes` when this was made"""
-    adapters: dict[Digest, int]
-    """Adapter → the first page of its run"""
-    numbers: tuple[int, ...]
-    """The rows' numbers in the table, in the order of the plan"""
-    order: np.ndarray
-    """[sequences] each one's index in the plan"""
-    rows: list[TableRow]
-    """Sorted by `order`, like all fields below"""
-    table_rows: np.ndarray
-    """The numbers of `rows` in the table"""
-    counts: np.ndarray
-    """How many new tokens each sequence has"""
-    firsts: np.ndarray
-    """Where each sequence's new tokens begin"""
-    sequence_of: np.ndarray
-    """[tokens] the index of each token's sequence"""
-    within: np.ndarray
-    """[tokens] each token's index among the new ones of its sequence"""
-    keep: torch.Tensor
-    sampled: list[TableRow]
-    """In the order of the plan, like `keep`"""
-    greedy: bool
-    """True if some rows want the largest logit, and no row wants other logits"""
-    scored: list[ScoredRow]
-    """In `keep` they follow `sampled`"""
-    lora: Any
-    attended: Any = None
-    buffers: "_DecodeBuffers | None" = None
-
-
-class _DecodeBuffers:
-    """Buffers that each iteration of a decode-only layout overwrites, at the same addresses: to make small arrays and
-    tensors takes longer than to fill them."""
-
-    def __init__(self, layout: _Layout) -> None:
-        count = len(layout.rows)
-        self.tokens = np.empty(count, dtype=np.int64)
-        self.positions = np.empty(count, dtype=np.int64)
-        self.input_ids = torch.from_numpy(self.tokens)[None]
-        self.position_ids = torch.from_numpy(self.positions)[None]
-        self.choices = torch.empty(count, dtype=torch.int64) if layout.greedy else None
-        places = layout.order.tolist()
-        self.places = None if places == list(range(count)) else places
-        """The places of the rows in the plan; None: they are in the plan's order"""
 
 
 class FlatBatchBuilder:
@@ -97,7 +45,7 @@ class FlatBatchBuilder:
         self._page_groups = PageGroups(table, store, device, window)
         self._backend: LoraBackend[Any] | None = None
         self._attention: SequenceAttention | None = None
-        self._known: _Layout | None = None
+        self._known: IterationLayout | None = None
         """The layout of the last decode-only iteration"""
 
     def use(self, backend: LoraBackend[Any] | None, attention: SequenceAttention | None) -> None:
@@ -145,12 +93,12 @@ class FlatBatchBuilder:
             batch.writes = self._store.rows_of(pages.astype(np.int64), positions % PAGE_TOKENS)
         return batch
 
-    def _build_paged_decodes(self, plan: StepPlan, layout: _Layout, attention: SequenceAttention) -> FlatBatch:
+    def _build_paged_decodes(self, plan: StepPlan, layout: IterationLayout, attention: SequenceAttention) -> FlatBatch:
         """Like `build`, for the usual iteration: each row has one new token, and only attention depends on the page
         tables."""
         buffers = layout.buffers
         if buffers is None:
-            buffers = layout.buffers = _DecodeBuffers(layout)
+            buffers = layout.buffers = DecodeBuffers(layout)
         starts: Sequence[int] = plan.decodes.starts
         if buffers.places is not None:
             starts = [starts[place] for place in buffers.places]
@@ -178,7 +126,7 @@ class FlatBatchBuilder:
             paged=self._attended(attention, layout, buffers.positions, longest),
         )
 
-    def _layout_of(self, plan: StepPlan) -> _Layout:
+    def _layout_of(self, plan: StepPlan) -> IterationLayout:
         known = self._known
         if (
             known is not None
@@ -193,7 +141,7 @@ class FlatBatchBuilder:
         self._known = None if plan.prefills else layout
         return layout
 
-    def _lay_out(self, plan: StepPlan) -> _Layout:
+    def _lay_out(self, plan: StepPlan) -> IterationLayout:
         table, steps = self._table, plan.rows
         numbers = tuple(step.row for step in steps)
         adapters = self._adapters(plan)
@@ -222,7 +170,7 @@ class FlatBatchBuilder:
                 scored.append(one)
                 before_first = last_of[place] - (step.start + step.count)
                 before_scored += [before_first + at for at in one.places]
-        return _Layout(
+        return IterationLayout(
             changes=table.changes,
             adapters=plan.adapters,
             numbers=numbers,
@@ -240,7 +188,9 @@ class FlatBatchBuilder:
             lora=self._backend.make_batch(segments) if segments and self._backend is not None else None,
         )
 
-    def _attended(self, attention: SequenceAttention, layout: _Layout, starts: np.ndarray, longest: int) -> PagedRows:
+    def _attended(
+        self, attention: SequenceAttention, layout: IterationLayout, starts: np.ndarray, longest: int
+    ) -> PagedRows:
         if layout.attended is None:
             described = np.stack((layout.firsts, layout.counts, starts, layout.table_rows), axis=1)
             layout.attended = attention.make_batch(self._table.pages, described)

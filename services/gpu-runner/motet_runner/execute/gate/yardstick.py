@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, Segment, TorchBackend
+from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, TorchBackend
 from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.batch.flat_batch import FlatBatch
@@ -19,7 +19,6 @@ from motet_runner.execute.gate.memory_needs import check_room, room_bytes
 from motet_runner.execute.gate.same_experts import SameExperts, choices_of
 from motet_runner.execute.gate.texts import (
     ADAPTER_OF,
-    CHANGES_EVERY,
     LENGTHS,
     PARTS,
     RANKS,
@@ -31,13 +30,11 @@ from motet_runner.execute.gate.texts import (
     pages_before,
     places_of,
 )
-from motet_runner.execute.pack.linear_packing import weight_of
+from motet_runner.execute.gate.trial_adapters import Matrices, WideBackend, random_matrices
 
 WIDE_LOGIT_BYTES = 64 * 1024 * 1024
 """The most bytes of wide logits that are computed at a time"""
 
-_Matrices = dict[str, list[tuple[torch.Tensor, torch.Tensor] | None]]
-"""Linear → A [rank, inputs] and B [outputs, rank] of each adapter; None: it does not change this linear"""
 _MakeBackend = Callable[[torch.Tensor], LoraBackend[Any]]
 """Gets the memory [bytes] with the adapters."""
 _Bound = tuple[LoraBackend[Any], dict[int, PlacedAdapter]]
@@ -62,7 +59,7 @@ class Wrong(Exception):
 class Yardstick:
     texts: Sequence[Sequence[int]]
     groups: Sequence[LinearGroup]
-    matrices: _Matrices
+    matrices: Matrices
     truth: torch.Tensor
     """[tokens of all texts, vocabulary] logits, in float32 to save memory: they may wait long for a compiler."""
     experts: SameExperts
@@ -154,7 +151,7 @@ def find_yardstick(loaded: LoadedModel, kernels: Judged) -> Generator[None, None
     """Finds the yardstick, in parts."""
     check_room(loaded, room_bytes(loaded))
     lora = LoraLinears(loaded.linears, loaded.dtype, kernels.add_lora, loaded.linear_groups)
-    groups, matrices = lora.groups, _random_matrices(loaded, lora)
+    groups, matrices = lora.groups, random_matrices(loaded, lora)
     texts = [
         text(count, stride=7 + 4 * number, first=3 + number, vocabulary=loaded.vocabulary)
         for number, count in enumerate((*LENGTHS, far_position(loaded.max_positions) + 1))
@@ -163,7 +160,7 @@ def find_yardstick(loaded: LoadedModel, kernels: Judged) -> Generator[None, None
     nothing = torch.empty(TOKENS, dtype=torch.float64, device=loaded.device)
     experts = SameExperts(TOKENS, choices_of(loaded.config))
     yardstick = Yardstick(texts, groups, matrices, truth, experts, nothing, nothing.clone(), ALLOWED[loaded.dtype])
-    bound = yardstick.bound(lambda _: _Truth(matrices, lora), loaded.device)
+    bound = yardstick.bound(lambda _: WideBackend(matrices, lora), loaded.device)
     dtype = wider(loaded.dtype)
     parts = in_parts(WIDE_LOGIT_BYTES // (loaded.vocabulary * dtype.itemsize))
     computed = yardstick.computed(replace(loaded, dtype=dtype, fused=None), parts, bound, yardstick.experts.noted)
@@ -194,55 +191,6 @@ def _square(numbers: torch.Tensor) -> torch.Tensor:
 def _root(squares: torch.Tensor) -> float:
     """The root of the mean of the rows' mean squares"""
     return float(squares.mean().sqrt())
-
-
-class _Truth:
-    """A back end of add_lora in the wide type"""
-
-    tile = 1
-    copies = False
-
-    def __init__(self, matrices: _Matrices, lora: LoraLinears) -> None:
-        self._matrices = matrices
-        self.layout = lora.layout
-
-    @staticmethod
-    def order(adapter: PlacedAdapter) -> tuple[int, int]:
-        return adapter.offset, 0
-
-    @staticmethod
-    def make_batch(segments: Sequence[Segment]) -> Sequence[Segment]:
-        return segments
-
-    def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: Sequence[Segment]) -> None:
-        for segment in batch:
-            changes = self._matrices[linear][int(segment.adapter.name)]
-            rows = slice(segment.start, segment.stop)
-            if changes is not None:
-                y[rows] += x[rows] @ changes[0].t() @ changes[1].t()
-
-
-def _random_matrices(loaded: LoadedModel, lora: LoraLinears) -> _Matrices:
-    """Adapters whose results are as large as the linears' own, rounded to what a run can hold."""
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32).to(loaded.device)
-
-    layouts = [lora.layout(rank) for rank in RANKS]
-    runs = [torch.zeros(layout.bytes, dtype=torch.uint8, device=loaded.device) for layout in layouts]
-    matrices: _Matrices = {}
-    for place, (path, (inputs, outputs)) in enumerate(lora.shapes.items()):
-        size = float(weight_of(loaded.linears[path])[:64].float().std())
-        matrices[path] = []
-        for rank, every, layout, run in zip(RANKS, CHANGES_EVERY, layouts, runs, strict=True):
-            if place % every:
-                matrices[path].append(None)
-                continue
-            layout.write(run, path, random(rank, inputs), random(outputs, rank), size / rank**0.5)
-            a, b = layout.stored(run, path)
-            matrices[path].append((a[:rank], b[:rank].t()))
-    return matrices
 
 
 @contextmanager

@@ -5,7 +5,6 @@ come to the host, a row of the host's table has the unknown token in its place.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,12 @@ from motet_runner.execute.batch.row_table import UNKNOWN_TOKEN, TableRow
 from motet_runner.execute.batch.scored_rows import ScoredRow
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.sample import prompt_logprobs
-from motet_runner.execute.sample.device_sampler import NOT_FINITE, DeviceSampler, Sampling
+from motet_runner.execute.sample.device_sampler import DeviceSampler, Sampling
 from motet_runner.execute.worker.base_worker import BaseWorker, Flight
 from motet_runner.execute.worker.captured_graph import capture_for
 from motet_runner.execute.worker.decode_graphs import CapturedGraph, DecodeGraphs, FixedAttention, FixedLora
 from motet_runner.execute.worker.device_rows import NOBODY, DeviceRows, numbers_of
+from motet_runner.execute.worker.launched_call import LaunchedCall
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.parcel import Parcel, Returning
 from motet_runner.memory.tiers import PageTiers
@@ -37,39 +37,6 @@ ROWS_OF_EACH = 2
 def computes_by_itself(device: torch.device) -> bool:
     """True if a device computes asynchronously to the host"""
     return device.type == "cuda"
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of the model whose results are being copied to the host."""
-
-    rows: Sequence[TableRow]
-    places: Sequence[int]
-    """The sampled tokens' places in their sequences"""
-    sampling: Sampling | None
-    scored: Sequence[ScoredRow]
-    results: Returning | None
-    """None: no row wants anything."""
-
-    def read(self, flight: Flight) -> None:
-        """Reads the results, which have arrived: each row's unknown token is replaced with its token."""
-        if self.results is None:
-            return
-        tensors = self.results.read()
-        first = len(flight.sampled)
-        if self.sampling is not None:
-            tokens = tensors.pop(0).tolist()
-            for row, place, token in zip(self.rows, self.places, tokens, strict=True):
-                row.tokens[place] = max(token, UNKNOWN_TOKEN)
-            flight.sampled += [None if token == NOT_FINITE else token for token in tokens]
-            if self.sampling.asks:
-                found = self.sampling.logprobs(tensors[:3])
-                del tensors[:3]
-                flight.logprobs |= {first + place: logprob for place, logprob in found.items()}
-        scores = flight.prompt_logprobs
-        for at, one in enumerate(self.scored):
-            read = prompt_logprobs.read_scores(one.places.start, tensors[4 * at : 4 * at + 4])
-            scores[one.row.number] = prompt_logprobs.joined(scores.get(one.row.number), read)
 
 
 class DeviceWorker(BaseWorker):
@@ -180,7 +147,7 @@ class DeviceWorker(BaseWorker):
         if sampling is not None and newest is not None:
             sampling.count(counted)
             self.rows.got(rows, sent["rows"], newest)
-        _note(flight, call)
+        call.note(flight)
         flight.attention_calls += batch.calls
         flight.padding += batch.input_ids.numel() - batch.tokens
 
@@ -223,7 +190,7 @@ class DeviceWorker(BaseWorker):
         self.rows.went_on(rows)
         if newest is not None:
             self.rows.got(rows, graph.rows[:count], newest)
-        _note(flight, call)
+        call.note(flight)
         flight.attention_calls += graph.calls
         flight.padding += size - count
 
@@ -239,10 +206,10 @@ class DeviceWorker(BaseWorker):
         sampling: Sampling | None,
         scored: Sequence[ScoredRow],
         results: Sequence[torch.Tensor],
-    ) -> _Call:
+    ) -> LaunchedCall:
         """Begins to copy the results of a launched call of the model to the host."""
         returning = Returning(self._link, results) if results else None
-        return _Call(rows, [len(row.tokens) for row in rows], sampling, scored, returning)
+        return LaunchedCall(rows, [len(row.tokens) for row in rows], sampling, scored, returning)
 
     def _on_the_device(self, batch: FlatBatch) -> list[tuple[int, int]]:
         """Inputs that the device has sampled: their places in the batch, and their rows. They are read on the device,
@@ -264,10 +231,3 @@ class DeviceWorker(BaseWorker):
             found += prompt_logprobs.score(rows, tokens, prompt_logprobs.alternatives(one, logits.shape[1]))
             first += len(one.places)
         return found
-
-
-def _note(flight: Flight, call: _Call) -> None:
-    flight.unread.append(call.read)
-    for row in call.rows:
-        row.tokens.append(UNKNOWN_TOKEN)
-    flight.model_calls += 1
