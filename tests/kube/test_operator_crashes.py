@@ -344,7 +344,7 @@ def flows(home: OperatorNamespaces, pools: list[str], adapters: int, runners: in
 @pytest.mark.parametrize(
     ("pools", "adapters", "runners", "crashes"),
     [
-        pytest.param(["one"], 6, 1, 28, id="30", marks=pytest.mark.timeout(900)),  # on a machine that is busy
+        pytest.param(["one"], 4, 1, 26, id="30", marks=pytest.mark.timeout(900)),  # on a machine that is busy
         pytest.param(
             ["one", "two", "three", "four"], 72, 2, 200, id="200", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]
         ),

@@ -118,7 +118,12 @@ def prompt_of(length: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(
     ("kernels", "chunk", "prefix_cache"),
-    [("torch", CHUNKED, True), ("torch", WHOLE, False), ("cpp", CHUNKED, False), ("cpp", WHOLE, True)],
+    [
+        ("torch", CHUNKED, True),
+        ("cpp", WHOLE, True),
+        pytest.param("torch", WHOLE, False, marks=pytest.mark.soak),
+        pytest.param("cpp", CHUNKED, False, marks=pytest.mark.soak),
+    ],
 )
 def test_tokens_and_logits_equal_generate(proof: Proof, kernels: str, chunk: int, prefix_cache: bool) -> None:
     if kernels == "cpp":

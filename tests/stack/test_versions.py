@@ -22,9 +22,10 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return version_before(tmp_path_factory.mktemp("before"))
 
 
+@pytest.mark.parametrize("runners", [2, pytest.param(3, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("others_are_old", [False, True], ids=["beside-this-version", "beside-the-version-before"])
 async def test_row_45_runners_of_two_versions_serve_side_by_side_and_replace_each_other(
-    tmp_path: Path, before: Path, others_are_old: bool
+    tmp_path: Path, before: Path, others_are_old: bool, runners: int
 ) -> None:
     pods, answers = ServicesAsPods(tmp_path), []
     versions = [None, before, None] if others_are_old else [before, None, before]
@@ -32,7 +33,7 @@ async def test_row_45_runners_of_two_versions_serve_side_by_side_and_replace_eac
         for service in OTHERS:
             stack.enter_context(pods.running(service, before if others_are_old else None))
         async with pods.operator():
-            for version in versions:
+            for version in versions[:runners]:
                 with pods.running("runner", version) as runner:
                     for service in SERVICES:
                         await pods.until_ready(service)
