@@ -1,8 +1,8 @@
 """What the ways of managing memory make of a saturated runner, as throughput in virtual time.
 
 A step takes 44 ms, 0.43 ms for each sequence that decodes and 0.18 ms for each prompt token: Llama-2-70B on eight A100
-by the data of Splitwise, continued beyond 64 sequences. The throughput is that of the requests after the first quarter,
-in the time between the steps in which the first and the last of them begin. All run the real plan without a limit on
+by the data of Splitwise, continued beyond 64 sequences. The throughput is that of the requests that end between the
+first quarter of them and the step in which the last one begins. All run the real plan without a limit on
 sequences, with prompts in chunks of 512 tokens but for the presets `ft-max`, `s3` and `oracle`:
 
 - `promises`: promises of the 80 % quantile, whose sum the memory holds;
@@ -71,6 +71,15 @@ class OnDemand(Runner):
     def _may_begin(self, tokens: int, _left: int) -> bool:
         return pages_for(tokens) <= self._pages_left()
 
+    def _pages_left(self) -> int:
+        """Pages that nobody holds or is about to take for a prompt."""
+        to_take = (
+            pages_for(one.length) - len(one.pages)
+            for one in self.planner.sequences
+            if one.state is not State.PARKED and not one.decodes
+        )
+        return self.planner.memory.pages.free - sum(to_take)
+
 
 class GlobalRatio(OnDemand):
     def __init__(self, workload: Workload, *, pages: int) -> None:
@@ -125,16 +134,17 @@ def run(runner: Runner) -> Outcome:
     """All requests of the runner, from the first to the last."""
     requests = runner.workload.requests
     first = int(WARM_UP * len(requests))
-    milliseconds, computed = 0.0, 0
+    milliseconds, tokens, computed, ended = 0.0, 0, 0, 0
     parked: set[RequestId] = set()
     while runner.busy:
         step = runner.step()
         computed += step.computed
         parked.update(step.parked)
-        if first < runner.arrivals - len(runner.waiting) < len(requests):
+        ended += len(step.ended)
+        if ended >= first and (runner.coming or runner.waiting):
+            tokens += sum(runner.worker.outputs[request] for request in step.ended)
             milliseconds += STEP_MS + SEQUENCE_MS * step.decodes + PROMPT_TOKEN_MS * sum(step.prefills)
     once = sum(request.prompt + request.output - 1 for request in requests)
-    tokens = sum(request.output for request in requests[first:])
     return Outcome(1000 * tokens / milliseconds, 1 - once / computed, len(parked) / len(requests))
 
 

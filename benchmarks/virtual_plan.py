@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 from benchmarks.harness import percentile
 from motet import promises
-from motet.domain import RequestId, pages_for
+from motet.domain import RequestId
 from motet.errors import Declined
 from motet.promises import PromiseRule
 from motet_runner.interface import NewSequence, ParkedNow, Sampling, State
@@ -29,12 +29,6 @@ COMPARED = PRESETS | {
 admits by the forecast of the largest need."""
 WINDOW = 64
 """Requests among which a preset may choose."""
-MAX_PASSED_OVER = 64
-"""How often later requests may begin before one, as the scheduler has it."""
-MAX_TRIES = 8
-"""How many requests without room a step asks about."""
-LOOKS_EVERY = 16
-"""Steps, after which room is looked for even if no sequence has ended, as after a report of a runner."""
 AZURE = {"azure_conv": "azure_llm_2023_conv.csv.gz", "azure_code": "azure_llm_2023_code.csv.gz"}
 GOES_ON, ENDS = 0, 1
 """Tokens. The second one stops every sequence."""
@@ -158,6 +152,7 @@ class Step:
     """Pages, if promises are what keeps others out."""
     parked: list[RequestId]
     """Requests that lost their pages before it."""
+    ended: list[RequestId]
 
     @property
     def computed(self) -> int:
@@ -198,10 +193,12 @@ def iterate(planner: Planner, worker: VirtualWorker) -> Step:
         planner.memory.pages.capacity - planner.memory.pages.free,
         planner.memory.ledger.total,
         [],
+        [],
     )
     planner.collect(worker.run(plan))
     outputs, events = planner.take_outputs()
     step.parked.extend(event.request for event in events if isinstance(event, ParkedNow))
+    step.ended.extend(output.request for output in outputs if output.finish)
     failed = [output.request for output in outputs if output.error]
     if failed:
         raise RuntimeError(f"the plan gave up {failed}")
@@ -239,9 +236,7 @@ class Runner:
         self.coming = deque(workload.requests)
         self.waiting: list[Waiting] = []
         self.worker = VirtualWorker()
-        self.arrivals = self.steps = 0
-        self.were_here = -1
-        """How many sequences there were when room was last looked for."""
+        self.arrivals = 0
 
     @property
     def saturated(self) -> bool:
@@ -266,7 +261,8 @@ class Runner:
 
     def _admit(self) -> None:
         if self.preset.admission == "forecast":
-            self._admit_by_forecast()
+            while self.waiting and len(self.planner.sequences) < self.places and self._is_added(self.waiting[0]):
+                del self.waiting[0]
             return
         joining = choose(
             self.waiting, self.preset, places=self.places - len(self.planner.sequences), pages=self._free_pages()
@@ -278,40 +274,6 @@ class Runner:
         for one in joining:
             self.planner.commands.add(self._new(one))
             self.waiting.remove(one)
-
-    def _admit_by_forecast(self) -> None:
-        """As the scheduler: a request may begin before an earlier one that has no room, but not before one that was
-        passed over often. Only those are asked about that have pages for their prompt now, and only when a sequence
-        has ended, or after a while."""
-        self.steps += 1
-        if len(self.planner.sequences) == self.were_here and self.steps % LOOKS_EVERY:
-            return
-        free, tries = self._pages_left(), MAX_TRIES
-        joining: list[Waiting] = []
-        for one in list(self.waiting):
-            pages = pages_for(one.request.prompt)
-            if pages <= free and tries and len(self.planner.sequences) < self.places:
-                if self._is_added(one):
-                    joining.append(one)
-                    self.waiting.remove(one)
-                    free -= pages
-                    continue
-                tries -= 1
-            if one.passed_over >= MAX_PASSED_OVER:
-                break
-        newest = max((one.arrival for one in joining), default=0)
-        for one in self.waiting:
-            one.passed_over += one.arrival < newest
-        self.were_here = len(self.planner.sequences)
-
-    def _pages_left(self) -> int:
-        """Pages that nobody holds or is about to take for a prompt."""
-        to_take = (
-            pages_for(one.length) - len(one.pages)
-            for one in self.planner.sequences
-            if one.state is not State.PARKED and not one.decodes
-        )
-        return self.planner.memory.pages.free - sum(to_take)
 
     def _is_added(self, one: Waiting) -> bool:
         try:

@@ -99,6 +99,15 @@ def test_a_request_joins_while_another_one_is_about_to_end() -> None:
         assert not planner.sequences.parked()
 
 
+def test_without_an_estimate_the_promise_counts_whole() -> None:
+    """Nobody knows when such a sequence ends. Two that begin together need the sum of their promises."""
+    planner = make_planner(pages=10, preset=FORECAST)
+    planner.commands.add(new("a", prompt=16, max_tokens=64, promise=5))
+    planner.commands.add(new("b", prompt=16, max_tokens=64, promise=5))
+    with pytest.raises(Declined):
+        planner.commands.add(new("c", prompt=16, max_tokens=64, promise=5))
+
+
 def test_nobody_joins_beyond_the_forecast() -> None:
     planner = make_planner(pages=10, preset=FORECAST)
     planner.commands.add(new("a", prompt=16, max_tokens=80, quantiles=(80,) * 4))

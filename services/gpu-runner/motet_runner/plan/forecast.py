@@ -22,7 +22,7 @@ MAX_STEPS = 1 << 20
 """How far the forecast looks ahead."""
 _GROWTH = 1.3
 """From one step that is looked at to the next."""
-DEVIATIONS = 2.0
+DEVIATIONS = 1.5
 """The margin, in standard deviations of the need."""
 _NARROWEST = 0.01
 """The least distance of two quantiles, as a difference of logarithms: equal ones are allowed."""
@@ -57,6 +57,11 @@ class LengthLaw(NamedTuple):
         """The law of an answer that probably has this length."""
         return cls.of((tokens,) * 4)
 
+    @classmethod
+    def endless(cls) -> "LengthLaw":
+        """The law of an answer that surely becomes as long as it can."""
+        return cls.at(1 << 60)
+
 
 class Prospect(NamedTuple):
     """One sequence, as its future depends on it."""
@@ -83,7 +88,8 @@ def largest_need(prospects: Collection[Prospect], *, shared: int = 0, deviations
         return Need(0, ())
     columns = np.array([(one.tokens, one.generated, one.most, *one.law) for one in prospects]).T[:, :, np.newaxis]
     tokens, generated, most, *law = columns
-    steps = _STEPS[: max(1, int(np.searchsorted(_STEPS, (most - generated).max())))]
+    last = (most - generated).max() - 1
+    steps = np.append(_STEPS[: int(np.searchsorted(_STEPS, last))], max(0.0, last))
     lengths = generated + steps
     survival = log_survival(lengths, law)
     runs = np.exp(survival - survival[:, :1])

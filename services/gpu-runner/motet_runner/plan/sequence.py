@@ -9,6 +9,8 @@ from motet_runner.plan.forecast import LengthLaw, Prospect
 from motet_runner.plan.prefix_cache import PageChain
 from motet_runner.plan.prompt_scores import first_to_score
 
+_ENDLESS = LengthLaw.endless()
+
 PROVED_BY_TOKENS = 2
 """New tokens after which a sequence is no longer suspect: the first shows that its prompt and delivered tokens can be
 computed and its row sampled, the second that it can be decoded."""
@@ -148,11 +150,12 @@ class Sequence:
     @property
     def prospect(self) -> Prospect:
         """Without an estimate, its answer is expected to end with its promise."""
-        law = self.law
-        if law is None:
-            law = LengthLaw.at(max(self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens)
         tokens, generated = self.length - self.left_pages * PAGE_TOKENS, self.output_tokens + self.pending
-        return Prospect(tokens, generated, self.new.sampling.max_tokens, law)
+        most = self.new.sampling.max_tokens
+        if self.law is not None:
+            return Prospect(tokens, generated, most, self.law)
+        promised = max(self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens
+        return Prospect(tokens, generated, max(generated, min(most, promised)), _ENDLESS)
 
     def entry(self, charged_pages: int | None = None) -> EngineSequenceReport:
         return EngineSequenceReport(
