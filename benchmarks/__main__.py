@@ -22,6 +22,7 @@ NOT_BENCHMARKS = {
     "gguf_of_llama",
     "llama_cpp_driver",
     "lora_baselines",
+    "memory_pressure",
     "model_time",
     "own_driver",
     "page",
@@ -36,6 +37,7 @@ NOT_BENCHMARKS = {
     "vllm_driver",
     "vllm_served",
     "vllm_setup",
+    "virtual_plan",
 }
 OUTCOMES = {0: "holds", MISSED: "MISSED", SKIPPED: "skipped"}
 

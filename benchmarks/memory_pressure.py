@@ -144,6 +144,8 @@ def run(runner: Runner) -> Outcome:
         if ended >= first and (runner.coming or runner.waiting):
             tokens += sum(runner.worker.outputs[request] for request in step.ended)
             milliseconds += STEP_MS + SEQUENCE_MS * step.decodes + PROMPT_TOKEN_MS * sum(step.prefills)
+    if not milliseconds:
+        raise SystemExit(f"{len(requests)} requests do not fill the memory; raise --in-plan")
     once = sum(request.prompt + request.output - 1 for request in requests)
     return Outcome(1000 * tokens / milliseconds, 1 - once / computed, len(parked) / len(requests))
 

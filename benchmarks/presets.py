@@ -14,8 +14,8 @@ sums. The lengths of the Azure traces of 2023 are read from the folder that `--d
 
 Predictions are perfect: `s3` knows the bucket, `oracle` the length; `paged-chunk` promises the 80 % quantile of all
 answers. `forecast` knows four quantiles of them, and nothing of the single answer; the module `memory_pressure`
-compares its throughput with other ways. Clients give no limit, except for `orca`, whose promise is that limit: the next power of
-two above the answer.
+compares its throughput with other ways. Clients give no limit, except for `orca`, whose promise is that limit: the next
+power of two above the answer.
 
 `iteration_vs_request` compares the throughput of `ft-max` and `request-level` with as many places and pages. A step
 takes 1 + 0.004 for each of its tokens. A request-level batch is a rectangle, as in the systems that Orca was compared
