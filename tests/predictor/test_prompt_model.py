@@ -170,6 +170,21 @@ def test_when_lengths_change_the_answers_before_it_are_dropped(fitted: Fitted) -
     assert [one.tokens for one in kept[-24:]] == [3000] * 24
 
 
+def test_the_newest_answers_count_more_while_they_foretell_the_next_ones_better() -> None:
+    """Lengths grow by half: too little to drop what was before, and the statistics would take hundreds of answers."""
+    chance = np.random.default_rng(3)
+    model = PromptModel(LengthModel())
+    for tokens in (100 * np.exp(chance.normal(0, 0.5, 800))).astype(int):
+        model.observe("acme", "a", int(tokens))
+    before = model.estimate("acme", "a", 2048)
+    for tokens in (150 * np.exp(chance.normal(0, 0.5, 40))).astype(int):
+        model.observe("acme", "a", int(tokens))
+        assert model.answers_since_change == 0
+    assert model.adapters["acme", "a"].recent_trust > 0.5
+    assert model.estimate("acme", "a", 2048).q90 > 1.2 * before.q90
+    assert model.lengths.estimate("acme", "a", 2048).q90 < 1.2 * before.q90
+
+
 def test_what_a_refit_made_does_not_replace_the_calibration_of_an_adapter_that_has_changed_since(
     fitted: Fitted,
 ) -> None:

@@ -34,7 +34,6 @@ MAX_STEP = 8.0
 RECENT_HALF_LIFE = 16
 RECENT_STRENGTH = 8.0
 """How many answers the statistics count for beside the newest ones."""
-FEW_ANSWERS = 0.0
 
 _LENGTHS = np.asarray(EDGES, float)
 _QUANTILES = np.asarray(QUANTILES)
@@ -107,7 +106,7 @@ class PromptModel:
         """Estimate an answer of at most `max_tokens` tokens; 0: no bound."""
         state = self.adapters.get((tenant, adapter))
         shares = self._shares(state, tenant, adapter, features).mixed
-        at = np.minimum(np.searchsorted(np.cumsum(shares), self._positions(state, tenant, adapter)), len(EDGES) - 1)
+        at = np.minimum(np.searchsorted(np.cumsum(shares), _positions(state)), len(EDGES) - 1)
         bound = max_tokens or MAX_TOKENS
         q50, q80, q90, q95 = (min(EDGES[i], bound) for i in at)
         expected = float(shares @ np.minimum(_LENGTHS, bound))
@@ -120,7 +119,7 @@ class PromptModel:
         between 0 and 1: so much of the bucket counts as shorter."""
         state = self.adapters.get((tenant, adapter))
         low, high = _interval(self._shares(state, tenant, adapter, features).mixed, bucket_of(tokens), False)
-        q50, q80, q90, q95 = (low + part * (high - low) <= self._positions(state, tenant, adapter)).tolist()
+        q50, q80, q90, q95 = (low + part * (high - low) <= _positions(state)).tolist()
         return q50, q80, q90, q95
 
     def observe(
@@ -166,11 +165,6 @@ class PromptModel:
         self.adapters.move_to_end((tenant, adapter))
         return state
 
-    def _positions(self, state: AdapterState | None, tenant: str, adapter: str) -> np.ndarray:
-        positions = _QUANTILES if state is None else state.calibration.positions(_QUANTILES)
-        answers = self.lengths.count(Scope("adapter", tenant, adapter)) + 1
-        return np.asarray(1.0 - (1.0 - positions) * answers / (answers + FEW_ANSWERS) - 1e-9)
-
     def _shares(self, state: AdapterState | None, tenant: str, adapter: str, features: Features) -> _Shares:
         lasting = plain = recent = np.asarray(self.lengths.shares(tenant, adapter))
         if state is not None:
@@ -184,6 +178,12 @@ class PromptModel:
         tilted = self.weights.tilted(plain, tenant, adapter, features)
         trust = FIRST_TRUST if state is None else state.trust
         return _Shares(lasting, recent, plain, tilted, trust * tilted + (1 - trust) * plain)
+
+
+def _positions(state: AdapterState | None) -> np.ndarray:
+    """Where to read the quantiles. The tolerance is for a share that is one except for rounding."""
+    positions = _QUANTILES if state is None else state.calibration.positions(_QUANTILES)
+    return np.asarray(positions - 1e-9)
 
 
 def _trust(trust: float, one: np.ndarray, other: np.ndarray, bucket: int) -> float:

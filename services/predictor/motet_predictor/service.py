@@ -18,8 +18,6 @@ log = structlog.get_logger(__name__)
 
 _SOURCE = "model:"
 _TENANT, _ADAPTER = 253, 512
-OUTCOMES_IN_ONE_TURN = 8
-"""Learned without a pause: about 2 ms of the event loop. Predict must answer within a few."""
 
 
 class PredictorService:
@@ -43,9 +41,7 @@ class PredictorService:
         return response
 
     async def _observe(self, request: predictor_pb2.ObserveRequest) -> predictor_pb2.ObserveResponse:
-        for at, outcome in enumerate(request.outcomes):
-            if at and at % OUTCOMES_IN_ONE_TURN == 0:
-                await asyncio.sleep(0)
+        for outcome in request.outcomes:
             self._count_coverage(outcome)
             tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)
             features = features_of(outcome.features)
