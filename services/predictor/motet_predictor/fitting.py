@@ -18,6 +18,8 @@ from motet_predictor.prompt_weights import MAX_WEIGHT, ROWS, PromptWeights, rows
 
 PASSES = 3
 RATE = 0.4
+SLOWER = 0.6
+"""Each pass changes weights by this factor of the one before, so that the samples that come last weigh no more."""
 PARTS = 3
 """Each part of the samples is estimated by weights that were fitted to the others. How far these estimates are from the
 answers begins the calibration. Samples of one prompt are in one part: a fitted prompt is foretold too well."""
@@ -61,7 +63,8 @@ def fit_weights(samples: Sequence[Sample], lengths: LengthModel, space: int, *, 
         rows = rows_of(*key, sample.features).astype(np.uint32)  # they are the most of the memory that a refit takes
         prepared.append((rows, priors[key], targets[class_of(sample.tokens)], say))
     chance = np.random.default_rng(seed)
-    for _ in range(PASSES):
+    for turn in range(PASSES):
+        rate = RATE * SLOWER**turn
         for at in chance.permutation(len(prepared)):
             rows, prior, target, say = prepared[at]
             count = len(rows) // 2
@@ -71,7 +74,7 @@ def fit_weights(samples: Sequence[Sample], lengths: LengthModel, space: int, *, 
             shares = np.exp(logits - logits.max())
             step = (shares / shares.sum() - target) * scale
             squares[rows] += step * step
-            change = RATE * step / np.sqrt(squares[rows])
+            change = rate * step / np.sqrt(squares[rows])
             # Adagrad undoes a factor that all steps of a row share, so the say goes into the rate.
             change[:count] *= say
             table[rows] = own - change
