@@ -7,8 +7,9 @@ import pytest
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet_gateway.catalog import Catalog
 from motet_simulator.trials.adapters import digest_of
+from motet_simulator.trials.draw import draw_plan
 from motet_simulator.trials.operator import TENANT
-from motet_simulator.trials.plan import GATEWAYS, RUNNERS, AdapterChange, Fault, Plan, draw_plan
+from motet_simulator.trials.plan import GATEWAYS, RUNNERS, AdapterChange, Fault, Plan
 from motet_simulator.trials.run import run_trial
 from motet_simulator.trials.served import ServedRevisions
 from tests.simulator.defects import Defect, put_back

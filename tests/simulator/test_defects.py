@@ -2,9 +2,10 @@
 
 import pytest
 
-from motet_simulator.trials.plan import Plan, draw_plan
+from motet_simulator.trials.draw import draw_plan
+from motet_simulator.trials.plan import Plan
 from motet_simulator.trials.run import run_trial
-from motet_simulator.trials.shrink import fails_alike, shrunk
+from motet_simulator.trials.shrink import smaller_alike
 from tests.simulator.defects import DEFECTS, Defect, put_back
 
 SEEDS = 1_000
@@ -14,10 +15,6 @@ CHEAPEST = "an error of one step ends the election"
 
 def fails(plan: Plan) -> bool:
     return bool(run_trial(plan).problem)
-
-
-def shrunk_alike(plan: Plan) -> Plan:
-    return shrunk(plan, fails_alike(run_trial(plan).problem))
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.what)
@@ -31,7 +28,7 @@ def test_a_defect_that_is_put_back_is_found_and_is_gone_without_it(defect: Defec
 def test_the_plan_of_a_defect_is_made_small() -> None:
     defect = next(one for one in DEFECTS if one.what == CHEAPEST)
     with put_back(defect):
-        small = shrunk_alike(draw_plan(defect.seed))
+        small = smaller_alike(run_trial(draw_plan(defect.seed)))
         assert fails(small)
     assert 0 < small.drawn_events <= defect.most_events
     assert not fails(small)
@@ -45,5 +42,5 @@ def test_a_thousand_seeds_find_each_defect_not_later_than_is_known_and_its_plan_
         plan = next((plan for plan in map(draw_plan, range(SEEDS)) if fails(plan)), None)
         assert plan is not None
         assert plan.seed <= defect.seed
-        small = shrunk_alike(plan)
+        small = smaller_alike(run_trial(plan))
     assert small.drawn_events <= defect.most_events, small

@@ -10,9 +10,12 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 
-from motet_simulator.trials.plan import draw_plan
+from motet_simulator.trials.draw import draw_plan
 from motet_simulator.trials.run import Outcome, messages_of, run_trial
-from motet_simulator.trials.shrink import fails_alike, shrunk
+from motet_simulator.trials.shrink import smaller_alike
+
+MANY_REQUESTS, MANY_FAULTS = 60, 8
+"""What a trial should have at least."""
 
 
 def main() -> int:
@@ -28,27 +31,30 @@ def main() -> int:
         for seed in seeds:
             print(seed, messages_of(seed))  # noqa: T201
         return 0
-    began, failed = time.monotonic(), 0
+    began, failed, few = time.monotonic(), 0, 0
     gc.freeze()  # what was imported stays: to look through it again and again takes 3 % of the time
     with ProcessPoolExecutor(wanted.processes) as processes:
-        for seed, said in zip(seeds, processes.map(trial, seeds, repeat(wanted.whole_plans)), strict=True):
+        for outcome, said in processes.map(trial, seeds, repeat(wanted.whole_plans)):
+            few += outcome.asked < MANY_REQUESTS or outcome.effective_faults < MANY_FAULTS
             if said:
                 failed += 1
-                print(f"seed {seed} failed: {said}", flush=True)  # noqa: T201
-    seconds = time.monotonic() - began
-    print(f"{len(seeds)} trials, {failed} failed, {len(seeds) / seconds:.2f} a second")  # noqa: T201
+                print(f"seed {outcome.plan.seed} failed: {said}", flush=True)  # noqa: T201
+    print(  # noqa: T201
+        f"{len(seeds)} trials, {failed} failed, {len(seeds) / (time.monotonic() - began):.2f} a second; "
+        f"{few} with less than {MANY_REQUESTS} requests and {MANY_FAULTS} faults that did something"
+    )
     return 1 if failed else 0
 
 
-def trial(seed: int, whole: bool) -> str:
-    """What was wrong, with the plan; empty if nothing was."""
+def trial(seed: int, whole: bool) -> tuple[Outcome, str]:
+    """And what was wrong, with the plan; empty if nothing was."""
     outcome = run_trial(draw_plan(seed))
     if not outcome.problem:
-        return ""
+        return outcome, ""
     if whole:
-        return described(outcome)
-    smallest = run_trial(shrunk(outcome.plan, fails_alike(outcome.problem)))
-    return f"{outcome.problem}, at {outcome.at:.3f} s, and with a smaller plan: {described(smallest)}"
+        return outcome, described(outcome)
+    smallest = run_trial(smaller_alike(outcome))
+    return outcome, f"{outcome.problem}, at {outcome.at:.3f} s, and with a smaller plan: {described(smallest)}"
 
 
 def described(outcome: Outcome) -> str:

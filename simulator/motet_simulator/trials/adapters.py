@@ -5,7 +5,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,7 +19,7 @@ from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.values import FetchRequest, Held
 from motet_runner.sources.fetch_errors import another_digest, missing, no_space, temporary
 from motet_simulator.fake_engine import MAX_RANK
-from motet_simulator.trials.plan import AdapterChange
+from motet_simulator.trials.plan import AdapterChange, FaultKind
 from motet_simulator.world import Process, World
 from motet_simulator.world.surroundings import UNSYNCED_SECONDS
 
@@ -53,10 +53,16 @@ class AdapterSources:
         return self._at.get(source)
 
     def is_away(self, adapter: str) -> bool:
-        return self.away_until.get(adapter, 0.0) > self._world.now
+        return self._meets("source away", adapter, self.away_until)
 
     def is_slow(self, adapter: str) -> bool:
-        return self.slow_until.get(adapter, 0.0) > self._world.now
+        return self._meets("source slow", adapter, self.slow_until)
+
+    def _meets(self, kind: FaultKind, adapter: str, until: Mapping[str, float]) -> bool:
+        if until.get(adapter, 0.0) <= self._world.now:
+            return False
+        self._world.on_met(kind, adapter)
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -142,6 +148,7 @@ class SimulatedAdapterFiles:
         if self._sources.is_away(found.name):
             raise temporary(f"{request.source} does not answer.")
         if self._cache.full:
+            self._process.world.on_met("disk full", self._process.host)
             raise no_space("There is no space left.")
         found = self._sources.at(request.source)
         assert found is not None

@@ -25,6 +25,8 @@ from motet_simulator.trials.plan import Ask
 REPLACED = ModelNotFound, BaseModelReplaced
 MAX_ATTEMPTS = 3
 """After a model was replaced: as in `motet_gateway.answers`."""
+MAX_GOING_ON_SECONDS = 2.0
+"""How long a request may get tokens while it waits for another runner: until the drain of its own ends."""
 
 
 @dataclass(slots=True)
@@ -139,7 +141,8 @@ class Client:
                     self._object(f"is refused for room, but at most {others} others waited")
             case DeadlineExceeded() | NoRunner():
                 silent = self.now() - self.moved_at
-                if silent < 0.95 * self.ask.deadline:
+                waited = silent + (MAX_GOING_ON_SECONDS if self.tokens else 0.0)
+                if waited < 0.95 * self.ask.deadline:
                     self._object(
                         f"ends by its deadline of {self.ask.deadline:.1f} s, but was silent for {silent:.1f} s only"
                     )

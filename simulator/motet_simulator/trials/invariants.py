@@ -13,15 +13,15 @@ def check_now(system: System) -> None:
     """Raises AssertionError."""
     for client in system.clients:
         assert not client.problem, client.problem
-    for service in system.schedulers.values():
+    for host, service in system.schedulers.items():
         service.scheduler.check()
+        system.note_term(host)
         _check_serving(system, service)
     for runner in system.runners.values():
         runner.engine.check()
     _check_hung(system)
     if (leader := system.leader) is not None:
-        host = next(host for host, service in system.schedulers.items() if service is leader)
-        system.waiting_checks.check(leader.scheduler, system.processes[host], system.runners)
+        system.waiting_checks.check(leader.scheduler, system.processes[system.leading_host], system.runners)
 
 
 def _check_serving(system: System, service: SchedulerService) -> None:
@@ -82,6 +82,9 @@ def _check_adapters(system: System) -> None:
 def check_quiet(system: System) -> None:
     """After a while without faults and new requests: everything has ended, and all books agree."""
     check_now(system)
+    for host, process in system.processes.items():
+        there = process.alive and (host in system.runners or not host.startswith("runner"))
+        assert there, f"{host} has not come back"
     for client in system.clients:
         assert client.over, f"{client.ask.name} has not ended: {len(client.tokens)} of {client.ask.max_tokens} tokens"
     for host, gateway in system.gateways.items():

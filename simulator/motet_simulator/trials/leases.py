@@ -36,9 +36,12 @@ class LeaseClient:
     async def _call(self, call: Coroutine[Any, Any, KubeObject]) -> KubeObject:
         self._calls += 1
         await asyncio.sleep(self._way("there"))
+        if self._leases.away:
+            self._process.world.on_met("leases away", "")
         answer = await call
         await asyncio.sleep(self._way("back"))
         if self._leases.garbled:
+            self._process.world.on_met("leases garbled", "")
             raise ValueError(GARBLED)
         return answer
 

@@ -1,8 +1,10 @@
-"""What happens in a trial: a seed draws it once, before anything runs. A plan may also be a smaller one of another."""
+"""What happens in a trial: all of it is known before anything runs.
 
-from dataclasses import dataclass, field, replace
-from random import Random
-from typing import ClassVar, Literal, get_args
+`draw` makes a plan of a seed, `shrink` a smaller one of another.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from motet.runner_info import RequestClass
 
@@ -26,12 +28,15 @@ FaultKind = Literal[
     "disk full",
     "new base",
 ]
-FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 SECONDS = 20.0
 """How long requests come and faults happen."""
 
 SCHEDULERS, GATEWAYS, RUNNERS = 2, 2, 3
+
+LEADER, BUSIEST = "leader", "busiest"
+"""As a host of a fault: the scheduler that leads when it begins, and the runner with the most requests."""
+
 PAGE_TOKENS = 16
 CONTEXT_TOKENS = 1024
 
@@ -140,7 +145,8 @@ class Plan:
         return adapter != "" and (
             any(one.deleted or one.content >= AdapterChange.BROKEN for one in changes)
             or (len(changes) > 1 and changes[0].in_place)
-            or any(one.kind == "disk full" or one.host == adapter for one in self.faults)
+            or any(one.host == adapter for one in self.faults)
+            or any(one.kind == "disk full" and one.host.startswith("runner") for one in self.faults)
         )
 
     def __str__(self) -> str:
@@ -148,151 +154,3 @@ class Plan:
         events = sorted((one.at, f"  {one.at:6.3f} {one}") for one in drawn)
         lines = [f"seed {self.seed}, {self.settings}", *(line for _, line in events)]
         return "\n".join(lines)
-
-
-def draw_plan(seed: int) -> Plan:
-    random = Random(seed)
-    settings = TrialSettings(
-        pages=random.choice((32, 64, 128)),
-        max_sequences=random.choice((2, 4, 8, 20)),
-        queue_limit=random.choice((2, 20, 10_000)),
-        max_passed_over=random.choice((2, 8, 64)),
-        step_seconds=random.choice((0.02, 0.03, 0.05)),
-        host_pages=random.choice((0, 4, 64)),
-        plan_ahead=random.choice((0, 1)),
-        overcommit=random.choice((1.0, 1.0, 1.5)),
-        force_promise_pages=random.choice((0, 0, 2)),
-        adapter_pages=random.choice((1, 2, 8)),
-        adapter_slots=random.choice((1, 2, 8)),
-        cached_adapters=random.choice((1, 2, 8)),
-        local=random.random() < 0.3,
-    )
-    changes = _draw_changes(random)
-    adapters = tuple(dict.fromkeys(one.name for one in changes))
-    asks = _draw_asks(random, settings, adapters)
-    faults = _draw_faults(random, adapters)
-    settings = replace(settings, hang_seconds=random.choice((6.0, 20.0)))
-    if random.random() < 0.25:
-        asks = _for_adapters_only(random, asks, settings, adapters)
-        # Else one runner may get all that three can do.
-        changes = [replace(change, max_replicas=RUNNERS) for change in changes]
-    asks = _make_some_too_large(random, asks, settings)
-    slow = {adapter for adapter in adapters if random.random() < 0.25}
-    changes = [replace(change, slow=change.name in slow) for change in changes]
-    return Plan(seed, tuple(asks), tuple(faults), settings, tuple(changes))
-
-
-def _draw_changes(random: Random) -> list[AdapterChange]:
-    """A life for each adapter: what is there from the start, later revisions, and sometimes a deletion between."""
-    changes = []
-    contents = random.choice((3, 12))
-    for adapter in range(random.choice((0, 1, 2, 5))):
-        at, in_place = 0.0, random.random() < 0.3
-        for number in range(random.choice((1, 2, 4, 8))):
-            at += random.expovariate(1 / 4) if number else random.choice((0.0, 0.0, 5 * random.random()))
-            if at > SECONDS:
-                break
-            least = random.choice((0, 0, 1, RUNNERS))
-            changes.append(
-                AdapterChange(
-                    at=at,
-                    name=f"a{adapter}",
-                    number=number,
-                    deleted=number > 0 and random.random() < 0.2,
-                    content=random.randrange(contents) + (AdapterChange.BROKEN if random.random() < 0.1 else 0),
-                    in_place=in_place,
-                    min_replicas=least,
-                    max_replicas=max(least, random.choice((1, RUNNERS, RUNNERS))),
-                )
-            )
-    return changes
-
-
-def _draw_asks(random: Random, settings: TrialSettings, adapters: tuple[str, ...]) -> list[Ask]:
-    count = random.randint(60, 110)
-    at_once = min(settings.max_sequences, settings.pages * PAGE_TOKENS // 150)
-    steps_per_second = RUNNERS * max(1, at_once) / settings.step_seconds
-    load = random.choice((0.2, 0.5, 0.9, 1.5, 3.0))
-    window = min(SECONDS, 1.2 * SECONDS / load)  # what is left at the end must have ended before the last check
-    mean = max(4.0, min(120.0, load * window * steps_per_second / count))
-    largest_of_all = min(settings.pages * PAGE_TOKENS, CONTEXT_TOKENS)
-    asks = []
-    unreadable = random.choice((0.0, 0.0, 0.03))
-    for number in range(count):
-        huge = random.random() < 0.02
-        adapter = random.choice(adapters) if adapters and random.random() < 0.6 else ""
-        beside = settings.adapter_pages if adapter else 0
-        largest = min(largest_of_all, (settings.pages - beside) * PAGE_TOKENS)
-        prompt = random.randint(largest // 2, largest - 2) if huge else min(int(random.expovariate(1 / 60)) + 1, 400)
-        prompt = min(prompt, largest - 2)
-        tokens = max(1, min(int(random.expovariate(1 / mean)) + 1, 300, largest - prompt))
-        asks.append(
-            Ask(
-                name=f"r{number}",
-                at=random.random() ** random.choice((0.5, 1.0, 2.0)) * window,
-                gateway=random.randrange(GATEWAYS),
-                prompt=(number, *(random.randrange(1000) for _ in range(prompt - 1))),
-                max_tokens=tokens,
-                tenant=random.choice(("acme", "acme", "umbrella", "initech")),
-                request_class=random.choice(tuple(RequestClass)),
-                seed=random.getrandbits(32),
-                adapter=adapter,
-                cancel_after=random.random() * 3 if random.random() < 0.1 else None,
-                deadline=random.uniform(2, 10) if random.random() < 0.05 else 300.0,
-                unreadable=random.random() < unreadable,
-            )
-        )
-    return asks
-
-
-def _for_adapters_only(
-    random: Random, asks: list[Ask], settings: TrialSettings, adapters: tuple[str, ...]
-) -> list[Ask]:
-    """All that fit beside one. So an engine may have nothing to do until the files of an adapter have come."""
-    largest = (settings.pages - settings.adapter_pages) * PAGE_TOKENS
-
-    def fits(ask: Ask) -> bool:
-        return ask.adapter != "" or len(ask.prompt) + ask.max_tokens <= largest
-
-    return [replace(ask, adapter=random.choice(adapters)) if fits(ask) else ask for ask in asks] if adapters else asks
-
-
-def _make_some_too_large(random: Random, asks: list[Ask], settings: TrialSettings) -> list[Ask]:
-    share = random.choice((0.0, 0.0, 0.04))
-    least = min(settings.pages * PAGE_TOKENS, CONTEXT_TOKENS)
-
-    def made_larger(ask: Ask) -> Ask:
-        more = least - len(ask.prompt) + random.randint(0, 50)
-        return replace(ask, too_large=True, prompt=(*ask.prompt, *(random.randrange(1000) for _ in range(more))))
-
-    return [made_larger(ask) if random.random() < share else ask for ask in asks]
-
-
-def hosts() -> list[str]:
-    """All hosts that faults may reach."""
-    return [
-        *(f"scheduler-{n}" for n in range(SCHEDULERS)),
-        "supervisor",
-        "predictor",
-        "operator",
-        *(f"gateway-{n}" for n in range(GATEWAYS)),
-        *(f"runner-{n}" for n in range(RUNNERS)),
-    ]
-
-
-def _draw_faults(random: Random, adapters: tuple[str, ...]) -> list[Fault]:
-    kinds = random.sample(FAULT_KINDS, len(FAULT_KINDS) // 2 + 1)
-    everywhere = hosts()
-    faults = []
-    for _ in range(random.randint(8, 14)):
-        kind = random.choice(kinds)
-        at, host = random.random() * SECONDS, random.choice(everywhere)
-        other = random.choice([one for one in everywhere if one != host])
-        if kind.startswith("engine") or kind == "drain":
-            host = f"runner-{random.randrange(RUNNERS)}"
-        elif kind == "kill in write":
-            host = f"scheduler-{random.randrange(SCHEDULERS)}"
-        elif kind.startswith("source"):
-            host = random.choice(adapters or ("",))
-        faults.append(Fault(kind, at, host, other, random.choice((0.2, 1.0, 3.0, 8.0)) * random.uniform(0.5, 1.5)))
-    return sorted(faults, key=lambda fault: fault.at)

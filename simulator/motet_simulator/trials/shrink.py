@@ -3,19 +3,24 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from math import inf
+from typing import Any, TypeVar
 
-from motet_simulator.trials.plan import Plan
-from motet_simulator.trials.run import run_trial
+from motet_simulator.trials.plan import SECONDS, Plan
+from motet_simulator.trials.run import SHORT_QUIET_SECONDS, Outcome, run_trial
 
 Drawn = TypeVar("Drawn")
 Fails = Callable[[Plan], bool]
 
-LIMITS = "max_sequences", "adapter_slots", "cached_adapters", "pages"
-"""Settings that fewer requests reach when they are smaller."""
+LIMITS: dict[str, Any] = {"max_sequences": 1, "adapter_slots": 1, "cached_adapters": 1, "pages": 1, "hang_seconds": 6}
+"""Settings that less reaches when they are smaller, and the smallest of each."""
 
 MAX_WORK_SECONDS = 10.0
-"""With smaller limits, all requests must end in this time: a plan must not fail as its runners have too much to do."""
+"""With smaller limits, all requests must end in this time, if the problem is that something has not ended: a plan must
+not fail as its runners have too much to do."""
+
+LATER_SECONDS = 5.0
+"""How much later a smaller plan may fail. It need not run for longer."""
 
 
 def kind_of(problem: str) -> str:
@@ -24,35 +29,42 @@ def kind_of(problem: str) -> str:
     return re.sub(r"\[[^]]*\]", "[#]", without)
 
 
-def fails_alike(problem: str) -> Fails:
+def fails_alike(problem: str, until: float = inf) -> Fails:
     """Whether a plan has a problem of the same kind: another one would make a plan small that shows something else."""
-    return lambda plan: kind_of(run_trial(plan).problem) == kind_of(problem)
+    return lambda plan: kind_of(run_trial(plan, until=until).problem) == kind_of(problem)
 
 
-def shrunk(plan: Plan, fails: Fails) -> Plan:
+def smaller_alike(outcome: Outcome) -> Plan:
+    """A smaller plan that fails in the same way."""
+    if outcome.at >= SECONDS + SHORT_QUIET_SECONDS:  # by a look whether all has ended
+        return shrunk(outcome.plan, fails_alike(outcome.problem), max_work=MAX_WORK_SECONDS)
+    return shrunk(outcome.plan, fails_alike(outcome.problem, outcome.at + LATER_SECONDS))
+
+
+def shrunk(plan: Plan, fails: Fails, *, max_work: float = inf) -> Plan:
     """A smaller plan that fails, too: without the faults, changes and requests that have nothing to do with it."""
-    smaller = _smaller(replace(plan, asks=tuple(sorted(plan.asks, key=lambda ask: ask.at))), fails)
+    smaller = _smaller(replace(plan, asks=tuple(sorted(plan.asks, key=lambda ask: ask.at))), fails, max_work)
     while smaller != plan:  # what was left out may make something else needless
-        plan, smaller = smaller, _smaller(smaller, fails)
+        plan, smaller = smaller, _smaller(smaller, fails, max_work)
     return smaller
 
 
-def _smaller(plan: Plan, fails: Fails) -> Plan:
+def _smaller(plan: Plan, fails: Fails, max_work: float) -> Plan:
     faults = _fewest(plan.faults, lambda kept: fails(replace(plan, faults=kept)))
     plan = replace(plan, faults=faults)
     plan = replace(plan, changes=_fewest(plan.changes, lambda kept: fails(replace(plan, changes=kept))))
     plan = replace(plan, asks=_fewest(plan.asks, lambda kept: fails(replace(plan, asks=kept))))
-    return _with_smaller_limits(plan, fails)
+    return _with_smaller_limits(plan, fails, max_work)
 
 
-def _with_smaller_limits(plan: Plan, fails: Fails) -> Plan:
-    for limit in LIMITS:
+def _with_smaller_limits(plan: Plan, fails: Fails, max_work: float) -> Plan:
+    for limit, least in LIMITS.items():
         now = getattr(plan.settings, limit)
-        for least in sorted({1, 2, now // 2} - {0}):
-            if least >= now:
+        for value in sorted({max(least, value) for value in (1, 2, int(now) // 2)}):
+            if value >= now:
                 continue
-            smaller = replace(plan, settings=replace(plan.settings, **{limit: least}))
-            if _work_seconds(smaller) <= MAX_WORK_SECONDS and fails(smaller):
+            smaller = replace(plan, settings=replace(plan.settings, **{limit: value}))
+            if _work_seconds(smaller) <= max_work and fails(smaller):
                 plan = smaller
                 break
     return plan

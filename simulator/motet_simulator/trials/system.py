@@ -57,11 +57,12 @@ from motet_supervisor.settings import Settings as SupervisorSettings
 PROMISE_RULE = preset_named("paged-chunk").promise
 LEASE = LeaseSettings(name="it", namespace="here", seconds=6, renew_seconds=4, retry_seconds=1)
 NO_LONGER_LEADS = "it no longer leads"
-MAY_END = ("EngineDied", NO_LONGER_LEADS, GARBLED)
-"""Why a process may end by itself. The last is at its start only: later it goes on."""
+MAY_END = ("EngineDied", NO_LONGER_LEADS, GARBLED, "No space left")
+"""Why a process may end by itself. The last two are at its start only: later it goes on."""
 LOAD_SECONDS = 0.5
 REPLACED_AFTER_SECONDS, NEXT_REPLACED_AFTER_SECONDS = 3.0, 4.0
 """When the base model is replaced: from a runner's drain to its end, and from the drain of one runner to the next."""
+ASK_AGAIN_SECONDS = 0.5
 RESTART_SECONDS = 0.3
 """Until a process that has ended by itself is started again."""
 MAX_UNNOTICED_SECONDS = 25.0
@@ -117,8 +118,20 @@ class System:
         }
 
     @property
+    def leading_host(self) -> str:
+        """Empty: no scheduler leads."""
+        return max(self.schedulers, key=lambda host: self.schedulers[host].term, default="")
+
+    @property
+    def busiest_host(self) -> str:
+        """The runner whose engine computes most requests. Empty: none has any."""
+        loads = {host: len(runner.engine.engine.planner.sequences) for host, runner in self.runners.items()}
+        busiest = max(loads, key=loads.__getitem__, default="")
+        return busiest if loads.get(busiest) else ""
+
+    @property
     def leader(self) -> SchedulerService | None:
-        return max(self.schedulers.values(), key=lambda one: one.term, default=None)
+        return self.schedulers.get(self.leading_host)
 
     # -------------------------------------------------------------------------------------------------------- processes
 
@@ -145,9 +158,19 @@ class System:
             self._forget(host)
             self.world.after(seconds, self.start, host)
 
-    def kill_in_write(self, host: str, seconds: float) -> None:
-        """Kill it while it writes a file: before the file has changed, or before it does anything else."""
-        self._disk(host).kill_in_write = lambda: self.kill(host, seconds)
+    def kill_in_write(self, host: str, seconds: float) -> bool:
+        """Kill it while it writes a file: before the file has changed, or before it does anything else. False: that is
+        to come already."""
+        disk = self._disk(host)
+        if disk.kill_in_write is not None:
+            return False
+
+        def kill() -> None:
+            self.world.on_met("kill in write", host)
+            self.kill(host, seconds)
+
+        disk.kill_in_write = kill
+        return True
 
     def power_off(self, host: str, seconds: float) -> None:
         """The machine goes off, and comes back after `seconds`. What runs locally is all on one machine."""
@@ -164,6 +187,12 @@ class System:
 
     def _disk(self, host: str) -> SimulatedDisk:
         return self.disks.setdefault(host, SimulatedDisk())
+
+    def note_term(self, host: str) -> None:
+        """It may rise while a scheduler leads."""
+        name, term = self.processes[host].name, self.schedulers[host].term
+        if (first := self._terms.setdefault(term, name)) != name:
+            self.object_to(f"{name} leads in term {term}, in which {first} has led")
 
     def close(self) -> None:
         for process in [*self._ended, *self.processes.values()]:
@@ -224,9 +253,11 @@ class System:
     # ---------------------------------------------------------------------------------------------------------- clients
 
     def ask(self, ask: Ask) -> None:
-        """A client asks. If its gateway is not there, it goes elsewhere."""
-        gateway = self.gateways.get(f"gateway-{ask.gateway}")
+        """A client asks. If its gateway is not there, it goes elsewhere; if none is, it tries again."""
+        wanted = f"gateway-{ask.gateway}"
+        gateway = self.gateways.get(wanted) or next(iter(self.gateways.values()), None)
         if gateway is None:
+            self.world.after(ASK_AGAIN_SECONDS, self.ask, ask)
             return
         client = Client(
             ask,
@@ -286,8 +317,6 @@ class System:
         front = LeaderOnly(lambda: leadership.leader_address)
 
         def begin(failures: EventFailures) -> SchedulerService:
-            if (first := self._terms.setdefault(leadership.term, process.name)) != process.name:
-                self.object_to(f"{process.name} leads in term {leadership.term}, in which {first} has led")
             service = self.schedulers[process.host] = SchedulerService(
                 settings.config(1.0),
                 leadership=leadership,
@@ -297,6 +326,7 @@ class System:
                 surroundings=around,
                 known_failures=failures,
             )
+            self.note_term(process.host)
             front.open(service)
             return service
 

@@ -49,6 +49,7 @@ class Pipe:
         while queue and queue[0][0] <= now:
             free_at = self._wires.blocked_until(self._source.host, self._target.host)
             if free_at > now:
+                self._wires.world.on_met("partition", f"{self._source.host} {self._target.host}")
                 pause = min(free_at - queue[0][0], MAX_ATTEMPT_SECONDS)
                 attempt = free_at + FASTEST_SECONDS + pause * self._wires.world.draw("attempt", self.label, free_at)
                 self._wires.world.at(attempt, self._arrive)

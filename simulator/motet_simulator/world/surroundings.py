@@ -44,6 +44,7 @@ class SimulatedDisk:
         if not process.alive:
             return  # what it does in the moment of its end
         if self.full:
+            process.world.on_met("disk full", process.host)
             raise OSError(28, "No space left on device")
         kill, self.kill_in_write = self.kill_in_write, None
         world = process.world

@@ -26,6 +26,8 @@ class World:
         self.seed = seed
         self.now = 0.0
         self.turns = 0
+        self.on_met: Callable[[str, str], None] = lambda *_: None
+        """Called when something meets a fault that lasts: its kind, and where it is."""
         self._numbers = itertools.count()
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         """Of later times. A heap."""

@@ -43,6 +43,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class _Partition:
+    source: str
+    target: str
     began: float
     until: float
 
@@ -94,9 +96,9 @@ class Wires:
         """Nothing that `source` sends reaches `target` for this long."""
         now, before = self.world.now, self._partitions.get((source, target))
         if before is not None and before.until > now:
-            partition = _Partition(before.began, max(before.until, now + seconds))
+            partition = _Partition(source, target, before.began, max(before.until, now + seconds))
         else:
-            partition = _Partition(now, now + seconds)
+            partition = _Partition(source, target, now, now + seconds)
         self._partitions[source, target] = partition
         for stream in self._between(source, target):
             self._pings_fail(stream, partition)
@@ -116,20 +118,23 @@ class Wires:
         for end in (stream.client, stream.server):
             notices = began + self.ping_seconds(stream, end, began)
             if notices < partition.until:
+                self.world.on_met("partition", f"{partition.source} {partition.target}")
                 self.world.at(notices, end.breaks, UNANSWERED)
 
     def slow(self, source: str, target: str, seconds: float) -> None:
         """What `source` sends to `target` takes longer for this long."""
         self._slow_until[source, target] = max(self._slow_until.get((source, target), 0.0), self.world.now + seconds)
 
-    def break_streams(self, one: str, other: str) -> None:
-        """All streams between two hosts break, and what is under way is lost."""
-        for stream in self._between(one, other):
+    def break_streams(self, one: str, other: str) -> bool:
+        """All streams between two hosts break, and what is under way is lost. False: there is none."""
+        streams = self._between(one, other)
+        for stream in streams:
             stream.lose_all()
             for end in (stream.client, stream.server):
                 late = self.world.draw("notices late", stream.name, end.is_client, self.world.now) < 0.5
                 seconds = self.ping_seconds(stream, end, self.world.now) if late else FASTEST_SECONDS
                 self.world.after(seconds, end.breaks, RESET)
+        return bool(streams)
 
     def ping_seconds(self, stream: "Stream", end: "End", silent_since: float) -> float:
         """How long a side waits for its peer before it counts as gone."""
@@ -146,5 +151,6 @@ class Wires:
 
     def delay(self, source: str, target: str, *of: object) -> float:
         tail: float = (1.0 - self.world.draw(*of)) ** -TAIL
-        slow = self._slow_until.get((source, target), 0.0) > self.world.now
+        if slow := self._slow_until.get((source, target), 0.0) > self.world.now:
+            self.world.on_met("slow", f"{source} {target}")
         return min(FASTEST_SECONDS * tail, SLOWEST_SECONDS) * (SLOW_FACTOR if slow else 1.0)
