@@ -96,7 +96,6 @@ DEFECTS = (
         "one.in_engine and (one.request",
         "(one.request",
         seed=29,
-        most_events=16,
     ),
     Defect(
         "a saved catalog outlives what gateways have heard since",
