@@ -60,6 +60,11 @@ def test_what_was_deleted_does_not_come_back_until_it_is_made_again():
     assert served.problem_of(catalog(4, a0=5)) == ""
 
 
+def test_a_smaller_plan_may_lack_the_first_changes():
+    served = ServedRevisions({"a0": [change(3, 5)]})
+    assert [served.problem_of(catalog(n, a0=5)) for n in range(2)] == [""] * 2
+
+
 def test_catalogs_come_in_their_order():
     served = ServedRevisions({})
     assert served.problem_of(catalog(2)) == ""

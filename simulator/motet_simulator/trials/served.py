@@ -25,13 +25,12 @@ class ServedRevisions:
         served = {one.ref.name: one.digest for one in catalog.adapters if one.ref.namespace == TENANT}
         for name, history in self._history.items():
             newest = self._newest.get(name, 0)
+            later = [one for one in history if one.number >= newest]  # a smaller plan lacks some of them
             if name not in served:
                 # It was deleted, unless this catalog is of before its first change: then later ones count as well.
-                number = next((one.number for one in history[newest:] if one.deleted), newest)
+                number = next((one.number for one in later if one.deleted), newest)
             elif digest := served[name]:
-                fitting = (
-                    one.number for one in history[newest:] if not one.deleted and digest_of(one.content) == digest
-                )
+                fitting = (one.number for one in later if not one.deleted and digest_of(one.content) == digest)
                 number = next(fitting, -1)
                 if number < 0:
                     return f"serves {digest[-4:]} of {name} after its change {newest}"
