@@ -144,6 +144,17 @@ async def test_a_refit_ends_if_its_predictor_has_ended() -> None:
     assert await child.wait() == 1
 
 
+async def test_a_refit_without_a_database_says_so_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, registry = PromptModel(LengthModel()), CollectorRegistry()
+    await refits_of(tmp_path, model, registry).refit_if_due()
+    assert outcomes(registry) == {"failed": 1}
+    said = [line for line in capfd.readouterr().err.splitlines() if "refit_stopped" in line or "Traceback" in line]
+    assert len(said) == 1
+    assert "refit_stopped" in said[0]
+
+
 async def test_samples_of_another_key_do_not_teach_the_weights(tmp_path: Path) -> None:
     await migrate(url(tmp_path))
     await keep_samples(tmp_path, 50, space=99, tenant="old")

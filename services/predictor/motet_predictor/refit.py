@@ -13,14 +13,20 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import structlog
+
+from motet.errors import MotetError
 from motet.service_main import read
 from motet.settings import Database, ProcessSettings
 from motet.store import open_store
 from motet.store.length_samples import LengthSample, samples_of_all_tenants
+from motet.telemetry import configure_logging
 from motet_predictor import sample_features
 from motet_predictor.fitted_file import write_fitted
 from motet_predictor.fitting import Sample, fit, since_last_change
 from motet_predictor.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 LOWEST_PRIORITY = 19
 _PR_SET_PDEATHSIG = 1
@@ -68,4 +74,9 @@ def _exit_with(parent: int) -> None:
 if __name__ == "__main__":
     _exit_with(int(sys.argv[2]))
     os.nice(LOWEST_PRIORITY)
-    sys.exit(asyncio.run(main(Path(sys.argv[1]))))
+    configure_logging("predictor", read(ProcessSettings))
+    try:
+        sys.exit(asyncio.run(main(Path(sys.argv[1]))))
+    except (MotetError, OSError) as error:  # of the database or of the file: not of this code
+        log.warning("refit_stopped", reason=str(error))
+        sys.exit(1)
