@@ -82,11 +82,11 @@ def _check_adapters(system: System) -> None:
 def check_quiet(system: System) -> None:
     """After a while without faults and new requests: everything has ended, and all books agree."""
     check_now(system)
+    for client in system.clients:
+        assert client.over, f"{client.ask.name} has not ended: {len(client.tokens)} of {client.ask.max_tokens} tokens"
     for host, process in system.processes.items():
         there = process.alive and (host in system.runners or not host.startswith("runner"))
         assert there, f"{host} has not come back"
-    for client in system.clients:
-        assert client.over, f"{client.ask.name} has not ended: {len(client.tokens)} of {client.ask.max_tokens} tokens"
     for host, gateway in system.gateways.items():
         assert not gateway.unasked, f"{host}: {[client.ask.name for client in gateway.unasked]} wait for a catalog"
         assert not gateway.dispatcher.choices, f"{host} still has {list(gateway.dispatcher.choices)}"
