@@ -41,7 +41,7 @@ KEYWORDS = {
     "object": {"required", "properties", "additionalProperties", "maxProperties", "x-kubernetes-map-type"},
     "array": {"items", "minItems", "maxItems", "x-kubernetes-list-type", "x-kubernetes-list-map-keys"},
     "string": {"enum", "pattern", "format", "minLength", "maxLength"},
-    "integer": {"format", "minimum", "maximum"},
+    "integer": {"enum", "format", "minimum", "maximum"},
     "boolean": set(),
     "number or text": {INT_OR_STRING, "pattern", "maxLength"},
 }
@@ -123,6 +123,10 @@ def test_the_schema_is_structural(kind: CustomResource) -> None:
             assert set(schema.get("required", [])) <= schema.get("properties", {}).keys(), path
 
 
+EDGES = ((min, "minimum"), (max, "maximum"))
+"""Of an integer: that of its enum, or the keyword"""
+
+
 @each_kind
 def test_everything_has_a_bound(kind: CustomResource) -> None:
     for path, schema in walk(object_schema(kind)):
@@ -130,8 +134,9 @@ def test_everything_has_a_bound(kind: CustomResource) -> None:
             case "string":
                 assert "maxLength" in schema or "enum" in schema or schema.get("format") == "date-time", path
             case "integer":
-                assert schema["minimum"] < schema["maximum"], path
-                assert (schema["format"] == "int32") == (schema["maximum"] < 2**31), path
+                least, largest = [edge(schema.get("enum", (schema.get(name),))) for edge, name in EDGES]
+                assert least < largest, path
+                assert (schema["format"] == "int32") == (largest < 2**31), path
             case "array":
                 assert "maxItems" in schema, path
             case "object":

@@ -19,7 +19,7 @@ COMMAND = (sys.executable, "-P", "-m", "motet_predictor.refit")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 MIN_PAUSES = 9.0
-"""A pause after a refit is at least so many times as long as the refit: on a machine with few cores it takes CPU time
+"""How many times as long as a refit the pause after it is, at least: on a machine with few cores a refit takes CPU time
 from the engines, also with the lowest priority."""
 
 
