@@ -38,6 +38,7 @@ MIN_SECONDS: dict[FaultKind, float] = {
 """Shorter ones pass before anything meets them."""
 
 MAX_OFF_SECONDS = 3.0
+"""Of a machine that everything is on: while it is off, nothing else happens."""
 
 MIN_START_SECONDS = 5.0
 """Until adapters that are there from the start have been fetched."""
@@ -55,7 +56,6 @@ _QUIET_LINKS = (LEADER, "supervisor"), (LEADER, "operator")
 
 MIN_QUIET_SECONDS = 8.0
 """A partition of these may do nothing before pings fail."""
-
 
 CHANCES: dict[FaultKind, float] = {
     **dict.fromkeys(FILE_KINDS, 0.3),
@@ -85,9 +85,7 @@ def draw_faults(random: Random, settings: TrialSettings, changes: list[AdapterCh
         at, host, other = random.random() * SECONDS, random.choice(everywhere), ""
         seconds = random.choice((0.2, 1.0, 3.0, 8.0)) * random.uniform(0.5, 1.5)
         seconds = max(seconds, MIN_SECONDS.get(kind, 0.0))
-        if (
-            kind == "power off" and settings.local
-        ):  # everything is on this machine: while it is off, nothing else happens
+        if kind == "power off" and settings.local:
             seconds = min(seconds, MAX_OFF_SECONDS)
         drains = [fault.at for fault in faults if fault.kind == "drain"]
         if kind == "clock jumps" and not drains:
