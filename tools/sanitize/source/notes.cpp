@@ -1,5 +1,7 @@
 #include "notes.h"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -25,7 +27,9 @@ Notes &notes() {
     static Notes *all = new Notes;
     return *all;
 }
-thread_local bool busy = false;  // this thread forgets: what it frees meanwhile was no tensor
+// Who has the mutex. What it frees meanwhile was no tensor. Not a thread_local mark: the first look at one may allocate,
+// and what that frees would be told to freed() again, without an end.
+std::atomic<pthread_t> holder{};
 
 void forget(uintptr_t begin, uintptr_t end) {
     auto next = notes().lower_bound(begin);
@@ -34,18 +38,16 @@ void forget(uintptr_t begin, uintptr_t end) {
 }
 
 template <typename Do> void with_notes(const Do &todo) {
-    if (busy) return;
-    busy = true;
-    {
-        std::lock_guard<std::mutex> lock(mutex);
-        todo();
-    }
-    busy = false;
+    if (holder == pthread_self()) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    holder = pthread_self();
+    todo();
+    holder = pthread_t{};
 }
 
 void freed(const volatile void *memory) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(memory);
-    if (!busy && at) with_notes([&] { forget(at, at + __sanitizer_get_allocated_size(memory)); });
+    if (at) with_notes([&] { forget(at, at + __sanitizer_get_allocated_size(memory)); });
 }
 
 }  // namespace
