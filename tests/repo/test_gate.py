@@ -16,10 +16,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from testbed.tree import ROOT, commit, git
-from tools.gate import __main__ as gate
-from tools.gate import change, records
-from tools.gate.lanes import UNCOMPILED, LaneResult
+from testbed.tree import ROOT
+from tools.gate import records
+from tools.gate.lanes import UNCOMPILED
 from tools.gate.plan import Lane, MachineFacts, RunRecord, announced, plan
 from tools.gate.reruns import FileReruns, Ledger, counted, too_often
 from tools.gate.summary import (
@@ -29,18 +28,13 @@ from tools.gate.summary import (
     cpu_of_tests,
     exit_status,
     failed_tests,
-    files_not_passed,
     may_run_again,
     seconds_of_files,
     seconds_of_tests,
     slowest,
 )
-from tools.gate.test_selection import FAMILIES, Change, verdicts
 
 # ------------------------------------------------------------------------------------------------------------ the plan
-
-
-NOTHING_CHANGED = verdicts({family.name: Change((), "since 1a2b") for family in FAMILIES})
 
 
 def plan_text(machine: MachineFacts, **how) -> str:
@@ -80,27 +74,6 @@ def test_test_arguments_narrow_all_lanes_and_a_path_is_one_lane() -> None:
     assert all(lane.arguments[2:4] == ("-k", "name") for lane in plan(MachineFacts(), asked=("-k", "name")).lanes)
     (lane,) = plan(MachineFacts(), asked=("tests/gateway",), paths=True).lanes
     assert lane.arguments == ("-m", "not soak", "tests/gateway")
-    assert plan_text(MachineFacts(), asked=("-k", "name"), untouched=NOTHING_CHANGED).count("Left out: ") == 1
-
-
-def ignored(**how) -> dict[str, set[str]]:
-    words = {lane.name: lane.arguments for lane in plan(MachineFacts(), **how).lanes}
-    return {name: {word[9:] for word in ignoring if "--ignore=" in word} for name, ignoring in words.items()}
-
-
-def test_families_that_a_change_cannot_affect_are_left_out_and_named() -> None:
-    left_out = ignored(untouched=NOTHING_CHANGED)
-    begin = {"rest", "services", "simulator", "cluster", "kernels", "benchmarks", "images"}
-    assert left_out.keys() == begin, "a lane of which all is left out does not begin"
-    tests = {path.rstrip("/") for family in FAMILIES for path in family.tests}
-    for name, folder in (("rest", "tests"), ("cluster", "tests/kube"), ("images", "tests/images")):
-        assert all(within(path, left_out[name]) for path in tests if path.startswith(f"{folder}/")), name
-    assert plan_text(MachineFacts(), untouched=NOTHING_CHANGED).count("Left out: ") == 1 + len(FAMILIES)
-    assert ignored(kube=False, untouched=NOTHING_CHANGED)["images"] == {"tests/images/test_installation.py"}
-    assert "test cluster's own" not in plan_text(MachineFacts(), kube=False, untouched=NOTHING_CHANGED), "KUBE=no says"
-    unknown = verdicts({family.name: Change(None, "nobody knows") for family in FAMILIES})
-    assert ignored(untouched=unknown) == ignored()
-    assert plan_text(MachineFacts(), untouched=unknown).count("(nobody knows)") == len(FAMILIES)
 
 
 def test_only_what_shares_an_installation_runs_in_the_order_of_its_files() -> None:
@@ -156,7 +129,6 @@ def test_a_report_says_what_tests_took_and_which_did_not_pass() -> None:
         "    3.00s     0.00s of CPU tests/b.py::z",
         "    2.50s     1.50s of CPU tests/a.py::x",
     ]
-    assert files_not_passed(report) == {f"tests/{name}.py" for name in "bcde"}
     assert failed_tests(report) == ["tests/b.py::z", "tests/c.py::error"]
 
 
@@ -187,10 +159,9 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    here = {name: value for name, value in os.environ.items() if name != "MOTET_CI_BASE"}
     # No plugin is asked for there, and each takes its time to start.
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", UNCOMPILED: "1"}
-    return here | plugins | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    return os.environ | plugins | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 def run_gate(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -377,136 +348,19 @@ def test_the_build_server_ends_with_the_one_line_and_its_status(tmp_path: Path) 
     assert said[-1] == lines[1]
 
 
-# ------------------------------------------------------------------------------------------------- since it was green
-
-
-@pytest.fixture
-def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "history"
-    folder.mkdir()
-    git(folder, "init", "--quiet", "--initial-branch=main")
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def test_a_change_is_what_was_committed_since_and_what_was_not(history: Path) -> None:
-    base = commit(history, kept="1", edited="1", moved="content", gone="1", in_work="1", staged="1")
-    git(history, "mv", "moved", "moved_here")
-    git(history, "rm", "--quiet", "gone")
-    head = commit(history, edited="2")
-    assert change.committed() == head
-    (history / "in_work").write_text("2")
-    (history / "staged").write_text("2")
-    git(history, "add", "staged")
-    (history / "new ü").touch()
-    (history / ".git" / "info" / "exclude").write_text("ignored\n")
-    (history / "ignored").touch()
-    assert change.committed() is None
-    found = change.since(base)
-    assert found.paths == ("edited", "gone", "in_work", "moved", "moved_here", "new ü", "staged")
-    assert found.said == f"since {base[:12]}"
-
-
-def test_a_change_is_not_known_without_the_commit_before_it(history: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = commit(history, file="1")
-    git(history, "checkout", "--quiet", "-b", "beside")
-    beside = commit(history, beside="1")
-    git(history, "checkout", "--quiet", "main")
-    second = commit(history, file="2")
-    assert change.since(first).paths == ("file",)
-    assert change.since(second).paths == ()
-    for other in (beside, "0" * 40, "no-such-name"):
-        assert change.since(other).paths is None
-    git(history.parent, "clone", "--quiet", "--depth=1", history.as_uri(), "shallow")
-    monkeypatch.chdir(history.parent / "shallow")
-    assert change.since(second).paths == ()
-    assert change.since(first).paths is None
-    monkeypatch.chdir(history.parent)
-    assert change.since(first).paths is None, "no checkout"
-    assert change.committed() is None
-
-
-def test_an_unaffected_green_family_is_left_out_and_named_at_the_end(tree: Path) -> None:
-    def ci() -> tuple[Counter[str] | None, str]:
-        """What it counts, and all that it says."""
-        ran = run_gate(tree, "--no-kube", "--leave-out-untouched")
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return counts_of(ran.stdout.splitlines()[-1]), ran.stdout
-
-    (tree / "tests" / "images" / "test_installation.py").write_text("def test_installation():\n    pass\n")
-    git(tree, "init", "--quiet")
-    commit(tree, **{".gitignore": "__pycache__/\n.pytest_cache/\ncache/\n"}, docs__a="1", services__common__a="1")
-    green = git(tree, "rev-parse", "HEAD")[:12]
-    counts, out = ci()
-    assert counts == Counter(passed=4)
-    assert "How long it takes is not known" in out
-    commit(tree, docs__a="2")
-    counts, out = ci()
-    assert counts == Counter(passed=3)
-    left_out = f"Left out: installations of images (nothing that they use changed since {green})."
-    assert out.splitlines().count(left_out) == 2, "before the first test and before the closing line"
-    assert out.splitlines()[-2] == left_out
-    (tree / "services" / "common" / "a").write_text("2")
-    counts, out = ci()
-    assert counts == Counter(passed=4)
-    assert f"Not left out: installations of images (services/common/a changed since {green})." in out
-    assert "Last time it took" in out
-
-
-@pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.mark.parametrize("kept", [None, "{broken", "[]", "3"])
+def test_a_damaged_record_of_runs_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str | None
+) -> None:
     file = tmp_path / "kept" / "tests.json"
+    if kept is not None:
+        file.parent.mkdir()
+        file.write_text(kept)
     monkeypatch.setattr(records, "FILE", file)
-    monkeypatch.delenv("MOTET_CI_BASE", raising=False)
-    return file
-
-
-def test_each_family_keeps_the_commit_at_which_it_was_green_on_this_machine(kept: Path) -> None:
-    records.write_green("another", ["bench", "images"], "1a")
-    assert records.green("mine") == {}
-    records.write_green("mine", ["bench", "images"], "1a")
-    records.write("rest", RunRecord(1.0))
-    records.write_green("mine", ["images"], "2b")
-    assert records.green("mine") == {"bench": "1a", "images": "2b"}
-    assert records.read("rest") == RunRecord(1.0)
-    assert change.machine(own_cluster=True) == change.machine(own_cluster=True) != change.machine(own_cluster=False)
-    for broken in ("{broken", "[]", "3"):
-        kept.write_text(broken)
-        assert records.green("mine") == {}
-        records.write("rest", RunRecord(2.0))
-        assert records.read("rest") == RunRecord(2.0)
-
-
-@pytest.mark.parametrize("how", ["all pass", "one failed at first", "changed meanwhile", "asked", "a lane died"])
-def test_only_a_whole_run_of_a_commit_that_passed_at_once_is_green(history: Path, kept: Path, how: str) -> None:
-    head, file = commit(history, docs__a="1"), "tests/images/test_installation.py"
-    if how == "changed meanwhile":
-        (history / "docs" / "a").write_text("2")
-    ran = LaneResult(Lane("images", ()), 9 if how == "a lane died" else 0, 1.0, Counter(), [], {f"{file}::test": 1.0})
-    ran.not_passed = {file} if how == "one failed at first" else set()
-    gate.record_run(plan(MachineFacts(), asked=("-k", "x") if how == "asked" else ()), [ran], 1.0, "mine", head)
-    assert records.green("mine") == ({"images": head} if how == "all pass" else {})
-
-
-def test_each_family_is_compared_with_its_own_green_commit(history: Path, kept: Path) -> None:
-    first = commit(history, docs__a="1")
-    second = commit(history, tests__kube__nodes="1")
-    records.write_green("mine", ["bench"], first)
-    records.write_green("mine", ["operator"], second)
-    said = {one.family.name: (one.left_out, one.why) for one in gate.untouched("mine")}
-    assert said["bench"] == (False, f"tests/kube/nodes changed since {first[:12]}")
-    assert said["operator"] == (True, f"nothing that they use changed since {second[:12]}")
-    assert said["images"] == (False, "no commit is known at which they were green, and MOTET_CI_BASE names none")
-
-
-def test_the_caller_may_name_the_green_commit(history: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = commit(history, docs__a="1")
-    head = commit(history, tests__kube__nodes="1")
-    records.write_green("mine", [family.name for family in FAMILIES], head)
-    monkeypatch.setenv("MOTET_CI_BASE", base)
-    assert {one.family.name for one in gate.untouched("mine") if one.left_out} == {"images"}
-    monkeypatch.setenv("MOTET_CI_BASE", "0" * 40)
-    assert {one.why for one in gate.untouched("mine")} == {"000000000000 is not among the commits before this one"}
+    assert records.read("rest") is None
+    for seconds in (1.0, 2.0):
+        records.write("rest", RunRecord(seconds))
+        assert records.read("rest") == RunRecord(seconds)
 
 
 SLEEPS = """

@@ -11,7 +11,6 @@ import pytest
 from motet.settings import RENAMED
 from testbed.tree import GENERATED_API, ROOT, package_folders, tracked
 from tools.compat import NAMED_BY as OF_COMPAT
-from tools.gate.__main__ import BASE as OF_THE_GATE
 from tools.peer import RECIPES
 
 OF_THE_TESTS = "MOTET_RUNNER_WORKER"
@@ -93,7 +92,7 @@ def test_a_generated_file_begins_with_what_to_change_and_how(path: Path) -> None
 
 def test_pages_speak_only_of_variables_that_exist() -> None:
     settings = (ROOT / "docs" / "reference" / "settings.md").read_text()
-    known = {*re.findall(r"MOTET_[A-Z0-9_]+", settings), OF_THE_GATE, OF_COMPAT, OF_THE_TESTS}
+    known = {*re.findall(r"MOTET_[A-Z0-9_]+", settings), OF_COMPAT, OF_THE_TESTS}
     known |= {recipe.named_by for recipe in RECIPES.values()}
     for path in tracked():
         if path.suffix == ".md":

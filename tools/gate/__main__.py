@@ -1,8 +1,8 @@
 """`make test`: runs the tests that this machine can run, in lanes side by side, with one closing line for all.
 
-    python -m tools.gate [--no-kube] [--leave-out-untouched] [--slowest N] [--rerun N] [-- arguments of pytest]
+    python -m tools.gate [--no-kube] [--slowest N] [--rerun N] [-- arguments of pytest]
 
-plan.py and test_selection.py decide what to run, lanes.py runs it, and summary.py counts the results.
+plan.py decides what to run, lanes.py runs it, and summary.py counts the results.
 
 pytest-xdist would replace lanes.py alone, and its workers share no order of files and no fixture: each worker that gets
 a test of a cluster would start a control plane of its own. pytest-testmon leaves out tests by the Python code that they
@@ -19,15 +19,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tools.gate import change, records, reruns
+from tools.gate import records, reruns
 from tools.gate.lanes import LaneResult, Lanes
 from tools.gate.plan import MachineFacts, RunPlan, RunRecord, alone, announced, plan, spelled
 from tools.gate.summary import closing_line, exit_status, may_run_again, passed_again, seconds_of_files, slowest
-from tools.gate.test_selection import FAMILIES, Change, SelectionResult, green, verdicts
 from tools.kube.binaries import MODULES, NOT_NEEDED_BESIDE_A_CLUSTER, find, uses_existing_cluster
-
-BASE = "MOTET_CI_BASE"
-"""Names a commit at which all tests were green."""
 
 
 def say(text: str = "") -> None:
@@ -51,19 +47,7 @@ def names_paths(arguments: list[str]) -> bool:
     return any(not word.startswith("-") and Path(word.partition("::")[0]).exists() for word in arguments)
 
 
-def untouched(machine: str) -> list[SelectionResult]:
-    """What has changed since the commit in MOTET_CI_BASE, or else since each family was green on this machine."""
-    base = os.environ.get(BASE)
-    if base:
-        return verdicts(dict.fromkeys((family.name for family in FAMILIES), change.since(base)))
-    kept = records.green(machine)
-    never = Change(None, f"no commit is known at which they were green, and {BASE} names none")
-    return verdicts(
-        {family.name: change.since(kept[family.name]) if family.name in kept else never for family in FAMILIES}
-    )
-
-
-def record_run(chosen: RunPlan, ran: list[LaneResult], seconds: float, machine: str, commit: str | None) -> None:
+def record_run(chosen: RunPlan, ran: list[LaneResult], seconds: float) -> None:
     if not chosen.whole or not all(one.came_to_its_end for one in ran):
         return
     lanes = {one.lane.name: round(one.seconds, 1) for one in ran}
@@ -71,10 +55,6 @@ def record_run(chosen: RunPlan, ran: list[LaneResult], seconds: float, machine: 
     cpu_lanes = {one.lane.name: round(one.cpu_seconds, 1) for one in ran}
     cpu_files = seconds_of_files({name: used for one in ran for name, used in one.cpu.items()})
     records.write(chosen.kind, RunRecord(round(seconds, 1), lanes, files, cpu_lanes, cpu_files))
-    if commit is not None and commit == change.committed():
-        not_left_out = [family for family in FAMILIES if family not in [one.family for one in chosen.left_out]]
-        passed = green(not_left_out, files, set[str]().union(*(one.not_passed for one in ran)))
-        records.write_green(machine, [family.name for family in passed], commit)
 
 
 def rerun_failed(ran: list[LaneResult], max_files: int) -> LaneResult | None:
@@ -110,7 +90,6 @@ def record_reruns(ran: list[LaneResult], once_more: LaneResult | None) -> list[s
 
 
 def print_summary(
-    chosen: RunPlan,
     ran: list[LaneResult],
     once_more: LaneResult | None,
     too_often: list[str],
@@ -133,7 +112,7 @@ def print_summary(
     if len(ran) > 1 or once_more is not None:
         runs = [*ran, once_more] if once_more is not None else ran
         say(", ".join(f"{one.lane.name}: {spelled(one.seconds)} ({spelled(one.cpu_seconds)} of CPU)" for one in runs))
-        for line in [*map(str, chosen.left_out), *(line for one in ran for line in one.failure_lines)]:
+        for line in (line for one in ran for line in one.failure_lines):
             say(line.replace("FAILED", "RERUN", 1).replace("ERROR", "RERUN", 1) if passed else line)
         for test in too_often:
             say(f"FAILED {test} - it needed a rerun in {reruns.TOO_MANY} of the last {reruns.RUNS} runs of its file")
@@ -144,11 +123,6 @@ def print_summary(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.gate", description="Run the tests.")
     parser.add_argument("--no-kube", action="store_true", help="leave out the tests of a cluster")
-    parser.add_argument(
-        "--leave-out-untouched",
-        action="store_true",
-        help=f"leave out slow tests that no change since {BASE}, or since they were green here, can affect",
-    )
     parser.add_argument("--slowest", type=int, default=0, metavar="N", help="name the N slowest tests at the end")
     parser.add_argument(
         "--rerun",
@@ -163,14 +137,7 @@ def main() -> int:
         machine = read_machine_facts()
     except FileNotFoundError as error:
         sys.exit(f"{error}.")
-    identity, commit = change.machine(own_cluster=machine.own_cluster), change.committed()
-    chosen = plan(
-        machine,
-        kube=not options.no_kube,
-        asked=options.pytest,
-        paths=names_paths(options.pytest),
-        untouched=untouched(identity) if options.leave_out_untouched else (),
-    )
+    chosen = plan(machine, kube=not options.no_kube, asked=options.pytest, paths=names_paths(options.pytest))
     for line in announced(chosen, records.read(chosen.kind) if chosen.whole else None):
         say(line)
     say()
@@ -180,9 +147,9 @@ def main() -> int:
     ran = asyncio.run(Lanes(chosen.lanes, say).run())
     once_more = rerun_failed(ran, options.rerun)
     seconds = time.monotonic() - began
-    record_run(chosen, ran, seconds, identity, commit)
+    record_run(chosen, ran, seconds)
     too_often = record_reruns(ran, once_more) if options.rerun and chosen.whole else []
-    return print_summary(chosen, ran, once_more, too_often, seconds=seconds, count=options.slowest)
+    return print_summary(ran, once_more, too_often, seconds=seconds, count=options.slowest)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from tools.gate.plan import SIDE_BY_SIDE, Lane
-from tools.gate.summary import counts_of, cpu_of_tests, failed_tests, files_not_passed, seconds_of_tests
+from tools.gate.summary import counts_of, cpu_of_tests, failed_tests, seconds_of_tests
 
 MAX_LINE_BYTES = 1 << 24
 UNCOMPILED = "PYTHONDONTWRITEBYTECODE"
@@ -33,8 +33,6 @@ class LaneResult:
     """The lines that name what failed."""
     tests: dict[str, float]
     """The seconds of each test."""
-    not_passed: set[str] = field(default_factory=set)
-    """Files in which a test failed, broke or was skipped."""
     failed: list[str] = field(default_factory=list)
     """Tests that failed or could not be set up."""
     cpu_seconds: float = 0.0
@@ -94,7 +92,6 @@ class Lanes:
         seconds = time.monotonic() - began
         return LaneResult(
             *(lane, status, seconds, counts, failure_lines, seconds_of_tests(said)),
-            not_passed=files_not_passed(said),
             failed=failed_tests(said),
             cpu_seconds=cpu_seconds,
             cpu=cpu_of_tests(said),

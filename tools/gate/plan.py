@@ -1,9 +1,7 @@
-"""Decides what `make test` runs, in which lanes, and what it leaves out and why. Pure: takes facts, returns a plan."""
+"""Decides what `make test` runs, in which lanes, and what is left out and why. Pure: takes facts, returns a plan."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from tools.gate.test_selection import SelectionResult
 
 LANES = {
     "cluster": ("tests/kube",),
@@ -61,25 +59,15 @@ class RunPlan:
     """What is left out and why, and what takes long before the first test."""
     whole: bool = True
     """Whether all tests were asked for, not a part of them."""
-    left_out: tuple[SelectionResult, ...] = ()
-    """Families of tests that the change cannot affect."""
 
     @property
     def kind(self) -> str:
         """Runs of one kind take about the same time."""
-        return "+".join(lane.name for lane in self.lanes) + "".join(f"-{one.family.name}" for one in self.left_out)
+        return "+".join(lane.name for lane in self.lanes)
 
 
-def plan(
-    machine: MachineFacts,
-    *,
-    kube: bool = True,
-    asked: Sequence[str] = (),
-    paths: bool = False,
-    untouched: Sequence[SelectionResult] = (),
-) -> RunPlan:
-    """`asked` is passed to pytest. If it names paths, `paths` is true and one lane runs them. `untouched` says which
-    families may be left out when all tests run."""
+def plan(machine: MachineFacts, *, kube: bool = True, asked: Sequence[str] = (), paths: bool = False) -> RunPlan:
+    """`asked` is passed to pytest. If it names paths, `paths` is true and one lane runs them."""
     marks = "not soak" if kube else "not soak and not kube"
     common = ("-m", marks)
     notes = ["Left out: tests marked soak, which run for hours (make soak)."]
@@ -90,17 +78,14 @@ def plan(
         notes += _about_the_cluster(machine)
     if paths:
         return RunPlan((Lane("asked", (*common, *asked)),), build, tuple(notes), whole=False)
-    not_asked_for = () if kube else (OF_A_CLUSTER,)
-    in_question = [one for one in untouched if not asked and _elsewhere(one.family.tests, not_asked_for)]
-    left_out = tuple(one for one in in_question if one.left_out)
-    without = [*not_asked_for, *(tests.rstrip("/") for one in left_out for tests in one.family.tests)]
+    without = () if kube else (OF_A_CLUSTER,)
     lanes = []
     for name, named in LANES.items():
         if own := [path for path in _elsewhere(named, without) if path not in without]:
             order = IN_FILE_ORDER if own[0].startswith(OF_A_CLUSTER) else ()
             others = [path for paths in LANES.values() for path in paths if path not in own]
             lanes.append(Lane(name, (*common, *asked, *order, *own, *_all_but([*others, *without], own))))
-    return RunPlan(tuple(lanes), build, (*notes, *map(str, in_question)), not asked, left_out)
+    return RunPlan(tuple(lanes), build, tuple(notes), not asked)
 
 
 def alone(tests: Sequence[str]) -> Lane:

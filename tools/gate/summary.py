@@ -9,8 +9,6 @@ NOTHING_RAN = 5
 """pytest's exit status when no test was selected."""
 ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warning", "error", "rerun")
 COUNTED_IN_PLURAL = ("warning", "error")
-NOT_PASSED = ("failure", "error", "skipped")
-"""The elements with which a JUnit report marks a test that has not passed."""
 TEARDOWN_ERROR = "failed on teardown"
 """How the message of an error in a teardown begins in a JUnit report of pytest."""
 CPU = "cpu_seconds"
@@ -65,12 +63,6 @@ def seconds_of_files(tests: Mapping[str, float]) -> dict[str, float]:
     for name, seconds in tests.items():
         files[name.partition("::")[0]] += seconds
     return {name: round(seconds, 2) for name, seconds in sorted(files.items())}
-
-
-def files_not_passed(report: Element) -> set[str]:
-    """The files of a JUnit report in which a test failed, broke or was skipped."""
-    cases = [case for case in report.iter("testcase") if any(case.find(how) is not None for how in NOT_PASSED)]
-    return {_file(case) for case in cases}
 
 
 def failed_tests(report: Element) -> list[str]:
