@@ -15,6 +15,7 @@ from motet.transport.over_grpc import GrpcNetwork, is_healthy, open_channel
 from motet_scheduler import predecessor
 from motet_scheduler.leader_only import LeaderOnly
 from motet_scheduler.metrics import Metrics
+from motet_scheduler.policy import events
 from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings
 from tests.common.waiting import PATIENCE_S
@@ -200,3 +201,23 @@ async def test_a_higher_term_is_announced_only_once_it_is_written(folder):
             await until(lambda: received)
             assert received[0].welcome.term == 42
             assert [down.welcome.term for down in plain if down.HasField("welcome")] == [1, 42], "told once"
+
+
+async def test_a_catalog_of_before_a_higher_term_is_sent_again_under_it(folder):
+    """Else a gateway would serve one of a lower term than it has seen, which counts as older."""
+    alone = Replica(folder, "a")
+    service = alone.lead(1)
+    async with alone.up(), gateway_link(alone.address, name="plain") as plain:
+        service.handle(events.CatalogReplaced((), ()))
+        await until(lambda: any(down.HasField("catalog") for down in plain))
+        async with gateway_link(alone.address, seen=41) as received:
+            await until(lambda: alone.lease.waiting)
+            alone.lease.write()
+            await until(lambda: any(down.HasField("catalog") for down in received))
+            revisions = [
+                [(down.catalog.term, down.catalog.revision) for down in both if down.HasField("catalog")]
+                for both in (plain, received)
+            ]
+            assert revisions[0][0][0] == 1
+            assert revisions[0][-1] == revisions[1][0]
+            assert revisions[1][0][0] == 42

@@ -389,10 +389,11 @@ class SchedulerService:
         self.gateways.send(effect.gateway, conversion.position(effect))
 
     def _publish(self, effect: effects.PublishCatalog) -> None:
-        if effect.gateway:
-            self.gateways.send(effect.gateway, conversion.catalog(effect.catalog, self.catalog_revision))
-            return
         before = self.catalog_revision
+        if effect.gateway and before.term == self.term:
+            self.gateways.send(effect.gateway, conversion.catalog(effect.catalog, before))
+            return
+        # Under a lower term than one that a gateway has seen it would count as older: all get it anew.
         self.catalog_revision = CatalogRevision(self.term, before.number + 1)
         changes = whole = None
         for session in self.gateways:
