@@ -37,7 +37,7 @@ from motet_simulator.fake_engine import FakeEngine, tokens_of
 PROMPT = (1, 2, 3)
 
 
-def add(request, *, epoch=1, stream=1, max_tokens=6, delivered=()):
+def add(request, *, epoch=1, stream=1, max_tokens=6, delivered=(), received=0.0):
     return Add(
         NewSequence(
             request=request,
@@ -48,6 +48,7 @@ def add(request, *, epoch=1, stream=1, max_tokens=6, delivered=()):
             sampling=Sampling(max_tokens=max_tokens),
         ),
         stream,
+        received,
     )
 
 
@@ -219,17 +220,17 @@ def test_an_error_that_nobody_expected_refuses_only_the_request_that_comes(share
         sampling=Sampling(max_tokens=2),
         prefix_salt=b"tenant" if shared else b"",
     )
-    loop.apply([Add(new, 1), add("b", max_tokens=9)])
+    loop.apply([Add(new, 1, monotonic()), add("b", max_tokens=9)])
     while "first" in {one.request for one in engine.report().sequences}:
         loop.turn()
     monkeypatch.setattr(engine.ledger, "promise", broken)
-    loop.apply([Add(replace(new, request="second"), 1)])
+    loop.apply([Add(replace(new, request="second"), 1, monotonic())])
     monkeypatch.undo()
     engine.check()
     batch = loop.turn()
     assert [(one.request, one.error.code) for one in batch.refused] == [("second", "internal_error")]
     assert [one.request for one in sequences(batch)] == ["b"]
-    loop.apply([Add(replace(new, request="second"), 1)])
+    loop.apply([Add(replace(new, request="second"), 1, monotonic())])
     assert {one.request for one in sequences(loop.turn())} == {"b", "second"}, "its next placement is taken"
 
 

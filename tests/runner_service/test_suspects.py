@@ -60,7 +60,7 @@ async def test_a_stopped_runner_does_not_say_that_its_engine_died(folder):
 def test_a_lone_request_is_announced_before_its_iteration_and_revoked_after_it():
     loop = EngineLoop(FakeEngine(), clock=monotonic)
     one = NewSequence(request="a", epoch=1, prompt=(1, 2), promise=2, sampling=Sampling(max_tokens=9), engines_lost=1)
-    loop.apply([Add(one, 1)])
+    loop.apply([Add(one, 1, monotonic())])
     said = []
     while (batch := loop.turn()) is not None:
         step = runner_pb2.GenerateDown.FromString(batch.steps[1]).step
@@ -75,7 +75,7 @@ def test_the_end_of_a_request_that_was_alone_is_sent_before_the_next_iteration(h
     """Otherwise it would be blamed for a death that it did not cause."""
     loop = EngineLoop(FakeEngine(), clock=monotonic)
     one = NewSequence(request="a", epoch=1, prompt=(1, 2), promise=1, sampling=Sampling(max_tokens=1), engines_lost=1)
-    loop.apply([Add(one, 1)])
+    loop.apply([Add(one, 1, monotonic())])
     told = loop.turn()
     assert told is not None
     assert told.report_now

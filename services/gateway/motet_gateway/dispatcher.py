@@ -14,6 +14,7 @@ from motet.clock import Clock
 from motet.errors import MotetError, RequestKillsEngines, from_proto
 from motet.rpc import Link, known_error
 from motet.terms import check_leaders_term, check_term
+from motet.time_split import PartSeconds, TimePart, TimeSplit
 from motet.transport import Network
 from motet.transport.methods import SERVE
 from motet_gateway import choice_messages
@@ -26,6 +27,7 @@ from motet_gateway.generation import (
     Effect,
     FinishChoice,
     GenerationPhase,
+    Measured,
     ReportCancelled,
     ReportFinished,
     ReportLost,
@@ -99,9 +101,20 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ called by the HTTP side
 
-    def start(self, order: GenerationRequest, sink: TokenSink, *, asked_at: float | None = None) -> None:
-        """`asked_at`: when its answer was first enqueued, if it was before, for another model. It keeps its age."""
-        live = LiveChoice(order, sink, self._clock() if asked_at is None else asked_at)
+    def start(
+        self,
+        order: GenerationRequest,
+        sink: TokenSink,
+        split: TimeSplit | None = None,
+        *,
+        asked_at: float | None = None,
+    ) -> None:
+        """`split`: its time until now. It is kept until the end. `asked_at`: when its answer was first enqueued, if it
+        was before, for another model. It keeps its age."""
+        now = self._clock()
+        split = split or TimeSplit(TimePart.QUEUE, now)
+        split.enter(TimePart.QUEUE, now)
+        live = LiveChoice(order, sink, now if asked_at is None else asked_at, split)
         self.choices[order.request] = live
         self._metrics.live_requests.set(len(self.choices))
         # If the scheduler is disconnected, the next hello enqueues everything that waits.
@@ -217,7 +230,7 @@ class Dispatcher:
         )
         if (live := self.choices.get(placed.request)) is not None:
             if live.generation.placement is not None:  # the scheduler moves it
-                live.pause = live.pause or Pause(live.heard_at)
+                self._interrupted(live)
             self._carry_out(live, live.generation.placed(placement, engine_hung=engine_hung))
         else:
             # It ended while the scheduler placed it. Release the promise now, not at the runner's next report.
@@ -262,10 +275,25 @@ class Dispatcher:
         live = self.choices.get(progress.request)
         if live is not None and live.generation.epoch == progress.epoch:
             live.generation.alone = progress.alone
+            self._mark(live, progress)
             if live.pause is not None and (part := _PARTS.get(progress.state)) is not None:
                 live.pause.enter(part, self._clock())
             with self._failing_alone(live):
                 live.sink.waiting(choice_messages.waiting_for(progress, live.order))
+
+    def _mark(self, live: LiveChoice, progress: runner_pb2.SequenceProgress) -> None:
+        split, now = live.split, self._clock()
+        if progress.HasField("split"):
+            split.told(_seconds_of(progress.split), now)
+        match progress.state:
+            case common_pb2.SEQUENCE_STATE_PREFILL:
+                split.enter(TimePart.GENERATION, now)
+            case common_pb2.SEQUENCE_STATE_DECODE:
+                split.got_token(now)
+            case common_pb2.SEQUENCE_STATE_PARKED:
+                split.enter(TimePart.PENALTY, now)
+            case _:
+                split.enter(TimePart.QUEUE, now)
 
     def _runner_is(self, address: str, incarnation: str) -> None:
         """If another process listens at the address now, requests placed on the old one are lost."""
@@ -305,11 +333,14 @@ class Dispatcher:
                     self._metrics.dropped.labels(why).inc()
                 case Submit(placement):
                     live.sink.placed()
+                    live.split.submitted(self._clock())
                     if live.pause is not None:
                         live.pause.enter(PausePart.RUNNER, self._clock())
                     self.runners.submit(placement, choice_messages.submission(live, placement))
                 case DeliverScores(logprobs):
                     live.sink.score(logprobs)
+                case Measured(split):
+                    live.split.told(_seconds_of(split), self._clock())
                 case FinishChoice(how):
                     if isinstance(how, RequestKillsEngines):
                         log.error("request_kills_engines", request=live.order.request, tenant=live.order.tenant)
@@ -357,6 +388,7 @@ class Dispatcher:
     def _resumed(self, live: LiveChoice, pause: Pause) -> None:
         """Its first token since it lost its runner."""
         live.pause = None
+        live.split.got_token(self._clock())
         generation, order = live.generation, live.order
         log.info(
             "request_resumed",
@@ -369,13 +401,19 @@ class Dispatcher:
 
     def _report_lost(self, live: LiveChoice, epoch: int, instance: str, why: str) -> None:
         request = live.order.request
-        live.pause = live.pause or Pause(live.heard_at)
-        live.pause.enter(PausePart.QUEUE, self._clock())
+        self._interrupted(live).enter(PausePart.QUEUE, self._clock())
         log.info("request_lost", request=request, epoch=epoch, instance=instance, reason=why)
         self._metrics.replacements.inc()
         live.sink.waiting("moving to another runner")
         delivered = len(live.generation.delivered)
         self._send(lost=scheduler_pb2.Lost(request=request, epoch=epoch, why=why, delivered_tokens=delivered))
+
+    def _interrupted(self, live: LiveChoice) -> Pause:
+        """It loses its runner: its pause began with the last that it heard, if it has not begun yet."""
+        if live.pause is None:
+            live.pause = Pause(live.heard_at)
+        live.split.enter(TimePart.PENALTY if live.generation.delivered else TimePart.QUEUE, live.heard_at)
+        return live.pause
 
     def _send(
         self,
@@ -389,6 +427,7 @@ class Dispatcher:
 
     def _forget(self, live: LiveChoice) -> None:
         if self.choices.pop(live.order.request, None) is not None:
+            live.split.end(self._clock())
             self._metrics.live_requests.set(len(self.choices))
             self._usage.add(*live.tokens)
 
@@ -404,6 +443,10 @@ _PARTS = {
     common_pb2.SEQUENCE_STATE_LOADING: PausePart.ADAPTER,
     common_pb2.SEQUENCE_STATE_PREFILL: PausePart.RECOMPUTE,
 }
+
+
+def _seconds_of(split: common_pb2.TimeSplit) -> PartSeconds:
+    return PartSeconds(split.queue_seconds, split.generation_seconds, split.penalty_seconds)
 
 
 class _FailingAlone:

@@ -87,6 +87,13 @@ class DeliverScores:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """Its runner has ended it and says where its time went."""
+
+    split: common_pb2.TimeSplit
+
+
+@dataclass(frozen=True, slots=True)
 class FinishChoice:
     """The single end: why it ended, or its error."""
 
@@ -108,6 +115,7 @@ Effect = (
     | ReportFinished
     | Deliver
     | DeliverScores
+    | Measured
     | FinishChoice
     | Dropped
 )
@@ -198,7 +206,10 @@ class Generation:
             if not finish:
                 return (Deliver(tokens, logprobs),)
         delivery: tuple[Effect, ...] = (Deliver(tokens, logprobs),) if tokens else _NOTHING
-        return (*delivery, *self._finish(finish, step)) if finish else delivery
+        if not finish:
+            return delivery
+        measured: tuple[Effect, ...] = (Measured(step.split),) if step.HasField("split") else _NOTHING
+        return (*delivery, *measured, *self._finish(finish, step))
 
     def _finish(self, finish: "common_pb2.FinishReason.ValueType", step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
         if finish == common_pb2.FINISH_REASON_STOP:

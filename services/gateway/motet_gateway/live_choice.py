@@ -6,6 +6,7 @@ from typing import Protocol
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.errors import MotetError
+from motet.time_split import TimeSplit
 from motet_gateway.generation import EndReason, Generation
 from motet_gateway.pauses import Pause
 
@@ -63,6 +64,7 @@ class LiveChoice:
     order: GenerationRequest
     sink: TokenSink
     asked_at: float
+    split: TimeSplit
     generation: Generation = field(init=False)
     heard_at: float = field(init=False)
     """When a runner last sent something for it."""

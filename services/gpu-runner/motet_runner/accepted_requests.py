@@ -34,6 +34,8 @@ class AcceptedRequest:
     max_tokens: int = 0
     term: int = 0
     """The term of the scheduler that placed it."""
+    received: float = 0.0
+    """When its Submit came."""
     in_engine: bool = False
 
 

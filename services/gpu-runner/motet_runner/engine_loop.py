@@ -15,6 +15,7 @@ from motet.clock import Clock
 from motet.domain import RequestId
 from motet.errors import Declined, MotetError
 from motet.rpc.message_failures import known_error
+from motet.time_split import TimePart, TimeSplit
 from motet_runner.engine_messages import (
     Add,
     Cancel,
@@ -74,6 +75,7 @@ class _LiveSequence:
     choice: int
     stream: int
     next_index: int
+    split: TimeSplit
     reported_state: tuple[State, int, bool] | None = None
 
     @property
@@ -140,15 +142,18 @@ class EngineLoop:
     def turn(self) -> EngineOutputs | None:
         """Run one iteration if there is work. Return what has happened since the last turn, or None if nothing has."""
         if self._engine.has_work():
+            began = self._clock()
             output = self._engine.step()
+            now = self._clock()
             self._batch.number = output.number
+            self._mark_states(output.events, began, now)
             if output.decoded is not None:
                 self._encode_decoded(output.decoded)
             self._encode(output.others)
             for event in output.events:
                 self._on_event(event)
             self._productive = bool(output.decoded or output.others or output.events)
-            self._check_report_due()
+            self._check_report_due(now)
             self._idle_wait = 0.0
         else:
             self._idle_wait = self._engine.idle()
@@ -193,7 +198,8 @@ class EngineLoop:
         except MotetError as error:
             self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, error))
             return
-        self._live[new.request] = _LiveSequence(new.epoch, new.choice, command.stream, len(new.delivered))
+        split = TimeSplit(TimePart.PENALTY if new.delivered else TimePart.QUEUE, command.received)
+        self._live[new.request] = _LiveSequence(new.epoch, new.choice, command.stream, len(new.delivered), split)
 
     def _cancel(self, command: Cancel) -> None:
         live = self._live.get(command.request)
@@ -206,6 +212,37 @@ class EngineLoop:
 
     def _want_report(self, _: ReportNow) -> None:
         self._report_wanted = True
+
+    # ------------------------------------------------------------------------------------------------------------ time
+
+    def _mark_states(self, events: Iterable[Event], began: float, now: float) -> None:
+        """Mark what an iteration has changed, before its outputs are encoded: an answer may begin and end in it.
+
+        What an iteration computes, it computes since it began. A sequence decodes when its first token is there, or the
+        next one after a park; with plan-ahead, one parked by swap decodes an iteration earlier.
+        """
+        for event in events:
+            if not isinstance(event, StateChanged):
+                continue
+            live = self._live.get(event.request)
+            if live is None or live.epoch != event.epoch:
+                continue
+            match event.state:
+                case State.LOADING | State.WAITING:
+                    live.split.enter(TimePart.QUEUE, now)
+                case State.PREFILL:
+                    live.split.enter(TimePart.GENERATION, began)
+                case State.DECODE:
+                    live.split.got_token(now)
+                case State.PARKED:
+                    live.split.enter(TimePart.PENALTY, began)
+                case _:
+                    assert_never(event.state)
+
+    def _write_split(self, message: common_pb2.TimeSplit, live: _LiveSequence) -> None:
+        split = live.split.until(self._clock())
+        message.queue_seconds, message.generation_seconds = split.queue, split.generation
+        message.penalty_seconds = split.penalty
 
     # ---------------------------------------------------------------------------------------------------------- output
 
@@ -268,6 +305,7 @@ class EngineLoop:
         if finish is None or output.error is not None:
             finish = Finish.FAILED
         message.finish = FINISHES[finish]
+        self._write_split(message.split, live)
         if output.error is not None:
             message.failure.CopyFrom(output.error.to_proto())
         self._end(output.request, live, finish)
@@ -293,9 +331,10 @@ class EngineLoop:
         state, percent, alone = now
         self._batch.report_now |= alone or live.reported_alone
         live.reported_state = now
-        self._step_for(live.stream).progress.add(
+        progress = self._step_for(live.stream).progress.add(
             request=request, epoch=epoch, state=STATES[state], percent=percent, alone=alone
         )
+        self._write_split(progress.split, live)
 
     def _step_for(self, stream: int) -> runner_pb2.Step:
         down = self._messages.get(stream)
@@ -308,16 +347,17 @@ class EngineLoop:
         message = self._step_for(live.stream).sequences.add(
             request=request, choice=live.choice, epoch=live.epoch, index=live.next_index, finish=FINISHES[finish]
         )
+        self._write_split(message.split, live)
         self._end(request, live, finish)
         return message
 
     def _end(self, request: RequestId, live: _LiveSequence, finish: Finish) -> None:
         del self._live[request]
         self._batch.report_now |= live.reported_alone
-        self._batch.ended.append(SequenceEnded(request, live.epoch, live.stream, live.next_index, finish))
+        split = live.split.until(self._clock())
+        self._batch.ended.append(SequenceEnded(request, live.epoch, live.stream, live.next_index, finish, split))
 
-    def _check_report_due(self) -> None:
-        now = self._clock()
+    def _check_report_due(self, now: float) -> None:
         if now - self._report_checked < REPORT_CHECK_SECONDS:
             return
         self._report_checked = now

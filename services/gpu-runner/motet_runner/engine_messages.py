@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import MotetError
 from motet.settings import ProcessSettings
+from motet.time_split import PartSeconds
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import EngineConfig, EngineInfo, EngineReport, Event, Finish, NewSequence
 
@@ -20,6 +21,8 @@ class Add:
     sequence: NewSequence
     stream: int
     """The number of the gateway's stream that its tokens go to."""
+    received: float
+    """When its Submit came, as `Cancel.sent` has it: it may have waited for its adapter, or for an iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,8 @@ class SequenceEnded:
     ended."""
     output_tokens: int
     finish: Finish
+    split: PartSeconds
+    """Since its Submit came."""
 
 
 @dataclass(slots=True)

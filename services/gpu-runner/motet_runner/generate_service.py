@@ -174,6 +174,7 @@ class GenerateService:
             stream=stream.number,
             max_tokens=sequence.sampling.max_tokens,
             term=submit.term,
+            received=self._clock(),
         )
         self._accepted.add(placement)
         try:
@@ -191,7 +192,7 @@ class GenerateService:
         task.add_done_callback(lambda done: self._waiting.pop(key) if self._waiting.get(key) is done else None)
 
     def _start(self, placement: AcceptedRequest, sequence: NewSequence) -> None:
-        self._post(Add(sequence, placement.stream))
+        self._post(Add(sequence, placement.stream, placement.received))
         placement.in_engine = True
         self._metrics.vllm_prompt_tokens.labels(self._model).inc(placement.prompt_tokens)
 

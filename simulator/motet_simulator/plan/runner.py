@@ -120,6 +120,7 @@ class SimulatedRunner:
                     prefix_salt=answer.salt,
                 ),
                 _STREAM,
+                self._clock.now,
             )
         )
 

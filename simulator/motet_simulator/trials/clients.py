@@ -17,6 +17,7 @@ from motet.errors import (
     PoolSaturated,
     RequestKillsEngines,
 )
+from motet.time_split import TimeSplit
 from motet_gateway.catalog import Catalog, Target
 from motet_gateway.generation import EndReason
 from motet_simulator.fake_engine import tokens_of
@@ -25,6 +26,8 @@ from motet_simulator.trials.plan import Ask
 REPLACED = ModelNotFound, BaseModelReplaced
 MAX_ATTEMPTS = 3
 """After a model was replaced: as in `motet_gateway.answers`."""
+MAX_SPLIT_ERROR = 0.01
+"""Of the time that a request took."""
 MAX_GOING_ON_SECONDS = 2.0
 """How long a request may get tokens while it waits for another runner: until the drain of its own ends."""
 
@@ -65,6 +68,10 @@ class Client:
     over_at: float = math.inf
     moved_at: float = 0.0
     """When it asked, or got its last token."""
+    started_at: float = 0.0
+    """When its latest attempt began."""
+    split: TimeSplit | None = None
+    """Of its latest attempt, by its gateway."""
     _expected: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,7 +83,7 @@ class Client:
         return f"{self.ask.name}-{self.attempts}" if self.attempts else self.ask.name
 
     def starts(self, target: Target) -> None:
-        self.target, self.moved_at = target, self.now()
+        self.target, self.moved_at, self.started_at = target, self.now(), self.now()
         weights = "".join(target.weights)
         self._expected = tokens_of(self.ask.prompt, self.ask.seed, self.ask.max_tokens, weights)
 
@@ -105,6 +112,14 @@ class Client:
         if not self.over:
             self.left, self.over_at = True, self.now()
 
+    def check_split(self) -> None:
+        """Whether the parts of its time add up to it (S3-20)."""
+        if self.split is None:
+            return
+        whole, parts = self.over_at - self.started_at, self.split.until(self.over_at)
+        if min(parts) < 0 or abs(sum(parts) - whole) > MAX_SPLIT_ERROR * whole + 1e-9:
+            self._object(f"took {whole:.4f} s, but its gateway says {parts}")
+
     def placed(self) -> None:
         self.placed_times += 1
 
@@ -129,6 +144,7 @@ class Client:
             self.start_again(self)
             return
         self.how, self.over_at = how, self.now()
+        self.check_split()
         self.ended()
         match how:
             case EndReason():

@@ -11,6 +11,7 @@ from motet.errors import MotetError
 from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.surroundings import Surroundings
 from motet.task_group import run_together
+from motet.time_split import TimePart, TimeSplit
 from motet_gateway.catalog import CurrentCatalog, Target
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
@@ -49,6 +50,7 @@ class Gateway:
         self.clients: list[Client] = []
         self.unasked: list[Client] = []
         """They wait for another catalog: for a first one, or one in which their model is ready."""
+        self._clock = around.clock
         self._served = served
         self._object_to = object_to
         self.dispatcher.catalog.listen(self._on_catalog)
@@ -90,6 +92,7 @@ class Gateway:
             self.unasked.append(client)
             return
         client.starts(target)
+        client.split = TimeSplit(TimePart.OVERHEAD, self._clock())
         self.process.loop.create_task(self._start(client, target), name=client.request)
 
     def ask_again(self, client: Client) -> None:
@@ -131,9 +134,10 @@ class Gateway:
             request=request, tenant=ask.tenant, output_tokens=ask.max_tokens, estimate=estimate
         )
         client.ended = lambda: self.estimator.observe(outcome)
-        self.dispatcher.start(order, client)
+        self.dispatcher.start(order, client, client.split)
 
     def _leave(self, client: Client) -> None:
         if not client.over:
             client.leave()
             self.dispatcher.cancel(client.request, "the client went away")
+            client.check_split()

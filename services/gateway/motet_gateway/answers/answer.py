@@ -29,6 +29,7 @@ from motet.errors import (
 )
 from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.runner_info import RequestClass
+from motet.time_split import PartSeconds, TimeSplit
 from motet_gateway import direct_writes, sse
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.echo import EchoedPrompt, echoed_prompts
@@ -103,6 +104,7 @@ class AnswerResponse(Response):
         self.choices: list[ChoiceText] = []
         self._requests: list[str] = []
         self._generation_requests: list[GenerationRequest] = []
+        self._splits: list[TimeSplit] = []
         self._prompts: list[Tokens] = []
         self._echoes: list[EchoedPrompt] = []
         """One for each prompt, if they come back."""
@@ -314,8 +316,10 @@ class AnswerResponse(Response):
             found = NotReadyReason(f"{found[0].adapter_name or self._body.model} is changing to another revision")
         if not isinstance(found, NotReadyReason):
             self._not_ready = None
+            self._timings.mark_ready()
             return found
         self._not_ready = found
+        self._timings.mark_held()
         if found.group:
             self._gateway.hold(self._id, found.group)
         else:
@@ -350,7 +354,7 @@ class AnswerResponse(Response):
         self._refusal_noted = False
         self._resolve_retries += 1
         self._cancel_all("its model was replaced")
-        for started in (self.choices, self._generation_requests, self._requests, self._changed):
+        for started in (self.choices, self._generation_requests, self._splits, self._requests, self._changed):
             started.clear()
         return True
 
@@ -444,7 +448,9 @@ class AnswerResponse(Response):
             self.choices.append(choice)
             self._generation_requests.append(generation_request)
             self._requests.append(request)
-            gateway.dispatcher.start(generation_request, choice, asked_at=self._timings.enqueued)
+            split = self._timings.split.copy()
+            self._splits.append(split)
+            gateway.dispatcher.start(generation_request, choice, split, asked_at=self._timings.enqueued)
 
     def _logprobs_writer(self, form: Format, text: ModelTokenizer, prompt: int) -> LogprobsWriter | None:
         if self._body.top_logprobs_wanted is None:
@@ -663,7 +669,9 @@ class AnswerResponse(Response):
 
     def _report_lengths(self) -> None:
         """Report the lengths that the predictor learns from."""
-        for choice, generation_request in zip(self.choices, self._generation_requests, strict=True):
+        for choice, generation_request, split in zip(
+            self.choices, self._generation_requests, self._splits, strict=True
+        ):
             if choice.error is None and choice.tokens:
                 self._gateway.estimator.observe(
                     predictor_pb2.Outcome(
@@ -676,6 +684,7 @@ class AnswerResponse(Response):
                         estimate=generation_request.estimate,
                         features=generation_request.features,
                         feature_space=self._gateway.features.space,
+                        split=_split_message(split.until(self._clock())),
                     )
                 )
 
@@ -684,6 +693,15 @@ def _numbers(body: Body, temperature: float, stops: int) -> tuple[int, ...]:
     """What else than its prompt says how long a request's answer will be: how many turns, and how it is sampled."""
     turns = len(body.messages) if isinstance(body, ChatBody) else 0
     return min(turns, 31), round(4 * min(max(temperature, 0.0), 2.0)), min(stops, 4)
+
+
+def _split_message(split: PartSeconds) -> common_pb2.TimeSplit:
+    return common_pb2.TimeSplit(
+        queue_seconds=split.queue,
+        generation_seconds=split.generation,
+        penalty_seconds=split.penalty,
+        overhead_seconds=split.overhead,
+    )
 
 
 def _as_json(choice: ChoiceText, logprobs: Columns) -> orjson.Fragment:

@@ -1,21 +1,32 @@
 """The times of one request's steps, for the server-timing header and the histograms. Pure."""
 
 from motet.clock import Clock
+from motet.time_split import TimePart, TimeSplit
 
 
 class RequestTimings:
-    __slots__ = ("_clock", "arrived", "enqueued", "first_token", "last_token", "placed")
+    __slots__ = ("_clock", "arrived", "enqueued", "first_token", "last_token", "placed", "split")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.arrived = clock()
+        self.split = TimeSplit(TimePart.OVERHEAD, self.arrived)
+        """Until its choices are enqueued; then each has its own."""
         self.enqueued = 0.0
         self.placed = 0.0
         self.first_token = 0.0
         self.last_token = 0.0
 
+    def mark_held(self) -> None:
+        """It waits for its model."""
+        self.split.enter(TimePart.QUEUE, self._clock())
+
+    def mark_ready(self) -> None:
+        self.split.enter(TimePart.OVERHEAD, self._clock())
+
     def mark_enqueued(self) -> None:
         self.enqueued = self.enqueued or self._clock()
+        self.split.enter(TimePart.QUEUE, self._clock())
 
     def mark_placed(self) -> None:
         self.placed = self.placed or self._clock()

@@ -228,6 +228,39 @@ class AdapterRef(_message.Message):
 Global___AdapterRef: _TypeAlias = AdapterRef  # noqa: Y015
 
 @_typing.final
+class TimeSplit(_message.Message):
+    """Where the time of a request went (S3-20). Each moment is in exactly one part."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
+    GENERATION_SECONDS_FIELD_NUMBER: _builtins.int
+    PENALTY_SECONDS_FIELD_NUMBER: _builtins.int
+    OVERHEAD_SECONDS_FIELD_NUMBER: _builtins.int
+    queue_seconds: _builtins.float
+    """it waited for a runner, its adapter or a place in a batch"""
+    generation_seconds: _builtins.float
+    penalty_seconds: _builtins.float
+    """from a park, or from the loss of its runner, to its next token"""
+    overhead_seconds: _builtins.float
+    """all else; a runner measures none"""
+    def __init__(
+        self,
+        *,
+        queue_seconds: _builtins.float = ...,
+        generation_seconds: _builtins.float = ...,
+        penalty_seconds: _builtins.float = ...,
+        overhead_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_seconds", b"generation_seconds", "overhead_seconds", b"overhead_seconds", "penalty_seconds", b"penalty_seconds", "queue_seconds", b"queue_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimeSplit: _TypeAlias = TimeSplit  # noqa: Y015
+
+@_typing.final
 class Promise(_message.Message):
     """What the scheduler has set aside for a request: KV pages for `tokens` tokens (prompt included), and the adapter's
     bytes where the runner does not hold it yet. Commands name the promise they were decided on and are void once it has

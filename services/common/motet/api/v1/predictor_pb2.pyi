@@ -140,6 +140,7 @@ class Outcome(_message.Message):
     ESTIMATE_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     FEATURE_SPACE_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     tenant: _builtins.str
     adapter: _builtins.str
@@ -154,6 +155,10 @@ class Outcome(_message.Message):
 
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def split(self) -> _common_pb2.TimeSplit:
+        """from the request's arrival to the answer's end"""
+
     def __init__(
         self,
         *,
@@ -166,10 +171,11 @@ class Outcome(_message.Message):
         estimate: _common_pb2.Estimate | None = ...,
         features: _abc.Iterable[_builtins.int] | None = ...,
         feature_space: _builtins.int = ...,
+        split: _common_pb2.TimeSplit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "censored", b"censored", "estimate", b"estimate", "feature_space", b"feature_space", "features", b"features", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request", b"request", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "censored", b"censored", "estimate", b"estimate", "feature_space", b"feature_space", "features", b"features", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request", b"request", "split", b"split", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

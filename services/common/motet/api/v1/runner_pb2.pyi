@@ -433,6 +433,7 @@ class SequenceStep(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     choice: _builtins.int
     epoch: _builtins.int
@@ -451,6 +452,10 @@ class SequenceStep(_message.Message):
     def failure(self) -> _common_pb2.Failure: ...
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
+    @_builtins.property
+    def split(self) -> _common_pb2.TimeSplit:
+        """with its end: its time on this runner"""
+
     def __init__(
         self,
         *,
@@ -464,10 +469,11 @@ class SequenceStep(_message.Message):
         failure: _common_pb2.Failure | None = ...,
         prompt_index: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        split: _common_pb2.TimeSplit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "epoch", b"epoch", "failure", b"failure", "finish", b"finish", "index", b"index", "logprobs", b"logprobs", "prompt_index", b"prompt_index", "prompt_logprobs", b"prompt_logprobs", "request", b"request", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "epoch", b"epoch", "failure", b"failure", "finish", b"finish", "index", b"index", "logprobs", b"logprobs", "prompt_index", b"prompt_index", "prompt_logprobs", b"prompt_logprobs", "request", b"request", "split", b"split", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -511,12 +517,17 @@ class SequenceProgress(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     PERCENT_FIELD_NUMBER: _builtins.int
     ALONE_FIELD_NUMBER: _builtins.int
+    SPLIT_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     state: _common_pb2.SequenceState.ValueType
     percent: _builtins.int
     alone: _builtins.bool
     """the iteration that begins now computes this request and no other"""
+    @_builtins.property
+    def split(self) -> _common_pb2.TimeSplit:
+        """its time on this runner so far; unset from a runner that does not measure it"""
+
     def __init__(
         self,
         *,
@@ -525,10 +536,11 @@ class SequenceProgress(_message.Message):
         state: _common_pb2.SequenceState.ValueType = ...,
         percent: _builtins.int = ...,
         alone: _builtins.bool = ...,
+        split: _common_pb2.TimeSplit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "epoch", b"epoch", "percent", b"percent", "request", b"request", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "epoch", b"epoch", "percent", b"percent", "request", b"request", "split", b"split", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
