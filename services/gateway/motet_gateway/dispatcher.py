@@ -35,7 +35,7 @@ from motet_gateway.generation import (
     Submit,
 )
 from motet_gateway.held_requests import HeldRequests
-from motet_gateway.live_choice import GenerationRequest, LiveChoice, TokenSink
+from motet_gateway.live_choice import ChoiceRecord, GenerationRequest, LiveChoice, TokenSink
 from motet_gateway.loss_limits import Loss
 from motet_gateway.metrics import Metrics
 from motet_gateway.pauses import Pause, PausePart
@@ -105,16 +105,16 @@ class Dispatcher:
         self,
         order: GenerationRequest,
         sink: TokenSink,
-        split: TimeSplit | None = None,
+        record: ChoiceRecord | None = None,
         *,
         asked_at: float | None = None,
     ) -> None:
-        """`split`: its time until now. It is kept until the end. `asked_at`: when its answer was first enqueued, if it
-        was before, for another model. It keeps its age."""
+        """`record` is kept until the end. `asked_at`: when its answer was first enqueued, if it was before, for another
+        model. It keeps its age."""
         now = self._clock()
-        split = split or TimeSplit(TimePart.QUEUE, now)
-        split.enter(TimePart.QUEUE, now)
-        live = LiveChoice(order, sink, now if asked_at is None else asked_at, split)
+        record = record or ChoiceRecord(TimeSplit(TimePart.QUEUE, now))
+        record.split.enter(TimePart.QUEUE, now)
+        live = LiveChoice(order, sink, now if asked_at is None else asked_at, record)
         self.choices[order.request] = live
         self._metrics.live_requests.set(len(self.choices))
         # If the scheduler is disconnected, the next hello enqueues everything that waits.
@@ -282,7 +282,7 @@ class Dispatcher:
                 live.sink.waiting(choice_messages.waiting_for(progress, live.order))
 
     def _mark(self, live: LiveChoice, progress: runner_pb2.SequenceProgress) -> None:
-        split, now = live.split, self._clock()
+        split, now = live.record.split, self._clock()
         if progress.HasField("split"):
             split.told(_seconds_of(progress.split), now)
         match progress.state:
@@ -292,6 +292,7 @@ class Dispatcher:
                 split.got_token(now)
             case common_pb2.SEQUENCE_STATE_PARKED:
                 split.enter(TimePart.PENALTY, now)
+                live.record.parks += 1
             case _:
                 split.enter(TimePart.QUEUE, now)
 
@@ -333,14 +334,15 @@ class Dispatcher:
                     self._metrics.dropped.labels(why).inc()
                 case Submit(placement):
                     live.sink.placed()
-                    live.split.submitted(self._clock())
+                    live.record.split.submitted(self._clock())
+                    live.record.promised_tokens = live.record.promised_tokens or placement.promise.tokens
                     if live.pause is not None:
                         live.pause.enter(PausePart.RUNNER, self._clock())
                     self.runners.submit(placement, choice_messages.submission(live, placement))
                 case DeliverScores(logprobs):
                     live.sink.score(logprobs)
                 case Measured(split):
-                    live.split.told(_seconds_of(split), self._clock())
+                    live.record.split.told(_seconds_of(split), self._clock())
                 case FinishChoice(how):
                     if isinstance(how, RequestKillsEngines):
                         log.error("request_kills_engines", request=live.order.request, tenant=live.order.tenant)
@@ -388,7 +390,7 @@ class Dispatcher:
     def _resumed(self, live: LiveChoice, pause: Pause) -> None:
         """Its first token since it lost its runner."""
         live.pause = None
-        live.split.got_token(self._clock())
+        live.record.split.got_token(self._clock())
         generation, order = live.generation, live.order
         log.info(
             "request_resumed",
@@ -412,7 +414,7 @@ class Dispatcher:
         """It loses its runner: its pause began with the last that it heard, if it has not begun yet."""
         if live.pause is None:
             live.pause = Pause(live.heard_at)
-        live.split.enter(TimePart.PENALTY if live.generation.delivered else TimePart.QUEUE, live.heard_at)
+        live.record.split.enter(TimePart.PENALTY if live.generation.delivered else TimePart.QUEUE, live.heard_at)
         return live.pause
 
     def _send(
@@ -427,7 +429,7 @@ class Dispatcher:
 
     def _forget(self, live: LiveChoice) -> None:
         if self.choices.pop(live.order.request, None) is not None:
-            live.split.end(self._clock())
+            live.record.split.end(self._clock())
             self._metrics.live_requests.set(len(self.choices))
             self._usage.add(*live.tokens)
 

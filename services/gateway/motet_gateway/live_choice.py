@@ -60,11 +60,21 @@ class GenerationRequest:
 
 
 @dataclass(slots=True)
+class ChoiceRecord:
+    """What happened to a choice. It is kept until its end, for whoever asked."""
+
+    split: TimeSplit
+    promised_tokens: int = 0
+    """When it was first placed: of prompt and answer. 0: it was not placed."""
+    parks: int = 0
+
+
+@dataclass(slots=True)
 class LiveChoice:
     order: GenerationRequest
     sink: TokenSink
     asked_at: float
-    split: TimeSplit
+    record: ChoiceRecord
     generation: Generation = field(init=False)
     heard_at: float = field(init=False)
     """When a runner last sent something for it."""

@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from motet.clock import Clock
 from motet.telemetry import BoundedLabels
+from motet_gateway.answers.metrics import AnswerMetrics
 
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -156,6 +157,7 @@ class Metrics:
             (*model, "finished_reason"),
             registry=registry,
         )
+        self.answers = AnswerMetrics(registry, clock=clock, names=names)
         by_name = (
             self.requests,
             self.tokens,

@@ -20,7 +20,8 @@ class Metrics:
         )
         self.park_orders = Counter(
             "motet_park_orders_total",
-            "Orders to park a request, by what happens to its KV: swap (copied to host memory) or recompute (dropped).",
+            "Orders to park a request, because a promise was too short and no page was free, by what happens to the"
+            " request's KV: swap (copied to host memory) or recompute (dropped).",
             ["method"],
             registry=registry,
         )

@@ -17,7 +17,7 @@ from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.estimator import Estimator
 from motet_gateway.held_requests import HeldRequests
 from motet_gateway.identity.caller import Caller
-from motet_gateway.live_choice import GenerationRequest
+from motet_gateway.live_choice import ChoiceRecord, GenerationRequest
 from motet_gateway.metrics import Metrics
 from motet_simulator.trials.addresses import PREDICTOR, SCHEDULER
 from motet_simulator.trials.clients import Client
@@ -134,7 +134,8 @@ class Gateway:
             request=request, tenant=ask.tenant, output_tokens=ask.max_tokens, estimate=estimate
         )
         client.ended = lambda: self.estimator.observe(outcome)
-        self.dispatcher.start(order, client, client.split)
+        assert client.split is not None
+        self.dispatcher.start(order, client, ChoiceRecord(client.split))
 
     def _leave(self, client: Client) -> None:
         if not client.over:

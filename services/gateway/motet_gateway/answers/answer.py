@@ -29,7 +29,7 @@ from motet.errors import (
 )
 from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.runner_info import RequestClass
-from motet.time_split import PartSeconds, TimeSplit
+from motet.time_split import PartSeconds
 from motet_gateway import direct_writes, sse
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.echo import EchoedPrompt, echoed_prompts
@@ -43,7 +43,7 @@ from motet_gateway.direct_writes import DirectWriter
 from motet_gateway.errors import ClientGone
 from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import Caller
-from motet_gateway.live_choice import GenerationRequest
+from motet_gateway.live_choice import ChoiceRecord, GenerationRequest
 from motet_gateway.parameters import (
     Body,
     ChatBody,
@@ -104,7 +104,7 @@ class AnswerResponse(Response):
         self.choices: list[ChoiceText] = []
         self._requests: list[str] = []
         self._generation_requests: list[GenerationRequest] = []
-        self._splits: list[TimeSplit] = []
+        self._records: list[ChoiceRecord] = []
         self._prompts: list[Tokens] = []
         self._echoes: list[EchoedPrompt] = []
         """One for each prompt, if they come back."""
@@ -354,7 +354,7 @@ class AnswerResponse(Response):
         self._refusal_noted = False
         self._resolve_retries += 1
         self._cancel_all("its model was replaced")
-        for started in (self.choices, self._generation_requests, self._splits, self._requests, self._changed):
+        for started in (self.choices, self._generation_requests, self._records, self._requests, self._changed):
             started.clear()
         return True
 
@@ -448,9 +448,9 @@ class AnswerResponse(Response):
             self.choices.append(choice)
             self._generation_requests.append(generation_request)
             self._requests.append(request)
-            split = self._timings.split.copy()
-            self._splits.append(split)
-            gateway.dispatcher.start(generation_request, choice, split, asked_at=self._timings.enqueued)
+            record = ChoiceRecord(self._timings.split.copy())
+            self._records.append(record)
+            gateway.dispatcher.start(generation_request, choice, record, asked_at=self._timings.enqueued)
 
     def _logprobs_writer(self, form: Format, text: ModelTokenizer, prompt: int) -> LogprobsWriter | None:
         if self._body.top_logprobs_wanted is None:
@@ -655,6 +655,7 @@ class AnswerResponse(Response):
             for choice in self.choices:
                 if choice.finish is not None:
                     metrics.vllm_success.labels(base, choice.finish).inc()
+        self._count_choices()
         if not self._body.options.get("ignore_eos"):  # a length forced by ignore_eos says nothing about the model
             self._report_lengths()
         log.debug(
@@ -667,10 +668,23 @@ class AnswerResponse(Response):
             id=self._id,
         )
 
+    def _count_choices(self) -> None:
+        now, forced = self._clock(), bool(self._body.options.get("ignore_eos"))
+        for choice, order, record in zip(self.choices, self._generation_requests, self._records, strict=True):
+            by_itself = choice.error is None and choice.finish is EndReason.STOP and not forced
+            self._gateway.metrics.answers.count(
+                order.tenant,
+                record,
+                now=now,
+                prompt_tokens=len(order.prompt_ids),
+                answer_tokens=choice.tokens,
+                estimate=order.estimate if by_itself else None,
+            )
+
     def _report_lengths(self) -> None:
         """Report the lengths that the predictor learns from."""
-        for choice, generation_request, split in zip(
-            self.choices, self._generation_requests, self._splits, strict=True
+        for choice, generation_request, record in zip(
+            self.choices, self._generation_requests, self._records, strict=True
         ):
             if choice.error is None and choice.tokens:
                 self._gateway.estimator.observe(
@@ -684,7 +698,9 @@ class AnswerResponse(Response):
                         estimate=generation_request.estimate,
                         features=generation_request.features,
                         feature_space=self._gateway.features.space,
-                        split=_split_message(split.until(self._clock())),
+                        split=_split_message(record.split.until(self._clock())),
+                        promised_tokens=record.promised_tokens,
+                        parks=record.parks,
                     )
                 )
 

@@ -141,6 +141,8 @@ class Outcome(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     FEATURE_SPACE_FIELD_NUMBER: _builtins.int
     SPLIT_FIELD_NUMBER: _builtins.int
+    PROMISED_TOKENS_FIELD_NUMBER: _builtins.int
+    PARKS_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     tenant: _builtins.str
     adapter: _builtins.str
@@ -149,6 +151,10 @@ class Outcome(_message.Message):
     censored: _builtins.bool
     """cut by max_tokens or by the client: the true length is at least this"""
     feature_space: _builtins.int
+    promised_tokens: _builtins.int
+    """of prompt and answer, when it was first placed; 0: not known"""
+    parks: _builtins.int
+    """how often it was parked"""
     @_builtins.property
     def estimate(self) -> _common_pb2.Estimate:
         """what was believed at admission"""
@@ -172,10 +178,12 @@ class Outcome(_message.Message):
         features: _abc.Iterable[_builtins.int] | None = ...,
         feature_space: _builtins.int = ...,
         split: _common_pb2.TimeSplit | None = ...,
+        promised_tokens: _builtins.int = ...,
+        parks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "censored", b"censored", "estimate", b"estimate", "feature_space", b"feature_space", "features", b"features", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "request", b"request", "split", b"split", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "censored", b"censored", "estimate", b"estimate", "feature_space", b"feature_space", "features", b"features", "output_tokens", b"output_tokens", "parks", b"parks", "promised_tokens", b"promised_tokens", "prompt_tokens", b"prompt_tokens", "request", b"request", "split", b"split", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
