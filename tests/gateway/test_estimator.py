@@ -139,6 +139,15 @@ async def test_lengths_forced_by_ignore_eos_are_not_learned(served: Served) -> N
     assert len(served.cluster.predictor.outcomes) == 1
 
 
+async def test_what_the_client_says_of_the_length_counts_more_than_what_was_learned(served: Served) -> None:
+    """With ignore_eos each answer has max_tokens, and with min_tokens at least these."""
+    assert await length_header(served, ignore_eos=True) == "max_tokens"
+    await length_header(served, min_tokens=25)
+    estimates = [request.estimate for request in served.cluster.scheduler.enqueued[-2:]]
+    found = [(one.q50, one.q80, one.q90, one.q95) for one in estimates]
+    assert found == [(50, 50, 50, 50), (25, 25, 30, 40)]
+
+
 async def test_outcomes_wait_for_a_predictor_that_is_away(served: Served) -> None:
     await served.cluster.predictor.stop()
     await length_header(served)

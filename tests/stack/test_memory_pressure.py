@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from testbed.local_stack import LocalStack, running_stack
@@ -57,24 +56,6 @@ def counter_by_method(stack: LocalStack, metric: str) -> dict[str, float]:
     }
 
 
-async def learn_short_answers(deployed: Deployed) -> None:
-    """Send 20 requests to each model. A stop string ends each answer after a token or two, so the lengths are short."""
-    async with AsyncOpenAI(base_url=f"{deployed.stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        for turn in range(20):
-            await asyncio.gather(
-                *(
-                    client.completions.create(
-                        model=served_model.model,
-                        prompt=prompt_of(turn * 10 + n),
-                        max_tokens=TOKENS,
-                        stop=["w"],
-                        temperature=0,
-                    )
-                    for n, served_model in enumerate(deployed.served_models)
-                )
-            )
-
-
 async def long_streams(deployed: Deployed) -> list[StreamedAnswer]:
     return await asyncio.gather(
         *(
@@ -100,12 +81,15 @@ class TestAQuarterOfTheMemory:
         trace = folder / "trace.jsonl"
         # With torch's kernels this model's tokens take longer to compute again than to copy, so the host's memory is
         # used first. It does not hold all that are parked.
-        env = {"MOTET_STEP_TRACE": str(trace), "MOTET_RUNNER_KERNELS": "torch"}
+        env = {
+            "MOTET_STEP_TRACE": str(trace),
+            "MOTET_RUNNER_KERNELS": "torch",
+            "MOTET_SCHEDULER_FORCE_PROMISE_PAGES": "4",  # as if all answers had been short before
+        }
         with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
             yield Deployed(stack, base, served_models, trace)
 
     async def test_16_long_streams_are_right_with_parks_of_both_methods(self, deployed: Deployed) -> None:
-        await learn_short_answers(deployed)
         answers = await long_streams(deployed)
         assert all(len(answer.tokens) == TOKENS and answer.reasons == ["length"] for answer in answers)
         assert_right(deployed.base, answers)

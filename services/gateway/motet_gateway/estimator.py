@@ -56,9 +56,12 @@ class LocalLengths:
         if statistics is not None and statistics.count >= MIN_ANSWERS:
             q50, q80, q90, q95 = (min(statistics.quantile(q) or max_tokens, max_tokens) for q in (0.5, 0.8, 0.9, 0.95))
             return common_pb2.Estimate(q50=q50, q80=q80, q90=q90, q95=q95, rank=q50, source=TENANT)
-        return common_pb2.Estimate(
-            q50=max_tokens, q80=max_tokens, q90=max_tokens, q95=max_tokens, rank=max_tokens, source=MAX_TOKENS
-        )
+        return longest(max_tokens)
+
+
+def longest(tokens: int) -> common_pb2.Estimate:
+    """The estimate of an answer that may have all tokens that its client lets it have, or surely has them."""
+    return common_pb2.Estimate(q50=tokens, q80=tokens, q90=tokens, q95=tokens, rank=tokens, source=MAX_TOKENS)
 
 
 @dataclass(slots=True)
@@ -85,16 +88,22 @@ class Estimator:
     def up(self) -> bool:
         return self._up
 
-    async def estimate(self, prompts: Sequence[predictor_pb2.Prompt]) -> list[common_pb2.Estimate]:
-        """One estimate per prompt, in order, within the budget. Those of many prompts are asked for in parts, one after
-        the other, so that no request waits for all parts of another one."""
+    async def estimate(
+        self, prompts: Sequence[predictor_pb2.Prompt], *, min_tokens: int = 0
+    ) -> list[common_pb2.Estimate]:
+        """One estimate per prompt, in order, within the budget: at least the tokens that the client wants at least.
+        Those of many prompts are asked for in parts, one after the other, so that no request waits for all parts of
+        another one."""
         found: list[common_pb2.Estimate] = []
         with suppress(Exception):  # whatever it is, an estimate of our own is better than no answer
             async with asyncio.timeout(self._budget):
                 while self._up and len(found) < len(prompts):
                     part = prompts[len(found) : len(found) + PROMPTS_AT_ONCE]
-                    found += map(_within, await self._ask(part), part)
-        return found + [self._local.estimate(p.tenant, p.adapter, p.max_tokens) for p in prompts[len(found) :]]
+                    found += await self._ask(part)
+        found += [self._local.estimate(p.tenant, p.adapter, p.max_tokens) for p in prompts[len(found) :]]
+        for estimate, prompt in zip(found, prompts, strict=True):
+            _limit(estimate, min(min_tokens, prompt.max_tokens), prompt.max_tokens)
+        return found
 
     def observe(self, outcome: predictor_pb2.Outcome) -> None:
         """Record the length of an answer. Never waits. While the predictor is down, the oldest outcomes are dropped."""
@@ -201,10 +210,9 @@ def _check(estimate: common_pb2.Estimate) -> None:
         raise ValueError(f"the predictor answered quantiles that no lengths have: {estimate}".replace("\n", " "))
 
 
-def _within(estimate: common_pb2.Estimate, prompt: predictor_pb2.Prompt) -> common_pb2.Estimate:
-    """The estimate, limited to the client's max_tokens."""
-    most = prompt.max_tokens
+def _limit(estimate: common_pb2.Estimate, least: int, most: int) -> None:
+    """To what the client allows."""
     for name in ("q50", "q80", "q90", "q95"):
-        if getattr(estimate, name) > most:
-            setattr(estimate, name, most)
-    return estimate
+        tokens = getattr(estimate, name)
+        if not least <= tokens <= most:
+            setattr(estimate, name, min(max(tokens, least), most))

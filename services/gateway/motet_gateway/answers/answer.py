@@ -41,6 +41,7 @@ from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import Catalog, NotReadyReason, Target, Weights
 from motet_gateway.direct_writes import DirectWriter
 from motet_gateway.errors import ClientGone
+from motet_gateway.estimator import longest
 from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import Caller
 from motet_gateway.live_choice import ChoiceRecord, GenerationRequest
@@ -377,25 +378,12 @@ class AnswerResponse(Response):
         self._class_name = RequestClass.from_proto(wanted_class).name.lower()
         stops = body.stops()
         gateway.admission.check_choices(len(self._prompts) * body.choices)
-        numbers = _numbers(body, wanted[0].temperature, len(stops))
-        features: list[list[int]] = []
-        for prompt, limit in zip(self._prompts, limits, strict=True):
-            features.append(gateway.features.of(prompt, (*numbers, limit.bit_length())).tolist())
-            await asyncio.sleep(0)  # those of 128 prompts take 10 ms together
-        estimates = await gateway.estimator.estimate(
-            [
-                predictor_pb2.Prompt(
-                    request=self._id,
-                    tenant=self._caller.tenant,
-                    adapter=target.adapter_name,
-                    prompt_tokens=len(prompt),
-                    max_tokens=max(1, limit),
-                    features=own,
-                    feature_space=gateway.features.space,
-                )
-                for prompt, limit, own in zip(self._prompts, limits, features, strict=True)
-            ]
-        )
+        features: list[list[int]] = [[] for _ in limits]
+        if body.options.get("ignore_eos"):  # nothing that was learned from others says how long these become
+            estimates = [longest(max(1, limit)) for limit in limits]
+        else:
+            features = await self._features(limits, _numbers(body, wanted[0].temperature, len(stops)))
+            estimates = await self._estimates(target, limits, features)
         self._estimate = estimates[0]
         salt = prefix_salt(Digest(target.base_digest), Digest(target.adapter_digest), self._caller.tenant)
         hints = [prompt_hints(salt, prompt) for prompt in self._prompts]
@@ -451,6 +439,32 @@ class AnswerResponse(Response):
             record = ChoiceRecord(self._timings.split.copy())
             self._records.append(record)
             gateway.dispatcher.start(generation_request, choice, record, asked_at=self._timings.enqueued)
+
+    async def _features(self, limits: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
+        features = []
+        for prompt, limit in zip(self._prompts, limits, strict=True):
+            features.append(self._gateway.features.of(prompt, (*numbers, limit.bit_length())).tolist())
+            await asyncio.sleep(0)  # those of 128 prompts take 10 ms together
+        return features
+
+    async def _estimates(
+        self, target: Target, limits: Sequence[int], features: Sequence[Sequence[int]]
+    ) -> list[common_pb2.Estimate]:
+        return await self._gateway.estimator.estimate(
+            [
+                predictor_pb2.Prompt(
+                    request=self._id,
+                    tenant=self._caller.tenant,
+                    adapter=target.adapter_name,
+                    prompt_tokens=len(prompt),
+                    max_tokens=max(1, limit),
+                    features=own,
+                    feature_space=self._gateway.features.space,
+                )
+                for prompt, limit, own in zip(self._prompts, limits, features, strict=True)
+            ],
+            min_tokens=self._body.options.get("min_tokens", 0),
+        )
 
     def _logprobs_writer(self, form: Format, text: ModelTokenizer, prompt: int) -> LogprobsWriter | None:
         if self._body.top_logprobs_wanted is None:
