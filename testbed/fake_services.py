@@ -534,6 +534,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         self.prompts: list[predictor_pb2.Prompt] = []
         self.slow_seconds = 0.0
         self.slow_seconds_a_prompt = 0.0
+        self.slow_seconds_an_outcome = 0.0
         self.keeps_record = True
         self.stack: AsyncExitStack | None = None
 
@@ -561,6 +562,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         return predictor_pb2.PredictResponse(estimates=[self.answer] * len(request.prompts), model_version="v1")
 
     async def Observe(self, request: predictor_pb2.ObserveRequest, context: Context) -> predictor_pb2.ObserveResponse:
+        await asyncio.sleep(self.slow_seconds_an_outcome * len(request.outcomes))
         if self.keeps_record:
             self.outcomes.extend(request.outcomes)
         return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))

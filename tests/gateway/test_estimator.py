@@ -148,6 +148,17 @@ async def test_what_the_client_says_of_the_length_counts_more_than_what_was_lear
     assert found == [(50, 50, 50, 50), (25, 25, 30, 40)]
 
 
+async def test_many_outcomes_are_sent_in_calls_that_end_in_time(cluster: FakeServices) -> None:
+    """A call that takes too long would lose its outcomes, and the predictor would count as away."""
+    cluster.predictor.slow_seconds_an_outcome = 0.0025
+    async with serve(cluster) as served:
+        estimator = served.gateway.estimator
+        for number in range(400):
+            estimator.observe(predictor_pb2.Outcome(request=f"{number}", tenant="acme", output_tokens=9))
+        await eventually(lambda: len(cluster.predictor.outcomes) == 400)
+        assert estimator.up
+
+
 async def test_outcomes_wait_for_a_predictor_that_is_away(served: Served) -> None:
     await served.cluster.predictor.stop()
     await length_header(served)

@@ -29,7 +29,9 @@ KEPT_OUTCOMES = 10_000
 PROMPTS_AT_ONCE = 16
 """In one call. Each costs the predictor a tenth of a millisecond. Neither many requests that arrive together nor one
 with many prompts may make a call so long that it counts as failed, also where the budget is 5 ms, as in a cluster."""
-OUTCOMES_AT_ONCE = 512
+OUTCOMES_AT_ONCE = 64
+"""In one call. Each costs the predictor half a millisecond. When it was away, all gateways send what they have kept at
+the same time, and each call must still end in time: else it loses outcomes, and the predictor counts as away."""
 FLUSH_SECONDS = 0.2
 PROBE_SECONDS = 0.2
 PROBE_TIMEOUT_SECONDS = 0.5
