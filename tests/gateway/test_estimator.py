@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from motet.api.v1 import common_pb2, predictor_pb2
+from motet.length_statistics import LengthStatistics
 from motet_gateway.estimator import PROMPTS_AT_ONCE, LocalLengths
 from testbed.fake_services import FakeServices
 from tests.gateway.conftest import Served, eventually, serve
@@ -177,3 +178,14 @@ def test_our_own_statistics_count_after_five_answers() -> None:
     assert estimate.source == "tenant"
     assert estimate.q50 <= estimate.q80 <= estimate.q90 <= estimate.q95 < 100
     assert lengths.estimate("t", "a", 5).q95 == 5
+
+
+def test_an_estimate_of_our_own_goes_through_the_lengths_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the predictor is away, a request with 128 prompts takes 128 of them from everybody's event loop."""
+    lengths, calls = LocalLengths(), []
+    for tokens in range(1, 20):
+        lengths.observe("t", "a", tokens, censored=tokens % 3 == 0)
+    shares = LengthStatistics.bucket_shares
+    monkeypatch.setattr(LengthStatistics, "bucket_shares", lambda *of: calls.append(of) or shares(*of))
+    lengths.estimate("t", "a", 100)
+    assert len(calls) == 1

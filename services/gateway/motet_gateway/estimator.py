@@ -15,7 +15,7 @@ import structlog
 
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.errors import SetupError
-from motet.length_statistics import LengthStatistics
+from motet.length_statistics import LengthStatistics, quantiles_of
 from motet.transport import CallFailed, Channel, Network, StatusCode
 from motet.transport.methods import OBSERVE, PREDICT
 
@@ -55,8 +55,9 @@ class LocalLengths:
 
     def estimate(self, tenant: str, adapter: str, max_tokens: int) -> common_pb2.Estimate:
         statistics = self._of.get((tenant, adapter))
-        if statistics is not None and statistics.count >= MIN_ANSWERS:
-            q50, q80, q90, q95 = (min(statistics.quantile(q) or max_tokens, max_tokens) for q in (0.5, 0.8, 0.9, 0.95))
+        shares = statistics.bucket_shares() if statistics is not None and statistics.count >= MIN_ANSWERS else None
+        if shares is not None:
+            q50, q80, q90, q95 = (min(tokens, max_tokens) for tokens in quantiles_of(shares, (0.5, 0.8, 0.9, 0.95)))
             return common_pb2.Estimate(q50=q50, q80=q80, q90=q90, q95=q95, rank=q50, source=TENANT)
         return longest(max_tokens)
 
