@@ -6,7 +6,7 @@ import pytest
 
 from motet.api.v1 import common_pb2
 from motet.domain import BASE, RequestId, Tenant
-from motet.promises import PromiseRule
+from motet.promises import PROMISE_QUANTILES, PromiseRule
 from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.values import Estimate, SchedulerConfig
@@ -76,7 +76,7 @@ def test_the_preset_of_a_runner_says_what_a_request_is_promised_there(rule, expe
     assert Capacity.from_proto(capacity.to_proto()) == capacity
 
 
-@pytest.mark.parametrize(("quantile", "expected"), [(50, 2), (80, 3), (90, 4), (95, 5)])
+@pytest.mark.parametrize(("quantile", "expected"), [*zip(PROMISE_QUANTILES, (2, 3, 4, 5), strict=True)])
 def test_a_promise_covers_the_quantile_of_the_runner(quantile, expected):
     capacity = replace(CAPACITY, promise_quantile=quantile)
     assert pages(prompt=16, max_tokens=500, q50=16, q80=32, q90=48, q95=64, capacity=capacity) == expected

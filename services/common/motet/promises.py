@@ -6,17 +6,19 @@ token in order to get the next token, and after the last token no other follows.
 """
 
 from enum import StrEnum
-from typing import Self, assert_never
+from typing import Literal, Self, assert_never, get_args
 
 from motet.domain import PAGE_TOKENS, pages_for
 
 BUCKETS = 10
 """Into how many equal parts of the context S3 divides the lengths of answers (S3-03)."""
 
-PROMISE_QUANTILES = (50, 80, 90, 95)
-"""Which quantiles of an estimate a promise can cover, in percent."""
+PromiseQuantile = Literal[50, 80, 90, 95]
+"""Which quantiles of an estimate a promise can cover, in percent: those that an estimate has, in the same order."""
 
-USUAL_PROMISE_QUANTILE = 80
+PROMISE_QUANTILES: tuple[int, ...] = get_args(PromiseQuantile)
+
+USUAL_PROMISE_QUANTILE: PromiseQuantile = 80
 
 _MOST_TOKENS = 2**32 - 1
 """That the field of the message can hold."""

@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from motet.addresses import Address, host_and_port
 from motet.domain import MAX_LORA_RANK
 from motet.errors import ModelFolderError, SetupError
+from motet.promises import USUAL_PROMISE_QUANTILE, PromiseQuantile
 from motet.sources import EXAMPLES, folder_of
 from motet_runner.interface import EngineConfig
 
@@ -65,7 +66,7 @@ class Settings(BaseSettings):
     preset: str = "paged-chunk"
     """How the engine forms batches and reserves memory: one of the engine's presets."""
 
-    promise_quantile: Annotated[Literal[50, 80, 90, 95], BeforeValidator(int)] = 80
+    promise_quantile: Annotated[PromiseQuantile, BeforeValidator(int)] = USUAL_PROMISE_QUANTILE
     """The quantile of the estimated length, in percent, that a request is promised pages for: 50, 80, 90 or 95. Larger
     values keep more memory unused, and fewer answers outgrow their promise. Only presets that promise by an estimate
     heed it."""

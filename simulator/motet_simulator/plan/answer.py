@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from motet.domain import BASE, Digest, RequestId
-from motet_scheduler.policy.values import Promise
+from motet_scheduler.policy.values import Estimate, Promise
 from motet_simulator.plan.engine_tokens import EOS
 from motet_simulator.plan.gaps import Gaps
 from motet_simulator.workloads.request import WorkloadRequest
@@ -16,6 +16,7 @@ class Answer:
     name: int
     """The token that it consists of."""
     max_tokens: int
+    estimate: Estimate
     end_length: int
     """Tokens of prompt and answer, once it has ended."""
     length: int

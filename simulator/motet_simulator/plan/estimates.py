@@ -1,12 +1,16 @@
 """How a simulated gateway estimates the length of an answer."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from motet.length_statistics import LengthStatistics
+from motet.promises import PROMISE_QUANTILES
 from motet_gateway.estimator import KEPT_STATISTICS, MIN_ANSWERS
 from motet_scheduler.policy.values import Estimate
 from motet_simulator.plan.setup import Lengths
 from motet_simulator.workloads.request import WorkloadRequest
+
+_SHARES = [percent / 100 for percent in PROMISE_QUANTILES]
 
 
 class Estimates:
@@ -18,12 +22,11 @@ class Estimates:
         """`most`: the tokens that its client asks for."""
         if self._lengths == "exact":
             length = min(asked.output_tokens, most)
-            return Estimate(q50=length, q80=length, q90=length, q95=length, rank=length, source="exact")
+            return _estimate((length,) * 4, "exact")
         statistics = self._statistics.get((asked.tenant, asked.adapter))
         if statistics is None or statistics.count < MIN_ANSWERS:
-            return Estimate(q50=most, q80=most, q90=most, q95=most, rank=most, source="max_tokens")
-        q80 = min(statistics.quantile(0.8) or most, most)
-        return Estimate(q50=q80, q80=q80, q90=q80, q95=q80, rank=q80, source="tenant")  # placement reads q80 alone
+            return _estimate((most,) * 4, "max_tokens")
+        return _estimate([min(statistics.quantile(share) or most, most) for share in _SHARES], "tenant")
 
     def observe(self, asked: WorkloadRequest, tokens: int, most: int) -> None:
         if self._lengths != "answers":
@@ -34,3 +37,8 @@ class Estimates:
         statistics.observe(tokens, censored=tokens >= most)
         if len(self._statistics) > KEPT_STATISTICS:
             self._statistics.popitem(last=False)
+
+
+def _estimate(quantiles: Iterable[int], source: str) -> Estimate:
+    q50, q80, q90, q95 = quantiles
+    return Estimate(q50=q50, q80=q80, q90=q90, q95=q95, rank=q50, source=source)

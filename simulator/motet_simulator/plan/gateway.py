@@ -77,6 +77,7 @@ class SimulatedGateway:
             end_length=asked.prompt_tokens + min(asked.output_tokens, most),
             length=asked.prompt_tokens,
             digest=digest,
+            estimate=self._estimates.of(asked, most),
         )
         if room >= 0:  # else it is refused, whatever it says
             answer.prompt = asked.prompt(self._number)
@@ -95,7 +96,7 @@ class SimulatedGateway:
             request_class=RequestClass[asked.request_class.upper()],
             prompt_tokens=asked.prompt_tokens,
             max_tokens=most,
-            estimate=self._estimates.of(asked, most),
+            estimate=answer.estimate,
             prefix_hints=hints,
         )
         self._clock.after(setup.profile.overheads.arrival, self._tell_scheduler, enqueued)

@@ -114,6 +114,7 @@ class SimulatedRunner:
                     delivered=(answer.name,) * delivered,
                     adapter=answer.digest,
                     promise=promise.pages,
+                    quantiles=answer.estimate.quantiles,
                     sampling=_sampling(answer.max_tokens),
                     priority=RequestClass[asked.request_class.upper()],
                     tenant=asked.tenant,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from motet_runner.interface import NewSequence
 from motet_scheduler.policy import events
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
@@ -93,6 +94,22 @@ def test_every_answer_has_its_length_also_when_promises_are_too_short() -> None:
     assert len(cluster.outcome.gaps) == sum(one.output_tokens - 1 for one in requests)
     for runner in cluster.runners.values():
         runner.engine.check()
+
+
+def test_the_engine_gets_the_whole_estimate() -> None:
+    """Its forecast needs all four quantiles."""
+    cluster = Cluster(Setup(profile=QUIET, runners=1, lengths="answers"), [])
+    engine = next(iter(cluster.runners.values())).engine
+    add, quantiles = engine.planner.commands.add, []
+
+    def added(sequence: NewSequence) -> Any:
+        quantiles.append(sequence.quantiles)
+        return add(sequence)
+
+    engine.planner.commands.add = added  # type: ignore[method-assign]
+    cluster.run(iter(list(workload(7, 100, rate=2, output=120))))
+    q50, q80, q90, q95 = quantiles[-1]
+    assert q50 < q80 < q90 <= q95
 
 
 def test_a_request_that_fits_nowhere_is_refused_and_counted() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from motet.domain import MAX_LORA_RANK, ObjectName
+from motet.promises import PromiseQuantile
 from motet.resources.fields import (
     ALL_NAMESPACES,
     API_VERSION,
@@ -51,7 +52,6 @@ NAMESPACE = "{namespace}"
 """In a `pathPrefix`, this text stands for the namespace of the adapter."""
 
 Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max", "request-level"]
-PromiseQuantile = Literal[50, 80, 90, 95]
 
 
 class ModelCache(ResourceModel):

@@ -5,6 +5,7 @@ from enum import IntEnum, StrEnum
 from typing import NewType, Self
 
 from motet.domain import Digest, ObjectName
+from motet.promises import PROMISE_QUANTILES
 from motet.runner_info import Failure, RequestClass
 
 GroupName = NewType("GroupName", str)
@@ -51,9 +52,13 @@ class Estimate:
     rank: float = 0.0
     source: str = ""
 
+    @property
+    def quantiles(self) -> tuple[int, int, int, int]:
+        return self.q50, self.q80, self.q90, self.q95
+
     def quantile(self, percent: int) -> int:
-        """One of `motet.promises.PROMISE_QUANTILES`."""
-        return {50: self.q50, 80: self.q80, 90: self.q90, 95: self.q95}[percent]
+        """One of `PROMISE_QUANTILES`."""
+        return self.quantiles[PROMISE_QUANTILES.index(percent)]
 
 
 @dataclass(frozen=True, slots=True)
