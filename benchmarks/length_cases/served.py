@@ -1,6 +1,7 @@
 """How long an estimate takes. The predictor is a process, and the calls are those of a gateway.
 
-It has learned answers of 1,000 adapters, and weights were fitted to them. Before each call it learns one more answer
+It has learned answers of 1,000 adapters, and weights were fitted to them, which serve; two other versions estimate each
+answer in shadow. Before each call it learns one more answer
 per prompt: so it cannot answer from a cache. The baseline is a health check: the same process and Unix socket, but no
 work. In the end it also writes to its database while a refit runs beside it.
 """
@@ -23,9 +24,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.harness import Result, alternate, percentile
 from motet.api.v1 import predictor_pb2, predictor_pb2_grpc
-from motet.store import migrate
+from motet.store import migrate, open_store
 from motet.transport.over_grpc import is_healthy, open_channel
 from motet_predictor.__main__ import WEIGHTS_FILE
+from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, take_file
+from motet_predictor.kept_versions import KeptVersions
+from motet_predictor.length_model import LengthModel
+from motet_predictor.prompt_model import PromptModel
 from motet_predictor.refits import COMMAND
 
 ADAPTERS, TENANTS, LEARNED = 1000, 20, 10_000
@@ -135,6 +140,20 @@ async def p99_while_saving(
     return percentile(figures, 0.99)
 
 
+async def keep_two(url: str, weights: bytes) -> None:
+    """Keep what was fitted as the version that serves, and as a candidate: so each answer is estimated three times."""
+    async with open_store(url) as store:
+        model = PromptModel(LengthModel())
+        versions = KeptVersions(store, model, time.monotonic)
+        for number in range(2):
+            await versions.offer(weights)
+            candidate = model.versions.candidate
+            assert candidate is not None
+            if not number:
+                model.versions.serve(candidate)
+        await versions.flush(3 * MAX_FITTED_BYTES)
+
+
 @asynccontextmanager
 async def predictor(environment: dict[str, str]) -> AsyncIterator[tuple[psutil.Process, grpc.aio.Channel]]:
     address = environment["MOTET_PREDICTOR_ADDRESS"]
@@ -169,6 +188,7 @@ async def measure(calls: int, pairs: int) -> list[Result]:
                 await stub.Observe(made.outcomes(made.adapters(500)), timeout=30)
         fitting = await asyncio.create_subprocess_exec(*refit, env=environment)
         assert await fitting.wait() == 0
+        await keep_two(f"sqlite+aiosqlite:///{folder}/motet.db", take_file(Path(folder) / WEIGHTS_FILE))
         async with predictor(environment) as (process, channel):
             stub, health = predictor_pb2_grpc.PredictorStub(channel), health_pb2_grpc.HealthStub(channel)
             await ms_a_prompt(stub, 1, 20)

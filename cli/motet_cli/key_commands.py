@@ -23,13 +23,11 @@ from motet import keys
 from motet.errors import NotFound, SetupError, StateDirectoryError, StoreUnavailable
 from motet.keys import ApiKey, KeyScope
 from motet.resources.fields import DnsLabel
-from motet.service_main import read
-from motet.settings import Database, ProcessSettings
 from motet.store import Store, migrate, open_store
 from motet.store import keys as key_store
 from motet.store.database import parse
+from motet_cli.database import database_url, is_missing
 from motet_cli.durations import duration
-from motet_cli.log_file import log_to
 from motet_cli.printer import Printer
 from motet_operator.local.state_directory import StateDirectory
 
@@ -52,7 +50,7 @@ def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None, nam
     made = keys.new_key()
     key = _key(made, tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires, now=_now())
     _check_gateways_read_them(HOW_TO_HASH)
-    url = _database(data_dir)
+    url = database_url(data_dir)
 
     async def run() -> bool:
         await migrate(url)
@@ -73,7 +71,7 @@ def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None, nam
 
 
 def ls(data_dir: Path, *, as_json: bool) -> int:
-    url = _database(data_dir)
+    url = database_url(data_dir)
 
     async def run() -> list[tuple[ApiKey, datetime | None]]:
         async with _existing_database(url) as store:
@@ -93,7 +91,7 @@ def ls(data_dir: Path, *, as_json: bool) -> int:
 def revoke(data_dir: Path, id_: str) -> int:
     id_ = _id(id_, command="revoke")
     _check_gateways_read_them("To revoke a key, remove its line there.")
-    url, now = _database(data_dir), _now()
+    url, now = database_url(data_dir), _now()
 
     async def run() -> ApiKey:
         async with _database_with_key(url, id_) as (store, key):
@@ -111,7 +109,7 @@ def revoke(data_dir: Path, id_: str) -> int:
 def revoke_all(data_dir: Path, tenant: str) -> int:
     tenant = _tenant(tenant)
     _check_gateways_read_them("To revoke the keys of a tenant, remove its lines there.")
-    url, now = _database(data_dir), _now()
+    url, now = database_url(data_dir), _now()
 
     async def run() -> tuple[int, int]:
         async with _existing_database(url) as store:
@@ -133,7 +131,7 @@ def revoke_all(data_dir: Path, tenant: str) -> int:
 def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
     id_, overlap_time = _id(id_, command="rotate"), _duration("--overlap", overlap)
     _check_gateways_read_them(HOW_TO_HASH)
-    made, url, now = keys.successor_key(id_), _database(data_dir), _now()
+    made, url, now = keys.successor_key(id_), database_url(data_dir), _now()
 
     async def run() -> tuple[ApiKey, ApiKey]:
         async with _database_with_key(url, id_) as (store, old):
@@ -248,21 +246,12 @@ def _note_keys_made(data_dir: Path, url: str) -> None:
         )
 
 
-def _database(data_dir: Path) -> str:
-    """The URL of the database. Also sets the umask, so that only this user can read files that this process makes."""
-    layout = StateDirectory.of(data_dir)
-    log_to(layout.log("up"))
-    os.umask(0o077)
-    return read(Database).url(read(ProcessSettings).model_copy(update={"data_dir": layout.data}))
-
-
 @asynccontextmanager
 async def _existing_database(url: str) -> AsyncIterator[Store | None]:
     """The database; None if it does not exist, or has no table of keys because an older version made it. Only `create`
     makes or upgrades a database: running services may be of an older version. Raises StateDirectoryError if the
     database cannot be read."""
-    parsed = parse(url)
-    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
+    if is_missing(url):
         yield None
         return
     async with open_store(url) as store:

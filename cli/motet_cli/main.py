@@ -9,7 +9,7 @@ import typer
 
 from motet.errors import MotetError, SetupError
 from motet.service_main import SETUP_FAILED
-from motet_cli import engine_app, key_app, plan_app, profile_app, workload_app
+from motet_cli import engine_app, key_app, plan_app, predict_app, profile_app, workload_app
 from motet_cli.options import DataDir
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 
 app.add_typer(key_app.app)
 app.add_typer(engine_app.app)
+app.add_typer(predict_app.app)
 app.add_typer(profile_app.app)
 app.add_typer(workload_app.app)
 app.command()(plan_app.plan)

@@ -33,6 +33,7 @@ from motet_gateway.identity.keyring import Keyring
 from motet_gateway.settings import Settings as GatewaySettings
 from tests.cli.test_commands import motet as in_a_process
 from tests.support.key_rows import record_read_key_ids
+from tests.support.older_schema import take_back_at
 from tests.support.postgresql import PostgreSQL
 
 NOBODYS = "0123456789abcdef"
@@ -61,7 +62,7 @@ def motet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         monkeypatch.delenv(name)
     monkeypatch.setenv("MOTET_DATA_DIR", str(tmp_path / "state"))
     # In a process of its own the file stays open until the end.
-    monkeypatch.setattr("motet_cli.key_commands.log_to", lambda _: None)
+    monkeypatch.setattr("motet_cli.database.log_to", lambda _: None)
     before = os.umask(0o022)
 
     def run(*arguments: str, stdin: str | None = None) -> Done:
@@ -232,12 +233,6 @@ def test_without_a_database_there_are_no_keys_and_none_is_made(motet: Motet, tmp
     assert not (tmp_path / "state").exists()
 
 
-OF_BEFORE_KEYS = """
-DROP TABLE keys;
-UPDATE schema_version SET version_num = '0002';
-"""
-
-
 def versions(database: Path) -> list[tuple[str]]:
     with closing(sqlite3.connect(database)) as connection:
         return connection.execute("SELECT version_num FROM schema_version").fetchall()
@@ -247,8 +242,7 @@ def test_only_create_brings_a_database_of_an_older_version_up_to_date(motet: Mot
     database = tmp_path / "state" / "motet.db"
     asyncio.run(migrate(f"sqlite+aiosqlite:///{database}"))
     newest = versions(database)
-    with closing(sqlite3.connect(database)) as connection:
-        connection.executescript(OF_BEFORE_KEYS)
+    asyncio.run(take_back_at(f"sqlite+aiosqlite:///{database}", "0002"))
     assert listed(motet) == []
     for verb in ("revoke", "rotate"):
         done = motet("key", verb, NOBODYS)

@@ -12,7 +12,8 @@ from motet_predictor.calibration import Calibration
 from motet_predictor.fitting import Sample, fit, since_last_change, statistics_of
 from motet_predictor.length_change import LengthChange
 from motet_predictor.length_model import LengthModel
-from motet_predictor.prompt_model import Fitted, PromptModel
+from motet_predictor.prompt_model import PromptModel
+from motet_predictor.prompt_version import TRUST_AFTER_CHANGE, Fitted
 from motet_predictor.prompt_weights import PromptWeights
 from motet_predictor.sample_features import Features
 
@@ -105,7 +106,7 @@ def test_coverage_is_that_of_the_quantile_where_prompts_say_less_than_the_weight
     model = model_with(fitted, misled(600))
     judged = [(one, model.estimate("other", "b", 4096, one.features)) for one in misled(1000)]
     assert 0.87 <= np.mean([one.tokens <= estimate.q90 for one, estimate in judged]) <= 0.95
-    assert model.adapters["other", "b"].trust < 0.1
+    assert model.serving.corrections["other", "b"].trust < 0.1
 
 
 def test_calibration_reads_a_quantile_further_up_where_answers_were_longer_than_estimated() -> None:
@@ -185,20 +186,17 @@ def test_the_newest_answers_count_more_while_they_foretell_the_next_ones_better(
     assert model.lengths.estimate("acme", "a", 2048).q90 < 1.2 * before.q90
 
 
-def test_what_a_refit_made_does_not_replace_the_calibration_of_an_adapter_that_has_changed_since(
-    fitted: Fitted,
-) -> None:
+def test_what_a_refit_made_does_not_correct_an_adapter_that_has_changed_since(fitted: Fitted) -> None:
     model = model_with(None, answers(100, seed=8))
     model.refit_begins()
     for _ in range(16):
         model.observe("acme", "a", 4000)
-    own = model.adapters["acme", "a"].calibration
-    model.install(fitted)
-    assert model.weights is fitted.weights
-    assert model.adapters["acme", "a"].calibration is own
+    changed = model.version_of("new", fitted).corrections["acme", "a"]
+    assert (changed.calibration.below == Calibration().below).all()
+    assert changed.trust == TRUST_AFTER_CHANGE
     model.refit_begins()
-    model.install(fitted)
-    assert model.adapters["acme", "a"].calibration is not own
+    correction = model.version_of("new", fitted).corrections["acme", "a"]
+    assert correction.calibration is fitted.corrections["acme", "a"].calibration
 
 
 def test_a_tenant_with_many_answers_has_no_more_say_in_the_weights_for_everybody() -> None:

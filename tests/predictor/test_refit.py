@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
-import os
+import io
+import sqlite3
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +17,14 @@ from motet.clock import Clock, FakeClock, monotonic
 from motet.store import length_samples, migrate, open_store
 from motet_predictor import refits as refits_module
 from motet_predictor import sample_features
-from motet_predictor.fitted_file import read_fitted, write_fitted
+from motet_predictor.fitted_bytes import MAX_ADAPTERS, MAX_FITTED_BYTES, from_bytes, take_file, to_bytes, write_file
 from motet_predictor.fitting import fit
+from motet_predictor.kept_versions import KeptVersions
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
-from motet_predictor.prompt_model import Fitted, PromptModel
+from motet_predictor.prompt_model import PromptModel
+from motet_predictor.prompt_version import Correction, Fitted
+from motet_predictor.prompt_weights import PromptWeights
 from motet_predictor.refit import NOTHING_TO_FIT
 from motet_predictor.refits import Refits
 from tests.predictor.test_prompt_model import LONG, SHORT, SPACE, answers, features
@@ -49,23 +55,29 @@ async def keep_samples(folder: Path, count: int, *, space: int = SPACE, tenant: 
         await length_samples.save(store, "v", [], rows, keep_samples=100_000)
 
 
-def refits_of(
+@asynccontextmanager
+async def refitting(
     folder: Path,
     model: PromptModel,
     registry: CollectorRegistry,
     *,
+    after: int = 1,
     max_seconds: float = 60.0,
-    clock: Clock | None = None,
-) -> Refits:
-    model.observe("acme", "a", 30)
-    return Refits(
-        model,
-        Metrics(registry),
-        folder / "weights.npz",
-        after_answers=1,
-        max_seconds=max_seconds,
-        clock=monotonic if clock is None else clock,
-    )
+    clock: Clock = monotonic,
+) -> AsyncIterator[Refits]:
+    async with open_store(url(folder)) as store:
+        versions = KeptVersions(store, model, clock)
+        await versions.flush(MAX_FITTED_BYTES)
+        yield Refits(
+            model,
+            versions,
+            Metrics(registry),
+            folder / "weights.npz",
+            after_answers=after,
+            max_seconds=max_seconds,
+            clock=clock,
+        )
+        await versions.flush(MAX_FITTED_BYTES)
 
 
 def outcomes(registry: CollectorRegistry) -> dict[str, float]:
@@ -81,48 +93,54 @@ def _own_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOTET_DATABASE_URL", url(tmp_path))
 
 
-async def test_a_refit_installs_weights_and_the_next_process_reads_them(tmp_path: Path) -> None:
+async def test_what_a_refit_makes_estimates_in_shadow_and_the_next_process_goes_on_with_it(tmp_path: Path) -> None:
     await migrate(url(tmp_path))
     await keep_samples(tmp_path, 400)
     model, registry = PromptModel(LengthModel()), CollectorRegistry()
-    refits = refits_of(tmp_path, model, registry)
-    await refits.refit_if_due()
-    assert outcomes(registry) == {"done": 1}
-    assert model.weights is not None
-    assert model.weights.space == SPACE
-    short, long = (model.estimate("acme", "a", 4096, features(kind)).q50 for kind in (SHORT, LONG))
-    assert short < long
-    await refits.refit_if_due()  # no new answers
-    assert outcomes(registry) == {"done": 1}
+    async with refitting(tmp_path, model, registry) as refits:
+        await refits.refit_if_due()
+        assert outcomes(registry) == {"done": 1}
+        candidate = model.versions.candidate
+        assert model.serving.weights is None
+        assert candidate is not None
+        assert candidate.weights is not None
+        assert candidate.weights.space == SPACE
+        model.observe("acme", "a", 30)
+        await refits.refit_if_due()  # there is a candidate
+        assert outcomes(registry) == {"done": 1}
     later = PromptModel(LengthModel())
-    await refits_of(tmp_path, later, CollectorRegistry()).load()
-    assert later.weights is not None
-    assert (later.weights.table == model.weights.table).all()
+    async with refitting(tmp_path, later, CollectorRegistry()):
+        read = later.versions.candidate
+        assert read is not None
+        assert read.weights is not None
+        assert read.name == candidate.name
+        assert (read.weights.table == candidate.weights.table).all()
+        later.versions.serve(read)
+        short, long = (later.estimate("acme", "a", 4096, features(kind)).q50 for kind in (SHORT, LONG))
+        assert short < long
+    assert not (tmp_path / "weights.npz").exists()
 
 
-async def test_a_process_without_weights_fits_them_to_the_samples_that_it_finds(tmp_path: Path) -> None:
-    """Its volume may be new, and 500 answers may take days."""
+async def test_only_without_weights_a_process_fits_at_once_to_the_samples_that_it_finds(tmp_path: Path) -> None:
+    """500 answers may take days."""
     await migrate(url(tmp_path))
     await keep_samples(tmp_path, 50)
-    model = PromptModel(LengthModel())
-    refits = Refits(
-        model,
-        Metrics(CollectorRegistry()),
-        tmp_path / "weights.npz",
-        after_answers=500,
-        max_seconds=60.0,
-        clock=monotonic,
-    )
-    await refits.refit_if_due()
-    assert model.weights is None
-    await refits.load()
-    await refits.refit_if_due()
-    assert model.weights is not None
+    model, registry = PromptModel(LengthModel()), CollectorRegistry()
+    async with refitting(tmp_path, model, registry, after=500) as refits:
+        await refits.refit_if_due()
+        assert outcomes(registry) == {"done": 1}
+        assert model.versions.candidate is not None
+        model.versions.serve(model.versions.candidate)
+    model, registry = PromptModel(LengthModel()), CollectorRegistry()
+    async with refitting(tmp_path, model, registry, after=500) as refits:
+        assert model.serving.weights is not None
+        await refits.refit_if_due()
+        assert outcomes(registry) == {}
 
 
 async def test_refits_take_at_most_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await migrate(url(tmp_path))
     clock, model, registry = FakeClock(), PromptModel(LengthModel()), CollectorRegistry()
-    refits = refits_of(tmp_path, model, registry, clock=clock)
 
     async def ten_seconds(_: Refits) -> int:
         clock.advance(10)
@@ -130,11 +148,12 @@ async def test_refits_take_at_most_a_tenth_of_the_time(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Refits, "_run", ten_seconds)
     found = []
-    for _ in range(5):
-        model.observe("acme", "a", 30)
-        await refits.refit_if_due()
-        found.append(outcomes(registry)["nothing"])
-        clock.advance(30)
+    async with refitting(tmp_path, model, registry, clock=clock) as refits:
+        for _ in range(5):
+            model.observe("acme", "a", 30)
+            await refits.refit_if_due()
+            found.append(outcomes(registry)["nothing"])
+            clock.advance(30)
     assert found == [1, 1, 1, 2, 2]
 
 
@@ -148,7 +167,11 @@ async def test_a_refit_without_a_database_says_so_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model, registry = PromptModel(LengthModel()), CollectorRegistry()
-    await refits_of(tmp_path, model, registry).refit_if_due()
+    await migrate(url(tmp_path))
+    async with refitting(tmp_path, model, registry) as refits:
+        with sqlite3.connect(tmp_path / "motet.db") as other:
+            other.execute("DROP TABLE length_samples")
+        await refits.refit_if_due()
     assert outcomes(registry) == {"failed": 1}
     said = [line for line in capfd.readouterr().err.splitlines() if "refit_stopped" in line or "Traceback" in line]
     assert len(said) == 1
@@ -161,18 +184,21 @@ async def test_samples_of_another_key_do_not_teach_the_weights(tmp_path: Path) -
     for tenant in ("one", "two"):
         await keep_samples(tmp_path, 50, tenant=tenant)
     model, registry = PromptModel(LengthModel()), CollectorRegistry()
-    await refits_of(tmp_path, model, registry).refit_if_due()
-    assert model.weights is not None
-    assert model.weights.space == SPACE
+    async with refitting(tmp_path, model, registry) as refits:
+        await refits.refit_if_due()
+    candidate = model.versions.candidate
+    assert candidate is not None
+    assert candidate.knows(SPACE)
 
 
 async def test_without_features_there_is_nothing_to_fit(tmp_path: Path) -> None:
     await migrate(url(tmp_path))
     await keep_samples(tmp_path, 50, space=0)
     model, registry = PromptModel(LengthModel()), CollectorRegistry()
-    await refits_of(tmp_path, model, registry).refit_if_due()
+    async with refitting(tmp_path, model, registry) as refits:
+        await refits.refit_if_due()
     assert outcomes(registry) == {"nothing": 1}
-    assert model.weights is None
+    assert model.versions.candidate is None
 
 
 @pytest.mark.parametrize(
@@ -192,62 +218,87 @@ async def test_a_refit_that_fails_leaves_the_weights_as_they_were(
     fitted = fit(list(answers(50, seed=1)), SPACE)
     model, registry = PromptModel(LengthModel()), CollectorRegistry()
     model.install(fitted)
-    await refits_of(tmp_path, model, registry, max_seconds=1.0).refit_if_due()
+    model.observe("acme", "a", 30)
+    await migrate(url(tmp_path))
+    async with refitting(tmp_path, model, registry, max_seconds=1.0) as refits:
+        await refits.refit_if_due()  # the first look only counts the answers
+        model.observe("acme", "a", 30)
+        await refits.refit_if_due()
     assert outcomes(registry) == {"failed": 1}
-    assert model.weights is fitted.weights
+    assert model.serving.weights is fitted.weights
+    assert model.versions.candidate is None
 
 
 @pytest.fixture(scope="module")
 def fitted() -> Fitted:
     made = fit(list(answers(50, seed=1)), SPACE)
-    made.adapters["a\nb\0c", "é"] = made.adapters["acme", "a"]  # any name comes back as it was
+    made.corrections["a\nb\0c", "é"] = made.corrections["acme", "a"]  # any name comes back as it was
     return made
 
 
-def test_what_is_written_is_read_again(tmp_path: Path, fitted: Fitted) -> None:
-    write_fitted(tmp_path / "f", fitted)
-    read = read_fitted(tmp_path / "f")
+def test_what_is_written_is_read_again_with_half_the_digits(tmp_path: Path, fitted: Fitted) -> None:
+    write_file(tmp_path / "f", fitted)
+    read = from_bytes(take_file(tmp_path / "f"))
     assert read.weights.space == SPACE
-    assert (read.weights.table == fitted.weights.table).all()
-    assert list(read.adapters) == list(fitted.adapters)
-    assert [state.trust for state in read.adapters.values()] == [state.trust for state in fitted.adapters.values()]
-    assert (tmp_path / "f").stat().st_size < 16 * 2**20
+    assert (read.weights.table == fitted.weights.table.astype(np.float16)).all()
+    assert list(read.corrections) == list(fitted.corrections)
+    assert [one.trust for one in read.corrections.values()] == [one.trust for one in fitted.corrections.values()]
+    assert to_bytes(read) == to_bytes(fitted)
+    assert not (tmp_path / "f").exists()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6])
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, fitted: Fitted, value: float) -> None:
+def test_the_largest_weights_fit_into_their_bound() -> None:
+    """No byte can be compressed, and names have the greatest length in JSON."""
+    chance = np.random.default_rng(1)
+    weights = PromptWeights.zero(SPACE)
+    weights.table[:] = chance.uniform(-30, 30, weights.table.shape)
+    corrections = {}
+    for number in range(MAX_ADAPTERS + 1):
+        own = corrections["t" * 253, f"{number:05}" + "a" * 507] = Correction()
+        own.calibration.below = np.cumsum(chance.uniform(0, 1, len(own.calibration.below)))
+    data = to_bytes(Fitted(weights, corrections))
+    assert len(data) <= MAX_FITTED_BYTES
+    assert len(from_bytes(data).corrections) == MAX_ADAPTERS
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e4])
+def test_weights_that_are_no_numbers_are_refused(fitted: Fitted, value: float) -> None:
     table = fitted.weights.table.copy()
     table[5, 5] = value
-    write_fitted(tmp_path / "f", Fitted(type(fitted.weights)(SPACE, table), fitted.adapters))
     with pytest.raises(ValueError, match="damaged"):
-        read_fitted(tmp_path / "f")
+        from_bytes(to_bytes(Fitted(PromptWeights(SPACE, table), fitted.corrections)))
 
 
 @pytest.mark.parametrize("value", [np.nan, -1.0])
-def test_a_calibration_that_falls_or_is_no_number_is_refused(tmp_path: Path, value: float) -> None:
+def test_a_calibration_that_falls_or_is_no_number_is_refused(value: float) -> None:
     made = fit(list(answers(50, seed=1)), SPACE)
-    made.adapters["acme", "a"].calibration.below[30] = value
-    write_fitted(tmp_path / "f", made)
+    made.corrections["acme", "a"].calibration.below[30] = value
     with pytest.raises(ValueError, match="damaged"):
-        read_fitted(tmp_path / "f")
+        from_bytes(to_bytes(made))
 
 
-def test_a_file_cut_anywhere_is_refused(tmp_path: Path, fitted: Fitted) -> None:
-    write_fitted(tmp_path / "f", fitted)
-    size = (tmp_path / "f").stat().st_size
-    for left in (0, 10, 1000, size // 2, size - 10):
-        os.truncate(tmp_path / "f", left)
+def test_bytes_that_become_too_many_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.savez_compressed(file, table=np.zeros(MAX_FITTED_BYTES // 2, np.int32))
+    with pytest.raises(ValueError, match="more than"):
+        from_bytes(file.getvalue())
+    (tmp_path / "f").write_bytes(bytes(MAX_FITTED_BYTES + 1))
+    with pytest.raises(ValueError, match="should have"):
+        take_file(tmp_path / "f")
+
+
+def test_bytes_cut_anywhere_are_refused(fitted: Fitted) -> None:
+    data = to_bytes(fitted)
+    for left in (0, 10, 1000, len(data) // 2, len(data) - 10):
         with pytest.raises(ValueError, match="damaged"):
-            read_fitted(tmp_path / "f")
-        write_fitted(tmp_path / "f", fitted)
+            from_bytes(data[:left])
 
 
-def test_a_file_with_any_damage_is_read_as_it_was_or_refused(tmp_path: Path, fitted: Fitted) -> None:
-    write_fitted(tmp_path / "f", fitted)
-    whole = (tmp_path / "f").read_bytes()
+def test_bytes_with_any_damage_are_read_as_they_were_or_refused(fitted: Fitted) -> None:
+    whole = to_bytes(fitted)
+    table = fitted.weights.table.astype(np.float16)
     for at in (*range(0, 240, 7), *range(len(whole) - 500, len(whole), 11)):
         damaged = bytearray(whole)
         damaged[at] ^= 0x15
-        (tmp_path / "f").write_bytes(damaged)
         with contextlib.suppress(ValueError):
-            assert (read_fitted(tmp_path / "f").weights.table == fitted.weights.table).all()
+            assert (from_bytes(bytes(damaged)).weights.table == table).all()

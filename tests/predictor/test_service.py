@@ -425,8 +425,8 @@ async def test_a_wrong_setting_is_named_without_a_traceback(
 async def test_features_of_another_key_or_version_are_ignored_and_counted(tmp_path: Path) -> None:
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor:
-        predictor.model.weights = PromptWeights.zero(7)
-        predictor.model.weights.table[:, 6] = 9.0
+        weights = predictor.model.serving.weights = PromptWeights.zero(7)
+        weights.table[:, 6] = 9.0
         plain = await predictor.estimate()
         async with open_channel(predictor.address) as channel:
             stub: predictor_pb2_grpc.PredictorAsyncStub = predictor_pb2_grpc.PredictorStub(channel)

@@ -6,13 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event
 
 from motet import keys
 from motet.errors import StoreUnavailable
 from motet.keys import ApiKey, KeyScope
 from motet.store import Store, migrate, open_store
 from motet.store import keys as kept
+from tests.support.older_schema import take_back
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
@@ -117,9 +118,7 @@ async def test_a_database_of_a_version_without_bound_keys_is_read_and_changed_be
     first, third = (key(keys.new_key()) for _ in range(2))
     second = key(new_key_in_another_part(first))
     async with open_store(url) as store:
-        async with store.write() as connection:
-            await connection.execute(text("ALTER TABLE keys DROP COLUMN tenant_uid"))
-            await connection.execute(text("UPDATE schema_version SET version_num = '0003'"))
+        await take_back(store, "0003")
         await kept.add(store, first)
         await kept.rotate(store, first, second, at=NOW + timedelta(hours=1))
         assert await kept.revoke(store, first.id, tenant="acme", at=NOW)

@@ -192,7 +192,9 @@ async def test_a_batch_is_written_whole_or_not_at_all(store: Store) -> None:
 
 async def test_readers_continue_during_a_write(store: Store, url: str) -> None:
     async with open_store(url) as other, store.write() as connection:
-        await connection.exec_driver_sql("INSERT INTO predictor_versions VALUES ('v', true, '2026-01-01')")
+        await connection.exec_driver_sql(
+            "INSERT INTO predictor_versions (version, active, created) VALUES ('v', true, '2026-01-01')"
+        )
         assert await length_samples.load_states(other, "v", limit=10) == []
 
 

@@ -10,6 +10,8 @@ from motet.service_main import read, run, run_until
 from motet.settings import Addresses, Database, ProcessSettings
 from motet.store import open_store
 from motet.surroundings import real_surroundings
+from motet_predictor.fitted_bytes import MAX_FITTED_BYTES
+from motet_predictor.kept_versions import KeptVersions
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import Persistence
@@ -19,14 +21,17 @@ from motet_predictor.service import PredictorService
 from motet_predictor.settings import Settings
 
 WEIGHTS_FILE = "predictor-weights.npz"
-"""In the state directory. It may be lost: the next refit writes it again."""
+"""In the state directory. A refit hands its weights over in it."""
 
 LOOK_SECONDS = 5.0
-"""How often it is looked whether a refit is due."""
+"""How often it is looked whether a refit is due, or a version was ordered."""
 
-MAX_WRITE_BYTES_A_SECOND = 512 * 1024
-"""Of rows. A database writes each at least twice, to its log and to its file. Scopes that change often then wait, and
-are written with all their changes; samples that are too many are dropped."""
+MAX_WRITE_BYTES_A_SECOND = 384 * 1024
+"""Of statistics and samples. A database writes each at least twice, to its log and to its file. Scopes that change
+often then wait, and are written with all their changes; samples that are too many are dropped."""
+
+MAX_WEIGHTS_BYTES_A_SECOND = 128 * 1024
+"""The same of versions' weights: the largest take a minute or two."""
 
 
 def main() -> None:
@@ -38,14 +43,6 @@ def main() -> None:
         metrics = Metrics(registry)
         lengths = LengthModel(max_scopes=settings.max_scopes)
         model = PromptModel(lengths, max_adapters=settings.max_scopes)
-        refits = Refits(
-            model,
-            metrics,
-            process.data_dir.absolute() / WEIGHTS_FILE,
-            after_answers=settings.refit_answers,
-            max_seconds=settings.refit_max_seconds,
-            clock=surroundings.clock,
-        )
         async with open_store(database.url(process)) as store:
             persistence = Persistence(
                 store,
@@ -55,23 +52,36 @@ def main() -> None:
                 queued_samples=settings.queued_samples,
                 keep_samples=settings.keep_samples,
             )
+            versions = KeptVersions(store, model, surroundings.clock)
+            refits = Refits(
+                model,
+                versions,
+                metrics,
+                process.data_dir.absolute() / WEIGHTS_FILE,
+                after_answers=settings.refit_answers,
+                max_seconds=settings.refit_max_seconds,
+                clock=surroundings.clock,
+            )
             service = PredictorService(model, persistence, metrics, surroundings.clock)
 
             async def save() -> None:
                 await persistence.flush(int(MAX_WRITE_BYTES_A_SECOND * save_seconds))
+                await versions.flush(int(MAX_WEIGHTS_BYTES_A_SECOND * save_seconds))
 
             async with surroundings.network.serving(
                 addresses.predictor_address, service.handlers, process=health, ready=False
             ) as server:
                 await persistence.flush()  # loads; without a database we start from the prior, and load later
-                await refits.load()
+                await versions.flush(0)
                 await server.set_ready(True)
                 await run_until(
                     stop,
                     every(save_seconds, save, name="save"),
                     every(LOOK_SECONDS * process.time_scale, refits.refit_if_due, name="refit"),
+                    every(LOOK_SECONDS * process.time_scale, versions.take_order, name="order"),
                 )
             await persistence.flush()
+            await versions.flush(MAX_FITTED_BYTES)
 
     run("predictor", process, predict)
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from motet_predictor.length_classes import CLASSES, class_of, class_shares
 from motet_predictor.length_model import LengthModel
-from motet_predictor.prompt_model import Fitted, PromptModel
+from motet_predictor.prompt_model import PromptModel
+from motet_predictor.prompt_version import Fitted
 from motet_predictor.prompt_weights import MAX_WEIGHT, ROWS, PromptWeights, rows_of, scale_of
 
 PASSES = 3
@@ -106,9 +107,9 @@ def fit(samples: Sequence[Sample], space: int, *, max_scopes: int = 20_000) -> F
         parts.append(fit_weights(others, statistics_of(others, max_scopes), space))
     model = PromptModel(LengthModel(max_scopes=max_scopes))
     for one, part in zip(samples, part_of, strict=True):
-        model.weights = parts[part]
+        model.serving.weights = parts[part]
         model.observe(one.tenant, one.adapter, one.tokens, censored=one.censored, features=one.features)
-    return Fitted(fit_weights(samples, statistics_of(samples, max_scopes), space), dict(model.adapters))
+    return Fitted(fit_weights(samples, statistics_of(samples, max_scopes), space), dict(model.serving.corrections))
 
 
 def statistics_of(samples: Sequence[Sample], max_scopes: int) -> LengthModel:

@@ -2,6 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from motet_predictor.versions import Why
+
 _SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1)
 
 
@@ -60,11 +62,20 @@ class Metrics:
             ["outcome"],
             registry=registry,
         )
+        self.version_changes = Counter(
+            "motet_predictor_version_changes",
+            "Times that the answers decided about a version. promoted: it serves now; rolled back: the one before it"
+            " serves again; rejected: it is not better than the one that serves.",
+            ["decision"],
+            registry=registry,
+        )
         self.store_up = Gauge(
             "motet_predictor_store_up", "1 if the last write to the database succeeded, else 0.", registry=registry
         )
         for outcome in ("done", "nothing", "failed"):
             self.refits.labels(outcome)
+        for why in Why:
+            self.version_changes.labels(why.value)
         for censored in ("true", "false"):
             self.outcomes.labels(censored)
         for quantile in ("0.5", "0.8", "0.9", "0.95"):

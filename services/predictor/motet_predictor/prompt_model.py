@@ -12,19 +12,18 @@ from zlib import crc32
 import numpy as np
 
 from motet.length_statistics import EDGES, MAX_TOKENS, bucket_of
-from motet_predictor.calibration import Calibration
+from motet_predictor.comparison import pinball_loss
 from motet_predictor.length_change import LengthChange
 from motet_predictor.length_classes import CLASS_OF_BUCKET, CLASSES, class_shares
 from motet_predictor.length_model import QUANTILES, LengthEstimate, LengthModel, Scope
+from motet_predictor.prompt_version import FIRST_TRUST, Correction, Fitted, PromptVersion
 from motet_predictor.prompt_weights import PromptWeights
 from motet_predictor.sample_features import NO_FEATURES, Features
+from motet_predictor.versions import Change, Versions
 
 VERSION = "prompts-2"
 """Of estimates by the prompt. Change it when the same samples would give other estimates."""
 
-FIRST_TRUST = 0.7
-"""The part of the tilted distribution in the mixture before the first answer."""
-TRUST_AFTER_CHANGE = 0.1
 MIN_ANSWERS_BEFORE_CHANGE = 32
 """Before this number of answers, positions only show how much is unknown yet."""
 MIN_TRUST = 0.02
@@ -36,6 +35,7 @@ RECENT_STRENGTH = 8.0
 """How many answers the statistics count for beside the newest ones."""
 
 _LENGTHS = np.asarray(EDGES, float)
+_WHOLE_LENGTHS = np.asarray(EDGES)
 _QUANTILES = np.asarray(QUANTILES)
 _RECENT_DECAY = 2.0 ** (-1 / RECENT_HALF_LIFE)
 
@@ -44,10 +44,7 @@ _RECENT_DECAY = 2.0 ** (-1 / RECENT_HALF_LIFE)
 class AdapterState:
     """What follows each answer of a tenant's adapter, beside its statistics."""
 
-    calibration: Calibration = field(default_factory=Calibration)
     change: LengthChange = field(default_factory=LengthChange)
-    trust: float = FIRST_TRUST
-    """The part of the distribution by the prompt"""
     recent: np.ndarray = field(default_factory=lambda: np.zeros(CLASSES))
     """The weight of the newest answers in each class of lengths"""
     recent_trust: float = MIN_TRUST
@@ -55,32 +52,40 @@ class AdapterState:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """What a refit makes."""
+class Asked:
+    """A prompt. `space`: what its features belong to; None: what any weights were fitted to."""
 
-    weights: PromptWeights
-    adapters: dict[tuple[str, str], AdapterState]
+    tenant: str
+    adapter: str
+    features: Features
+    space: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Shares:
-    """Of each bucket of lengths, by one kind of knowledge each."""
+class PlainShares:
+    """Of each bucket of lengths, without the prompt."""
 
     lasting: np.ndarray
     recent: np.ndarray
-    plain: np.ndarray
-    """Both without the prompt"""
+    mixed: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of each bucket of lengths, by one version."""
+
     tilted: np.ndarray | None
+    """By the prompt; None: it says nothing"""
     mixed: np.ndarray
 
 
 class PromptModel:
     def __init__(self, lengths: LengthModel, weights: PromptWeights | None = None, *, max_adapters: int = 5000) -> None:
         self.lengths = lengths
-        self.weights = weights
-        self._max_adapters = max_adapters
+        self.max_adapters = max_adapters
+        self.versions = Versions(self._version(lengths.version if weights is None else VERSION, weights))
         self.adapters: OrderedDict[tuple[str, str], AdapterState] = OrderedDict()
-        self._changed: set[tuple[str, str]] = set()
+        self.changed: set[tuple[str, str]] = set()
         """Whose lengths have changed since the samples of the next refit were read"""
         self.answers = 0
         """How many were observed"""
@@ -88,27 +93,36 @@ class PromptModel:
         """How many answers are left if the last one made a change known, else 0"""
 
     @property
-    def version(self) -> str:
-        return self.lengths.version if self.weights is None else VERSION
+    def serving(self) -> PromptVersion:
+        return self.versions.serving
 
     def refit_begins(self) -> None:
-        self._changed.clear()
+        self.changed.clear()
 
     def install(self, fitted: Fitted) -> None:
-        """Use what a refit has made. Adapters whose lengths have changed since it began keep what they have."""
-        self.weights = fitted.weights
-        for name, state in fitted.adapters.items():
-            if name not in self._changed:
-                own = self._state(*name)
-                own.calibration, own.trust = state.calibration, state.trust
+        """Serve what was fitted, without a comparison, and nothing in shadow."""
+        self.versions = Versions(self.version_of(VERSION, fitted))
 
-    def estimate(self, tenant: str, adapter: str, max_tokens: int, features: Features = NO_FEATURES) -> LengthEstimate:
-        """Estimate an answer of at most `max_tokens` tokens; 0: no bound."""
-        state = self.adapters.get((tenant, adapter))
-        shares = self._shares(state, tenant, adapter, features).mixed
-        at = np.minimum(np.searchsorted(np.cumsum(shares), _positions(state)), len(EDGES) - 1)
+    def version_of(self, name: str, fitted: Fitted) -> PromptVersion:
+        """A version of what a refit has made. What it says about adapters whose lengths have changed since it began is
+        not used."""
+        return PromptVersion.of(name, fitted, restarted=self.changed, max_adapters=self.max_adapters)
+
+    def plain_version(self) -> PromptVersion:
+        """One without weights: its estimates are those of the statistics."""
+        return self._version(self.lengths.version, None)
+
+    def estimate(
+        self, tenant: str, adapter: str, max_tokens: int, features: Features = NO_FEATURES, *, space: int | None = None
+    ) -> LengthEstimate:
+        """Estimate an answer of at most `max_tokens` tokens; 0: no bound. `space`: what the features belong to; None:
+        what the weights were fitted to."""
+        version = self.versions.serving
+        correction = version.corrections.get((tenant, adapter))
+        plain = self._plain(self.adapters.get((tenant, adapter)), tenant, adapter)
+        shares = _tilted(version, correction, plain, Asked(tenant, adapter, features, space)).mixed
         bound = max_tokens or MAX_TOKENS
-        q50, q80, q90, q95 = (min(EDGES[i], bound) for i in at)
+        q50, q80, q90, q95 = np.minimum(_quantiles(shares, correction), bound).tolist()
         expected = float(shares @ np.minimum(_LENGTHS, bound))
         return LengthEstimate(q50, q80, q90, q95, expected)
 
@@ -117,72 +131,110 @@ class PromptModel:
     ) -> tuple[bool, bool, bool, bool]:
         """Whether the answer is within each quantile. Where a quantile lies within the answer's bucket, `part` decides,
         between 0 and 1: so much of the bucket counts as shorter."""
-        state = self.adapters.get((tenant, adapter))
-        low, high = _interval(self._shares(state, tenant, adapter, features).mixed, bucket_of(tokens), False)
-        q50, q80, q90, q95 = (low + part * (high - low) <= _positions(state)).tolist()
+        version = self.versions.serving
+        correction = version.corrections.get((tenant, adapter))
+        plain = self._plain(self.adapters.get((tenant, adapter)), tenant, adapter)
+        shares = _tilted(version, correction, plain, Asked(tenant, adapter, features, None)).mixed
+        low, high = _interval(shares, bucket_of(tokens), False)
+        q50, q80, q90, q95 = (low + part * (high - low) <= _positions(correction)).tolist()
         return q50, q80, q90, q95
 
     def observe(
-        self, tenant: str, adapter: str, tokens: int, *, censored: bool = False, features: Features = NO_FEATURES
-    ) -> None:
-        """Learn from an answer of `tokens` tokens, or of at least that many if it was cut (`censored`)."""
+        self,
+        tenant: str,
+        adapter: str,
+        tokens: int,
+        *,
+        censored: bool = False,
+        features: Features = NO_FEATURES,
+        space: int | None = None,
+    ) -> Change | None:
+        """Learn from an answer of `tokens` tokens, or of at least that many if it was cut (`censored`). Each version
+        estimates it first. Returns what follows of that."""
         self.answers += 1
         state = self._state(tenant, adapter)
-        shares = self._shares(state, tenant, adapter, features)
-        self._judge(state, shares, tokens, censored=censored)
+        plain, asked = self._plain(state, tenant, adapter), Asked(tenant, adapter, features, space)
+        losses = []
+        for version in self.versions:
+            correction = version.correction(tenant, adapter)
+            shares = _tilted(version, correction, plain, asked)
+            losses.append(_loss(version, shares, correction, tokens, censored=censored))
+            _correct(correction, shares, plain, tokens, censored=censored)
+        if not censored:
+            bucket = bucket_of(tokens)
+            state.recent_trust = _trust(state.recent_trust, plain.recent, plain.lasting, bucket)
+            state.recent *= _RECENT_DECAY
+            state.recent[CLASS_OF_BUCKET[bucket]] += 1.0
         since: list[tuple[int, bool]] = []
         if self.lengths.count(Scope("adapter", tenant, adapter)) >= MIN_ANSWERS_BEFORE_CHANGE:
             prompt = crc32(features.tobytes()) if len(features) else 0
             since = state.change.observe(
-                prompt, tokens, censored, *_interval(shares.lasting, bucket_of(tokens), censored)
+                prompt, tokens, censored, *_interval(plain.lasting, bucket_of(tokens), censored)
             )
         self.answers_since_change = len(since)
         if since:
-            self._changed.add((tenant, adapter))
+            self.changed.add((tenant, adapter))
             self.lengths.restart(tenant, adapter, since[:-1])
-            state.calibration = Calibration()
-            state.trust = min(state.trust, TRUST_AFTER_CHANGE)
             state.recent_trust = MIN_TRUST
+            for version in self.versions:
+                version.correction(tenant, adapter).restart()
         self.lengths.observe(tenant, adapter, tokens, censored=censored)
+        return self.versions.judge(tenant, losses)
 
-    def _judge(self, state: AdapterState, shares: _Shares, tokens: int, *, censored: bool) -> None:
-        bucket = bucket_of(tokens)
-        state.calibration.observe(*_interval(shares.mixed, bucket, censored))
-        if censored:
-            return
-        state.recent_trust = _trust(state.recent_trust, shares.recent, shares.lasting, bucket)
-        if shares.tilted is not None:
-            state.trust = _trust(state.trust, shares.tilted, shares.plain, bucket)
-        state.recent *= _RECENT_DECAY
-        state.recent[CLASS_OF_BUCKET[bucket]] += 1.0
+    def _version(self, name: str, weights: PromptWeights | None) -> PromptVersion:
+        return PromptVersion(name, weights, max_adapters=self.max_adapters)
 
     def _state(self, tenant: str, adapter: str) -> AdapterState:
         state = self.adapters.get((tenant, adapter))
         if state is None:
             state = self.adapters[tenant, adapter] = AdapterState()
-            if len(self.adapters) > self._max_adapters:
+            if len(self.adapters) > self.max_adapters:
                 self.adapters.popitem(last=False)
         self.adapters.move_to_end((tenant, adapter))
         return state
 
-    def _shares(self, state: AdapterState | None, tenant: str, adapter: str, features: Features) -> _Shares:
-        lasting = plain = recent = np.asarray(self.lengths.shares(tenant, adapter))
-        if state is not None:
-            of_classes = class_shares(lasting)
-            part = RECENT_STRENGTH / (RECENT_STRENGTH + state.recent.sum())
-            known = part + (1 - part) / max(state.recent.sum(), 1e-9) * state.recent / np.maximum(of_classes, 1e-9)
-            recent = lasting * known[CLASS_OF_BUCKET]
-            plain = state.recent_trust * recent + (1 - state.recent_trust) * lasting
-        if self.weights is None or not len(features):
-            return _Shares(lasting, recent, plain, None, plain)
-        tilted = self.weights.tilted(plain, tenant, adapter, features)
-        trust = FIRST_TRUST if state is None else state.trust
-        return _Shares(lasting, recent, plain, tilted, trust * tilted + (1 - trust) * plain)
+    def _plain(self, state: AdapterState | None, tenant: str, adapter: str) -> PlainShares:
+        lasting = np.asarray(self.lengths.shares(tenant, adapter))
+        if state is None:
+            return PlainShares(lasting, lasting, lasting)
+        of_classes = class_shares(lasting)
+        part = RECENT_STRENGTH / (RECENT_STRENGTH + state.recent.sum())
+        known = part + (1 - part) / max(state.recent.sum(), 1e-9) * state.recent / np.maximum(of_classes, 1e-9)
+        recent = lasting * known[CLASS_OF_BUCKET]
+        return PlainShares(lasting, recent, state.recent_trust * recent + (1 - state.recent_trust) * lasting)
 
 
-def _positions(state: AdapterState | None) -> np.ndarray:
+def _tilted(version: PromptVersion, correction: Correction | None, plain: PlainShares, asked: Asked) -> Shares:
+    if version.weights is None or not len(asked.features) or not version.knows(asked.space):
+        return Shares(None, plain.mixed)
+    tilted = version.weights.tilted(plain.mixed, asked.tenant, asked.adapter, asked.features)
+    trust = FIRST_TRUST if correction is None else correction.trust
+    return Shares(tilted, trust * tilted + (1 - trust) * plain.mixed)
+
+
+def _quantiles(shares: np.ndarray, correction: Correction | None) -> np.ndarray:
+    at = np.minimum(np.searchsorted(np.cumsum(shares), _positions(correction)), len(EDGES) - 1)
+    lengths: np.ndarray = _WHOLE_LENGTHS[at]
+    return lengths
+
+
+def _loss(version: PromptVersion, shares: Shares, correction: Correction, tokens: int, *, censored: bool) -> float:
+    estimated = _quantiles(shares.mixed, correction)
+    loss = pinball_loss(np.minimum(estimated, tokens) if censored else estimated, tokens)
+    version.judged.count(estimated, tokens, loss, censored=censored)
+    return loss
+
+
+def _correct(correction: Correction, shares: Shares, plain: PlainShares, tokens: int, *, censored: bool) -> None:
+    bucket = bucket_of(tokens)
+    correction.calibration.observe(*_interval(shares.mixed, bucket, censored))
+    if shares.tilted is not None and not censored:
+        correction.trust = _trust(correction.trust, shares.tilted, plain.mixed, bucket)
+
+
+def _positions(correction: Correction | None) -> np.ndarray:
     """Where to read the quantiles. The tolerance is for a share that is one except for rounding."""
-    positions = _QUANTILES if state is None else state.calibration.positions(_QUANTILES)
+    positions = _QUANTILES if correction is None else correction.calibration.positions(_QUANTILES)
     return np.asarray(positions - 1e-9)
 
 

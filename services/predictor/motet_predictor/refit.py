@@ -22,7 +22,7 @@ from motet.store import open_store
 from motet.store.length_samples import LengthSample, samples_of_all_tenants
 from motet.telemetry import configure_logging
 from motet_predictor import sample_features
-from motet_predictor.fitted_file import write_fitted
+from motet_predictor.fitted_bytes import write_file
 from motet_predictor.fitting import Sample, fit, since_last_change
 from motet_predictor.settings import Settings
 
@@ -60,7 +60,7 @@ async def main(path: Path) -> int:
     space, samples = usable(rows)
     if not space:
         return NOTHING_TO_FIT
-    write_fitted(path, fit(since_last_change(samples), space))
+    write_file(path, fit(since_last_change(samples), space))
     return 0
 
 

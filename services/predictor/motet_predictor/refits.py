@@ -1,4 +1,4 @@
-"""Starts a refit after enough new answers, waits for its process, and installs what it has made."""
+"""Starts a refit after enough new answers, waits for its process, and offers what it has made as a version."""
 
 import asyncio
 import os
@@ -8,7 +8,8 @@ from pathlib import Path
 import structlog
 
 from motet.clock import Clock
-from motet_predictor.fitted_file import read_fitted
+from motet_predictor.fitted_bytes import take_file
+from motet_predictor.kept_versions import KeptVersions
 from motet_predictor.metrics import Metrics
 from motet_predictor.prompt_model import PromptModel
 from motet_predictor.refit import NOTHING_TO_FIT
@@ -25,39 +26,39 @@ from the engines, also with the lowest priority."""
 
 class Refits:
     def __init__(
-        self, model: PromptModel, metrics: Metrics, path: Path, *, after_answers: int, max_seconds: float, clock: Clock
+        self,
+        model: PromptModel,
+        versions: KeptVersions,
+        metrics: Metrics,
+        path: Path,
+        *,
+        after_answers: int,
+        max_seconds: float,
+        clock: Clock,
     ) -> None:
         self._model = model
+        self._versions = versions
         self._metrics = metrics
         self._path = path
         self._after = after_answers
         self._max_seconds = max_seconds
         self._clock = clock
-        self._due_at_answers = after_answers
+        self._due_at_answers: int | None = None
+        """None: not known before versions are loaded"""
         self._not_before = clock()
 
-    async def load(self) -> None:
-        """Install what the last refit has made, also one of the process before this one. If there is nothing, the first
-        refit does not wait for new answers: the database may have samples."""
-        try:
-            self._model.install(await asyncio.to_thread(read_fitted, self._path))
-        except FileNotFoundError:
-            self._due_at_answers = 0
-        except (OSError, ValueError) as error:
-            self._due_at_answers = 0
-            log.warning("weights_unreadable", path=str(self._path), reason=str(error), hint="They are fitted again.")
-
     async def refit_if_due(self) -> None:
-        """Fit again if there are enough new answers, and wait until it is done. Never raises but by cancellation."""
-        began = self._clock()
-        if self._model.answers < self._due_at_answers or began < self._not_before:
+        """Fit again if there are enough new answers and no candidate, and wait until it is done. Never raises but by
+        cancellation."""
+        if not self._is_due():
             return
+        began = self._clock()
         self._due_at_answers = self._model.answers + self._after
         self._model.refit_begins()
         try:
             status = await self._run()
             if status == 0:
-                self._model.install(await asyncio.to_thread(read_fitted, self._path))
+                await self._versions.offer(await asyncio.to_thread(take_file, self._path))
         except (OSError, ValueError, TimeoutError) as error:
             self._failed(str(error) or f"it took longer than {self._max_seconds:.0f} s")
         else:
@@ -67,6 +68,18 @@ class Refits:
                 self._failed(f"its process ended with status {status}")
         ended = self._clock()
         self._not_before = ended + MIN_PAUSES * (ended - began)
+
+    def _is_due(self) -> bool:
+        if self._due_at_answers is None:
+            if not self._versions.loaded:
+                return False
+            # Without weights the first refit does not wait for new answers: the database may have samples.
+            self._due_at_answers = self._model.answers + self._after if self._model.serving.weights is not None else 0
+        return (
+            self._model.versions.candidate is None
+            and self._model.answers >= self._due_at_answers
+            and self._clock() >= self._not_before
+        )
 
     async def _run(self) -> int:
         process = await asyncio.create_subprocess_exec(

@@ -12,7 +12,8 @@ from motet.transport.methods import OBSERVE, PREDICT
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import Persistence
 from motet_predictor.prompt_model import PromptModel
-from motet_predictor.sample_features import NO_FEATURES, Features, features_of, to_bytes
+from motet_predictor.sample_features import Features, features_of, to_bytes
+from motet_predictor.versions import Change
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +35,7 @@ class PredictorService:
     async def _predict(self, request: predictor_pb2.PredictRequest) -> predictor_pb2.PredictResponse:
         started = self._clock()
         response = predictor_pb2.PredictResponse(
-            estimates=[self._estimate(prompt) for prompt in request.prompts], model_version=self._model.version
+            estimates=[self._estimate(prompt) for prompt in request.prompts], model_version=self._model.serving.name
         )
         self._metrics.estimates.inc(len(request.prompts))
         self._metrics.predict_seconds.observe(self._clock() - started)
@@ -45,13 +46,16 @@ class PredictorService:
             self._count_coverage(outcome)
             tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)
             features = features_of(outcome.features)
-            self._model.observe(
+            change = self._model.observe(
                 tenant,
                 adapter,
                 outcome.output_tokens,
                 censored=outcome.censored,
-                features=self._known(features, outcome.feature_space),
+                features=features,
+                space=outcome.feature_space,
             )
+            if change is not None:
+                self._report(change)
             self._persistence.add(_sample(outcome, features))
             self._metrics.outcomes.labels("true" if outcome.censored else "false").inc()
             await asyncio.sleep(0)  # hundreds may come at once, and Predict must answer in time
@@ -60,25 +64,31 @@ class PredictorService:
 
     def _estimate(self, prompt: predictor_pb2.Prompt) -> common_pb2.Estimate:
         tenant, adapter = _text(prompt.tenant, _TENANT), _text(prompt.adapter, _ADAPTER)
-        features = self._known(features_of(prompt.features), prompt.feature_space)
-        if len(prompt.features) and not len(features) and self._model.weights is not None:
+        serving = self._model.serving
+        if len(prompt.features) and serving.weights is not None and not serving.knows(prompt.feature_space):
             self._metrics.features_ignored.inc()
-        lengths = self._model.estimate(tenant, adapter, prompt.max_tokens, features)
+        features = features_of(prompt.features)
+        lengths = self._model.estimate(tenant, adapter, prompt.max_tokens, features, space=prompt.feature_space)
         return common_pb2.Estimate(
             q50=lengths.q50,
             q80=lengths.q80,
             q90=lengths.q90,
             q95=lengths.q95,
             rank=lengths.expected,
-            source=_SOURCE + self._model.version,
+            source=_SOURCE + serving.name,
         )
 
-    def _known(self, features: Features, space: int) -> Features:
-        """The features, if the weights were fitted to such ones."""
-        weights = self._model.weights
-        if weights is None or not len(features):
-            return NO_FEATURES
-        return features if space == weights.space else NO_FEATURES
+    def _report(self, change: Change) -> None:
+        self._metrics.version_changes.labels(change.why.value).inc()
+        log.info(
+            "version_decided",
+            version=change.version.name,
+            why=change.why.value,
+            answers=change.answers,
+            gain=round(change.gain.mean, 5),
+            error=round(change.gain.error, 5),
+            serving=self._model.serving.name,
+        )
 
     def _count_coverage(self, outcome: predictor_pb2.Outcome) -> None:
         """Count how often our quantiles were right. Cut answers and estimates of other sources do not count."""

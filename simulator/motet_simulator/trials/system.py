@@ -20,6 +20,7 @@ from motet.transport.methods import GENERATE
 from motet_gateway.catalog import Target
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics as PredictorMetrics
+from motet_predictor.prompt_model import PromptModel
 from motet_predictor.service import PredictorService
 from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.adapters.registry import AdapterRegistry
@@ -351,7 +352,8 @@ class System:
     async def _run_predictor(self, process: Process) -> None:
         around = self._surroundings(process)
         metrics = PredictorMetrics(CollectorRegistry())
-        service = PredictorService(LengthModel(), _NoStore(), metrics, around.clock)  # type: ignore[arg-type]
+        model = PromptModel(LengthModel())
+        service = PredictorService(model, _NoStore(), metrics, around.clock)  # type: ignore[arg-type]
         async with around.network.serving(PREDICTOR, service.handlers):
             await asyncio.Event().wait()
 

@@ -5,7 +5,7 @@ A change here needs a migration in `migrations/versions`. A test compares the tw
 
 from datetime import UTC, datetime
 
-from sqlalchemy import BigInteger, Boolean, DateTime, ForeignKey, Index, Integer, LargeBinary, MetaData, String
+from sqlalchemy import BigInteger, Boolean, DateTime, ForeignKey, Index, Integer, LargeBinary, MetaData, String, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Number = BigInteger().with_variant(Integer, "sqlite")
@@ -54,13 +54,35 @@ class LengthSampleRow(Table):
 
 
 class PredictorVersionRow(Table):
-    """A version of the predictor's method. At most one is active; clients read its name in x-motet-length."""
+    """A version of the predictor: running statistics of one method, or weights that a refit has made and that tilt
+    them. Clients read the name of the one that serves in x-motet-length."""
 
     __tablename__ = "predictor_versions"
 
     version: Mapped[str] = mapped_column(String(64), primary_key=True)
     active: Mapped[bool] = mapped_column(Boolean)
+    """Whether these statistics are the ones in use."""
     created: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
+    role: Mapped[str] = mapped_column(String(16), server_default=text("''"))
+    """`serving`, `former`, `candidate` or `retired`; empty: it has not been compared yet."""
+    size: Mapped[int] = mapped_column(Number, server_default="0")
+    """Bytes of its weights in all parts; 0: it has none."""
+    digest: Mapped[str] = mapped_column(String(64), server_default=text("''"))
+    """SHA-256 of these bytes."""
+    figures: Mapped[str] = mapped_column(String(4000), server_default=text("''"))
+    """JSON: how good its estimates were."""
+    ordered: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    """When somebody ordered that it serves. The predictor removes this when it has done so."""
+
+
+class PredictorWeightsRow(Table):
+    """A part of a version's weights. They are written slowly, part by part."""
+
+    __tablename__ = "predictor_weights"
+
+    version: Mapped[str] = mapped_column(ForeignKey(PredictorVersionRow.version, ondelete="CASCADE"), primary_key=True)
+    part: Mapped[int] = mapped_column(Integer, primary_key=True)
+    data: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class PredictorStateRow(Table):

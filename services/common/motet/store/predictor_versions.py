@@ -1,0 +1,113 @@
+"""Versions of the predictor: their roles and figures, and the weights that refits have made. The predictor writes them;
+`motet predict` reads them, and orders that one of them serves."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from sqlalchemy import delete, func, insert, select, update
+
+from motet.store.database import Store
+from motet.store.tables import PredictorVersionRow, PredictorWeightsRow, now
+
+PART_BYTES = 64 * 1024
+"""Of the weights, in one row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRecord:
+    """`tables` explains the columns."""
+
+    version: str
+    role: str
+    created: datetime
+    size: int = 0
+    digest: str = ""
+    figures: str = ""
+    ordered: datetime | None = None
+
+
+async def all_versions(store: Store) -> list[VersionRecord]:
+    """Those that have or had a role, the newest first."""
+    columns = [getattr(PredictorVersionRow, name) for name in VersionRecord.__dataclass_fields__]
+    query = (
+        select(*columns)
+        .where(PredictorVersionRow.role != "")
+        .order_by(PredictorVersionRow.created.desc(), PredictorVersionRow.version.desc())
+    )
+    async with store.read() as connection:
+        return [VersionRecord(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def add(store: Store, record: VersionRecord) -> None:
+    """Add a version, whose weights follow in parts. Raises StoreRefused if there is one with its name."""
+    async with store.write() as connection:
+        await connection.execute(insert(PredictorVersionRow).values(**asdict(record), active=False))
+
+
+async def add_parts(store: Store, version: str, first: int, parts: Sequence[bytes]) -> None:
+    async with store.write() as connection:
+        await connection.execute(
+            insert(PredictorWeightsRow),
+            [{"version": version, "part": first + number, "data": data} for number, data in enumerate(parts)],
+        )
+
+
+async def load_weights(store: Store, version: str, *, most: int) -> bytes:
+    """All parts that are there, in order, or no bytes if they have more than `most` bytes."""
+    own = PredictorWeightsRow.version == version
+    async with store.read() as connection:
+        size = await connection.scalar(select(func.sum(func.length(PredictorWeightsRow.data))).where(own))
+        if not 0 < (size or 0) <= most:
+            return b""
+        rows = await connection.execute(select(PredictorWeightsRow.data).where(own).order_by(PredictorWeightsRow.part))
+        return b"".join(rows.scalars())
+
+
+async def set_roles(store: Store, roles: Mapping[str, tuple[str, str]]) -> None:
+    """Set role and figures of some versions. Any other one is retired."""
+    async with store.write() as connection:
+        await connection.execute(
+            update(PredictorVersionRow)
+            .where(PredictorVersionRow.role.not_in(("", "retired")), PredictorVersionRow.version.not_in(list(roles)))
+            .values(role="retired")
+        )
+        for version, (role, figures) in roles.items():
+            await connection.execute(
+                update(PredictorVersionRow)
+                .where(PredictorVersionRow.version == version)
+                .values(role=role, figures=figures)
+            )
+
+
+async def order(store: Store, version: str) -> None:
+    """Order that a version serves. A later order replaces an earlier one."""
+    async with store.write() as connection:
+        await connection.execute(update(PredictorVersionRow).values(ordered=None))
+        await connection.execute(
+            update(PredictorVersionRow).where(PredictorVersionRow.version == version).values(ordered=now())
+        )
+
+
+async def take_order(store: Store) -> VersionRecord | None:
+    """The version that was ordered last, once."""
+    found = next((one for one in await all_versions(store) if one.ordered is not None), None)
+    if found is not None:
+        async with store.write() as connection:
+            await connection.execute(
+                update(PredictorVersionRow)
+                .where(PredictorVersionRow.version == found.version, PredictorVersionRow.ordered == found.ordered)
+                .values(ordered=None)
+            )
+    return found
+
+
+async def forget_retired(store: Store, *, keep: int) -> None:
+    """Delete the oldest of those that have no role any more, so that `keep` are left with the others."""
+    records = await all_versions(store)
+    retired = [one.version for one in records if one.role == "retired" and one.size]
+    gone = retired[max(0, keep - (len(records) - len(retired))) :]
+    if gone:
+        async with store.write() as connection:
+            for table in (PredictorWeightsRow, PredictorVersionRow):
+                await connection.execute(delete(table).where(table.version.in_(gone)))

@@ -1,0 +1,200 @@
+"""Keeps the predictor's versions in the database: loads them once, writes new ones in parts, with roles and figures,
+and takes orders of `motet predict`. A version that cannot be read changes nothing: what serves goes on, and a line says
+why."""
+
+import asyncio
+import hashlib
+
+import structlog
+
+from motet.clock import Clock
+from motet.errors import StoreRefused, StoreUnavailable
+from motet.store import Store
+from motet.store import predictor_versions as table
+from motet.store.predictor_versions import PART_BYTES, VersionRecord
+from motet.store.tables import now
+from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, from_bytes, to_bytes
+from motet_predictor.prompt_model import VERSION, PromptModel
+from motet_predictor.prompt_version import Fitted, PromptVersion
+from motet_predictor.version_figures import as_json, restore
+from motet_predictor.versions import Role, Versions
+
+log = structlog.get_logger(__name__)
+
+MAX_VERSIONS = 8
+"""In the database, with those that serve and that estimate in shadow."""
+FIGURES_SECONDS = 30.0
+"""How often figures are written while roles do not change."""
+
+_UNWRITTEN_HINT = "It stays in memory, and is lost when the predictor ends."
+
+
+class KeptVersions:
+    def __init__(self, store: Store, model: PromptModel, clock: Clock) -> None:
+        self._store = store
+        self._model = model
+        self._clock = clock
+        self._number = 0
+        """Of the newest version"""
+        self._parts: list[tuple[str, int, bytes]] = []
+        """That are not written yet: version, number, bytes"""
+        self._written: dict[str, tuple[PromptVersion, Role]] = {}
+        self._figures_at = clock()
+        self._may_write = 0
+        self._loaded = False
+        self._turn = asyncio.Lock()
+        """Offers, orders and writes wait for one another"""
+
+    @property
+    def loaded(self) -> bool:
+        return self._loaded
+
+    async def offer(self, data: bytes) -> None:
+        """Let what a refit has made estimate in shadow. Raises ValueError if it is damaged."""
+        fitted = await asyncio.to_thread(from_bytes, data)
+        async with self._turn:
+            self._number += 1
+            version = self._model.version_of(f"{VERSION}.{self._number}", fitted)
+            self._model.versions.offer(version)
+            log.info("version_in_shadow", version=version.name, adapters=len(fitted.corrections))
+            await self._add(version, data)
+
+    async def flush(self, at_most: int) -> None:
+        """Write what has changed: of weights about `at_most` bytes, the rest the next time. Does nothing while the
+        database can't be reached."""
+        async with self._turn:
+            try:
+                if not self._loaded:
+                    await self._load()
+                await self._write_roles()
+                await self._write_parts(at_most)
+            except StoreUnavailable:
+                self._written.clear()  # it may be another, empty one when it returns
+
+    async def take_order(self) -> None:
+        """Let the version serve that `motet predict` has ordered, if there is one."""
+        async with self._turn:
+            try:
+                ordered = await table.take_order(self._store) if self._loaded else None
+                if ordered is None:
+                    return
+                known = next((one for one in self._model.versions if one.name == ordered.version), None)
+                version = known if known is not None else await self._read(ordered)
+            except StoreUnavailable:
+                return
+            if version is not None:
+                self._model.versions.serve(version)
+                version.decision = "ordered"
+                log.info("version_serves", version=version.name, why=version.decision)
+
+    async def _load(self) -> None:
+        records = await table.all_versions(self._store)
+        self._number = max([self._number, *map(_number_of, records)])
+        found: dict[str, PromptVersion] = {}
+        for record in records:
+            if record.role in (Role.SERVING.value, Role.FORMER.value, Role.CANDIDATE.value):
+                version = await self._read(record)
+                if version is not None:
+                    found.setdefault(record.role, version)
+        former, candidate = found.get(Role.FORMER.value), found.get(Role.CANDIDATE.value)
+        serving = found.get(Role.SERVING.value) or former or self._model.serving
+        versions = self._model.versions = Versions(serving)
+        versions.former = former if former is not serving else None
+        if candidate is not None:
+            versions.offer(candidate)
+        self._loaded = True
+        log.info("versions_loaded", serving=self._model.serving.name, known=len(records))
+
+    async def _read(self, record: VersionRecord) -> PromptVersion | None:
+        """A version with its weights; None if it is of another layout, or damaged."""
+        try:
+            if record.version == self._model.lengths.version:
+                version = self._model.plain_version()
+            else:
+                version = self._model.version_of(record.version, await self._weights(record))
+        except ValueError as error:
+            log.warning(
+                "version_unreadable",
+                version=record.version,
+                role=record.role,
+                reason=str(error),
+                hint="It does not serve. The next refit makes a new one.",
+            )
+            return None
+        restore(version, record.figures)
+        return version
+
+    async def _weights(self, record: VersionRecord) -> Fitted:
+        if not record.version.startswith(f"{VERSION}."):
+            raise ValueError(f"it was made for another layout than {VERSION}")
+        data = await table.load_weights(self._store, record.version, most=MAX_FITTED_BYTES)
+        if len(data) != record.size or hashlib.sha256(data).hexdigest() != record.digest:
+            raise ValueError(f"{len(data)} of {record.size} bytes are there, or they were changed")
+        return await asyncio.to_thread(from_bytes, data)
+
+    async def _write_roles(self) -> None:
+        versions = self._model.versions
+        roles = {one.name: (one, versions.role_of(one.name)) for one in versions}
+        moment = self._clock()
+        known = {name: role for name, (_, role) in self._written.items()}
+        if known == {name: role for name, (_, role) in roles.items()} and moment < self._figures_at + FIGURES_SECONDS:
+            return
+        if not self._written:
+            await self._add_missing()
+        gone = {name: (one, Role.RETIRED) for name, (one, _) in self._written.items() if name not in roles}
+        await table.set_roles(
+            self._store,
+            {
+                name: (role.value, as_json(one, versions.comparison_of(one) if role is not Role.RETIRED else None))
+                for name, (one, role) in (roles | gone).items()
+            },
+        )
+        self._written, self._figures_at = roles, moment
+        await table.forget_retired(self._store, keep=MAX_VERSIONS)
+
+    async def _add_missing(self) -> None:
+        """Add the versions that the database does not have: it may have been replaced."""
+        there = {record.version for record in await table.all_versions(self._store)}
+        for version in list(self._model.versions):
+            if version.weights is not None and version.name not in there:
+                fitted = Fitted(version.weights, dict(version.corrections))
+                await self._add(version, await asyncio.to_thread(to_bytes, fitted))
+
+    async def _add(self, version: PromptVersion, data: bytes) -> None:
+        record = VersionRecord(
+            version=version.name,
+            role=self._model.versions.role_of(version.name).value,
+            created=now(),
+            size=len(data),
+            digest=hashlib.sha256(data).hexdigest(),
+        )
+        try:
+            await table.add(self._store, record)
+        except (StoreRefused, StoreUnavailable) as error:
+            log.warning("version_not_written", version=version.name, reason=error.message, hint=_UNWRITTEN_HINT)
+            self._written.clear()  # so that it is added later
+            return
+        others = {one.name for one in self._model.versions} - {version.name}
+        self._parts = [part for part in self._parts if part[0] in others]
+        self._parts += [
+            (version.name, start // PART_BYTES, data[start : start + PART_BYTES])
+            for start in range(0, len(data), PART_BYTES)
+        ]
+
+    async def _write_parts(self, at_most: int) -> None:
+        self._may_write = min(self._may_write, 0) + at_most
+        while self._parts and self._may_write > 0:
+            name, number, data = self._parts[0]
+            try:
+                await table.add_parts(self._store, name, number, [data])
+            except StoreRefused as error:  # the version was deleted
+                log.warning("version_not_written", version=name, reason=error.message, hint=_UNWRITTEN_HINT)
+                self._parts = [part for part in self._parts if part[0] != name]
+                continue
+            self._may_write -= len(data)
+            self._parts.pop(0)
+
+
+def _number_of(record: VersionRecord) -> int:
+    number = record.version.removeprefix(f"{VERSION}.")
+    return int(number) if number.isdecimal() else 0

@@ -1,0 +1,95 @@
+"""A version of the predictor: weights of prompts' features, and what corrects them for each adapter. Pure."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from motet_predictor.calibration import Calibration
+from motet_predictor.length_model import QUANTILES
+from motet_predictor.prompt_weights import PromptWeights
+
+FIRST_TRUST = 0.7
+"""The part of the tilted distribution in the mixture before the first answer."""
+TRUST_AFTER_CHANGE = 0.1
+
+
+@dataclass(slots=True)
+class Correction:
+    """What follows each answer of a tenant's adapter in one version."""
+
+    calibration: Calibration = field(default_factory=Calibration)
+    trust: float = FIRST_TRUST
+    """The part of the distribution by the prompt"""
+
+    def restart(self) -> None:
+        """The adapter's lengths have changed."""
+        self.calibration = Calibration()
+        self.trust = min(self.trust, TRUST_AFTER_CHANGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What a refit makes."""
+
+    weights: PromptWeights
+    corrections: dict[tuple[str, str], Correction]
+
+
+@dataclass(slots=True)
+class Judged:
+    """How good a version's estimates were."""
+
+    answers: int = 0
+    loss: float = 0.0
+    """The sum over all answers"""
+    covered: np.ndarray = field(default_factory=lambda: np.zeros(len(QUANTILES)))
+    """How many complete answers were within each quantile"""
+    complete: int = 0
+
+    def count(self, estimated: np.ndarray, tokens: int, loss: float, *, censored: bool) -> None:
+        self.answers += 1
+        self.loss += loss
+        if not censored:
+            self.complete += 1
+            self.covered += tokens <= estimated
+
+
+class PromptVersion:
+    def __init__(self, name: str, weights: PromptWeights | None = None, *, max_adapters: int = 5000) -> None:
+        """Without weights, its estimates are those of the running statistics."""
+        self.name = name
+        self.weights = weights
+        self.judged = Judged()
+        self.decision = ""
+        """Why it serves, or why it never will; empty: it is not decided"""
+        self.corrections: OrderedDict[tuple[str, str], Correction] = OrderedDict()
+        self._max_adapters = max_adapters
+
+    @classmethod
+    def of(
+        cls, name: str, fitted: Fitted, *, restarted: Iterable[tuple[str, str]] = (), max_adapters: int = 5000
+    ) -> "PromptVersion":
+        """`restarted`: adapters whose lengths have changed since the refit began, so that its samples say nothing."""
+        made = cls(name, fitted.weights, max_adapters=max_adapters)
+        for adapter, correction in fitted.corrections.items():
+            own = made.correction(*adapter)
+            own.calibration, own.trust = correction.calibration, correction.trust
+        for adapter in restarted:
+            made.correction(*adapter).restart()
+        return made
+
+    def knows(self, space: int | None) -> bool:
+        """Whether the weights were fitted to such features. None: they are."""
+        return self.weights is not None and space in (None, self.weights.space)
+
+    def correction(self, tenant: str, adapter: str) -> Correction:
+        """Of an adapter that has learned now. Those that learned long ago are forgotten if there are too many."""
+        own = self.corrections.get((tenant, adapter))
+        if own is None:
+            own = self.corrections[tenant, adapter] = Correction()
+            if len(self.corrections) > self._max_adapters:
+                self.corrections.popitem(last=False)
+        self.corrections.move_to_end((tenant, adapter))
+        return own

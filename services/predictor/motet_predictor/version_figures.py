@@ -1,0 +1,37 @@
+"""The figures of a version as JSON, as `motet predict` shows them. Pure."""
+
+import json
+
+import numpy as np
+
+from motet_predictor.comparison import Comparison
+from motet_predictor.length_model import QUANTILES
+from motet_predictor.prompt_version import Judged, PromptVersion
+
+
+def as_json(version: PromptVersion, comparison: Comparison | None) -> str:
+    judged = version.judged
+    figures: dict[str, object] = {
+        "answers": judged.answers,
+        "complete": judged.complete,
+        "loss": round(judged.loss, 4),
+        "covered": judged.covered.astype(int).tolist(),
+        "decision": version.decision,
+    }
+    if comparison is not None and comparison.answers > 1:
+        gain = comparison.gain()
+        figures |= {"compared": comparison.answers, "gain": round(gain.mean, 5), "error": round(gain.error, 5)}
+    return json.dumps(figures)
+
+
+def restore(version: PromptVersion, figures: str) -> None:
+    """Go on counting from what was kept. What is damaged begins at zero."""
+    try:
+        kept = json.loads(figures)
+        covered = np.array([int(count) for count in kept["covered"]], float)
+        judged = Judged(int(kept["answers"]), float(kept["loss"]), covered, int(kept["complete"]))
+        decision = str(kept["decision"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        return
+    if covered.shape == (len(QUANTILES),) and np.isfinite(judged.loss):
+        version.judged, version.decision = judged, decision

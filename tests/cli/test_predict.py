@@ -1,0 +1,131 @@
+"""`motet predict`: shows the versions of the predictor, and orders which one serves."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from motet.errors import NotFound, SetupError
+from motet.store import migrate, open_store, predictor_versions
+from motet.store.predictor_versions import VersionRecord
+from motet_cli import predict_commands
+from motet_operator.local.state_directory import StateDirectory
+
+FIGURES = {
+    "answers": 1000,
+    "complete": 800,
+    "loss": 410.0,
+    "covered": [400, 640, 728, 764],
+    "decision": "promoted after 500 answers: loss lower by 0.0312 ± 0.0040",
+}
+RECORDS = [
+    VersionRecord(
+        version="quantiles-2", role="former", created=datetime(2026, 5, 1, 12, tzinfo=UTC), figures="{damaged"
+    ),
+    VersionRecord(
+        version="prompts-2.7",
+        role="serving",
+        created=datetime(2026, 5, 2, 12, tzinfo=UTC),
+        size=900,
+        figures=json.dumps(FIGURES),
+    ),
+    VersionRecord(
+        version="prompts-2.8",
+        role="candidate",
+        created=datetime(2026, 5, 3, 12, tzinfo=UTC),
+        size=900,
+        figures=json.dumps(FIGURES | {"compared": 200, "gain": -0.0123, "error": 0.002, "decision": ""}),
+    ),
+]
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.delenv("MOTET_DATABASE_URL", raising=False)
+    # In a process of its own the file stays open until the end.
+    monkeypatch.setattr("motet_cli.database.log_to", lambda _: None)
+    before = os.umask(0o022)
+    yield tmp_path
+    os.umask(before)
+
+
+def url(data_dir: Path) -> str:
+    return f"sqlite+aiosqlite:///{StateDirectory.of(data_dir).data}/motet.db"
+
+
+@pytest.fixture
+def filled(data_dir: Path) -> Path:
+    async def fill() -> None:
+        await migrate(url(data_dir))
+        async with open_store(url(data_dir)) as store:
+            for record in RECORDS:
+                await predictor_versions.add(store, record)
+
+    asyncio.run(fill())
+    return data_dir
+
+
+def ordered(data_dir: Path) -> str | None:
+    async def take() -> VersionRecord | None:
+        async with open_store(url(data_dir)) as store:
+            return await predictor_versions.take_order(store)
+
+    found = asyncio.run(take())
+    return None if found is None else found.version
+
+
+def test_versions_are_listed_the_newest_first(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert predict_commands.ls(filled, as_json=False) == 0
+    head, candidate, serving, former = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["version", "role", "created"]
+    assert candidate.startswith("prompts-2.8   candidate   2026-05-03 12:00   1000      0.4100   91.0 %")
+    assert candidate.rstrip().endswith("loss lower by -0.0123 ± 0.0020 (200 answers)")
+    assert serving.split()[:2] == ["prompts-2.7", "serving"]
+    assert former.split() == ["quantiles-2", "former", "2026-05-01", "12:00", "0", "-", "-", "-"]
+
+
+def test_json_has_all_figures(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert predict_commands.ls(filled, as_json=True) == 0
+    candidate, serving, former = json.loads(capsys.readouterr().out)["versions"]
+    assert candidate["against_serving"] == {"answers": 200, "gain": -0.0123, "error": 0.002}
+    assert serving["coverage"] == {"q50": 0.5, "q80": 0.8, "q90": 0.91, "q95": 0.955}
+    assert former["loss"] is None
+
+
+def test_a_version_is_shown_with_the_reason_why_it_serves(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert predict_commands.show(filled, "prompts-2.7", as_json=False) == 0
+    shown = capsys.readouterr().out
+    assert "promoted after 500 answers: loss lower by 0.0312 ± 0.0040" in shown
+    assert "95.5 %" in shown
+    with pytest.raises(NotFound, match="there is no version nothing in this database"):
+        predict_commands.show(filled, "nothing", as_json=False)
+
+
+def test_an_order_waits_for_the_predictor(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert predict_commands.promote(filled, "prompts-2.8") == 0
+    assert "prompts-2.8 serves as soon as the predictor has seen this" in capsys.readouterr().err
+    predict_commands.ls(filled, as_json=False)
+    assert "candidate, will serve" in capsys.readouterr().out
+    assert predict_commands.rollback(filled) == 0  # the later order counts
+    assert ordered(filled) == "quantiles-2"
+    assert ordered(filled) is None
+
+
+def test_what_cannot_be_ordered_is_refused_with_what_to_do(filled: Path, data_dir: Path) -> None:
+    with pytest.raises(SetupError, match="serves already"):
+        predict_commands.promote(filled, "prompts-2.7")
+    with pytest.raises(NotFound, match="motet predict ls"):
+        predict_commands.promote(filled, "prompts-2.9")
+    assert ordered(data_dir) is None
+
+
+def test_without_a_database_there_are_no_versions(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert predict_commands.ls(data_dir, as_json=False) == 0
+    assert "There are no versions yet" in capsys.readouterr().err
+    with pytest.raises(SetupError, match="no version served before"):
+        predict_commands.rollback(data_dir)
+    assert not list(StateDirectory.of(data_dir).data.glob("*.db"))

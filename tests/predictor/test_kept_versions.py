@@ -1,0 +1,208 @@
+"""Versions in a real database: what is written is what the next process serves, and damage changes nothing."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from motet.clock import FakeClock
+from motet.store import length_samples, migrate, open_store, predictor_versions
+from motet.store.predictor_versions import PART_BYTES
+from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, to_bytes
+from motet_predictor.fitting import fit
+from motet_predictor.kept_versions import FIGURES_SECONDS, MAX_VERSIONS, KeptVersions
+from motet_predictor.length_model import VERSION as STATISTICS
+from motet_predictor.length_model import LengthModel
+from motet_predictor.prompt_model import VERSION, PromptModel
+from motet_predictor.prompt_version import Fitted
+from motet_predictor.prompt_weights import PromptWeights
+from tests.predictor.test_prompt_model import SPACE, answers
+
+
+class Kept:
+    def __init__(self, model: PromptModel, versions: KeptVersions, clock: FakeClock) -> None:
+        self.model, self.versions, self.clock = model, versions, clock
+
+    async def flush(self, at_most: int = MAX_FITTED_BYTES) -> None:
+        self.clock.advance(FIGURES_SECONDS)
+        await self.versions.flush(at_most)
+
+    @property
+    def names(self) -> list[str]:
+        return [one.name for one in self.model.versions]
+
+
+@asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Kept]:
+    async with open_store(f"sqlite+aiosqlite:///{folder}/motet.db", busy_seconds=0.05) as store:
+        model, clock = PromptModel(LengthModel()), FakeClock()
+        await length_samples.activate_version(store, model.lengths.version)
+        kept = Kept(model, KeptVersions(store, model, clock), clock)
+        await kept.flush()
+        yield kept
+        await kept.flush()
+
+
+def rows(folder: Path, statement: str) -> list[tuple[object, ...]]:
+    with sqlite3.connect(folder / "motet.db") as connection:
+        found = connection.execute(statement).fetchall()
+    connection.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def data() -> bytes:
+    return to_bytes(fit(list(answers(50, seed=1)), SPACE))
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> Path:
+    await migrate(f"sqlite+aiosqlite:///{tmp_path}/motet.db")
+    return tmp_path
+
+
+async def test_the_next_process_goes_on_with_all_three_and_their_figures(folder: Path, data: bytes) -> None:
+    async with running(folder) as kept:
+        await kept.versions.offer(data)
+        assert kept.names == [STATISTICS, f"{VERSION}.1"]
+        candidate = kept.model.versions.candidate
+        assert candidate is not None
+        kept.model.versions.serve(candidate)
+        await kept.versions.offer(data)
+        for one in answers(20, seed=2):
+            kept.model.observe(one.tenant, one.adapter, one.tokens, features=one.features)
+        loss = kept.model.serving.judged.loss
+    async with running(folder) as later:
+        assert later.names == [f"{VERSION}.1", STATISTICS, f"{VERSION}.2"]
+        assert later.model.serving.judged.answers == 20
+        assert later.model.serving.judged.loss == pytest.approx(loss, abs=1e-3)
+        assert later.model.serving.weights is not None
+        await later.versions.offer(data)
+        assert later.names[-1] == f"{VERSION}.3"
+
+
+async def test_weights_are_written_no_faster_than_allowed(folder: Path) -> None:
+    weights = PromptWeights.zero(SPACE)
+    weights.table[:] = np.random.default_rng(1).uniform(-3, 3, weights.table.shape)
+    large = to_bytes(Fitted(weights, {}))
+    async with running(folder) as kept:
+        await kept.versions.offer(large)
+        written = []
+        for _ in range(10):
+            await kept.flush(at_most=3 * PART_BYTES // 2)
+            written.append(rows(folder, "SELECT count(*) FROM predictor_weights")[0][0])
+        assert written == [2, 3, 5, 6, 8, 9, 11, 12, 14, 15]
+    assert rows(folder, "SELECT sum(length(data)) FROM predictor_weights") == [(len(large),)]
+
+
+DAMAGE = {
+    "other bytes": "UPDATE predictor_weights SET data = zeroblob(length(data)) WHERE part = 0",
+    "a part is missing": "DELETE FROM predictor_weights WHERE part = 0",
+    "another digest": "UPDATE predictor_versions SET digest = 'x'",
+    "another size": "UPDATE predictor_versions SET figures = '{\"answers\": 1e999}', size = 7 WHERE size > 0",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("role", ["serving", "candidate"])
+async def test_a_damaged_version_is_named_and_the_others_go_on(
+    folder: Path, data: bytes, damage: str, role: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running(folder) as kept:
+        await kept.versions.offer(data)
+        if role == "serving":
+            assert kept.model.versions.candidate is not None
+            kept.model.versions.serve(kept.model.versions.candidate)
+    rows(folder, damage)
+    async with running(folder) as later:
+        assert later.names == [STATISTICS]
+        assert later.model.estimate("acme", "a", 100).q95 == 100
+    said = [line for line in capsys.readouterr().out.splitlines() if "version_unreadable" in line]
+    assert len(said) == 1
+    assert f"{VERSION}.1" in said[0]
+    assert "bytes are there, or they were changed" in said[0]
+
+
+async def test_a_version_of_another_layout_does_not_serve(
+    folder: Path, data: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running(folder) as kept:
+        await kept.versions.offer(data)
+        await kept.flush()
+    rows(folder, "PRAGMA foreign_keys = OFF")
+    rows(folder, "UPDATE predictor_versions SET version = 'prompts-1.9', role = 'serving' WHERE size > 0")
+    async with running(folder) as later:
+        assert later.names == [STATISTICS]
+    assert "another layout" in capsys.readouterr().out
+
+
+async def test_an_order_is_carried_out_once_also_of_a_version_that_is_retired(folder: Path, data: bytes) -> None:
+    async with running(folder) as kept, open_store(f"sqlite+aiosqlite:///{folder}/motet.db") as store:
+        await kept.versions.offer(data)
+        await kept.flush()
+        kept.model.versions.candidate = None
+        await kept.flush()
+        assert [one.role for one in await predictor_versions.all_versions(store)] == ["retired", "serving"]
+        await predictor_versions.order(store, f"{VERSION}.1")
+        await kept.versions.take_order()
+        assert kept.names == [f"{VERSION}.1", STATISTICS]
+        assert kept.model.serving.decision == "ordered"
+        await predictor_versions.order(store, STATISTICS)
+        await kept.versions.take_order()
+        assert kept.names == [STATISTICS, f"{VERSION}.1"]
+        await kept.versions.take_order()
+        assert kept.names == [STATISTICS, f"{VERSION}.1"]
+        await kept.flush()
+        roles = {one.version: one.role for one in await predictor_versions.all_versions(store)}
+        assert roles == {STATISTICS: "serving", f"{VERSION}.1": "former"}
+
+
+async def test_an_order_of_a_damaged_version_changes_nothing(
+    folder: Path, data: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running(folder) as kept, open_store(f"sqlite+aiosqlite:///{folder}/motet.db") as store:
+        await kept.versions.offer(data)
+        await kept.flush()
+        kept.model.versions.candidate = None
+        await kept.flush()
+        rows(folder, "DELETE FROM predictor_weights")
+        await predictor_versions.order(store, f"{VERSION}.1")
+        await kept.versions.take_order()
+        assert kept.names == [STATISTICS]
+    assert "version_unreadable" in capsys.readouterr().out
+
+
+async def test_only_some_versions_are_kept(folder: Path, data: bytes) -> None:
+    async with running(folder) as kept:
+        for _ in range(MAX_VERSIONS + 3):
+            await kept.versions.offer(data)
+            await kept.flush()
+    assert rows(folder, "SELECT count(*) FROM predictor_versions") == [(MAX_VERSIONS,)]
+    assert rows(folder, "SELECT count(DISTINCT version) FROM predictor_weights") == [(MAX_VERSIONS - 1,)]
+    async with running(folder) as later:
+        assert later.names == [STATISTICS, f"{VERSION}.{MAX_VERSIONS + 3}"]
+
+
+async def test_a_database_that_was_replaced_gets_the_versions_again(folder: Path, data: bytes) -> None:
+    async with running(folder) as kept:
+        await kept.versions.offer(data)
+        await kept.flush()
+        holder = sqlite3.connect(folder / "motet.db", isolation_level=None)
+        holder.execute("DELETE FROM predictor_weights")
+        holder.execute("DELETE FROM predictor_versions WHERE size > 0")
+        holder.execute("BEGIN IMMEDIATE")
+        await kept.flush()  # it is away
+        holder.close()
+        await kept.flush()
+    async with running(folder) as later:
+        assert later.names == [STATISTICS, f"{VERSION}.1"]
+
+
+async def test_damaged_bytes_of_a_refit_are_no_version(folder: Path) -> None:
+    async with running(folder) as kept:
+        with pytest.raises(ValueError, match="damaged"):
+            await kept.versions.offer(b"PK no weights")
+        assert kept.names == [STATISTICS]
