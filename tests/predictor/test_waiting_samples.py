@@ -1,5 +1,10 @@
 """Samples that wait for the database: bounded, with equal room for each tenant."""
 
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from motet.store.length_samples import LengthSample
 from motet_predictor.waiting_samples import WaitingSamples
 
@@ -50,3 +55,24 @@ def test_tenants_take_turns_and_what_is_put_back_comes_first() -> None:
     assert [one for one in taken(waiting, 10) if one[0] == "one"] == [("one", f"{number}") for number in range(4)]
     assert len(waiting) == 0
     assert waiting.take(1) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5)), max_size=200), st.integers(1, 12))
+@settings(max_examples=60)
+def test_who_loses_a_sample_has_the_most_or_more_than_its_part(steps: list[tuple[int, int]], most: int) -> None:
+    waiting, held = WaitingSamples(most), Counter[str]()
+    for number, (kind, tenant) in enumerate(steps):
+        if kind == 0:
+            held -= Counter(one.tenant for one in waiting.take(tenant))
+            continue
+        name = f"t{tenant}"
+        held[name] += 1
+        if not waiting.add(sample(name, number)):
+            largest = max(held.values())
+            others = waiting.take(most)
+            (loser,) = held - Counter(one.tenant for one in others)
+            assert held[loser] == largest or (loser == name and held[name] * len(held) > most)
+            held[loser] -= 1
+            held = +held
+            assert waiting.put_back(others) == 0
+        assert len(waiting) == held.total() <= most

@@ -8,11 +8,14 @@ from motet.store.length_samples import LengthSample
 
 class WaitingSamples:
     """If there are more than `most`, the oldest of a tenant with more than its part is dropped. So a tenant with many
-    answers does not take the room of the others."""
+    answers does not take the room of the others. No sample takes longer where there are many tenants."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._of: dict[str, deque[LengthSample]] = {}
+        self._with: dict[int, dict[str, None]] = {}
+        """The tenants that have this number of samples"""
+        self._largest = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -22,11 +25,11 @@ class WaitingSamples:
         """False if another one had to be dropped."""
         own = self._of.setdefault(sample.tenant, deque())
         own.append(sample)
-        self._count += 1
+        self._counted(sample.tenant, len(own) - 1, len(own))
         if self._count <= self._most:
             return True
-        most = own if len(own) * len(self._of) > self._most else max(self._of.values(), key=len)
-        self._drop_oldest(most[0].tenant)
+        has_more = len(own) * len(self._of) > self._most
+        self._drop_oldest(sample.tenant if has_more else next(iter(self._with[self._largest])))
         return False
 
     def take(self, count: int) -> list[LengthSample]:
@@ -46,7 +49,21 @@ class WaitingSamples:
         return [self.add(one) for one in (*samples, *since)].count(False)
 
     def _drop_oldest(self, tenant: str) -> None:
-        self._of[tenant].popleft()
-        self._count -= 1
-        if not self._of[tenant]:
+        own = self._of[tenant]
+        own.popleft()
+        self._counted(tenant, len(own) + 1, len(own))
+        if not own:
             del self._of[tenant]
+
+    def _counted(self, tenant: str, before: int, after: int) -> None:
+        self._count += after - before
+        if before:
+            alike = self._with[before]
+            del alike[tenant]
+            if not alike:
+                del self._with[before]
+        if after:
+            self._with.setdefault(after, {})[tenant] = None
+        self._largest = max(self._largest, after)
+        if self._largest not in self._with:
+            self._largest = after  # no other tenant had as many, and it has one less now
