@@ -12,9 +12,11 @@ adapters, in three simulations.
 """
 
 import math
+import os
 import random
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import Result, arguments, report
@@ -96,11 +98,12 @@ def plan(trace: Path) -> list[Result]:
     survey = Survey.of(workload(trace, completion), of)
     search = Search(
         Setup(profile=of, runners=1),
-        lambda: workload(trace, completion),
+        partial(workload, trace, completion),
         adapters_asked_for(trace, completion),
         slo,
         survey=survey,
         most_runners=64,
+        processes=(os.cpu_count() or 1) + 1,  # as the command does
     )
     answered = search.fewest(range(3))
     seconds = time.perf_counter() - began

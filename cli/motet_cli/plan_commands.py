@@ -1,9 +1,11 @@
 """`motet plan`: how many runners a workload needs, by simulating it."""
 
 import json
+import os
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +21,9 @@ from motet_simulator.profiles.identity import check_identity
 from motet_simulator.profiles.limits import MAX_PAGES_SIMULATED
 from motet_simulator.profiles.profile import Profile
 from motet_simulator.workloads.complete import Completion, adapters_asked_for, workload
+
+MIN_REQUESTS_AT_A_TIME = 2000
+"""In workloads of fewer requests a simulation takes about as long as the start of a process for it."""
 
 NOT_KEPT = 1
 """Exit status: no number of runners that was tried keeps the promise."""
@@ -87,6 +92,13 @@ def _check_size(question: Question, profile: Profile) -> None:
         )
 
 
+def _processes(question: Question, profile: Profile) -> int:
+    """How many simulations run at a time: one more than there are processors, so that these are in use to the end; and
+    together no more pages than one may have."""
+    pages = (question.runners or question.most_runners) * profile.engine.pages
+    return max(1, min((os.cpu_count() or 1) + 1, MAX_PAGES_SIMULATED // pages))
+
+
 def _searched(question: Question, setup: Setup, survey: Survey, adapters: Iterable[str]) -> Answered:
     spinner = Printer(to_errors=True).waiting()
 
@@ -96,12 +108,13 @@ def _searched(question: Question, setup: Setup, survey: Survey, adapters: Iterab
 
     search = Search(
         setup,
-        lambda: workload(question.trace, question.completion),
+        partial(workload, question.trace, question.completion),
         adapters,
         question.slo,
         survey=survey,
         most_runners=question.most_runners,
         progress=progress,
+        processes=_processes(question, setup.profile) if survey.requests >= MIN_REQUESTS_AT_A_TIME else 1,
     )
     seeds = range(question.seeds)
     try:

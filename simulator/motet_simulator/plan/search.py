@@ -1,18 +1,15 @@
 """The fewest runners that keep a promise, found for each seed by simulating ever more of them."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 
-from motet_simulator.plan.cluster import Cluster
-from motet_simulator.plan.outcome import Outcome
+from motet_simulator.plan.ahead import Ahead
 from motet_simulator.plan.setup import Setup
 from motet_simulator.plan.slo import Slo
+from motet_simulator.plan.trial import Question, Trial, Workload
 from motet_simulator.profiles.profile import Profile
 from motet_simulator.workloads.request import WorkloadRequest
-
-Workload = Callable[[], Iterator[WorkloadRequest]]
-"""Gives the same requests each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +41,6 @@ _MOST = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """One simulated workload."""
-
-    runners: int
-    seed: int
-    outcome: Outcome
-    complete: bool
-    """False: it was ended as soon as the promise could not be kept any more, since more runners may keep it."""
-
-    @property
-    def idle_runners(self) -> int:
-        return sum(seconds == 0 for seconds in self.outcome.busy_seconds)
-
-
-@dataclass(frozen=True, slots=True)
 class Answered:
     """What a search has found."""
 
@@ -83,11 +65,18 @@ class Search:
         survey: Survey,
         most_runners: int,
         progress: Callable[[int, int], None] = lambda *_: None,
+        processes: int = 1,
     ) -> None:
-        self._setup = setup
-        self._workload = workload
-        self._adapters = tuple(adapters)
-        self._slo = slo
+        """`processes`: how many simulations may run at a time. It changes only how long a search takes."""
+        self._question = Question(
+            setup=setup,
+            workload=workload,
+            adapters=tuple(adapters),
+            slo=slo,
+            requests=survey.requests,
+            most_runners=most_runners,
+        )
+        self._processes = processes
         self._survey = survey
         self._most = most_runners
         self._progress = progress
@@ -96,18 +85,25 @@ class Search:
     def fewest(self, seeds: Iterable[int]) -> Answered:
         found: dict[int, int | None] = {}
         guess = min(self._survey.least_runners, self._most)
-        for seed in seeds:
-            found[seed] = self._fewest(seed, guess)
-            guess = found[seed] or max(runners for runners, _ in self._trials)
+        with self._simulating(seeds := tuple(seeds), whole=False):
+            for seed in seeds:
+                found[seed] = self._fewest(seed, guess)
+                guess = found[seed] or max(runners for runners, _ in self._trials)
         return Answered(found, self._trials, max(runners for runners, _ in self._trials))
 
     def exactly(self, runners: int, seeds: Iterable[int]) -> Answered:
         """What this number of runners makes of it."""
         fewest: dict[int, int | None] = {}
-        for seed in seeds:
-            trial = self._try(runners, seed, whole=True)
-            fewest[seed] = None if self._slo.misses(trial.outcome) else runners
+        with self._simulating(seeds := tuple(seeds), whole=True):
+            for seed in seeds:
+                trial = self._try(runners, seed, whole=True)
+                fewest[seed] = None if self._question.slo.misses(trial.outcome) else runners
         return Answered(fewest, self._trials, runners)
+
+    @contextmanager
+    def _simulating(self, seeds: Iterable[int], *, whole: bool) -> Iterator[None]:
+        with closing(Ahead(self._question, seeds, whole=whole, processes=self._processes)) as self._ahead:
+            yield
 
     def _fewest(self, seed: int, guess: int) -> int | None:
         """Twice as many each time until they suffice, then halfway between. Down from a guess, if that suffices."""
@@ -127,57 +123,12 @@ class Search:
 
     def _suffice(self, runners: int, seed: int) -> bool:
         trial = self._try(runners, seed)
-        return trial.complete and not self._slo.misses(trial.outcome)
+        return trial.complete and not self._question.slo.misses(trial.outcome)
 
     def _try(self, runners: int, seed: int, *, whole: bool = False) -> Trial:
         known = self._trials.get((runners, seed))
         if known is not None and (known.complete or not whole):
             return known
         self._progress(runners, seed)
-        cluster = Cluster(replace(self._setup, runners=runners, seed=seed), self._adapters)
-        allowed = self._survey.requests - math.ceil(self._slo.share * self._survey.requests)
-        missed = _Missed(self._slo)
-
-        def in_vain() -> bool:
-            """Where more runners would not help, the answer says by how much the promise is missed."""
-            more_may_help = runners < self._most and all(runner.busy_seconds for runner in cluster.runners.values())
-            return not whole and more_may_help and missed.count(cluster) > allowed
-
-        outcome = cluster.run(self._workload(), give_up=in_vain)
-        trial = Trial(runners, seed, outcome, complete=not cluster.gave_up)
-        self._trials[runners, seed] = trial
+        trial = self._trials[runners, seed] = self._ahead.simulate(runners, seed)
         return trial
-
-
-class _Missed:
-    """Counts the requests of one simulation that have missed a promise for certain. It looks at each answer once after
-    its end."""
-
-    def __init__(self, slo: Slo) -> None:
-        self._slo = slo
-        self._late = _Above(slo.ttft)
-        self._slow = _Above(slo.tpot)
-
-    def count(self, cluster: Cluster) -> int:
-        """Of the promise that most have missed."""
-        outcome, now, ttft = cluster.outcome, cluster.clock.now, self._slo.ttft
-        late, slow = self._late.of(outcome.first_tokens), self._slow.of(outcome.per_token)
-        if ttft is not None:
-            late += sum(now - answer.asked.at > ttft for answer in cluster.answers.values() if answer.first_at < 0)
-        return outcome.refusals.total() + max(late, slow)
-
-
-class _Above:
-    """How many of the times in a list that only grows are above a limit."""
-
-    def __init__(self, limit: float | None) -> None:
-        self._limit = limit
-        self._seen = 0
-        self._above = 0
-
-    def of(self, times: list[float]) -> int:
-        if self._limit is not None:
-            new = times[self._seen :]
-            self._seen += len(new)
-            self._above += sum(seconds > self._limit for seconds in new)
-        return self._above

@@ -3,8 +3,9 @@
 import math
 from typing import Any
 
-from motet_simulator.plan.search import Answered, Trial
+from motet_simulator.plan.search import Answered
 from motet_simulator.plan.slo import Slo, shown
+from motet_simulator.plan.trial import Trial
 
 NAMES = {"ttft": "time to the first token", "tpot": "time per token"}
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -11,10 +12,11 @@ from motet.errors import SetupError
 from motet_simulator.plan.cluster import Cluster
 from motet_simulator.plan.outcome import Outcome
 from motet_simulator.plan.plot import svg
-from motet_simulator.plan.search import Answered, Search, Survey, Trial, _Missed
+from motet_simulator.plan.search import Answered, Search, Survey
 from motet_simulator.plan.sentence import as_object, as_table, sentence
 from motet_simulator.plan.setup import Setup
 from motet_simulator.plan.slo import Slo, shown
+from motet_simulator.plan.trial import Trial, _Missed
 from motet_simulator.quantiles import quantile
 from motet_simulator.workloads.request import WorkloadRequest
 from tests.simulator.setups import profile, workload
@@ -45,6 +47,37 @@ def test_a_search_begins_where_the_work_could_be_done_at_all() -> None:
     assert Survey.of(REQUESTS[:1], profile()).least_runners == 1
     moment = [request_at(0.0), request_at(5e-324)]
     assert Survey.of(moment, profile()).least_runners > 1000
+
+
+def broken_workload() -> Iterator[WorkloadRequest]:
+    raise SetupError("row 7 is bad")
+
+
+def test_simulations_in_other_processes_change_nothing_but_the_time() -> None:
+    """Also none of what was simulated beforehand in vain is in the answer."""
+    here, elsewhere = (
+        Search(
+            Setup(profile=profile(max_sequences=4), runners=1, lengths="exact"),
+            partial(workload, 4, 250, rate=25),
+            (),
+            Slo(ttft=0.3),
+            survey=Survey(250, 1),
+            most_runners=2,
+            processes=processes,
+        )
+        for processes in (1, 2)
+    )
+    found = elsewhere.fewest(range(2))
+    assert found == here.fewest(range(2))
+    assert list(found.trials) == [(1, 0), (2, 0), (2, 1)], "one runner was simulated with both seeds"
+
+
+def test_what_fails_in_another_process_is_told_as_if_it_had_failed_here() -> None:
+    setup = Setup(profile=profile(), runners=1)
+    survey = Survey(250, 1)
+    search = Search(setup, broken_workload, (), Slo(ttft=1), survey=survey, most_runners=1, processes=2)
+    with pytest.raises(SetupError, match="row 7 is bad"):
+        search.fewest([0, 1])
 
 
 def keeps(slo: Slo, runners: int, seed: int) -> bool:
