@@ -19,7 +19,9 @@ def adapter(**conditions: tuple[str, str, str]) -> dict[str, Any]:
 def printed(adapter: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
     ready = next(one["status"] == "True" for one in adapter["conditions"] if one["type"] == "Ready")
     listed = [adapter | {"ready": ready}]
-    status.print_status({"services": [], "runners": [], "pools": [], "adapters": listed, "problems": [], "url": ""}, [])
+    status.print_status(
+        {"services": [], "runners": [], "pools": [], "adapters": listed, "problems": [], "url": "", "answers": []}, []
+    )
     return capsys.readouterr().out.splitlines()[-1].rstrip()
 
 
@@ -54,7 +56,7 @@ def test_status_shows_what_a_runner_computes_with(capsys: pytest.CaptureFixture[
     kernels = {"serving": "torch", "since": "2026-01-02T03:04:05Z", "note": "g++ failed: error: no [/-x] option"}
     runners = [{"name": "demo-1", "kernels": kernels}]
     status.print_status(
-        {"services": [], "runners": runners, "pools": [], "adapters": [], "problems": [], "url": ""}, []
+        {"services": [], "runners": runners, "pools": [], "adapters": [], "problems": [], "url": "", "answers": []}, []
     )
     header, line = capsys.readouterr().out.splitlines()
     assert header.split() == ["runner", "computes", "with", "since", "note"]
@@ -78,7 +80,7 @@ def test_status_shows_foreign_text_as_it_is(said: str, capsys: pytest.CaptureFix
     service = {"name": said, "kind": said, "pid": 1, "ready": True, "restarts": 0}
     runner = {"name": said, "kernels": {"serving": said, "since": said, "note": said}}
     document = {"services": [service], "runners": [runner], "pools": [pool], "adapters": [one]}
-    status.print_status({**document, "problems": [said], "url": said}, [said])
+    status.print_status({**document, "problems": [said], "url": said, "answers": []}, [said])
     assert capsys.readouterr().out.count(said) == 2 + 1 + 2 + 4 + 3 + 3
 
 

@@ -98,7 +98,10 @@ class StateDirectory:
         return f"unix:{self.sockets}/{name}.sock"
 
     def metrics_address(self, name: str) -> str:
-        return f"unix:{self.sockets}/{name}.metrics.sock"
+        return f"unix:{self.metrics_socket(name)}"
+
+    def metrics_socket(self, name: str) -> Path:
+        return self.sockets / f"{name}.metrics.sock"
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"

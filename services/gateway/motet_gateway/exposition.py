@@ -10,10 +10,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from motet.metrics_socket import read_metrics
+
 log = structlog.get_logger(__name__)
 
 SUFFIX = ".metrics.sock"
-SCRAPE_SECONDS = 1.0
 OWN_SERVICE = "gateway"
 CREATED = "_created"
 """Creation times of counters. The text format has them only as separate gauges, so they are left out."""
@@ -22,23 +23,8 @@ CREATED = "_created"
 async def scrape_all(folder: Path, *, but: Path | None = None) -> dict[str, str]:
     """The metrics of every process with a socket in `folder`, by service. Processes that do not answer are left out."""
     sockets = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path != but]
-    texts = await asyncio.gather(*(_scrape(path) for path in sockets))
+    texts = await asyncio.gather(*(read_metrics(path) for path in sockets))
     return {path.name.removesuffix(SUFFIX): text for path, text in zip(sockets, texts, strict=True) if text is not None}
-
-
-async def _scrape(path: Path) -> str | None:
-    try:
-        async with asyncio.timeout(SCRAPE_SECONDS):
-            reader, writer = await asyncio.open_unix_connection(path)
-            try:
-                writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-                answer = await reader.read()
-            finally:
-                writer.close()
-    except (OSError, TimeoutError) as error:
-        log.debug("metrics_scrape_failed", socket=path.name, reason=str(error))
-        return None
-    return answer.partition(b"\r\n\r\n")[2].decode(errors="replace")
 
 
 class _Joined(Collector):

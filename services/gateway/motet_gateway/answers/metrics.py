@@ -42,6 +42,7 @@ class AnswerMetrics:
             "motet_promised_tokens",
             "Tokens that choices were promised when they were first placed, with their prompts.",
         )
+        self.promises = counter("motet_promises", "Choices that were placed, with a promise.")
         self.unused = counter(
             "motet_promise_unused_tokens", "Of motet_promised_tokens_total, those that their choices did not need."
         )
@@ -50,8 +51,10 @@ class AnswerMetrics:
         )
         self.short = counter("motet_promises_exceeded", "Choices that needed more than they were promised first.")
         self.parks = counter("motet_request_parks", "Times that choices were parked, as their gateway heard.")
-        by_tenant = (self.seconds, self.judged, self.covered, self.promised, self.unused, self.exceeded, self.short)
-        self._tenants = BoundedLabels(min(names, MAX_TENANTS), ("tenant",), (*by_tenant, self.parks), clock=clock)
+        of_estimates = (self.judged, self.covered)
+        of_promises = (self.promises, self.promised, self.unused, self.exceeded, self.short)
+        by_tenant = (self.seconds, self.parks, *of_estimates, *of_promises)
+        self._tenants = BoundedLabels(min(names, MAX_TENANTS), ("tenant",), by_tenant, clock=clock)
 
     def count(
         self,
@@ -72,6 +75,7 @@ class AnswerMetrics:
             self.parks.labels(name).inc(record.parks)
         if record.promised_tokens:
             beyond = prompt_tokens + answer_tokens - record.promised_tokens
+            self.promises.labels(name).inc()
             self.promised.labels(name).inc(record.promised_tokens)
             self.unused.labels(name).inc(max(0, -beyond))
             self.exceeded.labels(name).inc(max(0, beyond))
