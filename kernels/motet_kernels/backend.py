@@ -1,4 +1,4 @@
-"""The interface of a back end of add_lora: it reads adapters in place, in the device's memory."""
+"""The interface of a back end of add_lora. A back end reads adapters where they lie in the device's memory."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -14,27 +14,27 @@ Batch = TypeVar("Batch")
 class LoraBackend(Protocol[Batch]):
     """Adds LoRA to the results of one model's linears. Chosen once, when the engine starts.
 
-    It is made with the groups of linears, the memory as bytes (`torch.uint8 [n]`), and the data type of the adapters
-    there. It reads no environment, and does not manage the memory: the caller writes each adapter's run in its layout,
-    and moves runs between two batches.
+    Its arguments are the groups of linears, the memory as bytes (`torch.uint8 [n]`), and the data type of the adapters
+    there. A back end reads no environment variables, and does not manage the memory: the caller writes each adapter's
+    run in the back end's layout, and moves runs only between two batches.
     """
 
     tile: int
-    """Ranks are rounded up to a multiple of this in an adapter's run; at most MAX_TILE."""
+    """In a run, the rank is rounded up to a multiple of `tile`, which is at most MAX_TILE."""
 
     copies: bool
-    """True if it also gets `copy_bytes`: how many more bytes it may take for copies of runs."""
+    """True if the back end also gets `copy_bytes`: how many more bytes it may take for copies of runs."""
 
     def layout(self, rank: int) -> RunLayout:
         """Where the matrices of an adapter of this rank are inside its run."""
 
     def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
-        """The sort key of the best order of rows. Any order gives right results."""
+        """The sort key of rows for the highest speed. Any order gives right results."""
 
     def make_batch(self, segments: Sequence[Segment]) -> Batch:
         """Which rows belong to which adapter, in this back end's form: made once per iteration, for all linears.
 
-        Segments may come in any order. Rows in no segment stay as they are. A batch is good until the next one is made.
+        Segments may come in any order. Rows in no segment stay as they are. The next call ends the use of this batch.
         """
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: Batch) -> None:

@@ -13,7 +13,7 @@ PACKED_TYPES = (torch.float32, torch.bfloat16)
 class PackedLinears(Protocol):
     """Weights [outputs, inputs] of linears that are fed the same rows, packed in the layout that some kernels read.
 
-    All their results are columns of one matrix.
+    The results of all these linears are columns of one matrix.
     """
 
     dtype: torch.dtype
@@ -23,7 +23,7 @@ class PackedLinears(Protocol):
     """The first column of each linear; the last entry is the number of all columns."""
 
     def parts(self, weights: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Pack the weights, a few at a time. They may be used only after the last part."""
+        """Pack the weights, a few at a time. The packed weights may be used only after the last part."""
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0) -> torch.Tensor:
         """x · Wᵀ (+ bias) with one of the linears, for x [..., inputs]"""
@@ -42,7 +42,7 @@ class LayerWeights(Generic[Weights]):
     qkv_bias: Sequence[torch.Tensor | None]
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    """[head_dim] the norm's weight for each head, before the rotation"""
+    """[head_dim] the weight of the norm of each head, before the rotation"""
     o: Weights
     o_bias: torch.Tensor | None
     mlp_norm: torch.Tensor
@@ -73,7 +73,8 @@ class DecoderWeights(Generic[Weights]):
 
 
 def bias_of_columns(weights: PackedLinears, biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """One bias for the columns of all linears; zeros where one has none, or has no column."""
+    """One bias for the columns of all linears; zeros for a linear without a bias, and for columns of padding. None if
+    no linear has a bias."""
     given = [bias for bias in biases if bias is not None]
     if not given:
         return None

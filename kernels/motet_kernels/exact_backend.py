@@ -1,7 +1,8 @@
 """The back end of exact mode, in plain torch: a row's result does not depend on the other rows.
 
-The bits of a product depend on its shape: libraries choose their code by it. So each product here has TILE_ROWS rows,
-whatever the batch, and each adapter is computed alone. Rows of other adapters are multiplied too, but not added.
+The bits of a product depend on its shape, because libraries choose their code by the shape. So each product here has
+exactly TILE_ROWS rows, and each adapter has its own products. A tile may hold rows of other adapters: their products
+are computed, but not added.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ class AdapterRows(NamedTuple):
 
 class ExactBackend:
     tile = 16
-    """Ranks are widths of products, too."""
+    """The rank is the width of a product; in exact mode, widths are multiples of 16."""
     copies = False
 
     def __init__(self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype) -> None:

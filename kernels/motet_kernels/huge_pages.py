@@ -1,4 +1,4 @@
-"""Memory in huge pages of the operating system, where it has them.
+"""Memory in huge pages, where the operating system has them.
 
 With pages of 4 KiB, kernels wait for address translation (TLB misses), above all in a virtual machine. Where the
 operating system gives no huge pages, everything works, only slower.
@@ -21,7 +21,7 @@ _MADV_HUGEPAGE = 14
 
 
 def prefer_huge_pages(memory: torch.Tensor) -> torch.Tensor:
-    """Asks for huge pages, as far as they fit into this unused memory. Returns the memory."""
+    """Ask for huge pages for the part of this unused memory that consists of whole huge pages. Returns the memory."""
     begin, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes
     first, last = -(-begin // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
     if memory.device.type == "cpu" and first < last:

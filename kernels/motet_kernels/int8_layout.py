@@ -1,8 +1,9 @@
-"""Adapters of 8-bit integers (G5): half the bytes of bf16; bytes are nearly the whole cost of distinct adapters.
+"""Adapters of 8-bit integers (G5) have half the bytes of bf16. A batch of many adapters spends nearly all its time on
+reading their bytes.
 
-Row r of A and row r of B meet only in x · A[r] times B[r]. So both rows together have one scale, in fp32: shrink
-multiplies its sums by it, and expand needs no scales. A run takes four bytes more for each row of its rank and linear,
-so its size is still proportional to the rank.
+A[r] and B[r] are used only in (x · A[r]) · B[r]. So the two rows share one scale, in fp32: shrink multiplies its sums
+by the scale, and expand needs none. Each linear takes four more bytes per rank, so the size of a run is still
+proportional to the rank.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True, eq=False)
 class Int8Layout(RunLayout):
-    """The matrices are laid out as in any run; the scales [rank] of each linear follow after all of them."""
+    """The matrices are laid out as in any run. After all matrices follow the scales [rank] of each linear."""
 
     @cached_property
     def scale_offsets(self) -> dict[str, int]:
@@ -33,7 +34,7 @@ class Int8Layout(RunLayout):
 
     @property
     def _scale_bytes(self) -> int:
-        """The bytes of a linear's scales. The rank is a multiple of 16, so each linear's begin at a cache line."""
+        """The bytes of a linear's scales. The rank is a multiple of 16, so these scales begin at a cache line."""
         return self.rank * SCALE_BYTES
 
     def scales(self, run: torch.Tensor, linear: str) -> torch.Tensor:
@@ -54,7 +55,7 @@ class Int8Layout(RunLayout):
 
 
 def int8_layout(rank: int, groups: Sequence[LinearGroup], dtype: torch.dtype) -> RunLayout:  # noqa: ARG001
-    """`dtype`: the model's data type; the run does not depend on it"""
+    """`dtype`, the model's data type, is ignored."""
     return Int8Layout(rank, groups, torch.int8)
 
 

@@ -1,4 +1,4 @@
-"""Which rows of an iteration belong to which adapter: what every back end is told, once for all linears."""
+"""Which rows of an iteration belong to which adapter: the input of each back end's `make_batch`."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class PlacedAdapter(NamedTuple):
     rank: int
     """The adapter's rank, rounded up to the back end's tile."""
     linears: frozenset[str]
-    """The linears that it changes. For all others its run holds zeros."""
+    """The linears that the adapter changes. Its run holds zeros for all others."""
 
 
 class Segment(NamedTuple):

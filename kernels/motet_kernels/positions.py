@@ -1,7 +1,7 @@
 """How many positions a table of cosines and sines has."""
 
 FIRST_POSITIONS = 4096
-"""The positions with which a table begins. It doubles when a sequence gets longer."""
+"""The first size of a table. The size doubles, or more, when a sequence needs more positions."""
 
 
 def more_positions(positions: int, longest: int) -> int:

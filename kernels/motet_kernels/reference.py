@@ -1,4 +1,4 @@
-"""The reference of tests: one row at a time, in fp64, in the order of the formula. Slow on purpose."""
+"""The reference of tests: one row at a time, in fp64, in the order of the formula. Clear rather than fast."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,7 @@
 """Where the matrices of an adapter are inside its run, which is one contiguous piece of memory.
 
-All offsets depend on the rank alone. So an adapter on a device is one number, the address of its run: every
-kernel finds each matrix from there. The bytes of a run are what an adapter costs of the memory for KV (S3-02).
+All offsets depend on the rank alone. So kernels find each matrix of an adapter from its rank and the address of its
+run. The bytes of a run are taken from the memory for KV (S3-02).
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from functools import cached_property
 import torch
 
 MAX_TILE = 16
-"""The most that a back end may round a rank up to. More would waste memory on adapters of small ranks."""
+"""The largest tile of a back end. A larger tile would waste memory on adapters of small ranks."""
 
 ALIGNMENT_BYTES = 64
-"""Each group's A and each B are aligned to this: a cache line of a CPU, and more than the widest load of a GPU."""
+"""The alignment of each group's A and each B: a cache line of a CPU, and more than the widest load of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class LinearGroup:
 class RunLayout:
     """The layout of all adapters of one rank, which is a multiple of the back end's tile.
 
-    Group after group: first Aᵀ [rank, inputs] of all its linears, as one matrix, then B [rank, outputs] of each. Both
-    are contiguous along the long side: on a CPU that was up to three times as fast for one or two rows.
+    Group after group: first the Aᵀ [rank, inputs] of all linears of the group, as one matrix, then the B [rank,
+    outputs] of each linear. In both, the numbers of one rank are contiguous: on a CPU, this took as little as a third
+    of the time for one or two rows.
     """
 
     rank: int
@@ -76,17 +77,17 @@ class RunLayout:
         return {linear: (group.inputs, outputs) for group in self.groups for linear, outputs in group.outputs.items()}
 
     def begin(self, group: LinearGroup) -> int:
-        """The byte where the matrices of a group begin, and those of the previous group end."""
+        """The byte where the matrices of a group begin, and the matrices of the previous group end."""
         return self.offsets[next(iter(group.outputs))][0]
 
     def matrices(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Aᵀ [rank, inputs] and B [rank, outputs] of a linear, as views of a run [bytes]; or of several runs [runs,
-        bytes], with one more dimension."""
+        """Aᵀ [rank, inputs] and B [rank, outputs] of a linear, as views of a run [bytes]. For several runs [runs,
+        bytes], the views have a first dimension `runs`."""
         (a, b), (inputs, outputs) = self.offsets[linear], self._widths[linear]
         return self._view(run, a, inputs), self._view(run, b, outputs)
 
     def group_a(self, run: torch.Tensor, group: LinearGroup) -> torch.Tensor:
-        """Aᵀ [linears · rank, inputs] of all linears of a group: one product for all that they are fed."""
+        """Aᵀ [linears · rank, inputs] of all linears of a group, for one product with their common input"""
         return self._view(run, self.begin(group), group.inputs, len(group.outputs))
 
     def write(self, run: torch.Tensor, linear: str, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
@@ -100,7 +101,8 @@ class RunLayout:
         into_b[:rank] = (b.t().float() * scale).to(self.dtype)
 
     def stored(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Aᵀ [rank, inputs] and B [rank, outputs] of a linear in fp32: a copy, with scales of integers applied"""
+        """Aᵀ [rank, inputs] and B [rank, outputs] of a linear in fp32: copies; Aᵀ of integers is multiplied by the
+        scales."""
         a, b = self.matrices(run, linear)
         return a.float(), b.float()
 

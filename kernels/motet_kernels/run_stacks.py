@@ -1,11 +1,11 @@
 """Copies of the runs of adapters in use, side by side, so that one batched product serves many adapters.
 
-A run is copied when its adapter joins, never per iteration. The memory of all copies is allocated once. The runs of
-one rank make a stack, in which matrices that are multiplied together are contiguous: if they are not, torch copies
-them in each product, which takes several times as long as the product.
+A run is copied when its adapter joins a stack, not in each iteration. The memory of all copies is allocated once. The
+runs of one rank make a stack. Matrices that are multiplied together are contiguous there: otherwise torch would copy
+them in each product, and the copy takes several times as long as the product.
 
-Linears that are always added together have their Bs in blocks of one width: q of 512 columns, k and v of 256 are four
-blocks. So one batched product has the columns of all of them, and reads nothing twice.
+Linears that are always added together have their Bs in blocks of one width: q of 512 columns, and k and v of 256 each,
+make four blocks. So one batched product computes the columns of all these linears, and reads nothing twice.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from motet_kernels.lora_batch import PlacedAdapter
 from motet_kernels.run_layout import LinearGroup, RunLayout
 
 MAX_BLOCKS = 16
-"""Each block is a product. With more blocks, a batched product per linear is not slower."""
+"""Each block is one matrix of the batched product. With more blocks, one batched product per linear is as fast."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Blocks:
 
 
 def blocks_of(group: LinearGroup, device: torch.device) -> Blocks | None:
-    """None if the group's linears, or its only one, are better multiplied alone."""
+    """None if the group has only one linear, or too many blocks: then each linear is multiplied alone."""
     width = gcd(*group.outputs.values())
     counts = [outputs // width for outputs in group.outputs.values()]
     if len(counts) == 1 or sum(counts) > MAX_BLOCKS:
@@ -51,7 +51,7 @@ def blocks_of(group: LinearGroup, device: torch.device) -> Blocks | None:
 
 
 class RunStack:
-    """Runs of adapters of one rank, up to the number of places in the room."""
+    """Copies of runs of one rank, one at each place."""
 
     def __init__(self, layout: RunLayout, room: torch.Tensor, joined: Mapping[str, Blocks]) -> None:
         """`room`: [places · bytes of a run]. `joined`: linear → its blocks."""
@@ -59,7 +59,7 @@ class RunStack:
         self.joined = dict(joined)
         self.places = places = len(room) // layout.bytes
         self.position: dict[str, int] = {}
-        """Adapter → its place. Places are contiguous."""
+        """Adapter → its place. There are no empty places between used ones."""
         whole: dict[int, int] = {}
         self._blocks: dict[int, Blocks] = {}
         """The offset of a group's Bs in a run → their blocks"""
@@ -73,7 +73,7 @@ class RunStack:
         self._parts = {
             begin: room[begin * places : (begin + size) * places].view(places, size) for begin, size in whole.items()
         }
-        """The offset of a part in a run → this part of all runs [places, bytes]"""
+        """The offset of a part in a run → the copies of this part [places, bytes]"""
         self._matrices: dict[int, torch.Tensor] = {}
 
     def group_a(self, group: LinearGroup) -> torch.Tensor:
@@ -104,7 +104,7 @@ class RunStack:
         return found
 
     def hold(self, adapters: Sequence[PlacedAdapter], memory: torch.Tensor) -> None:
-        """Hold exactly these adapters. Adapters that stay keep their places, if no place before is empty."""
+        """Hold exactly these adapters. An adapter that stays moves only to fill an empty place."""
         position = self.position
         wanted = {adapter.name for adapter in adapters}
         gaps = sorted((position.pop(name) for name in position.keys() - wanted), reverse=True)
@@ -114,7 +114,7 @@ class RunStack:
         self._matrices = {}
         try:
             self._fill(gaps, joining, memory)
-        except BaseException:  # such as out of memory: the contents are unknown, so all are copied again
+        except BaseException:  # such as out of memory: the contents are unknown, so all runs are copied again
             position.clear()
             raise
 
@@ -162,7 +162,7 @@ class RunStacks:
         return self._stacks.get(rank)
 
     def hold(self, adapters: Iterable[PlacedAdapter]) -> None:
-        """Hold exactly the adapters that fit: those already held first, then by rank."""
+        """Hold exactly the adapters that fit: first the adapters that are held already, then the smallest ranks."""
         by_rank: dict[int, list[PlacedAdapter]] = {}
         left = len(self._copies)
         for adapter in sorted(adapters, key=lambda one: (not self._holds(one), one.rank)):
@@ -184,8 +184,8 @@ class RunStacks:
         return 0 if stack is None else stack.places
 
     def _lay_out(self, by_rank: Mapping[int, Sequence[PlacedAdapter]], left: int) -> None:
-        """Divide the memory anew: each rank gets places for its adapters, and an equal share of the rest to make this
-        rare."""
+        """Divide the memory anew: each rank gets places for its adapters, and an equal share of the rest, so that the
+        next division comes later."""
         self._stacks, begin = {}, 0
         for rank, of_rank in sorted(by_rank.items()):
             size = self._layout(rank).bytes

@@ -1,8 +1,8 @@
 """The back end in plain torch, for any device.
 
 Short segments of adapters of one rank share one batched product, which reads copies of their runs (`run_stacks.py`).
-Long segments (prompts, or many rows of one adapter; see LONG_SEGMENT_ROWS) have two products of their own, which read
-the adapter in place. So do segments for which the copies have no room.
+A long segment (a prompt, or many rows of one adapter; see LONG_SEGMENT_ROWS) has two products of its own, which read
+the adapter in place. A short segment of an adapter that has no copy is treated in the same way.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +16,8 @@ from motet_kernels.run_layout import LinearGroup, RunLayout
 from motet_kernels.run_stacks import Blocks, RunStack, RunStacks
 
 LONG_SEGMENT_ROWS = 16
-"""A segment of at least this number of rows gets two matrix products for itself, which keep a core busy. Shorter
-segments are padded to one length and share one batched product."""
+"""The two matrix products of one segment with this number of rows keep a core busy. Shorter segments are padded to one
+length and share one batched product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Together:
     """The first column of each; the last entry is the number of all columns."""
     group: LinearGroup
     first: int
-    """The first one's index in the group, which has them in this order"""
+    """The index of the first linear in the group; the group has the linears in the same order."""
 
 
 _Views = dict[tuple[str, ...], tuple[torch.Tensor, list[torch.Tensor]]]
@@ -55,7 +55,7 @@ class StackedRows:
     """The linears that at least one of the adapters changes."""
     width: int
     row_of_place: torch.Tensor
-    """[adapters · width] for each place in the blocks, the row that fills it"""
+    """[adapters · width] the row at each place in the blocks"""
     places_used: torch.Tensor | None
     """[rows] the places that hold rows, in the order of `rows`; None if all places do"""
     rows: torch.Tensor | slice
@@ -120,8 +120,8 @@ class TorchBackend:
         self._add(y, x, self._alone[linear], batch)
 
     def together(self, linears: Sequence[str], columns: Sequence[int]) -> list[tuple[slice, Together]]:
-        """How `add_lora_together` treats these linears, whose columns lie side by side: linears of one group at once,
-        others alone; without linears that no adapter may change."""
+        """How `add_lora_together` treats these linears, whose columns lie side by side: a whole group at once, other
+        linears alone. Linears that no adapter may change are left out."""
         names = tuple(linears)
         for group in self._groups:
             if names == tuple(group.outputs):
@@ -150,7 +150,7 @@ class TorchBackend:
                         columns = into[:, some.columns[place] : some.columns[place + 1]]
                         columns.addmm_(v[:, place * rank : (place + 1) * rank], several_b[place])
         for stacked in batch.stacked:
-            if not stacked.linears.isdisjoint(some.linears):  # adapters that do not change them have zeros
+            if not stacked.linears.isdisjoint(some.linears):  # where an adapter changes nothing, its run holds zeros
                 _add_stacked(y, x, some, stacked)
 
     def _view(self, rows: RowsInPlace, some: Together) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -166,8 +166,8 @@ _ShortRows = dict[int, dict[PlacedAdapter, list[int]]]
 
 
 def _by_length(segments: Sequence[Segment]) -> tuple[list[Segment], _ShortRows]:
-    """Long segments, and the rows of the others. Adjacent short segments of one adapter are merged first, never with a
-    long one: while an adapter's prompt is computed, its short rows stay where they are."""
+    """Long segments, and the rows of short segments. Adjacent short segments of one adapter are merged first. A short
+    segment is not merged with a long one: so its rows use the stack whether a prompt stands beside them or not."""
     long: list[Segment] = []
     short: _ShortRows = {}
     joined: list[Segment] = []
@@ -224,7 +224,7 @@ def _add_stacked(y: torch.Tensor, x: torch.Tensor, some: Together, stacked: Stac
     if len(some.linears) < len(some.group.outputs):
         a = a[:, some.first * rank : (some.first + len(some.linears)) * rank]
     whole = stacked.whole
-    rows = x.index_select(0, stacked.row_of_place) if whole is None else x[whole]  # already in the blocks' layout
+    rows = x.index_select(0, stacked.row_of_place) if whole is None else x[whole]
     v = _shrunk(rows.unflatten(0, blocks), a)
     joined = stack.joined.get(some.linears[0])
     if joined is not None and len(some.linears) == len(some.group.outputs):
@@ -274,7 +274,7 @@ def _add_rows(y: torch.Tensor, added: torch.Tensor, stacked: StackedRows) -> Non
 def _shrunk(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     """x [adapters, rows, inputs] · Aᵀ [adapters, ranks, inputs] → [adapters, rows, ranks]
 
-    torch copies the second factor if its matrices are not contiguous; contiguous ones are also faster.
+    If the matrices of A are not contiguous, torch would copy them as the second factor: then A is the first factor.
     """
     if a.is_contiguous():
         return torch.bmm(x, a.transpose(1, 2))

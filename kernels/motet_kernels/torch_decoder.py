@@ -1,9 +1,8 @@
 """The forward pass of a Llama-shaped decoder in plain torch: few operators, and no modules (PU-21, OR-05).
 
-A module costs more than a small operator, and so does each avoidable operator. Residual additions are fused into the
-products before them; q, k and v are rotated and attended in place. With 8 and 32 sequences it serves 1.1 to 1.6 times
-the tokens of modules with packed linears, which is why it is here (`python -m benchmarks.engine --cases
-without_forward`).
+Each call of a module or an operator has a fixed cost. Residual additions are fused into the products before them; q and
+k are rotated in place. With 8 and 32 sequences, this pass computes 1.1 to 1.6 times as many tokens per second as
+modules with packed linears (`python -m benchmarks.engine --cases without_forward`).
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from motet_kernels.torch_backend import LoraBatch, Together, TorchBackend
 from motet_kernels.torch_linear import TorchWeights
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
-"""Gets a layer's number and [rows, heads + 2 · kv_heads, head_dim]: rotated queries and keys, and values.
+"""Gets a layer's number, and rotated queries, rotated keys and values [rows, heads + 2 · kv_heads, head_dim].
 → [rows, heads, head_dim]"""
 
 _Linears = list[tuple[slice, Together]]
@@ -126,7 +125,7 @@ class TorchDecoder:
 def rotation_table(halves: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of whole heads [positions, head_dim], from those of half a head [positions, 2, head_dim / 2].
 
-    The sines of the first half are negated: it subtracts the second half.
+    The sines of the first half are negated: the second half is subtracted there.
     """
     cosines, sines = halves.unbind(1)
     return torch.cat((cosines, cosines), 1).to(dtype), torch.cat((-sines, sines), 1).to(dtype)

@@ -1,7 +1,7 @@
 """Linears in plain torch: weights concatenated and, if this torch can, in the layout that its products read.
 
-torch has such operators for compiled models. They are not public, so they are tried before they are used: without
-them, or if they give other numbers, the weights keep their layout, and are only concatenated.
+torch has operators for this layout. They are not public, so `reorders` tries them first: if they are missing, or
+compute wrong results, the weights are only concatenated.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,12 @@ from torch.nn.functional import embedding, linear
 from motet_kernels.decoder_weights import PACKED_TYPES
 
 SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
-"""How far a product may be from torch's usual product in the trial. Its results are about 1."""
+"""The largest allowed error of a result in the trial. The exact results are below 1."""
 
 
 def padded(rows: int) -> int:
-    """How many rows a product computes for `rows` rows.
-
-    Rounded up, as oneDNN keeps a program (some hundred KiB) for each number of rows and shape of weights.
-    """
+    """To how many rows `rows` rows are padded: oneDNN keeps a program (some hundred KiB) for each number of rows and
+    shape of weights."""
     if rows <= 8:
         return 1 << (rows - 1).bit_length()
     step = 8 if rows <= 64 else 32 if rows <= 256 else 128
@@ -32,7 +30,7 @@ class TorchWeights:
     """See PackedLinears."""
 
     def __init__(self, weights: Sequence[torch.Tensor], *, reordered: bool) -> None:
-        """`parts` packs the weights. `reordered`: in the layout of torch's products; see `reorders`."""
+        """`parts` packs the weights. `reordered`: use the layout that torch's products read; see `reorders`."""
         self.dtype = weights[0].dtype
         self.inputs = weights[0].shape[1]
         self.outputs = [len(weight) for weight in weights]
@@ -99,7 +97,7 @@ def _padded(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def reorders(dtype: torch.dtype) -> bool:
-    """True if this torch has the operators, and they give the same numbers."""
+    """True if this torch has the operators, and their results are right."""
     if dtype not in PACKED_TYPES or not torch.backends.mkldnn.is_available():
         return False
     generator = torch.Generator().manual_seed(0)

@@ -3,9 +3,9 @@
 `source/` has a plain C interface and needs only the compiler's headers. `compiler.py` finds a compiler and the CPU's
 instruction sets, `builder.py` builds a library or takes one that was built before, `library.py` calls it by ctypes, and
 `self_test.py` refuses it when its results are wrong. `lora_backend.py` is a back end of add_lora, `attention.py` is
-attention over pages. `linear.py` packs the weights of a model's own linears and multiplies with them. `steps.py`
-defines the steps of a recorded forward pass, `peepholes/` fuses some of its steps, and `program.py` runs all of them in
-one call. `amx_permission.py` asks Linux for the CPU's tiles (AMX).
+attention over pages. `linear.py` packs the weights of a model's own linears and multiplies by them. `steps.py` defines
+the steps of a recorded forward pass, `peepholes/` fuses some steps, and `program.py` runs all steps in one call.
+`amx_permission.py` asks Linux for the CPU's tiles (AMX).
 """
 
 from motet_kernels.cpp.attention import AttentionBatch, PagedAttention

@@ -1,7 +1,7 @@
 """`python -m motet_kernels.cpp LIBRARY` tests a library in a process of its own: instructions that the CPU lacks, or a
 wrong address, crash only this process.
 
-`python -m motet_kernels.cpp --install` makes libraries for all CPUs of this architecture, for images.
+`python -m motet_kernels.cpp --install` builds an image's libraries, for all CPUs of this architecture.
 """
 
 import sys

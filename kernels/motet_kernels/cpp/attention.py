@@ -9,19 +9,19 @@ import torch
 from motet_kernels.cpp.library import TYPES, Library
 
 PAGE_TOKENS = 16
-"""The library's page size; the caller's pages must have the same."""
+"""The library's page size; the caller's pages must have the same size."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """Which rows belong to which sequence, and where its pages are: the same for all layers."""
+    """The rows and the pages of each sequence: the same for all layers."""
 
     description: npt.NDArray[np.int64]
     """The library's `Batch`"""
     address: int
     rows: int
     kept: tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
-    """The arrays to which `description` points"""
+    """The arrays that `description` points to"""
 
 
 class PagedAttention:
@@ -29,17 +29,20 @@ class PagedAttention:
         """`pages` [pages, layers, 2, kv_heads, PAGE_TOKENS, width]: keys, then values of all heads of each layer."""
         _, self._layers, halves, self._kv_heads, tokens, self._width = pages.shape
         if pages.device.type != "cpu" or not pages.is_contiguous() or (halves, tokens) != (2, PAGE_TOKENS):
-            raise ValueError(f"the compiled kernels have other pages than {tuple(pages.shape)} on {pages.device}")
+            raise ValueError(
+                f"pages must be contiguous, on a CPU, and [pages, layers, 2, heads, {PAGE_TOKENS}, width]; "
+                f"they are {tuple(pages.shape)} on {pages.device}"
+            )
         self._attention = library.attention
         self._pages = pages
         self._type = TYPES[pages.dtype]
 
     def make_batch(self, table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> AttentionBatch:
-        """`table` [any, pages] holds page numbers. `sequences` [sequences, 4]: first row, number of rows, tokens before
-        them, and the sequence's row of the table."""
+        """`table` [any, pages] holds page numbers. `sequences` [sequences, 4]: the first row, the number of rows, the
+        tokens before these rows, and the sequence's row of the table."""
         sequences = np.ascontiguousarray(sequences, dtype=np.int64)
         if table.dtype != np.int32 or table.strides[1] != table.itemsize:
-            raise ValueError("the table has other numbers than the library's")
+            raise ValueError(f"the table must have contiguous rows of int32; it has {table.dtype}")
         rows = sequences[:, 0] + sequences[:, 1]
         _check_room(table, int((sequences[:, 1] + sequences[:, 2]).max(initial=0)))
         description = np.array(
@@ -60,8 +63,8 @@ class PagedAttention:
         return AttentionBatch(description, description.ctypes.data, int(rows.max(initial=0)), (table, sequences))
 
     def follow(self, batch: AttentionBatch, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences have grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
-        longest one, with the new ones."""
+        """The same sequences have grown. `before`: each sequence's tokens before its new rows; `longest`: all tokens of
+        the longest sequence."""
         table, sequences = batch.kept
         sequences[:, 2] = before
         _check_room(table, longest)
@@ -78,8 +81,8 @@ class PagedAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """Put the new keys and values into their pages, and let each new row attend to its sequence up to itself: to
-        the last `window` tokens of it, if there is a window.
+        """Write the new keys and values into their pages. Then each new row attends to its sequence up to itself, or
+        only to the last `window` tokens of this part.
 
         query [heads, rows, width], key and value [kv_heads, rows, width] → [rows, heads, width]
         """
@@ -95,7 +98,8 @@ class PagedAttention:
             or not 0 <= layer < self._layers
         ):
             raise ValueError(
-                f"layer {layer}: {tuple(query.shape)} and {tuple(key.shape)} {query.dtype} do not fit the pages"
+                f"layer {layer}: queries {tuple(query.shape)} and keys {tuple(key.shape)} {query.dtype} do not fit the "
+                "pages or the batch"
             )
         out = query.new_empty((rows, heads, width))
         strides = (*query.stride()[:2], *key.stride()[:2], *value.stride()[:2])
@@ -118,7 +122,7 @@ class PagedAttention:
 
 def _check_room(table: npt.NDArray[np.int32], longest: int) -> None:
     if longest > table.shape[1] * PAGE_TOKENS:
-        raise ValueError("a sequence has more tokens than its row of the table has pages")
+        raise ValueError("a sequence has more tokens than the pages in its row of the table hold")
 
 
 def no_attention(library: Library) -> AttentionBatch:

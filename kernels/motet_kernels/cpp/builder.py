@@ -1,13 +1,13 @@
 """Finds or builds the library for this compiler and this CPU: one that came with the installation, one from the cache,
 or a new one.
 
-A library is first tested in a process of its own: instructions that the CPU lacks, or a damaged file, would crash this
-one. Only then a new library gets its name in the cache, atomically. Later starts test it in their own process, unless
-something has changed. The name has the file's digest: a library that differs is removed, and built again. If several
-processes want the same library, one builds it, and the others wait.
+A new library is first tested in another process: instructions that the CPU lacks, or a damaged file, would crash this
+process. Only then the library gets its name in the cache, atomically. Later starts test it only in their own process,
+unless something has changed. The name contains the file's digest: a file with another digest is removed, and built
+again. If several processes want the same library, one process builds it, and the others wait.
 
 An image has no compiler. When an image is made, `install` puts a library for each instruction set beside the packages.
-A wheel for one architecture carries them among the modules. They are tested where they run.
+A wheel for one architecture has these libraries among its modules. They are tested on the machine that runs them.
 """
 
 import errno
@@ -53,14 +53,14 @@ SOURCE = Path(__file__).parent / "source"
 TEST_SECONDS = 120.0
 
 WAIT_SECONDS = COMPILE_SECONDS + TEST_SECONDS
-"""How long to wait for another process that builds. After that, this process builds, too."""
+"""How long to wait while another process builds. After that time, this process builds, too."""
 _LOOK_AGAIN_SECONDS = 0.1
 
 ABANDONED_SECONDS = 3600.0
 """A build folder older than this belongs to a process that was killed."""
 
 UNUSED_SECONDS = 30 * 24 * 3600.0
-"""A library that no process has loaded for this time is removed: it is of another version, compiler or CPU."""
+"""A library that no process has loaded for this time is removed: it belongs to another version, compiler or CPU."""
 
 INSTALLED = Path(sys.prefix) / "motet-kernels"
 """The libraries of an image"""
@@ -74,8 +74,8 @@ _NOT_FOR_HERE = re.compile(
     "ELF|file too short|cannot read file data|version `[^']+' not found|undefined symbol"
     f"|cannot open shared object file: {os.strerror(errno.ENOENT)}"
 )
-"""Linux' messages about an incomplete library, or one that links to what this system lacks. Other errors say nothing
-about the file."""
+"""Linux' messages about a library that is incomplete, or that links to what this system lacks. After other errors, the
+file may be right."""
 WRONG = 3
 """The test process's exit status for a wrong library"""
 _CRASHED_FOR_LACK = ("bad_alloc", *SHORTAGES)
@@ -83,7 +83,7 @@ _CRASHED_FOR_LACK = ("bad_alloc", *SHORTAGES)
 
 
 class CannotBuild(Exception):
-    """There are no compiled kernels. The message is one line that says why."""
+    """Compiled kernels cannot be had. The message is one line that says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Built:
     skipped: str = ""
     """Why faster libraries are not used"""
     unmarked: str = ""
-    """Why there is no mark that it passed its test, so that the next start tests it in a process, too"""
+    """Why the library has no mark that it passed its test: the next start tests it in another process, too"""
 
 
 def build(cache: Path, compiler: str = "", *, installed: Path | None = None) -> Built:
@@ -142,7 +142,7 @@ def install(into: Path = INSTALLED, compiler: str = "", machine: str = "") -> li
 
 
 def usable_sets(reasons: list[str]) -> list[InstructionSet]:
-    """The sets that the CPU has and Linux allows. `reasons` gets why others are not usable."""
+    """The sets that the CPU has and Linux allows. `reasons` gets why a set of the CPU is not usable."""
     usable = []
     for instructions in instruction_sets(cpu_flags()):
         if "amx_tile" in instructions.cpu_flags and not tiles_allowed():
@@ -153,11 +153,11 @@ def usable_sets(reasons: list[str]) -> list[InstructionSet]:
 
 
 def _installed(folder: Path, usable: Sequence[InstructionSet], reasons: list[str]) -> Built | None:
-    """The fastest library that computes right on this CPU. `reasons` gets why others are not usable."""
+    """The fastest library that passes its test on this CPU. `reasons` gets why faster ones are not usable."""
     if not any(folder.glob("*.so")):  # a removed wheel leaves its libraries' marks there
         return None
     strange = folder.stat().st_uid not in {0, os.geteuid()} or folder.stat().st_mode & 0o022
-    if strange and folder != PACKAGED:  # whoever may write there may change this module, too
+    if strange and folder != PACKAGED:  # who may write to PACKAGED may change this module, too
         reasons.append(f"the folder {folder} must belong to root or to the user of this process, and nobody else may "
                        "write to it")  # fmt: skip
         return None
@@ -231,7 +231,7 @@ def _digest_of(library: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Its contents survive a machine's crash."""
+    """Makes the contents of the file or folder survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -241,7 +241,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _alone(cache: Path) -> Iterator[None]:
-    """Waits until no other process builds in this folder, or until a time limit. The lock ends with the process."""
+    """Waits until no other process builds in this folder, at most WAIT_SECONDS. The lock ends with the process."""
     descriptor = os.open(cache, os.O_RDONLY)
     try:
         deadline = time.monotonic() + WAIT_SECONDS
@@ -260,8 +260,8 @@ def _alone(cache: Path) -> Iterator[None]:
 
 
 def _tested(path: Path) -> tuple[Library, str]:
-    """Tests a library in another process, unless it is marked as passed, and then in this one → why the next start
-    finds no mark that it has passed. Raises SelfTestFailed if it is wrong, and NotNow."""
+    """Tests a library in another process, unless the library is marked as passed; then tests it in this process. → the
+    library, and why the next start finds no mark. Raises SelfTestFailed if the library is wrong, and NotNow."""
     mark = PassedMark(path)
     if not mark.take():
         _test_in_a_process(path)
@@ -270,14 +270,14 @@ def _tested(path: Path) -> tuple[Library, str]:
     except SelfTestFailed as error:
         if not path.exists():  # another process has removed it
             raise
-        _test_in_a_process(path)  # the mark does not cover the libraries that it links to
-        raise NotNow(f"{path.name} passed its test, and not in this process: {error}") from error
+        _test_in_a_process(path)  # the mark does not cover the libraries that this one links to
+        raise NotNow(f"{path.name} failed its test in this process, and passed it in another: {error}") from error
     return library, mark.put()
 
 
 def checked(path: Path) -> Library:
-    """Loads it into this process. Raises SelfTestFailed if it is wrong, and NotNow if anything else fails: that says
-    nothing about this library, and the next one would fail, too."""
+    """Loads and tests a library in this process. Raises SelfTestFailed if the library is wrong, and NotNow if anything
+    else fails: then the next library would fail, too."""
     try:
         library = Library(path)
     except AttributeError as error:
@@ -301,7 +301,7 @@ def _unreadable(path: Path, error: OSError) -> SelfTestFailed | NotNow:
 
 
 def _prepare(cache: Path) -> None:
-    """Checks who may write into the folder: they may run code in this process."""
+    """Checks who may write to the folder: whoever may, can run code in this process."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = cache.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -315,8 +315,8 @@ def _prepare(cache: Path) -> None:
 
 
 def _remove_unused(ours: Path) -> None:
-    """Remove libraries that no process has loaded for long. A process that uses one has it in memory; a process that
-    loses one between check and load builds a new one."""
+    """Remove libraries that no process has loaded for long. A process that uses such a library keeps it in memory. A
+    process whose library disappears between check and load builds a new one."""
     for path in ours.parent.glob("*.so"):
         with suppress(OSError):
             if path != ours and _NAME.fullmatch(path.name) and time.time() - path.stat().st_mtime > UNUSED_SECONDS:
@@ -325,11 +325,12 @@ def _remove_unused(ours: Path) -> None:
 
 
 passed: set[str] = set()
-"""Digests of the libraries that passed their test since this process began: the test takes seconds of a core."""
+"""The digests of the libraries that passed their test in another process since this process began. A test takes seconds
+of a core."""
 
 
 def _test_in_a_process(library: Path) -> None:
-    """Raises SelfTestFailed if it is wrong, and NotNow."""
+    """Raises SelfTestFailed if the library is wrong, and NotNow."""
     try:
         digest = _digest_of(library)
     except OSError as error:

@@ -18,15 +18,15 @@ NAMES = ("c++", "g++", "clang++")
 OPTIONS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
 
 COMPILE_SECONDS = 300.0
-"""A compiler that takes longer is killed. It usually takes a few seconds."""
+"""A compiler that takes longer is killed. Usually, compiling takes a few seconds."""
 
 SHORTAGES = tuple(os.strerror(number) for number in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE))
-"""Messages of a momentary shortage: memory, processes, open files"""
+"""The messages of temporary shortages: memory, processes, open files"""
 _PUT_OFF = re.compile(
     rf"\b(Killed|Terminated|Hangup|Interrupt)\b|{'|'.join((*SHORTAGES, os.strerror(errno.ENOSPC)))}"
     r"|out of memory|memory exhausted|bad_alloc|CPU time limit exceeded"
 )
-"""In a compiler's output: the compiler or its child was killed from outside, or had no room"""
+"""This output of a compiler means that the compiler or its child was killed from outside, or had no room."""
 CRASHES = frozenset({signal.SIGILL, signal.SIGSEGV, signal.SIGTRAP, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT})
 """The signals of wrong code. Other signals come from outside."""
 
@@ -36,15 +36,15 @@ class CompilerError(Exception):
 
 
 class NotNow(Exception):
-    """This machine lacked room or time to compile or test, or this process failed: that says nothing about the compiler
-    or the library. The message is one line."""
+    """The machine lacked room or time to compile or test, or this process failed. The compiler and the library may be
+    right. The message is one line."""
 
 
 @dataclass(frozen=True)
 class InstructionSet:
     name: str
     cpu_flags: frozenset[str]
-    """The CPU flags that it needs, by Linux' names"""
+    """The CPU flags that the set needs, by Linux' names"""
     options: tuple[str, ...]
 
 
@@ -62,7 +62,7 @@ INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
     _x86("avx2", *_AVX2),
     InstructionSet("basic", frozenset(), ()),
 )
-"""The fastest first. Every CPU of the architecture has the last one: NEON on 64-bit Arm."""
+"""The fastest first. Every CPU of an architecture has the last set, which on 64-bit Arm means NEON."""
 
 
 def find_compiler(wanted: str = "") -> Path:
@@ -78,7 +78,7 @@ def version_of(compiler: Path) -> str:
 
 
 def instruction_sets(cpu_flags: frozenset[str] | None, machine: str = "") -> list[InstructionSet]:
-    """The sets that a CPU with these flags has; None: all of an architecture. `machine`: Linux' name of the
+    """The sets of a CPU with these flags; None: all sets of an architecture. `machine`: Linux' name of the
     architecture; empty: this machine's."""
     if cpu_flags is None:
         cpu_flags = frozenset().union(*(one.cpu_flags for one in INSTRUCTION_SETS)) if _on_x86(machine) else frozenset()
@@ -124,6 +124,6 @@ def _run(command: list[str], *, seconds: float) -> str:
 
 
 def first_error(output: str) -> str:
-    """The most telling line of a compiler's or a program's output."""
+    """The first line with "error" of a compiler's or a program's output, else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")

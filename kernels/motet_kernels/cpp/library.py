@@ -1,4 +1,4 @@
-"""The compiled library, called by ctypes: numbers and addresses in, nothing out.
+"""The compiled library, called by ctypes with numbers and addresses.
 
 A failed call raises MemoryError, if memory does not suffice, or RuntimeError.
 """
@@ -13,12 +13,12 @@ import torch
 from motet_kernels.cpp.amx_permission import tiles_allowed
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The library's numbers of element types"""
+"""Element type → its number in the library"""
 
 _NUMBER, _ADDRESS, _REAL = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 _OUT_OF_MEMORY, _FAILED = -1, -2
-"""The results for errors, see `source/border.h`"""
+"""The results of failed calls, see `source/border.h`"""
 
 
 class Library:
@@ -27,7 +27,7 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.loaded = ctypes.CDLL(str(path))
-        tiles_allowed()  # each process has to ask; the answer was checked before
+        tiles_allowed()  # each process has to ask Linux; `usable_sets` has checked the answer
         self.lanes: int = self._function("motet_lanes", result=_NUMBER)()
         self._failure = self._function("motet_failure", result=ctypes.c_char_p)
         self.add_lora = self._computing(
@@ -54,7 +54,7 @@ class Library:
         self.read = self._function("motet_read", _ADDRESS, _NUMBER, result=ctypes.c_uint64)
 
     def _computing(self, name: str, *arguments: Any) -> Callable[..., int]:
-        """A function that allocates memory, or uses several threads"""
+        """A function that may fail: it allocates memory, or uses several threads."""
         function = self._function(name, *arguments, result=_NUMBER)
         function.errcheck = self._answer  # type: ignore[attr-defined] # ctypes' own
         return function

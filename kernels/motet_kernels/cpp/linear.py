@@ -11,13 +11,14 @@ Allocate = Callable[[int, torch.dtype], torch.Tensor]
 """Allocates this number of elements of the type"""
 
 PART_BYTES = 8 << 20
-"""How many bytes of weights are packed before others may use the thread"""
+"""How many bytes of weights `parts` packs before it yields"""
 
 
 class PackedWeights:
     """Weights [outputs, inputs] of linears that are fed the same rows, packed one after the other.
 
-    Their results are columns of one matrix. Each linear's columns are rounded up to whole panels of the library.
+    The results of all these linears are columns of one matrix. Each linear's number of columns is rounded up to whole
+    panels of the library.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class PackedWeights:
         later: bool = False,
         allocate: Allocate = lambda count, dtype: torch.empty(count, dtype=dtype),
     ) -> None:
-        """`later`: `parts` packs the weights."""
+        """`later`: nothing is packed yet; the caller packs the weights by `parts`."""
         self._library = library
         self.dtype = weights[0].dtype
         self.inputs = weights[0].shape[1]
@@ -45,7 +46,7 @@ class PackedWeights:
                 pass
 
     def parts(self, weights: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Pack the weights, a few at a time. They may be used only after the last part."""
+        """Pack the weights, a few at a time. The packed weights may be used only after the last part."""
         panel: int = self._library.packed_width(1)
         at_once = max(panel, PART_BYTES // (self.inputs * self.dtype.itemsize) // panel * panel)
         for index, weight in enumerate(weights):
@@ -68,14 +69,14 @@ class PackedWeights:
         return self._packed.data_ptr()
 
     def address_of(self, index: int, row: int = 0) -> int:
-        """The address of a weight, or of the panel that begins at its row `row`."""
+        """The address of the panel of a weight that begins at the weight's row `row`."""
         before: int = self._library.packed_size(row, self.inputs)
         return self.address + (self._begins[index] + before) * int(self.dtype.itemsize)
 
     def linear(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, index: int = 0, *, threads: int | None = None
     ) -> torch.Tensor:
-        """x · Wᵀ (+ bias) with one of the linears, for x [..., inputs]. `threads`: None: the same as torch's"""
+        """x · Wᵀ (+ bias) with one of the linears, for x [..., inputs]. `threads`; None: as many as torch uses."""
         outputs = self.outputs[index]
         rows = x.reshape(-1, self.inputs)
         if rows.stride(1) != 1:

@@ -1,4 +1,4 @@
-"""The back end of add_lora in C++: it reads adapters in place, each at its own rank (PU-01, PU-04)."""
+"""The back end of add_lora in C++. It reads adapters in place, and computes each at its own rank (PU-01, PU-04)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import LinearGroup, RunLayout
 
 MAX_RANK = 512
-"""The most products of a row that the library has room for"""
+"""The highest rank that the library has room for"""
 
 KEPT_OFFSETS = 1024
-"""For how many pairs of a rank and a set of linears (tenants choose both) the offsets are cached"""
+"""How many results of `_find_offsets` are cached, one per pair of a rank and a set of linears: tenants choose both."""
 
 LINEARS_AT_ONCE = 3
-"""A forward pass keeps the products of q, k and v of all rows at once."""
+"""A forward pass keeps the products x · A of three linears at once, such as q, k and v."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class CppBackend:
         return self._linears[linear][0] if linear in self._linears else -1
 
     def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
-        """Rows of one adapter become contiguous."""
+        """Makes the rows of one adapter contiguous."""
         return adapter.rank, adapter.offset
 
     def make_batch(self, segments: Sequence[Segment]) -> CppBatch:
@@ -128,6 +128,6 @@ class CppBackend:
         )
 
     def _find_offsets(self, rank: int, changed: frozenset[str]) -> npt.NDArray[np.int64]:
-        """[linears, 2] where A and B of each linear begin in a run; -1 for linears that the adapter does not change."""
+        """[linears, 2] the offsets of A and B of each linear in a run; -1 if the adapter does not change the linear."""
         of_rank = self._layout(rank).offsets
         return np.array([of_rank[one] if one in changed else (-1, -1) for one in self._linears], dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Whether a library has passed its test on this machine: a file beside it says so, and the next start is seconds
+"""A file beside a library marks that the library has passed its test on this machine. It makes the next start seconds
 shorter.
 
-The file is removed while a process begins to use the library. If that crashes the process, the next one tests the
-library again.
+A process that loads the library removes the file, and writes it again once the library works. If the library crashes
+the process, the next process finds no file, and tests the library again.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ CODE = Path(__file__).parents[1]
 
 
 class PassedMark:
-    """If files cannot be written, as in an image with a read-only root, there is no mark: each start tests again."""
+    """If the file cannot be written, as in an image with a read-only root, each start tests the library."""
 
     def __init__(self, library: Path) -> None:
         self._library = library
         self._file = mark_of(library)
         self._facts = ""
         self._stays = ""
-        """Why the mark cannot be taken, and so is ignored"""
+        """Why this process could not take the mark, and ignores it"""
 
     def take(self) -> bool:
-        """Remove the mark. Returns True if this very library has passed on this machine."""
+        """Remove the mark. Returns True if exactly these bytes have passed on this machine."""
         try:
             self._facts = self._find_facts()
             passed = self._file.read_text(encoding="utf-8")
@@ -41,9 +41,9 @@ class PassedMark:
         return passed == self._facts
 
     def put(self) -> str:
-        """Marks the library as passed, as it was when the mark was taken. A later replacement has not passed.
+        """Marks the bytes that the library had when the mark was taken. A file that has replaced it is not marked.
 
-        → why the next start finds no usable mark; empty if it finds one
+        → why the next start finds no usable mark; empty if the next start finds one
         """
         try:
             self._file.write_text(self._facts, encoding="utf-8")
@@ -52,7 +52,7 @@ class PassedMark:
         return self._stays
 
     def _find_facts(self) -> str:
-        """A hash of everything that the test's result depends on."""
+        """A hash of what the test's result depends on, except the libraries that this library links to."""
         digest = hashlib.sha256(self._library.read_bytes())
         for part in (platform.platform(), *sorted(cpu_flags()), sys.version, torch.__version__):
             digest.update(part.encode() + b"\0")

@@ -1,7 +1,7 @@
 """The forward pass of any decoder in C++, with attention and LoRA, in one call (PU-21, OR-05, OR-17).
 
-A program is a list of steps over the rows of an iteration. Here it is cut into stages; values that only one stage needs
-are in a thread's memory, all others in buffers.
+A program is a list of steps over the rows of an iteration. This module cuts the list into stages. A value that only one
+stage of rows needs is in a thread's memory; all other values are in buffers.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ from motet_kernels.cpp.steps import (
 from motet_kernels.positions import more_positions
 
 KINDS = ("linears", "rows", "attention", "choice")
-"""The kinds of stages by which the library counts time"""
+"""The kinds of stages; the library measures the time of each kind."""
 _LINEARS, _ROWS, _ATTENTION = range(3)
 _BUFFER, _SCRATCH, _CONSTANT = range(3)
 _ALIGNED = 64
@@ -81,22 +81,22 @@ class CompiledProgram:
         self._stages = _cut(needed(steps, logits))
         self.layers = sum(stage.kind == _ATTENTION for stage in self._stages)
         self._constants: list[Any] = []
-        """Kept alive: the library has only their addresses."""
+        """What the library has only addresses of; the list keeps it alive."""
         self._zero, self._one = torch.zeros(1, dtype=torch.float32), torch.ones(1, dtype=torch.float32)
         self._scratch: dict[Value, int] = {}
         self._scratch_bytes = 0
         self._buffers: dict[Value, int] = {tokens: 0, positions: 1, logits: 2}
         self._row_bytes = [value.row_bytes for value in self._buffers]
         self._given = len(self._buffers)
-        """How many buffers get new memory in each call"""
+        """How many buffers get another address in each call: tokens, positions, logits"""
         self._place_values()
         self._room = 0
-        """How many rows the buffers have room for"""
+        """For how many rows the buffers have room"""
         self._memory: list[torch.Tensor] = []
         self._of_buffer = (Buffer * len(self._row_bytes))(*(Buffer(None, size) for size in self._row_bytes))
         self._paths: list[str] = []
         self._looks_up: dict[ByPosition, list[int]] = {}
-        """Table → the instructions that look up in it"""
+        """Table → the indices of the instructions that read it"""
         self._tables: list[torch.Tensor] = []
         self._tabled = 0
         """How many positions the tables have"""
@@ -121,7 +121,7 @@ class CompiledProgram:
         """Logits [kept rows, vocabulary] of the rows `keep`.
 
         `longest`: larger than each position; needed only by a program with a table by position. `chosen` [kept rows]
-        int64 gets the token of each row's largest logit: -1 if that is infinite or any logit is NaN.
+        int64 gets the token of each row's largest logit: -1 if the largest is infinite or any logit is NaN.
         """
         rows = tokens.numel()
         self._make_room(rows)
@@ -142,11 +142,11 @@ class CompiledProgram:
         if lora is not None and lora.count:
             call.lora, call.lora_count, call.lora_products = lora.address, lora.count, lora.products_address
         if not self._library.program_pass(ctypes.addressof(self._program), ctypes.addressof(call)):
-            raise IndexError("a token or a position is not one of the model's")
+            raise IndexError("a token or a position is out of the model's range")
         return logits
 
     def _make_room(self, rows: int) -> None:
-        """Grows the buffers to the most rows so far."""
+        """Gives the buffers room for at least this number of rows."""
         if rows <= self._room:
             return
         room = max(rows, 2 * self._room)
@@ -165,7 +165,7 @@ class CompiledProgram:
         self._tables, self._tabled = tables, positions
 
     def _place_values(self) -> None:
-        """Places values in buffers or in a thread's memory. Values that are not needed at the same time share a
+        """Places values in buffers or in a thread's memory. Values that are not needed at the same time may share a
         place."""
         first, last = dict[Value, int](), dict[Value, int]()
         for number, stage in enumerate(self._stages):
@@ -274,7 +274,7 @@ class CompiledProgram:
             zero,
             zero,
             zero,
-        )  # stands for a missing input: a norm's weight is one, its bias zero
+        )  # for missing inputs: a norm's weight is one, its bias zero
         inputs = (*step.inputs, *nothing[len(step.inputs) :])
         return Instruction(
             operation=OPERATIONS.index(step.operation),
@@ -300,7 +300,7 @@ class CompiledProgram:
 
 
 def _table_of(library: Library, by_position: ByPosition, positions: int) -> torch.Tensor:
-    """[positions, numbers] computed by the steps themselves"""
+    """[positions, numbers] computed by the table's steps"""
     result = by_position.result
     logits, whole = Value(result.size, result.dtype, kept=True), (0, 0, 1)
     keep = Compute("keep", (1, 1, result.size), Place(logits, whole), (Place(result, whole),))
@@ -311,8 +311,8 @@ def _table_of(library: Library, by_position: ByPosition, positions: int) -> torc
 
 
 def _cut(steps: Sequence[Step]) -> list[_StageSteps]:
-    """Cuts the steps into stages. A stage has at most LINEARS_AT_ONCE linears that read the same numbers, or one
-    attention, or the steps between two such stages. Steps of kept rows have stages of their own."""
+    """Cuts the steps into stages of three kinds: at most LINEARS_AT_ONCE linears that read the same numbers; one
+    attention; the steps between two such stages. Steps of kept rows have stages of their own."""
     stages: list[_StageSteps] = []
     waiting = dict(zip(count(), steps, strict=False))
     for number, step in enumerate(steps):
@@ -342,6 +342,6 @@ def _cut(steps: Sequence[Step]) -> list[_StageSteps]:
 
 
 def _end_linears(stages: list[_StageSteps]) -> None:
-    """LoRA is complete only after the next stage of rows, so there must be one."""
+    """After a stage of linears, the next stage of rows completes LoRA. If no other one follows, add an empty one."""
     if stages and stages[-1].kind == _LINEARS and not stages[-1].kept:
         stages.append(_StageSteps(_ROWS, kept=False))

@@ -1,4 +1,4 @@
-"""Runs compilers and tests of libraries: programs that may hang or crash. None outlives this process."""
+"""Runs compilers and tests of libraries, which may hang or crash. No such program outlives this process."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ _WATCHED = Path(__file__).with_name("watched.py")
 
 
 def run(command: Sequence[str], *, seconds: float) -> "subprocess.CompletedProcess[str]":
-    """Raises OSError or subprocess.TimeoutExpired. After that, or if this process ends first, the program and all that
-    it has started are killed."""
+    """Raises OSError or subprocess.TimeoutExpired. After an error, or if this process ends first, the program and all
+    that it has started are killed."""
     watched = [sys.executable, "-I", "-S", str(_WATCHED), *command]
     lives, held = os.pipe()
     try:
@@ -22,7 +22,7 @@ def run(command: Sequence[str], *, seconds: float) -> "subprocess.CompletedProce
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=os.environ | {"LC_ALL": "C"},  # their messages are parsed
+            env=os.environ | {"LC_ALL": "C"},  # the programs' messages are parsed
         ) as process:
             try:
                 output, errors = process.communicate(timeout=seconds)

@@ -1,5 +1,5 @@
-"""Compares a library with its references, on small sizes: add_lora, linears, attention, argmax, and operations of
-programs with one operand. Operations with several operands, and fused ones, are checked by the gate: it compares the
+"""Compares a library with its references, on small sizes: add_lora, linears, attention, argmax, and a program's
+operations with one operand. The gate checks operations with several operands, and fused operations: it compares the
 forward pass of each model that is loaded.
 """
 
@@ -21,9 +21,9 @@ from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import LinearGroup
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
-"""The largest error of a result: a number left out or counted twice would exceed it"""
+"""The largest allowed error of a result: a number left out or counted twice would cause a larger one"""
 
-# The kernels work in blocks: with these sizes there are at least two of each kind (tests/kernels/test_self_test.py).
+# The kernels work in blocks: these sizes have at least two blocks of each kind (tests/kernels/test_self_test.py).
 INPUTS, OUTPUTS = 203, 149
 SEGMENTS = ((8, 1), (16, 1), (24, 2), (8, 5), (40, 37), (16, 4))
 """Rank and rows of each segment"""
@@ -33,17 +33,17 @@ MANY_OUTPUTS = 8300
 LINEAR_INPUTS = 523
 LINEAR_ROWS = (*range(1, 14), 37)
 MANY_ROWS = 257
-"""The rows of a product on one thread, which keeps several panels in its cache"""
+"""The rows of a product on one thread. With this number of rows, several panels stay in the cache."""
 
 HEADS, KV_HEADS = 6, 2
 SEQUENCES = ((150, 1), (0, 37), (200, 20))
-"""Tokens before, and new rows, of each sequence"""
+"""Each sequence's tokens before its new rows, and its number of new rows"""
 LONG_SEQUENCES = (*SEQUENCES[:2], (260, 90))
-"""For the type that AMX tiles compute: their blocks are larger."""
+"""For bfloat16, which AMX tiles compute: the blocks of tiles are larger."""
 ATTENTION = ((70, None, None), (64, 270, 4.0))
-"""Width, window and cap of the scores"""
+"""The width, the window, and the cap of the scores"""
 SHARPNESS = 4.0
-"""A factor of the scores: an average over hundreds of tokens would hide wrong ones."""
+"""A factor of the scores. Without it, a result would be an average over hundreds of tokens, and hide a wrong one."""
 
 FUNCTIONS = {
     "copy": lambda x: x, "negative": torch.neg, "cube": lambda x: x**3, "rsqrt": torch.rsqrt, "sqrt": torch.sqrt,
@@ -51,7 +51,7 @@ FUNCTIONS = {
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"), "relu": torch.relu, "cos": torch.cos,
     "sin": torch.sin,
 }  # fmt: skip
-"""Operations of programs with one operand"""
+"""A program's operations with one operand"""
 OF_POSITIVE = frozenset({"sqrt", "rsqrt"})
 
 
@@ -85,7 +85,7 @@ def _check_add_lora(
         a = torch.randn(rank, INPUTS, generator=random, dtype=torch.float32) / INPUTS**0.5
         b = torch.randn(outputs, rank, generator=random, dtype=torch.float32) / rank**0.5
         a, b = a.to(dtype), b.to(dtype)
-        for linear in group.outputs:  # the adapter changes one of them, and has numbers for both
+        for linear in group.outputs:  # the adapter changes one linear, and has numbers for both
             layout.write(memory[offset : offset + layout.bytes], linear, a, b, 1.0)
         adapter = PlacedAdapter(str(number), offset, rank, frozenset({"linear"}))
         segments.append(Segment(row, row + rows, adapter))
@@ -117,7 +117,8 @@ def _check_linear(library: Library, dtype: torch.dtype) -> None:
 
 
 def _check_largest(library: Library, dtype: torch.dtype) -> None:
-    """Rows of INPUTS numbers: the largest one at each place, and again further on, and rows without a largest one"""
+    """Row i has its largest number at place i, and again later: the first counts. The other five rows have an infinite
+    largest number, a NaN (two rows), only -infinity, or only zeros of both signs."""
     infinity, nan = float("inf"), float("nan")
     rows = torch.randn(INPUTS + 5, INPUTS, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(dtype)
     expected = [*range(INPUTS), -1, -1, -1, -1, 0]
@@ -136,7 +137,7 @@ def _check_largest(library: Library, dtype: torch.dtype) -> None:
 def _check_attention(
     library: Library, dtype: torch.dtype, width: int, window: int | None, softcap: float | None
 ) -> None:
-    """A decode and pieces of prompts, each with its own pages. `dense` also has their keys."""
+    """A decode and pieces of prompts, each with its own pages. `dense` has their keys and values in one piece."""
     random = torch.Generator().manual_seed(0)
     sequences = LONG_SEQUENCES if dtype is torch.bfloat16 else SEQUENCES
     counts = [-(-(before + rows) // PAGE_TOKENS) for before, rows in sequences]
@@ -175,7 +176,7 @@ def _check_attention(
 
 
 def _check_program(library: Library, dtype: torch.dtype) -> None:
-    """Each function of all numbers of three rows. The last two are kept, in reverse order."""
+    """Each operation on all numbers of three rows. The last two rows are kept, in reverse order."""
     random = torch.Generator().manual_seed(0)
     x = torch.randn(3, INPUTS, generator=random, dtype=torch.float32).to(dtype) * 3
     keep = torch.tensor([2, 1])

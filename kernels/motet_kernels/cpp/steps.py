@@ -1,6 +1,6 @@
-"""The steps of a forward pass, over numbers that each row of an iteration has (PU-21, OR-05, OR-17).
+"""The steps of a forward pass; each step computes numbers of every row of an iteration (PU-21, OR-05, OR-17).
 
-`peepholes` fuses some of them first; then `program.py` runs all of them in one call of the compiled kernels.
+`peepholes` fuses some steps. Then `program.py` runs all steps in one call of the compiled kernels.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,24 +24,24 @@ OPERATIONS = (
         "silu_times",
     ),
 )
-"""The last ones, one per line, are fused operations: see `peepholes`."""
+"""The operations that stand one per line are fused: see `peepholes`."""
 
 DIMENSIONS = 3
-"""The dimensions in which an instruction goes through a row's numbers"""
+"""The number of dimensions of an instruction's view of a row's numbers"""
 MAX_INPUTS = 5
 
 NUMBER_TYPES = (torch.float32, torch.bfloat16, torch.int64)
-"""The types of values, in the order of their numbers in programs"""
+"""The types of values; a program names a type by its index here"""
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """Numbers that each row has. Each is written once; several instructions may write parts of a value."""
+    """Numbers of each row. Each number is written once; several steps may write parts of a value."""
 
     size: int
     dtype: torch.dtype
     kept: bool = False
-    """True if only the kept rows have them"""
+    """True if only the kept rows have these numbers"""
 
     @property
     def row_bytes(self) -> int:
@@ -50,7 +50,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an instruction finds its numbers: in a value, or in data that all rows share. Strides are in elements."""
+    """Where a step reads or writes numbers: in a value, or in data that all rows share. Strides are in elements."""
 
     of: "Value | torch.Tensor | PackedWeights | ByPosition"
     strides: tuple[int, ...] = (0,) * DIMENSIONS
@@ -62,18 +62,18 @@ class Compute:
     operation: str
     sizes: tuple[int, ...]
     out: Place | None
-    """None if it writes keys and values into their pages"""
+    """None for a write of keys and values into their pages"""
     inputs: tuple[Place, ...]
     number: int = 0
     """The layer of keys and values, or how many rows a lookup table has"""
     real: float = 0.0
     """The epsilon of a norm"""
     also: Place | None = None
-    """Where the sum before a fused norm goes"""
+    """Where a fused norm writes the sum"""
 
     @property
     def result(self) -> Place:
-        """Where its numbers go; a write of keys and values has none"""
+        """`out`, for all operations but a write of keys and values"""
         assert self.out is not None
         return self.out
 
@@ -107,14 +107,14 @@ Step = Compute | Multiply | Attend
 
 @dataclass(frozen=True, eq=False)
 class ByPosition:
-    """A table: its row for a position is what these steps compute from the position."""
+    """A table: these steps compute the row for each position."""
 
     positions: Value
     steps: Sequence[Step]
     result: Value
 
     address = 0
-    """Its address; 0 until it is computed"""
+    """The library reads 0 here until the program has computed the table."""
 
     @property
     def dtype(self) -> torch.dtype:

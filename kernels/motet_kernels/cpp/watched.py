@@ -1,10 +1,10 @@
 """`python watched.py PROGRAM…` runs a program, and kills it if this script's parent ends in any way.
 
-Standard input is a pipe that nobody writes to: it ends with the process that holds its other end. Then the process
-group of the program is killed, with all that it has started, such as the parts of a compiler. A death signal would
-reach only the program.
+Standard input is a pipe that nobody writes to. The pipe ends when the parent ends. Then the script kills the process
+group of the program, which includes what the program has started, such as the parts of a compiler. A signal at the
+parent's death (PR_SET_PDEATHSIG) would reach only the program.
 
-It is a script, and imports nothing of this package: the imports would take longer than most programs that it runs.
+The script imports nothing of this package: the imports would take longer than most programs that it runs.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Fuses steps of a program into one step (PU-21, OR-17).
 
-Each kind knows one pattern of steps, which the modules of many families compute; it knows no family. A fused step gives
-the same bits as the steps that it replaces: it rounds where they round. Steps that match no pattern stay as they are.
+Each kind matches one pattern of steps, whatever the model's family. A fused step gives the same bits as the steps that
+it replaces, because it rounds at the same places. Steps that match no pattern stay as they are.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +26,7 @@ PEEPHOLES: dict[str, Find] = {
     "write_rotated": write_rotated,
     "silu_times": silu_times,
 }
-"""In the order in which they run: some match steps that others have fused."""
+"""The kinds in the order of their search: some match steps that earlier kinds have fused."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Together:
     steps: list[Step]
     """The steps whose results are used"""
     counts: dict[str, int]
-    """How often each kind that was looked for was found"""
+    """Kind → how often it was found"""
     failed: dict[str, Exception]
     """Kinds whose search raised an error: their steps are not fused."""
 
@@ -42,7 +42,7 @@ class Together:
 def brought_together(
     steps: Sequence[Step], *, positions: Value, logits: Value, kinds: Collection[str] = PEEPHOLES.keys()
 ) -> Together:
-    """`positions`, `logits`: the values of the rows"""
+    """`positions`, `logits`: the values that hold the rows' positions and logits"""
     together = Together(needed(steps, logits), {}, {})
     for kind, find in PEEPHOLES.items():
         if kind not in kinds:
@@ -59,7 +59,7 @@ def brought_together(
 
 
 def _found(find: Find, uses: Uses, logits: Value) -> list[Found]:
-    """Without overlaps: the first match keeps its steps."""
+    """Matches without overlaps: the first match keeps its steps."""
     taken, all_found = set[int](), list[Found]()
     for number in range(len(uses.steps)):
         found = find(uses, number)

@@ -1,4 +1,4 @@
-"""Queries of peepholes about a list of steps: who writes numbers, who reads them, and whether they are the same."""
+"""Queries about a list of steps: which step writes or reads some numbers, and whether two views are the same."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ TYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Found:
-    """The numbers of the matched steps, and the step that replaces them, at the place of the last one."""
+    """The indices of the matched steps, and the step that replaces them, at the place of the last matched step."""
 
     steps: frozenset[int]
     by: Compute
@@ -25,7 +25,7 @@ class Numbers(NamedTuple):
 
     place: Place
     sizes: tuple[int, ...]
-    """The sizes of the view in which it reads or writes them"""
+    """The sizes of the step's view of these numbers"""
 
     @property
     def of(self) -> object:
@@ -75,7 +75,7 @@ def read_in(step: Compute) -> list[Numbers]:
 
 
 def pairs_in(step: Compute) -> Iterator[tuple[Numbers, Numbers]]:
-    """What a sum or a product reads: each of the two beside the other"""
+    """The two inputs of a sum or a product, in both orders"""
     one, other = read_in(step)
     yield one, other
     yield other, one
@@ -86,7 +86,8 @@ def written_in(step: Compute) -> Numbers:
 
 
 def together(sizes: Sequence[int], *numbers: Numbers) -> list[Place] | None:
-    """The places of these numbers in these sizes; None if not all have one type and a contiguous last dimension."""
+    """The places of these numbers, viewed with these sizes. None if their types differ, or if the last dimension of one
+    is not contiguous."""
     dtype = numbers[0].dtype
     places = [
         place
@@ -102,12 +103,12 @@ class User(NamedTuple):
     number: int
     step: Compute
     others: list[Numbers]
-    """Its other operands"""
+    """The step's other inputs"""
 
 
 class Uses:
     def __init__(self, steps: Sequence[Step], positions: Value) -> None:
-        """`positions`: the rows' value"""
+        """`positions`: the value that holds the rows' positions"""
         self.steps = steps
         self.positions = positions
         self._writers: dict[object, list[int]] = {}
@@ -130,7 +131,8 @@ class Uses:
         return step if isinstance(step, Compute) and step.operation in operations else None
 
     def source(self, of: Numbers, *operations: str) -> tuple[int, Compute] | None:
-        """The step that writes these numbers, if it is one of these operations. Others may write more of the value."""
+        """The step that writes exactly these numbers by one of these operations. Other steps may write other parts of
+        the same value."""
         for number in self.writers(of.of):
             step = self.compute(number, *operations)
             if step is not None and written_in(step).are(of):
@@ -138,7 +140,8 @@ class Uses:
         return None
 
     def user(self, of: Numbers, operation: str) -> User | None:
-        """The first step that reads these numbers, if it is this operation. Others may read them, too."""
+        """The first step that reads the value of these numbers, if it computes this operation from exactly these
+        numbers. Later steps may read them, too."""
         number = self.readers(of.of)[0]
         step = self.compute(number, operation)
         if step is None:

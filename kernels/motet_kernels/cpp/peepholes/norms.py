@@ -1,4 +1,4 @@
-"""RMS norms, as modules compute them: in float32, rounded before the weight or after it."""
+"""RMS norms, as modules compute them: in float32, and rounded before or after the multiplication with the weight."""
 
 from dataclasses import replace
 
@@ -33,10 +33,10 @@ def modules_norm(uses: Uses, number: int) -> Found | None:
 
 
 def _weighted(uses: Uses, scale: Compute, dtype: torch.dtype) -> tuple[Numbers, Numbers, set[int]] | None:
-    """The weight that these float32 numbers are multiplied with, the result, and the steps.
+    """The weight that the result of `scale` is multiplied with, the product, and the steps.
 
-    A model in another type rounds either before this product, with a weight of its type, or after it, with a weight in
-    float32.
+    A model that is not in float32 rounds before this product, and the weight has the model's type; or it rounds after
+    this product, and the weight is in float32.
     """
     rounded = uses.user(written_in(scale), "copy")
     product = uses.user(written_in(rounded.step if rounded else scale), "multiply")
@@ -96,7 +96,7 @@ def _after(uses: Uses, mean: Compute) -> tuple[float, Numbers, set[int]] | None:
 
 
 def sum_and_norm(uses: Uses, number: int) -> Found | None:
-    """A norm of all numbers of a sum that later steps also read"""
+    """A norm of all numbers of a sum. The fused step writes the sum, too."""
     norm = uses.compute(number, "modules_norm")
     if norm is None or norm.sizes[:-1] != (1, 1):  # of all numbers, not per head
         return None

@@ -6,11 +6,11 @@ from motet_kernels.cpp.steps import ByPosition, Compute, Place, Step, read_by, w
 _TURNS = ("cos", "sin")
 _NOT_IN_TABLES = ("look_up", "unpack", "keep", "write")
 _MAX_TABLES = 4
-"""Cosines and sines of two ropes. Where each layer computes its own, tables would take much memory."""
+"""Room for the cosines and sines of two ropes. If each layer computes its own, tables would take much memory."""
 
 
 def by_position(uses: Uses, number: int) -> Found | None:
-    """Found from the cosine or sine. Later operations on it alone, such as a conversion, go into the table, too."""
+    """A cosine or a sine, with the steps that alone read its result, such as a conversion."""
     turn = uses.compute(number, *_TURNS)
     if turn is None or sum(uses.compute(one, *_TURNS) is not None for one in range(len(uses.steps))) > _MAX_TABLES:
         return None
@@ -27,7 +27,8 @@ def by_position(uses: Uses, number: int) -> Found | None:
 
 
 def _alone(uses: Uses, number: int) -> int | None:
-    """The only step that reads this step's result, if it reads nothing else, and writes a whole value"""
+    """The only step that reads this step's result. None if that step reads other values, too, or writes only a part of
+    a value."""
     readers = [reader for value in written_by(uses.steps[number]) for reader in uses.readers(value)]
     if len(readers) != 1:
         return None
@@ -42,7 +43,7 @@ def _alone(uses: Uses, number: int) -> int | None:
 
 
 def _before(uses: Uses, last: int) -> list[Step] | None:
-    """This step and all that it depends on; None if they read more than positions"""
+    """The step `last`, after all steps that it depends on; None if one of these steps reads more than positions"""
     found: list[Step] = []
     values = {*written_by(uses.steps[last])}
     for step in reversed(uses.steps[: last + 1]):

@@ -1,5 +1,5 @@
-"""Rotations of queries and keys: the first half of each head with the second. Before, each head may be normed; after,
-keys are written into their pages."""
+"""Rotations of queries and keys: the first half of each head with the second half. A norm of each head may come before
+the rotation. After the rotation, keys are written into their pages."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def _later(place: Place, numbers: int) -> Place:
 
 
 def norm_and_rotate(uses: Uses, number: int) -> Found | None:
-    """A rotation of heads that are normed"""
+    """A rotation of heads, with the norm before it"""
     turn = uses.compute(number, "rotate")
     if turn is None:
         return None
@@ -68,7 +68,7 @@ def norm_and_rotate(uses: Uses, number: int) -> Found | None:
 
 
 def write_rotated(uses: Uses, number: int) -> Found | None:
-    """The write of rotated keys, and of the values beside them"""
+    """The write of keys and values, with the rotation of the keys"""
     write = uses.compute(number, "write")
     if write is None:
         return None

@@ -1,17 +1,18 @@
 // add_lora: y[i] += x[i] · A · B for rows grouped into segments of one adapter each (PU-01, PU-02).
 //
-// The products x·A are summed over the whole width (shrink), kept in fp32, and multiplied with B (expand). A segment
-// costs its own rank, so mixed ranks cost the sum of their bytes. A segment with one row reads each matrix once, in
-// order, at the speed of the memory (PU-04). Several rows are computed a few at a time: each number is read once for
-// these few. Threads share the ranks, then the columns (PU-03). A row's numbers are always added in one order and
-// rounded alike: its result depends neither on threads nor on other rows, of its own segment or of others.
+// The products x · A are summed over the whole width (shrink), kept in fp32, and multiplied with B (expand). Each
+// segment is computed at its own rank, so a batch of mixed ranks reads only the bytes of its adapters. A segment with
+// one row reads each matrix once, in order, at the speed of the memory (PU-04). Several rows are computed a few at a
+// time: each number is read once for these few rows. With few pieces, threads share the ranks, then the columns
+// (PU-03). A row's numbers are always added in one order and rounded at the same places: so a row's result depends
+// neither on threads nor on other rows.
 #include "border.h"
 #include "calls.h"
 #include "lora_products.h"
 
 namespace {
 
-constexpr int64_t SMALL = 64 * 1024;  // fewer numbers than this are not worth several threads
+constexpr int64_t SMALL = 64 * 1024;  // one thread multiplies fewer numbers than this
 constexpr int64_t UNITS_OF_A_THREAD = 4, PIECES_OF_A_THREAD = 4;
 constexpr int64_t LEAST_COLUMNS = 256;
 
@@ -30,7 +31,7 @@ template <typename T> const T *matrix(const Segment &segment, int64_t linear, in
 
 struct LoraRows::Piece {
     Segment segment;
-    int64_t row, rows, products;  // products: where its x·A begin, for each linear
+    int64_t row, rows, products;  // products: where the piece's x · A begin among the products of a linear
 };
 
 LoraRows::LoraRows(int64_t type, const void *segments, int64_t count, float *products)
@@ -62,8 +63,8 @@ template <typename T> struct Work {
         return products + linear * products_of_a_linear + pieces[piece].products;
     }
 
-    // The A (`which` = 0) or B (1) after that of this linear: of the piece's next linear, else of the next piece's first
-    // one. nullptr: there is none.
+    // The A (`which` = 0) or B (1) that is read after the one of this linear: of the piece's next linear, or else of
+    // the next piece's first linear. nullptr if there is no such linear, or if the adapter does not change it.
     const T *after(int64_t piece, int linear, int which) const {
         if (linear + 1 < group.count) return matrix<T>(pieces[piece].segment, group.linears[linear + 1].index, which);
         return piece + 1 < count ? matrix<T>(pieces[piece + 1].segment, group.linears[0].index, which) : nullptr;
@@ -113,8 +114,8 @@ template <typename With> void LoraRows::with_work(const LoraGroup &group, const 
 
 void LoraRows::list(const LoraGroup &group, int64_t threads, int64_t most, std::vector<Later> &into) const {
     if (!group.count) return;
-    // Lists a thread's share of the pieces, which is prefetched in the list's order. What is read first is listed last,
-    // so that it is still in the cache.
+    // Lists the matrices of a thread's share of the pieces. They are prefetched in the list's order: the matrices that
+    // are read first come last, so that they are still in the cache.
     const auto of_share = [&](auto number, int which, int64_t first, int64_t end) {
         using T = decltype(number);
         for (int64_t piece = first; piece < end; ++piece) {
@@ -188,8 +189,7 @@ void LoraRows::expand(const LoraGroup &group, int linear, int64_t piece, int64_t
 
 extern "C" {
 
-// The strides are elements between two rows. `products` has room for the x·A of all segments. Ranks are multiples of 4.
-// At most `most_threads` threads compute.
+// The strides are in elements. `products` has room for the x · A of all segments. Ranks are multiples of 4.
 int64_t motet_add_lora(int64_t type, const void *segments, int64_t count, float *products, int64_t most_threads,
                        int64_t linear, int64_t inputs, int64_t outputs, const void *x, int64_t x_stride, void *y,
                        int64_t y_stride) {

@@ -1,13 +1,14 @@
-// Attention over pages of keys and values, which are read in place (PU-22): no padding, and time follows the context.
+// Attention over pages of keys and values, which are read in place (PU-22): there is no padding, and the time follows
+// the length of the context.
 //
-// A call gets the new rows of all sequences: one row of each sequence that decodes, several of one whose prompt is
-// computed. It writes their keys and values into the pages first. A unit of work is one KV head of one sequence, with
-// all query heads that share it, for one row or a few. It goes through the pages in blocks, and keeps for each query
-// row the largest score, the sum of the weights and the weighted sum of values. The order of additions depends on the
-// sequence alone. With several rows, bfloats are multiplied by AMX tiles, if the CPU has them (tiled_attention.h).
+// A call gets the new rows of all sequences: one row of each decoding sequence, several rows of each prompt. The call
+// first writes the keys and values of these rows into the pages. A unit of work is one KV head of one sequence, with
+// all query heads that share the KV head, for a few rows. A unit goes through the pages in blocks. For each query it
+// keeps the largest score, the sum of the weights and the weighted sum of values. The order of additions depends on the
+// sequence alone. With several rows, AMX tiles multiply bfloats, if the CPU has AMX (tiled_attention.h).
 //
-// Pages are read whole: the caller has cleared what a sequence has not written yet. Only pages that the rows attend to
-// are read.
+// Only pages that the rows attend to are read. They are read whole: the caller has cleared what a sequence has not
+// written yet.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -19,16 +20,16 @@
 
 namespace {
 
-constexpr int PAGES_AHEAD = 3;       // whose keys are prefetched
+constexpr int PAGES_AHEAD = 3;       // from the page that is read to the page whose keys are prefetched
 constexpr int QUERIES_IN_UNIT = 64;  // rows · query heads of a KV head
 constexpr int FEW_QUERIES = 4;
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
-constexpr int64_t SMALL = 1 << 19;   // fewer products than this are not worth several threads
+constexpr int64_t SMALL = 1 << 19;   // one thread computes fewer products than this
 
 struct Sequence {
     int64_t first;   // row of the call
     int64_t count;   // rows
-    int64_t start;   // tokens before them
+    int64_t start;   // tokens before these rows
     int64_t pages;   // row of the table
 };
 
@@ -44,7 +45,7 @@ struct Batch {
     int64_t threads;
 };
 
-// A thread's buffers for a unit. They are reused for the next one.
+// A thread's buffers for a unit, reused for the thread's next unit.
 struct Scratch {
     std::vector<uint32_t> queries, keys, weights;
     std::vector<float> scores, sums, largest, totals;
@@ -106,7 +107,7 @@ template <typename T> struct Call {
         floats most = all(largest_score);
         for (int64_t i = 0; i < keys; i += LANES) most = larger(load_floats(of_query + i), most);
         float largest_now = largest(most);
-        if (largest_now == NOTHING) {  // it has attended to no key so far
+        if (largest_now == NOTHING) {  // this query has attended to no key so far
             memset(of_query, 0, keys * sizeof(float));
             return;
         }
@@ -193,7 +194,7 @@ template <typename T> struct Call {
 #if defined(MOTET_TILES)
     static constexpr bool TILED = std::is_same_v<T, bfloat>;
 
-    // True for all units of a sequence, or for none.
+    // Depends on the sequence alone: all units of a sequence are computed in the same way.
     bool is_tiled(const Sequence &sequence) const {
         return sequence.count > 1 && sequence.count * (heads / batch.kv_heads) >= TiledAttention::LEAST_QUERIES;
     }
@@ -320,7 +321,7 @@ void AttentionRows::add_to(Stages &stages, int64_t layer, int64_t heads, const v
         Call<T> call{b, layer, heads, static_cast<const T *>(queries), of_queries, static_cast<T *>(out), options};
         const int64_t at_once = call.rows_of_unit();
         for (int64_t s = 0; s < b.count;) {
-            // Each prompt is a part. Consecutive decoding sequences share a part.
+            // A sequence of several units per head is a part. Consecutive smaller sequences share a part.
             int64_t count = 1;
             if (b.sequences[s].count <= at_once)
                 while (s + count < b.count && b.sequences[s + count].count <= at_once) ++count;

@@ -1,18 +1,18 @@
-// The results of calls from Python. No exception may leave the library: nobody above knows its type, and the process
-// would end.
+// The results of calls from Python. No exception may leave the library: Python's caller (ctypes) does not know C++
+// exceptions, and the process would end.
 #pragma once
 
 #include <cstdint>
 #include <exception>
 #include <new>
 
-// motet_kernels/cpp/library.py has the same names of these numbers.
+// motet_kernels/cpp/library.py has the same numbers.
 constexpr int64_t OUT_OF_MEMORY = -1, FAILED = -2;
 
-// Why the newest call of this thread FAILED.
+// Keeps why this thread's call FAILED.
 void note_failure(const char *reason) noexcept;
 
-// Returns the result of `compute`, or one of the numbers above.
+// Returns the result of `compute`, or OUT_OF_MEMORY or FAILED.
 template <typename Compute> int64_t answer_of(const Compute &compute) noexcept {
     try {
         return compute();

@@ -1,4 +1,4 @@
-// Functions that other parts of the library call, not only Python. Types of elements: 0 float, 1 bfloat, 2 half.
+// Functions of add_lora and attention for other parts of the library. Types of elements: 0 float, 1 bfloat, 2 half.
 #pragma once
 
 #include <cstdint>
@@ -36,22 +36,22 @@ class LoraRows {
     int64_t first_row(int64_t piece) const;
     int64_t rows(int64_t piece) const;
 
-    // Adds to the list what shrinks and expands will read, in parts of at most `most` bytes: for each thread's share of
-    // the rows first B, then A.
+    // Adds to the list the matrices that shrinks and expands will read, in parts of at most `most` bytes: for each
+    // thread's share of the rows all B, then all A.
     void list(const LoraGroup &group, int64_t threads, int64_t most, std::vector<Later> &into) const;
     // Adds the products x · A of all rows to the stage.
     void add_shrinks(Stages &stages, const LoraGroup &group) const;
     // Adds y += products · B of all rows to the stage.
     void add_expands(Stages &stages, const LoraGroup &group) const;
-    // Adds shrinks and expands of a group with one linear. It ends the stage.
+    // Adds the shrinks and expands of a group with one linear, and ends the stage.
     void add_all(Stages &stages, const LoraGroup &group) const;
     // y += products · B for these rows of a piece, and the columns [from, to) of a linear. `to` is the number of outputs,
-    // or a multiple of PAIR away from `from`.
+    // or `to - from` is a multiple of PAIR.
     void expand(const LoraGroup &group, int linear, int64_t piece, int64_t row, int64_t rows, int64_t from,
                 int64_t to) const;
 
   private:
-    // Calls `with` with these linears' work, in the type of the elements.
+    // Calls `with` with the Work of these linears, for the type of the elements.
     template <typename With> void with_work(const LoraGroup &group, const With &with) const;
 
     int64_t type_;
@@ -67,12 +67,12 @@ struct AttentionOptions {
     int64_t first_key(int64_t position) const { return window && position >= window ? position - window + 1 : 0; }
 };
 
-// Distances of heads and of rows, in elements.
+// The distances from a head and from a row to the next, in elements.
 struct Strides {
     int64_t head, row;
 };
 
-// The addresses of the key and the value of a row's first head; null if the row has no sequence.
+// The addresses of the key and the value of a row's first head; null if the row is in no sequence.
 struct KeyPlace {
     char *key, *value;
     int64_t bytes_of_head;  // from one head to the next

@@ -1,4 +1,4 @@
-// The structures of programs, and what each of their instructions does to a row. They compute in fp32 and round to the
+// The structures of programs, and what each instruction does to a row. Instructions compute in fp32 and round to the
 // type of the result, like torch.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace {
 
-// Operations and types are in the order of motet_kernels/cpp/steps.py. These structures and the order of their members
-// are equal to program_structures.py.
+// Operations and types are in the order of motet_kernels/cpp/steps.py. The structures have the same members in the same
+// order as in program_structures.py.
 enum Type { FLOAT, BFLOAT, INTEGER };
 
 enum Operation {
@@ -22,7 +22,7 @@ enum Operation {
 enum Where { BUFFER, SCRATCH, CONSTANT };
 
 constexpr int MOST_OPERANDS = 5, DIMENSIONS = 3;
-constexpr int FEW_OPERANDS = 3;  // of all operations except the fused ones
+constexpr int FEW_OPERANDS = 3;  // enough for all operations except the fused rotations
 
 struct Operand {
     int64_t where;
@@ -43,14 +43,14 @@ struct LinearStep {
     int64_t x, x_offset, y;  // buffers
     int64_t inputs, outputs;
     const void *packed, *bias;
-    int64_t lora;  // its number in add_lora; -1: no adapter changes it
+    int64_t lora;  // the linear's number in add_lora; -1: no adapter changes the linear
 };
 
 enum StageKind { LINEARS, ROWS, ATTENTION, CHOICE };
 
 struct Stage {
-    int64_t kind, kept;    // 1 if it has only the kept rows
-    int64_t first, count;  // its instructions or linears; first: the layer of an attention
+    int64_t kind, kept;    // kept: 1 if the stage has only the kept rows
+    int64_t first, count;  // of its instructions or linears; for an attention, first is the layer
     int64_t query, query_offset, head_stride, heads, out, window;
     double scale, softcap;
 };
@@ -80,7 +80,7 @@ struct Call {
     const void *lora;       // add_lora's segments; null if no row has an adapter
     int64_t lora_count;
     float *lora_products;
-    int64_t *chosen;  // [kept] place of each row's largest logit, -1 where one is not finite; null: not wanted
+    int64_t *chosen;  // [kept] place_of_largest() of each row's logits; null: not wanted
     double *seconds;  // of each kind of stage; may be null
 };
 
@@ -140,7 +140,7 @@ struct Reader {
         if (mode == SAME) return same;
         return some(i, LANES);
     }
-    // The first `count` numbers, and zeros after them.
+    // `count` numbers from number i on, and then zeros.
     floats some(int64_t i, int64_t count) const {
         floats value = {};
         for (int64_t lane = 0; lane < count; ++lane) value[lane] = number_at(type, at + (i + lane) * step);
@@ -300,7 +300,7 @@ void reduce(const Instruction &what, const Row &row) {
     });
 }
 
-// Looks up one of the `number` rows of a matrix; the second operand has its number.
+// Looks up a row of a matrix with `what.number` rows; the second operand is the row's index.
 void look_up(const Instruction &what, const Row &row) {
     const int64_t index = *reinterpret_cast<const int64_t *>(row.at(what.in[1])), width = what.sizes[2];
     char *out = row.at(what.out);

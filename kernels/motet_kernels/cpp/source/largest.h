@@ -4,8 +4,8 @@
 #include <algorithm>
 #include "vectors.h"
 
-// An integer for each number, in the numbers' order: a NaN is above infinity or below minus infinity, and -0 comes
-// just before 0. With integers the compiler vectorizes the loops below.
+// Integers in the order of the numbers: a NaN is above infinity or below minus infinity, and -0 comes just before 0.
+// The compiler vectorizes the loops below for integers.
 INLINE int16_t ordered(bfloat number) {
     const int16_t bits = (int16_t)number.bits;
     return (int16_t)(bits ^ ((bits >> 15) & 0x7fff));
@@ -16,7 +16,7 @@ INLINE int32_t ordered(float number) {
     return bits ^ ((bits >> 31) & 0x7fffffff);
 }
 
-// The place of the largest number, the first one of equal ones; -1 if it is infinite, or if a number is a NaN.
+// The first place of the largest number; -1 if the largest number is infinite, or if any number is a NaN.
 template <typename T> INLINE int64_t place_of_largest(const T *row, int64_t count) {
     typedef decltype(ordered(*row)) Key;
     constexpr Key infinity = sizeof(Key) == 2 ? 0x7f80 : 0x7f800000;

@@ -1,4 +1,4 @@
-// Queries of a process about the library and the machine.
+// What a process may ask the library: its last failure, the CPU's width, the speed of the memory.
 #include <cstdio>
 
 #include "border.h"
@@ -14,10 +14,10 @@ void note_failure(const char *reason) noexcept { snprintf(newest_failure, sizeof
 
 extern "C" {
 
-// Why the newest call of this thread returned FAILED.
+// Why this thread's newest failed call returned FAILED.
 const char *motet_failure() { return newest_failure; }
 
-// How many numbers one instruction computes with: 16 with AVX-512, 8 with AVX2, 4 with NEON.
+// How many floats a vector has: 16 with AVX-512, 8 with AVX2, 4 with NEON.
 int64_t motet_lanes() { return LANES; }
 
 // Reads all bytes once, as fast as this machine can: the reference of benchmarks. The address is a multiple of 64.

@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int64_t SMALL = 256 * 1024;  // fewer products than these are not worth several threads
+constexpr int64_t SMALL = 256 * 1024;  // one thread computes fewer products than this
 
 template <typename T>
 void linear(const void *x, int64_t x_stride, int64_t rows, int64_t inputs, const void *packed, const void *bias,

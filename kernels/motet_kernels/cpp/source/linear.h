@@ -1,9 +1,10 @@
 // y = x · Wᵀ (+ bias), with W packed in the order of its reads.
 //
-// A panel holds W's rows for PAIR columns of y: for each two inputs, first both numbers of one half of the columns,
-// then of the other half. Inputs and outputs are padded with zeros. The microkernel multiplies a few rows of x with one
-// panel or several, and keeps all sums in registers: in AMX tiles, if the CPU has them for this type. Each sum goes
-// through the inputs in one order, so a row's result does not depend on the other rows, nor on threads.
+// A panel holds the PAIR rows of W for PAIR columns of y. For each two inputs, it holds the two numbers of each column:
+// first for one half of the columns, then for the other half. Inputs and outputs are padded with zeros. The microkernel
+// multiplies a few rows of x with one panel or several, and keeps all sums in registers: in AMX tiles, if the CPU has
+// tiles for this type. Each sum adds the inputs in one order, so a row's result does not depend on the other rows, nor
+// on threads.
 #pragma once
 
 #include <type_traits>
@@ -18,13 +19,14 @@ constexpr int MOST_SUMS_IN_REGISTERS = LANES == 8 ? 12 : 24;
 constexpr int MOST_ROWS = MOST_SUMS_IN_REGISTERS / 2;
 constexpr int MOST_PANELS = 4;
 
-// The pairs of inputs of a partial sum. Partial sums are added up: one sum of all inputs would have a larger error.
+// How many pairs of inputs make a partial sum. One sum over all inputs would have a larger error than the total of
+// partial sums.
 constexpr int64_t PAIRS_OF_A_SUM = 128;
 
 constexpr int64_t UNITS_OF_A_THREAD = 8;
 constexpr int64_t AHEAD_BYTES = 8192;          // from the read to the prefetch
-constexpr int64_t MOST_BYTES_IN_CACHE = 512 << 10;  // of panels for all blocks of rows
-constexpr int64_t MOST_BYTES_AHEAD = 256 << 10;  // of a panel that fits in the cache beside another
+constexpr int64_t MOST_BYTES_IN_CACHE = 512 << 10;  // of the panels that stay in the cache for all blocks of rows
+constexpr int64_t MOST_BYTES_AHEAD = 256 << 10;  // two larger panels do not fit in the cache
 
 INLINE int64_t panels_of(int64_t outputs) { return (outputs + PAIR - 1) / PAIR; }
 // How many numbers a panel has.
@@ -36,8 +38,8 @@ INLINE int64_t panel_size(int64_t inputs) { return (inputs + 1) / 2 * 2 * PAIR; 
 template <typename T> INLINE int64_t place_in_pair(int64_t half, int64_t lane) { return half * LANES + lane; }
 template <> INLINE int64_t place_in_pair<bfloat>(int64_t half, int64_t lane) { return 2 * lane + half; }
 
-// The place of a column's numbers in its panel: for the first input, and from there for the second input. The numbers
-// for the next two inputs are 2 · PAIR further on.
+// Where a column's numbers are in its panel. `first`: the place for the first input; `second`: the distance from there
+// to the second input. The numbers for the next two inputs are 2 · PAIR further on.
 struct Places {
     int64_t first, second;
 };
@@ -92,8 +94,8 @@ struct Ahead {
     int64_t stride;  // bytes per two inputs
 };
 
-// Rows of x in groups: each group has an address, and all groups share the distances within a group. There are fewer
-// registers than rows, and other addresses would have to be loaded between the products.
+// Rows of x in groups: each group has an address, and all groups share the distances within a group. One address per
+// row would need more registers than there are: addresses would be loaded again between the products.
 template <int R, typename T> struct Groups {
     static constexpr int OF_A_GROUP = 4, COUNT = (R + OF_A_GROUP - 1) / OF_A_GROUP;
     const uint8_t *first[COUNT];
@@ -133,8 +135,8 @@ INLINE void write(Sums sums_of, int rows, const T *bias, Matrix<T> y, int64_t co
     }
 }
 
-// R rows of x with P panels. `LATER`: a line of `later` is prefetched per two inputs. It is not inlined: its caller
-// would need registers, too.
+// R rows of x with P panels. `LATER`: a line of `later` is prefetched per two inputs. If this function were inlined,
+// the code around it would take some of its registers.
 template <int R, int P, bool LATER, typename T>
 __attribute__((noinline)) void multiply(Matrix<const T> x, int64_t inputs, const T *panels, const T *bias, Matrix<T> y,
                                         int64_t columns, Ahead ahead, Ahead later) {
@@ -181,7 +183,7 @@ __attribute__((noinline)) void multiply(Matrix<const T> x, int64_t inputs, const
                  {y.data + p * PAIR, y.stride}, columns - p * PAIR);
 }
 
-// Rows of x, up to TILED_ROWS, with one panel; the first `written` results are written. `LATER`: as above.
+// Up to TILED_ROWS rows of x with one panel; only the first `written` rows of results are written. `LATER`: as above.
 template <bool LATER>
 void multiply_tiled(Matrix<const bfloat> x, int rows, int written, int64_t inputs, const bfloat *panel,
                     const bfloat *bias, Matrix<bfloat> y, int64_t columns, Ahead ahead, Ahead later);
@@ -231,22 +233,22 @@ template <typename T> struct LinearCall {
 
     const T *panel_at(int64_t panel) const { return packed + panel * panel_size(inputs); }
 
-    // The lines AHEAD_BYTES ahead in the same panel.
+    // The lines that the same panel's product reads AHEAD_BYTES later.
     Ahead soon(int64_t panel) const {
         return {reinterpret_cast<const uint8_t *>(panel_at(panel)) + AHEAD_BYTES, TWO_INPUTS<T>};
     }
     // The most bytes of `later` beside a panel: one line per two inputs.
     int64_t most_of_later() const { return (inputs + 1) / 2 * 64; }
 
-    // How many panels stay in the cache until all blocks were multiplied with them. With many blocks, reloading the
-    // rows of x for each panel takes longer than a product by tiles.
+    // How many panels are multiplied with all blocks before the next panels, and stay in the cache. With many blocks,
+    // reloading the rows of x for each panel takes longer than a product by tiles.
     int64_t panels_in_cache() const {
         const int64_t room = MOST_BYTES_IN_CACHE / (panel_size(inputs) * (int64_t)sizeof(T)), wanted = blocks() / 4;
         const int64_t count = room < wanted ? room : wanted;
         return TILED && count > 1 ? count : 1;
     }
 
-    // This block's share of the next panels' prefetch. Each block prefetches another share.
+    // This block's share of the next panel: the blocks together prefetch all of the panel.
     Ahead share_of_next(int64_t panel, int64_t block, int64_t blocks) const {
         int64_t bytes = panel_size(inputs) * sizeof(T);
         if (bytes > MOST_BYTES_AHEAD) return soon(panel);
@@ -272,9 +274,9 @@ template <typename T> struct LinearCall {
         }
     }
 
-    // One block of rows with one panel: a step. Beside its share of the next panel, it prefetches one entry of `later`,
-    // or none. The entries are spread over all steps in the order of panels, which unit() changes only among the panels
-    // that stay in the cache together: so the entries are prefetched nearly in their order.
+    // One step: one block of rows with one panel. A step prefetches its share of the next panel, and at most one entry
+    // of `later`. The entries are spread over the steps in the order of panels. unit() changes this order only among
+    // panels that are in the cache together, so the entries are prefetched nearly in their order.
     void one_of_blocks(int64_t row, int64_t rows_of_block, int64_t panel, int64_t block, int64_t blocks) const {
         const Ahead next = share_of_next(panel, block, blocks);
         const int64_t number = panel * blocks + block, all = panels_of(outputs) * blocks;
@@ -310,7 +312,7 @@ template <typename T> struct LinearCall {
         return (rows + most - 1) / most;
     }
 
-    // How the work is cut for threads: each unit has `panels_at_once` panels, and one of `parts` parts of the blocks of
+    // How the work is cut for threads: a unit has `panels_at_once` panels, and one of `parts` parts of the blocks of
     // rows.
     struct Cut {
         int64_t panels_at_once, parts, units;
@@ -321,17 +323,17 @@ template <typename T> struct LinearCall {
         const int64_t panels = panels_of(outputs) + panels_beside, wanted = UNITS_OF_A_THREAD * threads;
         int64_t at_once = panels / wanted, parts = wanted / panels;
         if (at_once < 1) at_once = 1;
-        if (!TILED && rows <= MOST_ROWS / 2 && at_once < MOST_PANELS) at_once = MOST_PANELS;  // several per load of x
+        if (!TILED && rows <= MOST_ROWS / 2 && at_once < MOST_PANELS) at_once = MOST_PANELS;  // to load x less often
         if (parts > blocks()) parts = blocks();
         if (parts < 1) parts = 1;
         return {at_once, parts, (panels_of(outputs) + at_once - 1) / at_once * parts};
     }
 
-    // The last block's number of rows: if blocks differ, it has one row more than others. Tiles are set up for this
-    // number for every block: to compute a row too many (the next block's) takes less time than another set-up.
+    // The rows of the last block. Other blocks have as many rows, or one row less. Tiles are set up for this number in
+    // every block: computing the next block's first row in vain takes less time than another set-up.
     int64_t most_rows_of_a_block() const { return (rows + blocks() - 1) / blocks(); }
 
-    // Blocks of rows have about the same size, so that none is much slower than the others.
+    // Blocks of rows have about the same size, so that no block takes much longer than the others.
     void unit(Cut cut, int64_t number) const {
         const int64_t panels = panels_of(outputs), part = number % cut.parts, all = blocks();
         int64_t panel = number / cut.parts * cut.panels_at_once, end = panel + cut.panels_at_once;

@@ -1,5 +1,5 @@
-// The products of add_lora: of some rows of x with A (shrink), and of the results with B (expand). One row and several
-// have a path each, see add_lora.cpp.
+// The products of add_lora: of some rows of x with A (shrink), and of the results with B (expand). A segment with one
+// row is computed by other functions than a segment with several rows, see add_lora.cpp.
 #pragma once
 
 #include "products.h"
@@ -7,28 +7,28 @@
 namespace {
 
 constexpr int ROWS_AT_ONCE = LANES == 16 ? 4 : 2;
-constexpr int RANKS_AT_ONCE = 4;    // with several rows
+constexpr int RANKS_AT_ONCE = 4;    // for segments with several rows
 constexpr int ROWS_IN_BLOCK = 32;   // rows of a piece
 constexpr int MOST_RANK = 512;
 constexpr int64_t AHEAD = 8192;     // bytes from the read to the prefetch
-constexpr int64_t STRIP = 1024;     // bytes that are prefetched from one place
+constexpr int64_t STRIP = 1024;     // bytes per look-up of the place to prefetch
 constexpr int64_t AHEAD_OF_COLUMNS = 512;
 
 constexpr int COLUMNS_AT_ONCE = 2;  // Pairs
 constexpr int64_t MOST_SUMS = 8192;  // 32 KiB: they stay in the L1 cache
 
-// The lines that are prefetched together.
+// Lines that are prefetched together.
 struct Lines {
     const uint8_t *first;
     int64_t apart;  // bytes from one to the next
 };
 
-// Data that is read in order, ROWS rows at once, and then the next data: prefetches AHEAD bytes ahead.
+// Data that is read in order, ROWS rows at once, and that the data at `next` follows. Finds what to prefetch.
 template <int ROWS> struct Stream {
     const uint8_t *from;
     int64_t steps, width, stride;  // of ROWS rows each; width and stride in bytes of one row
     const uint8_t *next;           // null: unknown
-    // The lines AHEAD bytes after the byte `at` of the first row, counted over all steps.
+    // The lines AHEAD bytes after the byte `at`, which counts one row's bytes over all steps.
     INLINE Lines ahead(int64_t at) const {
         constexpr int64_t SHARE = AHEAD / ROWS;
         at += SHARE;
@@ -37,8 +37,8 @@ template <int ROWS> struct Stream {
     }
 };
 
-// Calls with(i, Whole) for each Pair of `count` numbers, and prefetches ahead; and with(i, rest) for the rest. The
-// numbers begin at the byte `at` of the stream.
+// Prefetches, and calls with(i, Whole) for each Pair of `count` numbers, and with(i, rest) for the rest. The numbers
+// begin at the byte `at` of the stream.
 template <typename T, int ROWS, typename F>
 INLINE void in_strips(const Stream<ROWS> &stream, int64_t at, int64_t count, const F &with) {
     constexpr int64_t NUMBERS = STRIP / (int64_t)sizeof(T), BYTES = PAIR * sizeof(T);
@@ -56,8 +56,8 @@ INLINE void in_strips(const Stream<ROWS> &stream, int64_t at, int64_t count, con
 
 // -- shrink ----------------------------------------------------------------------------------------------------------
 
-// One row of x with one row of A, added up like products(): the sum of the lanes is still to do. Additions to the sum
-// wait for each other, and a CPU begins the next rows of A meanwhile; several rows at once would break the read order.
+// One row of x with one row of A, added in the order of products(); the caller adds the lanes. Each addition waits for
+// the one before; meanwhile, a CPU begins the next rows of A. Several rows at once would not be read in order.
 template <typename T>
 INLINE floats product(const T *x, const T *a, int64_t inputs, const Stream<1> &stream, int64_t at) {
     floats sum_of = {};
@@ -67,7 +67,7 @@ INLINE floats product(const T *x, const T *a, int64_t inputs, const Stream<1> &s
     return sum_of;
 }
 
-// R rows of x with K rows of A. `next`: the following rows of A; null if they were already read.
+// R rows of x with K rows of A. `next`: the following rows of A, to prefetch; null if they were prefetched before.
 template <int R, int K, typename T>
 INLINE void products(Matrix<const T> x, const T *a, int64_t inputs, float *into, int64_t rank, const T *next) {
     floats sums_of[R][K] = {};
@@ -99,7 +99,7 @@ void shrink(Matrix<const T> x, int64_t rows, const T *a, int64_t inputs, float *
     if (rows == 1) {
         const int64_t width = inputs * (int64_t)sizeof(T);
         const Stream<1> stream{bytes_of(a + k * inputs), last - k, width, width, bytes_of(next)};
-        for (int64_t at = 0; k < last;) {  // the lanes of several ranks are added together
+        for (int64_t at = 0; k < last;) {  // sums() adds the lanes of each of several ranks at once
             floats of_ranks[LANES] = {};
             const int count = (int)smaller(LANES, last - k);
             for (int i = 0; i < count; ++i, at += width)
@@ -124,8 +124,8 @@ void shrink(Matrix<const T> x, int64_t rows, const T *a, int64_t inputs, float *
 
 // -- expand ----------------------------------------------------------------------------------------------------------
 
-// Adds R rows of products · B to C Pairs of columns; a row has `steps` factors. `cold`: these columns were not read
-// yet.
+// Adds R rows of products · B to C Pairs of columns; a row has `steps` factors. `cold`: B's columns were not read
+// before.
 template <int R, int C, typename T, typename Count>
 INLINE void add_columns(Matrix<T> y, const typename Steps<T>::Factor *factors, int64_t steps, const T *b,
                         int64_t outputs, Count count, bool cold) {
@@ -148,7 +148,7 @@ INLINE void add_columns(Matrix<T> y, const typename Steps<T>::Factor *factors, i
         }
 }
 
-// Adds columns [from, to) of R rows. `to` is the end of the row, or a multiple of PAIR away from `from`.
+// Adds columns [from, to) of R rows. `to` is the end of the row, or `to - from` is a multiple of PAIR.
 template <int R, typename T>
 INLINE void add_rows(Matrix<T> y, const typename Steps<T>::Factor *factors, int64_t steps, const T *b, int64_t outputs,
                      int64_t from, int64_t to, bool cold) {
@@ -160,8 +160,8 @@ INLINE void add_rows(Matrix<T> y, const typename Steps<T>::Factor *factors, int6
     });
 }
 
-// Adds one step of ranks to the sums of `count` columns. The first step initializes the sums, the last one adds them
-// to y.
+// Adds one step of ranks to the sums of `count` columns. The first step begins the sums; the last step adds the sums to
+// y.
 template <bool FIRST, bool LAST, typename T>
 INLINE void add_step(T *y, float *sums_of, typename Steps<T>::Factor factor, const T *b, int64_t outputs, int64_t count,
                      const Stream<Steps<T>::STEP> &stream, int64_t at) {
@@ -175,8 +175,8 @@ INLINE void add_step(T *y, float *sums_of, typename Steps<T>::Factor factor, con
     });
 }
 
-// Adds columns [from, to) of one row, like add_rows(). B is read in order: that is up to a third faster than all
-// ranks of a few columns.
+// Adds columns [from, to) of one row, like add_rows(). B is read in order, up to a third faster than all ranks of a few
+// columns after the other.
 template <typename T>
 INLINE void add_row(T *y, const float *products, int64_t rank, const T *b, int64_t outputs, int64_t from, int64_t to,
                     const T *next) {
@@ -200,7 +200,7 @@ INLINE void add_row(T *y, const float *products, int64_t rank, const T *b, int64
     }
 }
 
-// Adds to the rows of a piece that has several.
+// Adds to the rows of a piece with several rows.
 template <typename T>
 void expand(Matrix<T> y, int64_t rows, const float *products, int64_t rank, const T *b, int64_t outputs, int64_t from,
             int64_t to) {

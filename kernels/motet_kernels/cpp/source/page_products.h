@@ -37,7 +37,7 @@ template <> struct Parts<bfloat> {
 };
 #endif
 
-// Transposes the keys of a page: the tokens of each part become contiguous.
+// Transposes the keys of a page: one part of all tokens becomes contiguous.
 template <typename T> INLINE void transpose_page(const T *keys, int64_t width, uint32_t *into) {
     constexpr int VECTORS = Parts<T>::VECTORS;
     by_pairs(width, [&](int64_t i, auto count) {
@@ -58,7 +58,7 @@ template <typename T> INLINE void transpose_page(const T *keys, int64_t width, u
     });
 }
 
-// Scores of R queries with a page; a query has `parts` parts, and the keys are transpose_page's.
+// Scores of R queries with a page; a query has `parts` parts, and `keys` is the result of transpose_page.
 template <int R, typename T>
 INLINE void scores_of_page(const uint32_t *queries, int64_t parts, const uint32_t *keys, float *into) {
     floats sums_of[R][VECTORS_OF_PAGE] = {};
@@ -73,7 +73,7 @@ INLINE void scores_of_page(const uint32_t *queries, int64_t parts, const uint32_
         for (int v = 0; v < VECTORS_OF_PAGE; ++v) store_floats(into + r * KEYS_IN_BLOCK + v * LANES, sums_of[r][v]);
 }
 
-// Like scores_of_page, for queries too few to make a transposition worthwhile.
+// Like scores_of_page, for few queries: `keys` is not transposed, because that would take longer than it saves.
 template <int R, typename T>
 INLINE void scores_of_few(const T *const *queries, const T *keys, int64_t width, float *into) {
     constexpr int TOKENS = LANES / R;
@@ -95,7 +95,7 @@ INLINE void scores_of_few(const T *const *queries, const T *keys, int64_t width,
     }
 }
 
-// Adds the weighted values of a block to the results of R queries: to C pairs of columns, from column `first` on.
+// Adds the weighted values of a block to the results of R queries: to C Pairs of columns, from column `first` on.
 template <int R, int C, typename T, typename Count>
 INLINE void add_values(float *into, int64_t padded, const typename Steps<T>::Factor *weights, const T *const *values,
                        int pages, int64_t width, int64_t first, Count count) {

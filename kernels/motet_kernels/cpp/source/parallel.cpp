@@ -40,7 +40,8 @@ template <typename Condition> bool looked(const Condition &condition) {
 
 double now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
-// Threads that sleep until a condition holds. The thread that makes it true calls wake(), which is free if none sleeps.
+// Threads that sleep until a condition holds. The thread that makes the condition true calls wake(), which takes no
+// lock if no thread sleeps.
 class Sleepers {
   public:
     template <typename Condition> void sleep_until(const Condition &condition) {
@@ -86,7 +87,7 @@ struct Job {
     std::vector<Count> done;                  // units of each stage
     Sleepers sleepers;
     std::atomic<bool> failed{false};
-    std::exception_ptr failure;  // of the first unit that failed; read it when all are done
+    std::exception_ptr failure;  // of the first unit that failed; to be read when all units are done
 
     void begin(int64_t most_threads) {
         threads = most_threads;
@@ -109,8 +110,8 @@ struct Job {
         return computed;
     }
 
-    // If a unit throws, on whichever thread, the exception is kept for the caller. Later units are skipped and count as
-    // done, so that every thread reaches the end and none waits for a skipped unit.
+    // If a unit throws, the exception is kept for the caller. Later units are skipped and count as done, so that no
+    // thread waits for a skipped unit.
     void compute_unit(const Part &part, int64_t number) {
         if (failed.load(std::memory_order_relaxed)) return;
         try {
@@ -150,7 +151,7 @@ namespace {
 // The threads that help the library's callers. They never end: they sleep while there is no job.
 class Helpers {
   public:
-    // Wakes sleeping helpers to spin for a job, which comes soon.
+    // Wakes sleeping helpers: they spin until the job comes, which is soon.
     void rouse(int64_t count) {
         {
             std::lock_guard<std::mutex> lock(mutex_);
@@ -175,7 +176,7 @@ class Helpers {
   private:
     void hire(int64_t count) {
         if (hired_ >= count) return;
-        sigset_t every, before;  // signals are for the threads of the caller
+        sigset_t every, before;  // helpers block all signals: the caller's threads handle them
         sigfillset(&every);
         pthread_sigmask(SIG_BLOCK, &every, &before);
         try {
@@ -183,7 +184,7 @@ class Helpers {
                 std::thread([this, number = hired_ + 1] { help(number); }).detach();
                 ++hired_;
             }
-        } catch (const std::exception &) {  // no more threads available: the others compute everything
+        } catch (const std::exception &) {  // no more threads can be made: those that exist compute everything
         }
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
@@ -211,8 +212,8 @@ class Helpers {
 
 std::atomic<Helpers *> the_helpers{nullptr};
 
-// A forked child gets none of its parent's helpers, only their state: counts of sleeping threads, a mutex that one may
-// hold. The child starts with new helpers.
+// A forked child has none of its parent's helper threads, but a copy of their state: counts of sleeping threads, a
+// mutex that a helper may hold. So the child starts with new helpers.
 void forget_helpers() { the_helpers = nullptr; }
 
 Helpers &helpers() {

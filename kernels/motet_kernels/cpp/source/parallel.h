@@ -1,11 +1,11 @@
 // Work in stages, on the library's own threads.
 //
-// A stage has units, which threads compute in any order; the next stage begins when all are done. Each thread begins
-// with its share of the units, in order, and then takes units that others have not begun. So on a busy machine, the
-// threads that run compute everything, and wait for one that does not run only if it has begun a unit. The thread that
-// computes a unit makes no difference to its result.
+// A stage has units, which threads compute in any order; the next stage begins when all units are done. Each thread
+// begins with its share of the units, in order, and then takes units that other threads have not begun. So a thread
+// that gets no core delays the others only if it has begun a unit. A unit's result does not depend on the thread that
+// computes it.
 //
-// A waiting thread spins for some microseconds and then sleeps: longer spinning would take a core from the others.
+// A waiting thread spins for some microseconds and then sleeps: longer spinning would take a core from other threads.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ class Stages {
 
     int64_t threads() const { return threads_; }
 
-    // Adds unit(i) for each i below `units` to the stage. A single thread computes them at once.
+    // Adds unit(i) for each i below `units` to the stage. With one thread, this call computes the units.
     template <typename Unit> void add(int64_t units, Unit unit) {
         if (threads_ > 1) {
             if (units > 0) add_part(units, std::move(unit));
@@ -35,8 +35,8 @@ class Stages {
     // Ends the stage. `kind`: the index in `seconds` for its time.
     void end_stage(int kind = 0);
 
-    // Computes all stages. All units are done when it returns. If a unit throws, on any thread, this throws the same
-    // exception, and later units may not be computed.
+    // Computes all stages, and returns when all units are done. If a unit throws, on any thread, run() throws the same
+    // exception, and later units may be skipped.
     void run();
 
   private:

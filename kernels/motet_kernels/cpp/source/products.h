@@ -15,7 +15,7 @@ template <typename With> void with_type(int64_t type, const With &with) {
     if (type == 2) with(half{});
 }
 
-// Calls `work` with a number of rows that the compiler knows: the smaller one of R and `left`.
+// Calls `work` with a number of rows that is a constant for the compiler: the smaller one of R and `left`.
 template <int R, typename Work> INLINE void with_rows(int64_t left, const Work &work) {
     if constexpr (R > 1) {
         if (left < R) return with_rows<R - 1>(left, work);
@@ -23,15 +23,15 @@ template <int R, typename Work> INLINE void with_rows(int64_t left, const Work &
     work(std::integral_constant<int, R>{});
 }
 
-// How several rows are multiplied with a matrix B: STEP rows of B at once, each times its factor. add_lora's rows of B
-// are ranks, attention's are the values of tokens.
+// How several rows are multiplied with a matrix B: STEP rows of B at once, each times its factor. A row of B is a rank
+// in add_lora, and the values of a token in attention.
 template <typename T> struct Steps {
     using Factor = float;
     using Columns = Pair;
     static constexpr int STEP = 1;
     // `buffer` has room for `count` numbers and a Pair.
     static const float *factors(const float *numbers, int64_t, Factor *) { return numbers; }
-    // A Pair of columns, or fewer.
+    // `count` columns, at most a Pair.
     template <typename Count> static INLINE Columns columns(const T *b, int64_t, Count count) { return load(b, count); }
     static INLINE void add(Pair &sum, Columns b, Factor factor) {
         sum.a += b.a * factor;
@@ -40,7 +40,7 @@ template <typename T> struct Steps {
 };
 
 #if defined(__AVX512BF16__)
-// One instruction multiplies two rows, with the factors rounded to bfloat, and adds in fp32.
+// One instruction multiplies two rows of B by their factors, rounded to bfloat, and adds in fp32.
 template <> struct Steps<bfloat> {
     using Factor = uint32_t;
     using Columns = Pair;

@@ -1,9 +1,9 @@
 // The forward pass of any decoder over all rows of an iteration, in one call (PU-21, OR-05, OR-17): a list of steps that
 // was recorded from the model's own modules.
 //
-// Between its linears and its attention, a decoder does the same to each row separately. So the instructions between
-// two of them are one stage: a thread takes a few rows through all of these instructions, and numbers that no other
-// stage reads stay in its cache.
+// Between linears and attention, a decoder computes each row by itself. So all instructions between two stages of
+// linears or attention are one stage: a thread carries out all of them for a few rows, and numbers that no other stage
+// reads stay in the thread's cache.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -64,7 +64,7 @@ void carry_out(const Instruction &what, const Row &row, const AttentionRows &att
 
 constexpr int64_t ROWS_OF_A_BLOCK = 4;
 
-// Neighbouring rows with the same adapter, or all without one.
+// Neighbouring rows that all have the same adapter, or all have none.
 struct Block {
     int64_t row, rows, piece;  // piece: LoraRows' number, or -1
 };
@@ -125,10 +125,10 @@ template <typename T> class Pass {
         return {static_cast<T *>(there.data) + offset, there.row / (int64_t)sizeof(T)};
     }
 
-    // True with too few rows: then threads share the columns.
+    // True if there are fewer blocks of rows than threads: then threads share the columns.
     bool expands_apart() const { return (int64_t)blocks_.size() < stages_.threads(); }
 
-    // Adds linears to the stages → the linears whose LoRA results are added later.
+    // Adds linears to the stages → those that adapters change.
     LoraGroup linears(const Stage &stage) {
         LoraGroup group;
         std::vector<LinearCall<T>> calls;
@@ -155,7 +155,7 @@ template <typename T> class Pass {
         return group;
     }
 
-    // Prefetches what these adapters read later, while the linears multiply: each linear has its share.
+    // While the linears multiply, they prefetch the adapters' matrices: each linear prefetches a share.
     void prefetch(const LoraGroup &group, std::vector<LinearCall<T>> &calls) {
         if (!program_.prefetches || calls[0].blocks() < 2) return;
         const int64_t first = (int64_t)later_.size();
@@ -171,7 +171,7 @@ template <typename T> class Pass {
         }
     }
 
-    // Adds the products with the adapters' B first.
+    // Each unit first adds its rows' products with B, if the threads do not share the columns.
     void rows(const Stage &stage, const LoraGroup &group) {
         const bool expands = group.count && !expands_apart();
         stages_.add((int64_t)blocks_.size(), [this, &stage, group, expands](int64_t unit) {
@@ -234,7 +234,7 @@ int64_t motet_program_pass(const Program *program, const Call *call) {
     });
 }
 
-// The choice of a pass, for any contiguous rows.
+// What a pass writes to `chosen`, for any contiguous rows.
 void motet_largest(int64_t type, const void *logits, int64_t rows, int64_t vocabulary, int64_t *chosen) {
     for (int64_t row = 0; row < rows; ++row)
         chosen[row] = type == FLOAT

@@ -1,8 +1,9 @@
 // Attention of many queries to the same keys, by tiles (AMX), for bfloats.
 //
-// A tile of scores has the tokens of a page as rows and 16 queries as columns: keys are multiplied in their page's
-// layout, and all numbers of a query stay in one lane. Weights come out in pairs of tokens, as tiles need the second
-// factor of a product. Only values must be transposed. A query's results do not depend on the other queries.
+// A tile of scores has the tokens of a page as rows and 16 queries as columns. So keys are multiplied in their page's
+// layout, and all numbers of a query stay in one lane. Weights are stored in pairs of tokens: tiles need this layout
+// for the second factor of a product. Of a page, only the values are transposed. A query's results do not depend on the
+// other queries.
 #pragma once
 
 #include <vector>
@@ -19,7 +20,7 @@ class TiledAttention {
     static constexpr int LEAST_QUERIES = 9;   // for fewer, vectors are faster
     static constexpr int QUERIES_IN_UNIT = 256;
 
-    // `queries(i)`: where query i of `count` begins; each position from `first_position` on has `group` of them.
+    // `queries(i)`: where query i of `count` begins. Each position from `first_position` on has `group` queries.
     template <typename Queries>
     void begin(int64_t count, int64_t width, int64_t group, int64_t first_position, const Queries &queries,
                const AttentionOptions &options) {
@@ -131,7 +132,7 @@ class TiledAttention {
         memcpy(into.lines, block, sizeof into.lines);
     }
 
-    // Rows are copied if tiles would read beyond their end.
+    // Keys are copied if tiles would read beyond the end of a key.
     void pack_keys(const bfloat *const *keys, int64_t pages) {
         for (int64_t page = 0; page < pages; ++page) {
             keys_at_[page] = reinterpret_cast<const uint8_t *>(keys[page]);
@@ -144,8 +145,8 @@ class TiledAttention {
         }
     }
 
-    // For each two pages and PAIR columns a tile of the even columns, and one of the odd columns: a line is a column of
-    // all tokens. A missing page's tokens are zeros.
+    // For each two pages and PAIR columns there are a tile of the even columns and a tile of the odd columns. A line is
+    // one column of all tokens. The tokens of a missing page are zeros.
     void pack_values(const bfloat *const *values, int64_t pages) {
         for (int64_t page = 0; page < pages; page += 2)
             for (int64_t step = 0; step < steps_; ++step) {
@@ -246,7 +247,7 @@ class TiledAttention {
     // If x or y is NaN: y.
     static INLINE floats maximum(floats x, floats y) { return (floats)_mm512_max_ps((__m512)x, (__m512)y); }
 
-    // 2^x for x <= 0, with a relative error up to 1e-4: a weight is rounded to a bfloat, which is less exact. 2^0 is 1.
+    // 2^x for x <= 0, with a relative error up to 1e-4: rounding the weight to a bfloat adds a larger error. 2^0 is 1.
     // NaN stays NaN.
     static INLINE floats power_of_two(floats x) {
         const float to_integer = 12582912.0f;  // 1.5 · 2^23: adding it rounds

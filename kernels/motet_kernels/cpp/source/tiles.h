@@ -1,8 +1,8 @@
-// Products of bfloats by AMX: an instruction multiplies 16 rows of x by 32 inputs of 16 columns.
+// Products of bfloats by AMX: an instruction multiplies 32 inputs of 16 rows of x with 16 columns of W.
 //
 // A panel of bfloats has the layout that these instructions read: two inputs of a column in a word, the words of half
-// of the columns side by side, and the next two inputs 2 · PAIR numbers further on. An instruction adds its inputs in
-// its own order, which is the same for each row, for any number of rows in a tile.
+// of the columns side by side, and the next two inputs 2 · PAIR numbers further on. The CPU chooses the order in which
+// an instruction adds its inputs: the order is the same for each row, and for any number of rows in a tile.
 #pragma once
 
 #include "vectors.h"
@@ -25,8 +25,8 @@ struct alignas(64) Shapes {
     uint8_t lines[16] = {};
 };
 
-// How many rows the tiles of this thread are set up for. Others (torch) set up their own tiles on the calling thread,
-// so each call begins with forget().
+// For how many rows the tiles of this thread are set up. torch may set up other tiles on the calling thread, so each
+// call begins with forget().
 inline thread_local int set_up_for = 0;
 INLINE void forget() { set_up_for = 0; }
 
@@ -45,12 +45,12 @@ inline void set_up(int rows) {
     }
     shape(4, first);
     shape(5, second);
-    // Not the compiler's own function: with some compilers it reads only 8 of the stored bytes.
+    // Assembly, because the built-in function of some compilers reads only 8 of the 64 bytes.
     asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
     set_up_for = rows;
 }
 
-// Reads a tile's lines so that sanitizers see it: our assembly hides it.
+// Reads a tile's lines for sanitizers, which do not see the reads of assembly.
 INLINE void show([[maybe_unused]] const void *from, [[maybe_unused]] int64_t stride, [[maybe_unused]] int lines) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     for (int i = 0; i < lines; ++i) {
@@ -73,7 +73,7 @@ struct Sums {
     alignas(64) float of[2 * ROWS][2][LANES];
 };
 
-// Adds 32 inputs of `rows` rows. `x`, `w`: their first number; strides in bytes.
+// Adds 32 inputs of `rows` rows to the sums in tiles 0 to 3. `x`, `w`: the first numbers; strides are in bytes.
 template <bool TWO> INLINE void add(const bfloat *x, int64_t x_stride, int rows, const bfloat *w, int64_t w_stride) {
     show(x, x_stride, rows);
     show(w, w_stride, INPUTS / 2);
@@ -90,7 +90,7 @@ template <bool TWO> INLINE void add(const bfloat *x, int64_t x_stride, int rows,
     }
 }
 
-// Up to 32 rows of x by one panel. `before(n)` is called before the next n pairs of inputs are read.
+// Multiplies up to 32 rows of x with one panel. Calls before(n) before it reads the next n pairs of inputs.
 template <bool TWO, typename Before>
 INLINE void multiply(const bfloat *x, int64_t x_stride, int rows, int64_t inputs, const bfloat *panel, Sums &sums,
                      Before before) {

@@ -1,15 +1,16 @@
-// Fused instructions, see motet_kernels/cpp/peepholes. Each rounds where the separate ones round, and adds in their
-// order: so it gives the same bits. All its numbers have one type and are contiguous.
+// Fused instructions, see motet_kernels/cpp/peepholes. A fused instruction rounds where the separate ones round, and
+// adds in their order, so it gives the same bits. Its numbers are contiguous; all have one type, except a norm's
+// weight.
 #pragma once
 
 #include "instructions.h"
 
 namespace {
 
-// Rounds as if it had been stored as a T and read again.
+// Rounds like a store as a T.
 template <typename T> INLINE floats stored(floats value) { return as_floats(rounded(value) << 16); }
 template <> INLINE floats stored<float>(floats value) {
-    // Otherwise the compiler fuses a product and a sum into one instruction, which rounds once.
+    // Without the assembly, the compiler fuses a product and a sum into one instruction, which rounds only once.
 #if defined(__x86_64__) || defined(__i386__)
     asm("" : "+v"(value));
 #elif defined(__aarch64__)
@@ -31,8 +32,8 @@ INLINE floats numbers(const bfloat *from) { return widened(reinterpret_cast<cons
 INLINE void put(float *to, floats value) { store_floats(to, value); }
 INLINE void put(bfloat *to, floats value) { narrowed(reinterpret_cast<char *>(to), value); }
 
-// Calls with(place, read, write) for each Pair of a run, and then for each vector; the last one may have fewer numbers.
-// The order of a Pair's numbers depends on the type: if types differ, there are no PAIRS.
+// Calls with(place, read, write) for each Pair of a run, and then for each vector; the last vector may have fewer
+// numbers. PAIRS is false for operands of different types, because the order of a Pair's numbers depends on the type.
 template <bool PAIRS = true, typename F> INLINE void by_vectors(int64_t count, const F &with) {
     int64_t i = 0;
     for (; PAIRS && i + PAIR <= count; i += PAIR)
@@ -72,7 +73,7 @@ template <typename T> INLINE float sum_of_squares(const T *x, int64_t count) {
     return sum_of;
 }
 
-// out = (x / rms(x)) · weight. The multiplication is in the type of the weight.
+// out = (x / rms(x)) · weight. x / rms(x) is rounded to the type of the weight.
 template <typename T, typename W>
 INLINE void modules_norm(const T *x, const W *weight, int64_t count, double epsilon, T *out) {
     const floats scale = all(inverse_root(sum_of_squares(x, count) / (float)count + (float)epsilon));
@@ -92,7 +93,7 @@ template <typename T> INLINE void add(const T *x, const T *more, int64_t count, 
     by_vectors(count, [&](int64_t i, auto read, auto write) { write(out + i, read(x + i) + read(more + i)); });
 }
 
-// Rotates each number of the first half with its partner in the second. `out` may be x.
+// Rotates each number of the first half with its partner in the second half. `out` may be x.
 template <typename T> INLINE void rotate(const T *x, const T *cosines, const T *sines, int64_t half, T *out) {
     by_vectors(half, [&](int64_t i, auto read, auto write) {
         const auto first = read(x + i), second = read(x + half + i);
@@ -110,7 +111,7 @@ template <typename T> INLINE void silu_times(const T *gate, const T *up, int64_t
     });
 }
 
-// Norms each head if there is a weight, rotates it, and writes keys and their values into their pages.
+// Rotates each head, after its norm if the operation has one. A write puts the keys and values into their pages.
 template <typename T> void turn(const Instruction &what, const Row &row, const AttentionRows &attention) {
     const bool norms = what.operation == NORM_AND_ROTATE || what.operation == WRITE_NORMED_ROTATED;
     const bool writes = what.operation == WRITE_ROTATED || what.operation == WRITE_NORMED_ROTATED;

@@ -1,8 +1,8 @@
 // Vectors of floats, by the vector extensions of g++ and clang++: one source for AVX-512, AVX2, NEON and the rest.
 //
-// Elements of a matrix are float, bfloat or half. They are loaded as a Pair, twice LANES numbers, and computed in fp32.
-// The order of the numbers within a Pair depends on the type, and is the same for all Pairs of a type: so products of
-// Pairs multiply the right partners, and store() puts each number back where load() found it.
+// Elements of a matrix are float, bfloat or half. load() converts 2 · LANES of them to a Pair of vectors in fp32. The
+// order of the numbers within a Pair depends only on the type: so products of two Pairs of one type multiply the right
+// partners, and store() puts each number back where load() found it.
 #pragma once
 
 #include <cstddef>
@@ -115,7 +115,8 @@ INLINE floats widen(const half *from) {
     memcpy(&packed, from, sizeof packed);
     words bits = __builtin_convertvector(packed, words);
     words magnitude = (bits & 0x7fffu) << 13;
-    // From the exponent bias of a half (15) to that of a float (127). A product is right for subnormal numbers, too.
+    // Changes the exponent bias from a half's (15) to a float's (127) by a product, which is right for subnormal
+    // numbers, too.
     words scaled = as_words(as_floats(magnitude) * 0x1p112f);
     scaled = choose(magnitude >= 0x0f800000u, scaled | 0x7f800000u, scaled);
     return as_floats(scaled | ((bits & 0x8000u) << 16));
@@ -138,7 +139,7 @@ INLINE void store(half *to, Pair value) {
 
 INLINE Pair operator+(Pair x, Pair y) { return {x.a + y.a, x.b + y.b}; }
 
-// The count of elements of a whole Pair. With a smaller count, load() fills the Pair with zeros.
+// Stands for the number of elements of a whole Pair. For a smaller number, load() fills the rest with zeros.
 struct Whole {};
 
 template <typename T> INLINE Pair load(const T *from, Whole) { return load(from); }
@@ -198,7 +199,7 @@ template <typename T> INLINE Raw<T> load_raw(const T *from, int count) {
 // If x or y is NaN: y.
 INLINE floats larger(floats x, floats y) { return choose(x > y, x, y); }
 
-// Adds in the order of sums(), below.
+// Adds in the order of sums().
 INLINE float sum(floats value) {
     float numbers[LANES];
     memcpy(numbers, &value, sizeof value);
@@ -263,5 +264,5 @@ INLINE floats hyperbolic_tangent(floats x) {
     return as_floats(as_words((1.0f - decay) / (1.0f + decay)) | sign);
 }
 
-// Into the L2 cache. On AMD, a prefetch into L1 alone (NTA) is slower than no prefetch at all.
+// Prefetches into the L2 cache. On AMD, a prefetch into L1 alone (NTA) is slower than none.
 INLINE void prefetch(const void *address) { __builtin_prefetch(address, 0, 2); }
