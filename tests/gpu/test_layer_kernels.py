@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused() -> None:
     pages = torch.zeros((1, 2, 1, PAGE_TOKENS, 4), device=DEVICE, dtype=torch.float32)
     nowhere = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     for heads, of_pages in ((3, pages), (4, pages.transpose(3, 4).contiguous().transpose(3, 4))):
-        with pytest.raises(ValueError, match="do"):
+        with pytest.raises(ValueError, match=r"do not fit|must be contiguous"):
             rotate_and_write(
                 qkv, nowhere, rotation, of_pages, nowhere, nowhere, heads=heads, norms=None, epsilon=EPSILON
             )

@@ -374,8 +374,8 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot be computed together"):
         loaded.backend.add_lora_together(y, x, ("q", "down"), batch)
     for wrong, words in (
-        (loaded.placed[0]._replace(rank=24), "rank 24"),
-        (loaded.placed[0]._replace(offset=8), "byte 8"),
+        (loaded.placed[0]._replace(rank=24), "not 24"),
+        (loaded.placed[0]._replace(offset=8), "not at 8"),
     ):
         with pytest.raises(ValueError, match=words):
             loaded.backend.make_batch([Segment(0, 1, wrong)])

@@ -1,5 +1,5 @@
-"""The device code for a GPU, in Triton. Its modules import Triton, which some builds of torch lack: ask
-`triton_is_here` first. With TRITON_INTERPRET=1 Triton's interpreter runs the same code on a CPU, slowly, for tests.
+"""The device code for a GPU, in Triton. Most modules here import Triton, which some builds of torch lack: ask
+`triton_is_here` first. With TRITON_INTERPRET=1, Triton's interpreter runs the same code on a CPU, slowly, for tests.
 """
 
 from importlib.util import find_spec

@@ -17,10 +17,10 @@ from motet_kernels.gpu.launches import launch
 
 LOG2_E = math.log2(math.e)
 READ_BYTES = 32 * 1024
-"""Bytes of keys and values that a program loads at a time. Three times as much fits in its share of a
+"""Bytes of keys and values that a program loads at a time. Three such loads fit in the program's share of a
 multiprocessor."""
 PROGRAMS_OF_A_MULTIPROCESSOR = 3
-"""Programs of `attend_pieces` that fit in its registers and shared memory (compute capability 9.0)"""
+"""How many programs of `attend_pieces` fit in the registers and shared memory (compute capability 9.0)"""
 INTERPRETED_PROGRAMS = 3
 
 
@@ -34,7 +34,7 @@ class _Asked(NamedTuple):
     layer: int
     batch: GpuAttentionBatch
     scales: tuple[float, float]
-    """The factors of the scores and of their cap, to base 2"""
+    """The arguments `scale` and `cap` of the kernels"""
     window: int | None
 
 
@@ -42,12 +42,14 @@ class GpuAttention:
     def __init__(self, pages: torch.Tensor, *, piece_tokens: int | None = None) -> None:
         """`pages` [pages, layers, 2, kv_heads, page_tokens, width]: keys, then values of all heads of each layer.
 
-        `piece_tokens`: the tokens of each piece of a sequence, whatever the number of rows. Pieces are longer where
-        there is no room for that number of them beside many rows.
+        `piece_tokens`: the tokens of each piece of a sequence, for any number of rows. Pieces are longer if there is no
+        room for all of them.
         """
         _, self._layers, halves, self._kv_heads, self._page, self._width = pages.shape
         if not pages.is_contiguous() or halves != 2:
-            raise ValueError(f"attention on a GPU has other pages than {tuple(pages.shape)}")
+            raise ValueError(
+                f"pages must be contiguous, and [pages, layers, 2, heads, tokens, width]; they are {tuple(pages.shape)}"
+            )
         self._pages = pages
         self._piece_tokens = piece_tokens
         self._programs = _programs(pages.device)
@@ -60,8 +62,8 @@ class GpuAttention:
         return SLOTS * heads * (width + 1) * torch.float32.itemsize
 
     def make_batch(self, table: npt.NDArray[np.int32], sequences: npt.NDArray[np.int64]) -> GpuAttentionBatch:
-        """`table` [any, pages] holds page numbers. `sequences` [sequences, 4]: first row, number of rows, tokens before
-        them, and the sequence's row of the table."""
+        """`table` [any, pages] holds page numbers. `sequences` [sequences, 4]: the first row, the number of rows, the
+        tokens before these rows, and the sequence's row of the table."""
         sequences = np.array(sequences, dtype=np.int64)
         rows = int((sequences[:, 0] + sequences[:, 1]).max(initial=0))
         nothing = torch.empty(0, dtype=torch.int32, device=self._pages.device)
@@ -70,39 +72,43 @@ class GpuAttention:
         return batch
 
     def follow(self, batch: GpuAttentionBatch, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences have grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
-        longest one, with the new ones."""
+        """The same sequences have grown. `before`: each sequence's tokens before its new rows; `longest`: all tokens of
+        the longest sequence."""
         if batch.kept is None:
-            raise ValueError("the batch of a graph follows the device's numbers")
+            raise ValueError("the batch of a graph is filled by `refill`")
         table, sequences = batch.kept
         sequences[:, 2] = before
         self._bring(batch, table, sequences, longest)
 
     def fixed_batch(self, max_rows: int, *, table: torch.Tensor) -> GpuAttentionBatch:
-        """For captured graphs: room for `max_rows` decodes at fixed addresses. It is empty at first.
+        """For captured graphs: room for `max_rows` decodes at fixed addresses. The batch is empty at first.
 
-        `table` [any, pages], 32-bit: the device's own page table, which is read in place.
+        `table` [any, pages], 32-bit: the page table on the device, which is read in place.
         """
         device = self._pages.device
         if table.dtype != torch.int32 or table.stride(1) != 1 or table.device != device:
-            raise ValueError("the table has other numbers than the kernels'")
+            raise ValueError(
+                f"the table must have contiguous rows of int32 on {device}; it has {table.dtype} on {table.device}"
+            )
         rows = torch.arange(max_rows, dtype=torch.int32, device=device)
         zeros, nowhere = torch.zeros_like(rows), torch.full_like(rows, -1)
         decodes = Decodes(rows, zeros, rows.clone(), cut_for(max_rows, self._kv_heads, self._piece_tokens))
         return GpuAttentionBatch(max_rows, zeros.clone(), nowhere, zeros.clone(), table, decodes, None, None)
 
     def refill(self, batch: GpuAttentionBatch, lengths: torch.Tensor, *, table_rows: torch.Tensor) -> None:
-        """Put other decodes into a fixed batch, from numbers on the device alone; so it can be part of the graph,
-        before the first layer.
+        """Put other decodes into a fixed batch. All numbers come from the device, so this call can be the first part of
+        the graph.
 
-        `lengths` [rows], 32-bit: tokens of each row's sequence with the new one; 0: no sequence. `table_rows` [rows],
-        32-bit: each sequence's row of the page table.
+        `lengths` [rows], 32-bit: the tokens of each row's sequence, with the new token; 0: there is no sequence.
+        `table_rows` [rows], 32-bit: each sequence's row of the page table.
         """
         decodes = batch.decodes
         if decodes is None or batch.kept is not None:
             raise ValueError("only the batch of a graph is filled on the device")
         if lengths.dtype != torch.int32 or lengths.shape != decodes.lengths.shape:
-            raise ValueError(f"{len(decodes.lengths)} 32-bit lengths are due, not {tuple(lengths.shape)}")
+            raise ValueError(
+                f"`lengths` must be {len(decodes.lengths)} int32 numbers, not {tuple(lengths.shape)} {lengths.dtype}"
+            )
         rows = len(decodes.rows)
         at_once = 128
         launch(
@@ -135,8 +141,8 @@ class GpuAttention:
         window: int | None = None,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """Put the new keys and values into their pages, and let each new row attend to its sequence up to itself: to
-        the last `window` tokens of it, if there is a window.
+        """Write the new keys and values into their pages. Then each new row attends to its sequence up to itself, or
+        only to the last `window` tokens of this part.
 
         query [heads, rows, width], key and value [kv_heads, rows, width] → [rows, heads, width]
         """
@@ -144,7 +150,7 @@ class GpuAttention:
         return self.attend_written(query, layer, batch, scale=scale, window=window, softcap=softcap)
 
     def write(self, key: torch.Tensor, value: torch.Tensor, layer: int, batch: GpuAttentionBatch) -> None:
-        """Put the new keys and values [kv_heads, rows, width] into their pages."""
+        """Write the new keys and values [kv_heads, rows, width] into their pages."""
         if key.stride(2) != 1:
             key = key.contiguous()
         if value.stride(2) != 1:
@@ -282,7 +288,7 @@ class GpuAttention:
         query, out, layer, batch, scales, window = asked
         constants = self._constants(len(query))
         group = _rounded(constants["GROUP"])
-        # Larger tiles do not fit in the registers, which products of full precision fill soonest.
+        # Larger tiles do not fit in the registers. Products in fp32 need the most registers.
         tile = max(32 if query.element_size() > 2 else 128, group)
         tiles = prompts.tiles_of(tile // group)
         launch(
@@ -310,8 +316,7 @@ class GpuAttention:
         )
 
     def _compiled_for(self, heads: int) -> dict[str, int]:
-        """Compile-time constants, the same for all layers of a model. Tensor cores multiply at least 16 rows and
-        columns."""
+        """Compile-time constants, the same for all layers of a model. A product has at least 16 rows and columns."""
         width = max(16, _rounded(self._width))
         return {
             "LAYERS": self._layers,
@@ -324,7 +329,7 @@ class GpuAttention:
         }
 
     def _room(self, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for the results of pieces until they are added up. All graphs share it: they run one after the other."""
+        """Room for the results of pieces until these are added. All graphs share the room: they run one at a time."""
         if self._results is None or self._results[0].shape[1] != heads:
             shape = (SLOTS, heads, self._width)  # see room_bytes
             results = torch.empty(shape, dtype=torch.float32, device=self._pages.device)
@@ -334,9 +339,9 @@ class GpuAttention:
     def _bring(self, batch: GpuAttentionBatch, table: npt.NDArray[np.int32], sequences: Numbers, longest: int) -> None:
         """Copies the present state of these sequences to the device."""
         if longest > table.shape[1] * self._page:
-            raise ValueError("a sequence has more tokens than its row of the table has pages")
+            raise ValueError("a sequence has more tokens than the pages in its row of the table hold")
         if table.dtype != np.int32:
-            raise ValueError("the table has other numbers than the kernels'")
+            raise ValueError(f"the table must be int32, not {table.dtype}")
         firsts, counts, before, table_rows = sequences.T
         of = np.repeat(np.arange(len(sequences)), counts)
         within = np.arange(len(of)) - np.repeat(counts.cumsum() - counts, counts)
@@ -347,7 +352,7 @@ class GpuAttention:
         places[:, firsts[of] + within] = positions, pages, positions % self._page
         device = self._pages.device
         batch.positions, batch.pages, batch.offsets = on_device(places, device)[:, : batch.rows].unbind()
-        # Only the rows and columns that are read are copied.
+        # Only the rows and columns of the table that are read are copied.
         batch.table = on_device(table[table_rows, : -(-longest // self._page)], device)
         own_rows = np.arange(len(sequences))
         is_decode = counts == 1
@@ -368,15 +373,15 @@ class GpuAttention:
 
 
 def _programs(device: torch.device) -> int:
-    """How many programs run at once: so each gets the same share of the pieces."""
+    """As many programs as run at once: so each gets the same share of the pieces."""
     if device.type != "cuda":
         return INTERPRETED_PROGRAMS
     return PROGRAMS_OF_A_MULTIPROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _aligned(numbers: int) -> int:
-    """Rounds up a row's number of 32-bit numbers, so that the next row begins at a multiple of 16 bytes. Kernels are
-    compiled again for unaligned addresses."""
+    """Rounds up the length of a row of 32-bit numbers, so that the next row begins at a multiple of 16 bytes. Kernels
+    are compiled again for unaligned addresses."""
     return -(-numbers // 4) * 4
 
 

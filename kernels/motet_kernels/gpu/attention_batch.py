@@ -1,5 +1,4 @@
-"""Which rows of an iteration belong to which sequence, and where its pages are: tensors on the device, shared by all
-layers."""
+"""The rows and the pages of each sequence of an iteration: tensors on the device, the same for all layers."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +13,7 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(slots=True)
 class Pieces:
-    """The pieces that the decodes' programs attend to."""
+    """The pieces of all decodes."""
 
     list: torch.Tensor
     """[all, 4] see `cut_sequences`"""
@@ -23,7 +22,7 @@ class Pieces:
     counts: torch.Tensor
     """[sequences]"""
     current: bool = False
-    """True if they match the sequences' present lengths"""
+    """True if the pieces match the sequences' present lengths"""
 
 
 @dataclass(slots=True)
@@ -33,7 +32,7 @@ class Decodes:
     rows: torch.Tensor
     """[sequences] each sequence's row of the iteration"""
     lengths: torch.Tensor
-    """[sequences] tokens, with the new one; 0: no sequence, which costs nothing"""
+    """[sequences] tokens, with the new token; 0: there is no sequence"""
     table_rows: torch.Tensor
     """[sequences] each sequence's row of the page table"""
     cut: Cut
@@ -57,11 +56,11 @@ class Prompts:
     """Sequences with several new rows each."""
 
     described: torch.Tensor
-    """[sequences, 4] first row, new rows, tokens before them, row of the page table"""
+    """[sequences, 4] first row, number of new rows, tokens before the new rows, row of the page table"""
     host: Numbers
     """`described` on the host"""
     tiles: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Rows of a tile → [tiles, 2] sequence, and the tile's first row within its new rows"""
+    """Rows of a tile → [tiles, 2] the sequence, and the tile's first row, counted within the sequence's new rows"""
 
     def tiles_of(self, rows: int) -> torch.Tensor:
         found = self.tiles.get(rows)
@@ -71,7 +70,7 @@ class Prompts:
 
 
 def _tiles(described: Numbers, rows: int) -> Numbers:
-    """Tiles that see most tokens first: they take longest."""
+    """The tiles. Those that see the most tokens come first, because they take longest."""
     each = -(-described[:, 1] // rows)
     sequence = np.repeat(np.arange(len(described)), each)
     first = (np.arange(len(sequence)) - np.repeat(each.cumsum() - each, each)) * rows
@@ -97,7 +96,7 @@ class GpuAttentionBatch:
     """The caller's table and sequences; None for a captured graph"""
 
     def changed(self) -> None:
-        """The decodes' lengths have changed since the last call, so they must be cut into pieces again."""
+        """The decodes' lengths have changed: the next attention cuts them into pieces again."""
         if self.decodes is not None:
             for pieces in self.decodes.pieces.values():
                 pieces.current = False

@@ -1,10 +1,10 @@
 """Attention of sequences with one new row each, over pages of keys and values (PU-22), in three kernels.
 
-The first cuts each sequence into pieces, once for all layers with the same window. In the second a fixed number of
-programs attends to all pieces: as many as the GPU runs at once, whatever the lengths, so that a captured graph stays
-right. All query heads of a KV head meet its keys in one product. The third adds the pieces of a sequence up, in order.
-How a sequence is cut depends on its own length and on the number of rows that there is room for, so its bits do not
-depend on the other sequences.
+`cut_sequences` cuts each sequence into pieces, once for all layers with the same window. `attend_pieces` attends to all
+pieces. It has as many programs as the GPU runs at once, whatever the lengths, so that a captured graph stays right. One
+product multiplies all query heads of a KV head with the keys. `add_pieces` adds the pieces of a sequence in their
+order. How a sequence is cut depends on its length and on the number of rows of the batch, or of its room. So a
+sequence's bits do not depend on the contents of the other sequences.
 """
 
 import triton
@@ -73,7 +73,7 @@ def attend_pieces(
     query,
     out,  # [rows, heads, width]
     results,  # [slots, heads, width] of pieces, each divided by the sum of its weights
-    sums,  # [slots, heads] the logarithm of that sum, to base 2
+    sums,  # [slots, heads] log2 of the sum of 2^score over the piece
     pages,  # [pages, layers, 2, kv_heads, PAGE, width]
     layer,
     table,  # [any, any] page numbers
@@ -163,7 +163,7 @@ def add_pieces(
     MOST: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ) -> None:
-    """A program for each sequence and query head. A sequence without tokens gets zeros."""
+    """One program for each sequence and query head. A sequence without tokens gets zeros."""
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     count = tl.load(counts + sequence)

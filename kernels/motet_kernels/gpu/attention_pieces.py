@@ -1,14 +1,14 @@
-"""How decoding sequences are cut into pieces for different programs. Pure, and imports no Triton."""
+"""How decoding sequences are cut into pieces for different programs. Pure: it imports neither torch nor Triton."""
 
 from typing import NamedTuple
 
 SLOTS = 2048
-"""The most results of pieces that are kept at a time, for all sequences with more than one piece together."""
+"""The most results of pieces that are kept at a time, for all sequences together."""
 
 
 class Cut(NamedTuple):
     least: int
-    """Tokens of a piece, unless a sequence would have too many pieces"""
+    """The tokens of a piece. If a sequence would have more than `most` pieces, its pieces are longer."""
     most: int
     """The most pieces of a sequence"""
 
@@ -19,10 +19,11 @@ class Cut(NamedTuple):
 
 
 def cut_for(rows: int, kv_heads: int, least: int | None = None) -> Cut:
-    """Few sequences need short pieces, or part of the GPU idles; with many, long pieces have less overhead. `least`:
-    fixes the length of pieces for any number of rows that leaves room for them.
+    """Few sequences are cut into short pieces, so that all of the GPU has work; with many sequences, long pieces have
+    less overhead. `least` sets `Cut.least` for any number of rows.
 
-    Ranges of row counts share one cut, so that a sequence's bits seldom depend on the number of rows.
+    Numbers of rows with the same next power of two share one cut, so that a sequence's bits seldom depend on the number
+    of rows.
     """
     rows = 1 << max(0, rows - 1).bit_length()
     if least is None:

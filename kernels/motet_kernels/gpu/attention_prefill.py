@@ -1,6 +1,6 @@
 """Attention of sequences with several new rows each: prompts, and parts of them that follow tokens in pages (PU-22).
 
-A program has a tile of rows of one sequence, with all query heads of one KV head, and walks the keys that they see.
+A program computes a tile: some rows of one sequence, with all query heads of one KV head.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Finds the places of new keys and values, and writes them there."""
+"""Finds the places of new keys and values, and writes the keys and values there."""
 
 import triton
 import triton.language as tl
@@ -19,7 +19,7 @@ def place_decodes(
     PAGE: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ) -> None:
-    """Each sequence's new row is its last token; a sequence of no tokens has none."""
+    """Each sequence's new row is its last token; a sequence without tokens has no new row."""
     sequence = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
     is_one = sequence < sequences
     length = tl.load(given_lengths + sequence, mask=is_one, other=0)

@@ -1,9 +1,9 @@
 """The forward pass of a Llama-shaped decoder on a GPU, in few launches (PU-21, OR-05, OR-17).
 
-A layer has four products, which torch computes, two fused residual additions with norms, one rotation with the write of
-keys and values, one SiLU · up, its attention, and at most eight launches for LoRA. Nothing waits for the device, and
-all numbers that change from step to step are on the device: so the pass can be captured, and a replay computes what is
-in the tensors of its two batches.
+A layer has four products, which torch computes; two fused residual additions with norms; one rotation with the write of
+keys and values; one SiLU · up; its attention; and at most eight launches for LoRA. Nothing waits for the device, and
+all numbers that change from step to step are on the device. So the pass can be captured, and a replay uses the present
+contents of the tensors of both batches.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from motet_kernels.torch_linear import TorchWeights
 
 
 class _Layer(NamedTuple):
-    """What is derived once from a layer's weights"""
+    """A layer's weights, and what is computed once from them"""
 
     weights: LayerWeights[TorchWeights]
     qkv_bias: torch.Tensor | None
@@ -53,7 +53,7 @@ class GpuDecoder:
     ) -> torch.Tensor:
         """Logits [kept rows, vocabulary] of the rows `keep`.
 
-        rotation [positions, 2, half a head] fp32    pages: the same as `attention`'s    rows: the tokens' places
+        rotation [positions, 2, half a head] fp32    pages: those of `attention`    rows: the tokens' places
         """
         weights = self._weights
         of = weights.embedding

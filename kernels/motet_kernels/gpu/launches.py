@@ -1,4 +1,4 @@
-"""Launches of Triton kernels, which can be counted: in a decode step most launches cost more than their work."""
+"""Launches Triton kernels. Tests count the launches: in a decode step, most launches take longer than their kernels."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ _TRACES: list[list[str]] = []
 def launch(kernel: Any, grid: Sequence[int], *arguments: Any, **options: Any) -> None:
     """Run a kernel, with one program per place of the grid.
 
-    `enable_fp_fusion`: a product and a sum may round only once. It is Triton's default, but a later version changes
-    that, and warns.
+    `enable_fp_fusion`: a product and a sum may round only once. This is the default of Triton, until a later version,
+    which warns about the change.
     """
     for trace in _TRACES:
         trace.append(kernel.__name__)

@@ -1,7 +1,7 @@
-"""What a decoder layer computes between its products, in one launch each: the residual addition with the norm after it,
+"""What a decoder layer computes between its products, in three kernels: the residual addition with the norm after it,
 the rotation of queries and keys with the write of keys and values, and SiLU · up (PU-21).
 
-A kernel computes in fp32 and rounds its result once. Only the contents of tensors change from step to step: so a
+A kernel computes in fp32 and rounds each result once. Only the contents of tensors change from step to step, so a
 captured graph stays right.
 """
 
@@ -14,13 +14,13 @@ import triton.language as tl
 from motet_kernels.gpu.launches import interpreted, launch
 
 HEADS_AT_ONCE = 8
-"""How many heads a program rotates. With more, a few rows would occupy only a few multiprocessors."""
+"""How many heads a program rotates. With more heads, a few rows would use only a few multiprocessors."""
 
 COLUMNS_AT_ONCE = 1024
 """How many columns of SiLU · up a program computes"""
 
 INTERPRETED_ROWS = 16
-"""How many rows a program computes in the interpreter, where one row takes as long. On a GPU it computes one."""
+"""How many rows a program computes in the interpreter, where one row would take as long. On a GPU it computes one."""
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -51,7 +51,7 @@ def _rotate_and_write_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORMS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
-    """One program for some heads. Each half of a head is rotated with the other half."""
+    """A program computes BLOCK_HEADS heads. Each half of a head is rotated with the other half."""
     place = tl.program_id(0) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     exists = place < count * (HEADS + 2 * KV_HEADS)
     row = (place // (HEADS + 2 * KV_HEADS)).to(tl.int64)
@@ -109,7 +109,7 @@ def _silu_multiply_kernel(gate_up, out, count, width, row_size, ROWS: tl.constex
 
 
 class HeadNorms(NamedTuple):
-    """The norms' weights for each head of queries and keys, applied before the rotation: [head_dim]"""
+    """The weights [head_dim] of the norms of each head, before the rotation"""
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -125,7 +125,7 @@ def add_norm(
 ) -> torch.Tensor:
     """hidden += added, in place; → RMSNorm(hidden) · weight [rows, width]
 
-    `added`: None adds nothing. `rows` [any] int64: the result has only these rows, and hidden does not change.
+    `added`; None: nothing is added. `rows` [any] int64: the result has only these rows, and hidden does not change.
     """
     count, width = hidden.shape if rows is None else (len(rows), hidden.shape[1])
     out = hidden.new_empty((count, width))
@@ -171,7 +171,7 @@ def rotate_and_write(
     qkv [rows, (heads + 2 · kv_heads) · head_dim] as the product wrote it    positions [rows]
     rotation [positions, 2, head_dim / 2] fp32: cosines and sines of half a head, the same for both halves
     pages [pages, 2, kv_heads, tokens, head_dim] of one layer, as a view of all pages
-    page_of, offset_of [rows]: where each row's keys and values go; not written if the page is negative
+    page_of, offset_of [rows]: where each row's keys and values go; a negative page: nowhere
     """
     count = len(qkv)
     if not count:
@@ -180,7 +180,7 @@ def rotate_and_write(
     if qkv.shape[1] != (heads + 2 * kv_heads) * head_dim or rotation.shape[1:] != (2, head_dim // 2):
         raise ValueError(f"{heads} heads and the pages {tuple(pages.shape)} do not fit qkv {tuple(qkv.shape)}")
     if qkv.stride(1) != 1 or pages.stride(4) != 1 or not rotation.is_contiguous():
-        raise ValueError("numbers of a head do not lie side by side")
+        raise ValueError("the last dimension of qkv and of the pages, and the rotation, must be contiguous")
     at_once = HEADS_AT_ONCE * _rows_at_once()
     launch(
         _rotate_and_write_kernel,

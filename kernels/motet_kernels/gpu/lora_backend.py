@@ -1,4 +1,4 @@
-"""The back end of add_lora for a GPU: it reads adapters in place, each at its own rank (PU-01, PU-04)."""
+"""The back end of add_lora for a GPU. It reads adapters in place, and computes each at its own rank (PU-01, PU-04)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,34 +17,34 @@ from motet_kernels.lora_batch import PlacedAdapter, Segment
 from motet_kernels.run_layout import ALIGNMENT_BYTES, LinearGroup, RunLayout
 
 LINEARS_AT_ONCE = 3
-"""q, k and v"""
+"""Such as q, k and v"""
 
 KEPT_SETS = 1024
-"""For how many sets of linears (tenants choose them) the bit masks are cached"""
+"""How many bit masks are cached, one per set of linears: tenants choose these sets."""
 
 INPUTS_OF_A_WARP = 128
 
 SHRINK_WARPS, EXPAND_WARPS = 24, 12
-"""Per multiprocessor, limited by its registers (compute capability 9.0). So all programs run at once."""
+"""The warps that a multiprocessor's registers have room for (compute capability 9.0). So all programs run at once."""
 
 SHRINK_REGISTERS, EXPAND_REGISTERS = 80, 168
-"""Per thread, so that all warps fit with any version of Triton: 3.6 would give shrink 128 registers, so shrink also has
-only two stages. Not used for types of four bytes, which need more."""
+"""The registers of a thread, so that all these warps fit. Triton 3.6 would give a thread of shrink 128 registers, so
+shrink also has only two stages. There is no limit for types of four bytes, which need more registers."""
 
 INTERPRETED_PROGRAMS = 3
 
 
 @dataclass(frozen=True)
 class GpuLoraBatch:
-    """A work list in the GPU's memory, and the products that shrink gives to expand. Its addresses stay the same."""
+    """A work list in the GPU's memory, and the products that expand reads from shrink. The addresses never change."""
 
     room: Room
     work: torch.Tensor
     """[length] int64, see `work_list.py`"""
     products: torch.Tensor
-    """[splits · linears · room.products] fp32, with the model's largest splits · linears"""
+    """[splits · linears · room.products] fp32; `splits · linears` is the model's largest."""
     empty: bool
-    """True if no launch is needed. A batch for captured launches always launches."""
+    """True if no launch is needed. Never true for captured launches."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class _Call:
     """Linears that are fed the same rows, and whose results lie side by side."""
 
     numbers: Sequence[int]
-    """The numbers of LINEARS_AT_ONCE linears; 0 beyond the last"""
+    """[LINEARS_AT_ONCE] the linears' numbers, then zeros"""
     outputs: Sequence[int]
-    """The outputs of these linears; 0 beyond the last"""
+    """[LINEARS_AT_ONCE] the linears' outputs, then zeros"""
     inputs: int
     count: int
 
@@ -66,13 +66,13 @@ class GpuBackend:
     def __init__(
         self, groups: Sequence[LinearGroup], memory: torch.Tensor, dtype: torch.dtype, *, int8: bool = False
     ) -> None:
-        """`dtype`: the type of rows, and of adapters unless they are `int8`"""
+        """`dtype`: the type of rows, and of adapters without `int8`"""
         groups, stored = tuple(groups), torch.int8 if int8 else dtype
         whole = memory[: len(memory) // SCALE_BYTES * SCALE_BYTES]
         self._memory, self._scales = whole.view(stored), whole.view(torch.float32)
         self._dtype, self._int8 = dtype, int8
-        # Registers hold int8 tiles and their converted copies: in bf16 tiles stay whole, in other types they are half
-        # as large.
+        # Registers hold an int8 tile and its copy in the type of the rows. With bf16 rows both fit; with other rows,
+        # tiles are half as large.
         self._tile_itemsize = dtype.itemsize * (2 if int8 and dtype is not torch.bfloat16 else 1)
         make_layout = int8_layout if int8 else RunLayout
         self._layout = cache(lambda rank: make_layout(rank, groups, dtype))
@@ -97,7 +97,7 @@ class GpuBackend:
         return self._layout(-(-rank // self.tile) * self.tile)
 
     def order(self, adapter: PlacedAdapter) -> tuple[int, int]:
-        """Rows of one adapter need not be contiguous. If they are, the GPU reads them a little faster."""
+        """Makes the rows of one adapter contiguous: the GPU reads contiguous rows a little faster."""
         return adapter.rank, adapter.offset
 
     def make_batch(self, segments: Sequence[Segment]) -> GpuLoraBatch:
@@ -114,14 +114,14 @@ class GpuBackend:
         return batch
 
     def fill(self, batch: GpuLoraBatch, segments: Sequence[Segment]) -> None:
-        """Later launches on this stream, captured ones too, read these segments from the batch."""
+        """Put these segments into the batch, for later launches on this stream, also captured ones."""
         self._write(batch, chunks_of(segments))
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: GpuLoraBatch) -> None:
         self.add_lora_together(y, x, (linear,), batch)
 
     def add_lora_together(self, y: torch.Tensor, x: torch.Tensor, linears: Sequence[str], batch: GpuLoraBatch) -> None:
-        """Like `add_lora`, for linears that are fed the same rows: y has their results side by side."""
+        """Like `add_lora`, for linears that are fed the same rows: y has the results of all linears side by side."""
         call = self._call(tuple(linears))
         if x.stride(1) != 1:
             x = x.contiguous()
@@ -180,9 +180,9 @@ class GpuBackend:
         for chunk in chunks:
             adapter = chunk.adapter
             if adapter.rank % self.tile or not 0 < adapter.rank <= MAX_RANK:
-                raise ValueError(f"rank {adapter.rank} is no multiple of {self.tile} up to {MAX_RANK}")
+                raise ValueError(f"a rank must be a multiple of {self.tile} up to {MAX_RANK}, not {adapter.rank}")
             if adapter.offset % ALIGNMENT_BYTES:
-                raise ValueError(f"a run begins at byte {adapter.offset}, no multiple of {ALIGNMENT_BYTES}")
+                raise ValueError(f"a run must begin at a multiple of {ALIGNMENT_BYTES} bytes, not at {adapter.offset}")
         array = write_list(chunks, batch.room, self._memory.itemsize, lambda adapter: self._changed(adapter.linears))
         written = torch.from_numpy(array)
         if batch.work.is_cuda:
@@ -190,8 +190,8 @@ class GpuBackend:
         batch.work[: len(array)].copy_(written, non_blocking=True)
 
     def _all_offsets(self) -> npt.NDArray[np.int64]:
-        """[ranks / RANK_STEP, linears, PLACES] offsets in a run of each linear's A, B and scales, in elements of their
-        type"""
+        """[ranks / RANK_STEP, linears, PLACES] where A, B and the scales of each linear begin in a run, each counted in
+        elements of its own type"""
         layouts = [self._layout(rank) for rank in range(RANK_STEP, MAX_RANK + 1, RANK_STEP)]
         return np.array([[self._places_in(layout, linear) for linear in self._sizes] for layout in layouts])
 

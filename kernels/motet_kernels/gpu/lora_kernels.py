@@ -1,11 +1,11 @@
 """add_lora in two launches: shrink computes v = x · A, expand adds v · B to y (PU-02).
 
-Each launch is as large as the GPU, and its programs walk a list of work in the GPU's memory (`work_list.py`), whose
-length the batch sets. So unused adapters cost no time, and a captured launch stays right when the adapters change
-(PU-03). Programs never share a sum: shrink writes the sums of each split of the inputs side by side, in fp32, and
-expand adds them up in the order of the splits. So a row's result does not depend on its neighbours.
+Each launch has as many programs as the GPU runs at once. The programs share a list of work in the GPU's memory
+(`work_list.py`). So unused adapters cost no time, and a captured launch stays right when the adapters change (PU-03).
+Programs never share a sum: shrink writes the sums of each split of the inputs side by side, in fp32, and expand adds
+these sums in the order of the splits. So a row's result does not depend on its neighbours.
 
-A program reads its tile of a matrix once, keeps it, and loops over the adapter's rows, ROWS at a time.
+A program reads its tile of a matrix once, keeps the tile, and loops over the adapter's rows, ROWS at a time.
 """
 
 import triton
@@ -31,11 +31,11 @@ ENTRIES = tl.constexpr(work_list.ENTRIES)
 CLASS_ENDS = tl.constexpr(work_list.CLASS_ENDS)
 
 PLACES = tl.constexpr(3)
-"""Entries of a linear in the table of offsets: A, B and the scales"""
+"""The entries of a linear in the table of offsets: A, B and the scales"""
 SCALE_BYTES = tl.constexpr(4)
 
 NOT_SPECIALIZED = ["linears", "linear_0", "linear_1", "linear_2", "fields"]
-"""These differ by layer and model: a kernel must not be compiled again for values of 1 or divisible by 16."""
+"""Arguments that differ by layer and model: a kernel must not be compiled again if one is 1 or divisible by 16."""
 
 
 @triton.jit
@@ -53,8 +53,8 @@ def lora_shrink(
 ) -> None:  # fmt: skip
     """products[split, linear, row of a chunk, rank] = x[row, inputs of the split] · A[rank, inputs of the split]
 
-    A tile's inputs are multiplied in PARTS, one for each warp, and then added. INT8: A is int8, and `scales` is the
-    memory viewed as fp32 (`int8_layout.py`).
+    Each warp multiplies one of the PARTS of a tile's inputs; then the parts' sums are added. INT8: A is int8, and
+    `scales` is the memory viewed as fp32 (`int8_layout.py`).
     """
     SPLITS: tl.constexpr = (INPUTS + TILE - 1) // TILE
     PART: tl.constexpr = TILE // PARTS
@@ -107,8 +107,8 @@ def lora_shrink(
 
 @triton.jit
 def _sum_of_splits(products, places, mask, SPLITS: tl.constexpr, split_size):
-    """v: the sums of the splits, in order. Each is loaded through tl.sum over one split, else the compiler converts it
-    to a dot's layout before adding. Several splits per tl.sum need too many registers in Triton 3.6."""
+    """v, added over the splits in their order. tl.sum over one split keeps the compiler from converting the split to a
+    dot's layout before the addition. tl.sum over several splits needs too many registers in Triton 3.6."""
     v = tl.zeros(places.shape, tl.float32)
     for split in range(SPLITS):
         one = products + split * split_size + places[None, :, :]
@@ -118,12 +118,12 @@ def _sum_of_splits(products, places, mask, SPLITS: tl.constexpr, split_size):
 
 @triton.jit
 def _times(v, b):
-    """v · B in fp32. A v in fp32 is split into two numbers of B's type, both multiplied: one alone would lose digits of
-    x · A.
+    """v · B in fp32. Each number of v is split into two numbers of B's type, which are both multiplied: one alone would
+    lose digits of x · A.
 
-    In fp16 each row is first divided by a power of two, which is exact: else a sum above 65,504 becomes infinite (its
-    rest minus infinity), and a small sum loses digits. PEFT has neither: by default it computes adapters in fp32.
-    Values that are not finite stay so.
+    In fp16, each row is first divided by a power of two, which is exact. Otherwise a number above 65,504 would become
+    infinite, and a small number would lose digits. PEFT computes adapters in fp32 by default, so it has no such errors.
+    Infinite numbers and NaN give no finite result.
     """
     if b.dtype == tl.float16:
         unit = _power_of_two(tl.max(tl.abs(v), axis=1))[:, None]
@@ -145,7 +145,8 @@ def _parts_times(v, b):
 
 @triton.jit
 def _power_of_two(number):
-    """The largest power of two up to `number`, clamped to those with exact reciprocals: its exponent bits alone"""
+    """The largest power of two up to `number` (its exponent bits alone), but within the powers whose reciprocals are
+    exact"""
     power = (number.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
     return tl.minimum(tl.maximum(power, 2.0**-126), 2.0**126)
 
@@ -157,7 +158,7 @@ def _expand_class(
     LINEARS: tl.constexpr, SPLITS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
     OUTPUTS_2: tl.constexpr, HELD: tl.constexpr, COLUMNS: tl.constexpr, LOOPED: tl.constexpr,
 ):  # fmt: skip
-    """The chunks of one class of ranks. LOOPED: for ranks above HELD, several tiles of B per ROWS rows."""
+    """Computes the chunks of one class of ranks. LOOPED: ranks may be above HELD, and use several tiles of B."""
     TILES_0: tl.constexpr = (OUTPUTS_0 + COLUMNS - 1) // COLUMNS
     TILES_1: tl.constexpr = (OUTPUTS_1 + COLUMNS - 1) // COLUMNS
     TILES_2: tl.constexpr = (OUTPUTS_2 + COLUMNS - 1) // COLUMNS
@@ -225,8 +226,8 @@ def lora_expand(
     OUTPUTS_2: tl.constexpr, COLUMNS_0: tl.constexpr, COLUMNS_1: tl.constexpr, COLUMNS_2: tl.constexpr,
     COLUMNS_3: tl.constexpr,
 ) -> None:  # fmt: skip
-    """y[row, output] += Σ over splits of products[split, linear, row] · B, one class of ranks after the other, the
-    highest first: their work takes longest."""
+    """y[row, output] += Σ over splits of products[split, linear, row] · B, one class of ranks after the other. The
+    highest ranks come first, because they take longest."""
     end_0 = tl.load(work + CLASS_ENDS)
     end_1 = tl.load(work + CLASS_ENDS + 1)
     end_2 = tl.load(work + CLASS_ENDS + 2)

@@ -1,9 +1,9 @@
 """The work list of add_lora's programs on a GPU: chunks of rows that use one adapter. Pure: it imports neither
 torch nor Triton.
 
-One list serves all linears of all layers, because the place of a matrix in a run depends on the rank alone. It is made
-when the rows change, and travels to the GPU as one array. Its length is in the array, too: programs beyond it end at
-once. Rows without an adapter are not in it.
+One list serves all linears of all layers, because the place of a matrix in a run depends on the rank alone. The list is
+made when the rows change, and copied to the GPU as one array. The array also contains the list's length: programs
+beyond it end at once. Rows without an adapter are not in the list.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +15,20 @@ import numpy.typing as npt
 from motet_kernels.gpu.lora_tiles import CHUNK_ROWS, CLASSES, MAX_RANK, RANK_STEP, rank_class
 from motet_kernels.lora_batch import PlacedAdapter, Segment
 
-# The header: how many entries there are for shrink, and for each class of ranks where its chunks end.
+# The header: how many entries there are for shrink, and where the chunks of each class of ranks end.
 ENTRIES, CLASS_ENDS = 0, 1
 HEADER = 16
 
-# The fields of a chunk. From CHANGED on there is a bit for each linear: whether the adapter changes it.
+# The fields of a chunk. From CHANGED on, each linear has a bit: 1 if the adapter changes the linear.
 FIRST_ROW, ROW_COUNT, RANK, RUN, PRODUCTS, CHANGED = range(6)
 WORD_BITS = 32
 
 ENTRY_STEPS = 256
-"""An entry for shrink is the chunk's number, times this, plus the number of a tile of A (RANK_STEP rows)."""
+"""An entry for shrink is the chunk's number · ENTRY_STEPS + the number of a tile of A (RANK_STEP rows)."""
 
 _ALIGNED = 16
-"""Each part of the array is aligned to this, whatever its predecessor's length: kernels are compiled again when a
-pointer's divisibility by 16 changes."""
+"""Each part of the array begins at a multiple of this number of elements: kernels are compiled again when a pointer's
+divisibility by 16 changes."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Chunk:
 
 
 def chunks_of(segments: Sequence[Segment]) -> list[Chunk]:
-    """At most CHUNK_ROWS rows of one adapter each, from anywhere in the batch. Chunks of one class of ranks are
-    contiguous, longest first, because a GPU is done when its last program is."""
+    """A chunk has at most CHUNK_ROWS rows of one adapter, from anywhere in the batch. Chunks of one class of ranks are
+    contiguous, the longest first: if the longest came last, most of the GPU would wait for them."""
     rows_of: dict[PlacedAdapter, list[int]] = {}
     for segment in segments:
         rows_of.setdefault(segment.adapter, []).extend(range(segment.start, segment.stop))
@@ -98,7 +98,7 @@ def smallest_room(chunks: Sequence[Chunk], linears: int) -> Room:
 def write_list(
     chunks: Sequence[Chunk], room: Room, itemsize: int, changed: Callable[[PlacedAdapter], Sequence[int]]
 ) -> npt.NDArray[np.int64]:
-    """The used part of the array. `changed`: an adapter's words, of WORD_BITS linears each."""
+    """The used part of the array. `changed`: an adapter's words; a word has the bits of WORD_BITS linears."""
     needed = smallest_room(chunks, room.linears)
     if needed.rows > room.rows or needed.chunks > room.chunks or needed.entries > room.entries:
         raise ValueError(f"{needed.rows} rows of {needed.chunks} chunks do not fit a batch of {room.rows} rows")
