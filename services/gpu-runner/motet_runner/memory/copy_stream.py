@@ -12,8 +12,8 @@ class CopyStream:
     """For a CPU, which does one thing after the other: nothing has to wait."""
 
     def follow_model(self, mark: Any = None) -> None:
-        """Later copies wait for `mark` in the model's work; None: for all of the model's work so far, which may still
-        read the targets or write the sources."""
+        """Later copies wait for `mark` in the model's work; None: for all of the model's work so far. That work may
+        still read the copies' targets, or write their sources."""
 
     def copy(self, to: torch.Tensor, of: torch.Tensor) -> None:
         """Copies after all copies so far"""
@@ -28,7 +28,7 @@ class CopyStream:
         return Mark(time.perf_counter())
 
     def let_model_wait(self, mark: Any = None) -> None:
-        """The model's later work waits for `mark` in this stream; None: for all copies so far. This call does not
+        """The model's later work waits for `mark` in this stream; None: for all copies so far. The caller does not
         wait."""
 
 

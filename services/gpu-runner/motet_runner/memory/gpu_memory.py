@@ -1,7 +1,7 @@
 """How much of a GPU's memory a runner may take.
 
-Each runner keeps within its share of the whole memory, however much is free at its start: so several fit on one GPU.
-Pure; `GpuMemory.of` reads the device.
+Each runner takes at most its share of the GPU's whole memory, so that several runners fit on one GPU. Pure, except
+`GpuMemory.of`, which reads the device.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from motet.errors import SetupError
 GIB = 1 << 30
 
 CONTEXT_BYTES = 768 << 20
-"""The memory of a process beside its tensors, for the driver and its libraries. It is a constant: on a shared
+"""The memory that a process takes besides its tensors, for the driver and its libraries. It is a constant: on a shared
 GPU, the memory of one process cannot be measured."""
 
 
@@ -43,7 +43,7 @@ class GpuMemory:
         if needed + CONTEXT_BYTES + self.held <= share:
             raise SetupError(
                 f"The model's weights take {needed / GIB:.1f} GiB in {dtype}, and of the GPU's {self.total / GIB:.1f} "
-                f"GiB only {self.free / GIB:.1f} GiB are free: other processes hold the rest. End them, or lower "
+                f"GiB only {self.free / GIB:.1f} GiB are free: other processes hold the rest. End those, or lower "
                 "engine.memoryUtilizationPercent of the other runners on this GPU."
             )
         fits = max(0, left) / GIB

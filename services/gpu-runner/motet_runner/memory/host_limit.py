@@ -5,7 +5,8 @@ from pathlib import Path
 import psutil
 
 SHARE_OF_AVAILABLE = 4
-"""At most a quarter of the available memory. The rest is for loading, the page cache and other processes."""
+"""The divisor of the available memory: parked sequences may take a quarter. The rest is for loading, the page cache and
+other processes."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -26,7 +27,7 @@ def available_host_bytes(cgroup: Path = _CGROUP) -> int:
 
 
 def _idle_file_bytes(cgroup: Path) -> int:
-    """The inactive page cache, such as a model's files. It counts as used, but can be reclaimed."""
+    """The inactive page cache, such as a model's files. Linux counts it as used, but can reclaim it."""
     try:
         lines = (cgroup / "memory.stat").read_text().splitlines()
     except OSError:

@@ -16,11 +16,11 @@ from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 
 PIECES, PIECE_BYTES = 4, 16 * 1024 * 1024
-"""Staging buffers on a GPU for pages on their way to the host and back"""
+"""The number and the size of the staging buffers on a GPU, for pages on their way to the host and back"""
 
 
 class SwapTime(NamedTuple):
-    """How long copies of pages between device and host took, once they had ended."""
+    """How long the copies of pages between device and host took that have ended."""
 
     pages: int = 0
     seconds: float = 0.0
@@ -31,7 +31,7 @@ class HostPages:
 
     def __init__(self, device: PagedStore, count: int, *, clock: Clock) -> None:
         self._device = device
-        # Virtual memory: the machine allocates a page of it at the first write.
+        # Only virtual memory: the operating system gives memory at the first write.
         self._data = torch.empty((count, *device.data.shape[1:]), dtype=device.data.dtype)
         self._clock = clock
         self._swapped = SwapTime()
@@ -57,11 +57,12 @@ class HostPages:
 
 
 class HostPagesAside:
-    """For a GPU: pinned, and copied in parallel to the model's work, which waits only for pages that it needs back.
+    """For a GPU: pinned memory, and copies beside the model's work. That work waits only for pages that come back, and
+    for a free staging buffer.
 
-    Pages pass through staging buffers on the device that are allocated once: one by one over the bus, and between
-    buffer and pages all at once, which is fast. So outgoing pages may be overwritten at once, and incoming pages are
-    copied while the previous iteration still computes.
+    Pages pass through staging buffers on the device, which are allocated once. They are copied one by one over the bus,
+    but all at once between a buffer and the store, which is fast. So outgoing pages may be overwritten at once, and
+    incoming pages are copied over the bus while the previous iteration still computes.
     """
 
     def __init__(self, device: PagedStore, count: int, stream: CopyStream) -> None:
@@ -82,7 +83,7 @@ class HostPagesAside:
                 self._stream.let_model_wait(piece.copied)  # until the buffer's last pages are copied
             self._device.gather(some, out=piece.data[: len(some)])
             self._stream.follow_model()
-            began = self._stream.mark()  # waiting does not count as time of copies
+            began = self._stream.mark()  # the wait does not count as time of copies
             for place, data in zip(places, piece.data, strict=False):
                 self._stream.copy(self._data[place], data)
             self._note(piece, len(some), began)
@@ -136,7 +137,7 @@ def pages_of_a_piece(page_bytes: int) -> int:
 
 
 def bytes_beside_pages(page_bytes: int) -> int:
-    """The buffers' bytes on the device"""
+    """The bytes of the staging buffers on the device"""
     return PIECES * pages_of_a_piece(page_bytes) * page_bytes
 
 

@@ -12,10 +12,10 @@ from motet_runner.memory.upload import uploaded
 
 
 class Link:
-    """For a CPU as the device: all work is done when it is launched."""
+    """For a CPU as the device, where each call ends only when its work is done."""
 
     def __init__(self, device: torch.device, clock: Clock) -> None:
-        """`clock`: for marks of a CPU. A GPU has its own clock."""
+        """`clock`: for marks of a CPU. A GPU's marks use its own clock."""
         self.device = device
         self._clock = clock
 
@@ -32,8 +32,8 @@ class Link:
 
 
 class PinnedMemory(Link):
-    """Through pinned memory, in the order of the device's current stream. PyTorch reuses pinned memory only after the
-    copies that used it have ended."""
+    """Copies through pinned memory, in the order of the device's current stream. PyTorch reuses pinned memory only
+    after the copies that use this memory have ended."""
 
     def upload(self, numbers: np.ndarray) -> torch.Tensor:
         return uploaded(numbers, self.device)

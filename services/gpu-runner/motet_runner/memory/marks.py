@@ -6,7 +6,7 @@ import torch
 
 
 class Mark:
-    """For a CPU, whose work is done when it is launched"""
+    """For a CPU, where each call ends only when its work is done"""
 
     def __init__(self, at: float) -> None:
         self.at = at

@@ -4,8 +4,8 @@ import torch
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """PyTorch has a class for errors of device memory. If the driver or the host has no memory left, only the words in
-    the first line show it."""
+    """PyTorch has a class for errors of device memory. If the driver or the host has no memory left, only words in the
+    error's first line say so."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     first_line = str(error).strip().partition("\n")[0]
@@ -13,5 +13,5 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def device_has_failed(error: Exception) -> bool:
-    """True if the device computes nothing more in this process: it was lost, or a kernel crashed on it."""
+    """True if the device computes nothing more in this process: the device was lost, or a kernel crashed."""
     return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)

@@ -1,6 +1,6 @@
 """KV pages, page outermost with all layers inside (PU-20): [pages, layers, 2, kv_heads, page_tokens, head_dim].
 
-Any sequence can leave at any iteration, and a page is one contiguous copy to the host, whatever the number of layers.
+Any sequence can leave at any iteration. A page is copied to the host as one contiguous piece, with all layers.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from motet_kernels.huge_pages import prefer_huge_pages
 from motet_runner.memory.upload import uploaded
 
 READ_BYTES = {"cpu": 8 * 1024 * 1024, "cuda": 256 * 1024 * 1024}
-"""How much of one layer is gathered at a time. On a CPU it should still be in the last-level cache when attention
-reads it. Fewer and larger reads win: each costs a dozen operators, for which all threads wait."""
+"""How many bytes of one layer are gathered at a time. On a CPU, these bytes should still be in the last-level cache
+when attention reads them. Fewer and larger reads are faster: all threads wait for a dozen operators in each read."""
 
 
 COPY_BYTES = 16 * 1024 * 1024
-"""How much is copied at a time from pages to other pages of the device."""
+"""How many bytes are copied at a time from pages to other pages of the device"""
 
 
 class PagedStore:
@@ -29,7 +29,7 @@ class PagedStore:
         size = pages, shape.layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_dim
         self.data = prefer_huge_pages(torch.empty(size, dtype=dtype, device=device))
         self.bytes = self.data.view(pages, -1).view(torch.uint8)
-        """[pages, bytes of a page] Adapters also lie in pages: see `motet_kernels.RunLayout`."""
+        """[pages, bytes of a page] Adapters lie in pages, too: see `motet_kernels.RunLayout`."""
         self._numbers = self.bytes.numpy() if device.type == "cpu" else np.empty(0)
         self._tokens = self.data.view(-1, shape.head_dim)
         self._blocks = self.data.view(-1, PAGE_TOKENS * shape.head_dim)
@@ -57,12 +57,12 @@ class PagedStore:
         self._tokens.index_copy_(0, rows, heads.reshape(-1, self.shape.head_dim))
 
     def sequences_a_read(self, pages: int) -> int:
-        """How many sequences are best read at once, if each has `pages` pages."""
+        """How many sequences to read at once, if each has `pages` pages"""
         of_one = self.shape.bytes_per_page() // self.shape.layers * pages
         return max(1, READ_BYTES.get(self.device.type, READ_BYTES["cuda"]) // of_one)
 
     def read(self, blocks: torch.Tensor, sequences: int) -> torch.Tensor:
-        """Keys and values of one layer: [2, sequences, kv_heads, tokens, head_dim]; good until the next read."""
+        """Keys and values of one layer: [2, sequences, kv_heads, tokens, head_dim]. The next read overwrites them."""
         count = len(blocks)
         if self._scratch is None or len(self._scratch) < count:
             self._scratch = self._blocks.new_empty((count, self._blocks.shape[1]))
@@ -93,12 +93,12 @@ class PagedStore:
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zeroes pages, so that earlier owners' contents are gone."""
-        if self.device.type == "cpu":  # where torch would split each page among threads
+        if self.device.type == "cpu":  # torch would split each page among threads
             for page in pages:
                 self._numbers[page] = 0
         elif pages:
             self.data.index_fill_(0, self._numbers_of(pages), 0)
 
     def _numbers_of(self, pages: Sequence[int]) -> torch.Tensor:
-        """On the device, without waiting for it: a list of numbers as an index would wait."""
+        """The page numbers on the device. Indexing with a list would wait for the device; this does not."""
         return uploaded(np.array(pages, dtype=np.int64), self.device)

@@ -1,4 +1,4 @@
-"""Numbers that are copied together: each copy to a device costs as much as a kernel, however short it is."""
+"""Numbers that are copied together: a copy to or from a device takes as long as a kernel, even for a few numbers."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ _TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.float64): torch.float64}
 
 
 class Parcel(dict[str, np.ndarray]):
-    """To the device: arrays of 64-bit numbers, by name."""
+    """Arrays of 64-bit numbers by name, for one copy to the device"""
 
     def send(self, link: Link) -> dict[str, torch.Tensor]:
         """The arrays on the device"""
@@ -26,7 +26,7 @@ class Parcel(dict[str, np.ndarray]):
 
 
 class Returning:
-    """From the device: tensors of any type, in one copy."""
+    """Tensors of any type, in one copy from the device"""
 
     def __init__(self, link: Link, tensors: Sequence[torch.Tensor]) -> None:
         self._like = [(tensor.dtype, tensor.shape, tensor.numel() * tensor.itemsize) for tensor in tensors]
@@ -34,7 +34,7 @@ class Returning:
         self._bytes = link.download(together)
 
     def read(self) -> list[torch.Tensor]:
-        """The tensors on the host; call it after a later mark has passed"""
+        """The tensors on the host. Call this only when a mark after the copy has passed."""
         parts = self._bytes.split([size for _, _, size in self._like])
         # A part may begin at any byte; a view of another type must be aligned.
         return [part.clone().view(dtype).view(shape) for part, (dtype, shape, _) in zip(parts, self._like, strict=True)]

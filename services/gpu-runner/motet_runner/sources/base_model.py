@@ -25,14 +25,14 @@ COMPLETE = ".complete.json"
 """The marker file in the folder of a completely fetched model"""
 
 MAX_ATTEMPTS = 5
-"""How many fetches in a row may fail without a new byte. After that the runner ends. When it starts again, it continues
-the fetch."""
+"""How many fetches in a row may fail without a new byte. Then the runner ends; when it starts again, it continues the
+fetch."""
 
 LOG_SECONDS = 10.0
 
 
 async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path:
-    """The base model's folder. Raises an error that says what is wrong with the source, and that ends the runner."""
+    """The base model's folder. Raises an error that says what is wrong with the source; the error ends the runner."""
     if not settings.model_uri:
         raise SetupError(f"MOTET_RUNNER_MODEL_URI is not set. Set it to the base model: {EXAMPLES}.")
     try:

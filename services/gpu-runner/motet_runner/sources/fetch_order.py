@@ -15,7 +15,7 @@ class NetworkAccess:
     ca_file: str = ""
     proxy: str = ""
     proxy_guards: bool = False
-    """The proxy gets names, and decides which addresses are allowed."""
+    """True if the proxy gets names, and itself decides which addresses are allowed."""
     manifests: str = ""
     """The folder of manifests whose Secrets are used. Empty: the API server's Secrets are used."""
 

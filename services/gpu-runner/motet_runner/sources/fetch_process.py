@@ -1,7 +1,7 @@
 """`python -m motet_runner.sources.fetch_process`: one fetch. It reads an order, writes lines of JSON, and ends.
 
-Only this process has the Secret, and only during the fetch. It leaves no core file, other processes of its user can't
-read its memory, and it dies with the service.
+Only this process has the Secret, and only during the fetch. The process leaves no core file, other processes of its
+user can't read its memory, and it ends with the service.
 """
 
 import ctypes
@@ -61,7 +61,7 @@ def exit_with_parent(parent: int) -> None:
     libc.prctl(_PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if parent and os.getppid() != parent:
-        sys.exit(1)  # the service died before that call
+        sys.exit(1)  # the service ended before the call of prctl
 
 
 def parsed(order: FetchOrder) -> RemoteSource:
@@ -94,7 +94,7 @@ def _fetch_all(order: FetchOrder, source: OpenSource, into: Path, sizes: Mapping
         check_listing(sizes, first, order.max_bytes, order.uri)
     for file in first:
         if not source.fetch(file, into):
-            (into / file.name).unlink(missing_ok=True)  # left by an earlier fetch, from another state of the source
+            (into / file.name).unlink(missing_ok=True)  # an earlier fetch may have left it, when the source had it
     if order.what == "adapter":
         return
     index = into / INDEX
@@ -189,7 +189,7 @@ def _failure_of(error: Exception, order: FetchOrder) -> AdapterFetchFailed:
             )
         case OSError(strerror=str(why)) if why:
             return temporary(f"Motet cannot fetch {order.uri}: {why}.")
-        case _:  # its text may contain anything, also a password
+        case _:  # the error's text may contain anything, also a password
             return temporary(f"Motet cannot fetch {order.uri}: {type(error).__name__}.")
 
 

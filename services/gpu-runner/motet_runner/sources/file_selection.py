@@ -1,4 +1,4 @@
-"""Which files are fetched from a source. Others are not fetched, such as code, pickles and optimizer states."""
+"""Which files are fetched from a source. Code, pickles and optimizer states, for example, are never fetched."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,20 +16,20 @@ INDEX = "model.safetensors.index.json"
 ONE_SHARD = "model.safetensors"
 
 MAX_CONFIG_BYTES = 1 << 20
-"""The most bytes of a configuration. An adapter's that names each module of a large mixture of experts has a tenth of
-this."""
+"""The most bytes of a configuration: ten times the bytes of an adapter's configuration that names each module of a
+large mixture of experts."""
 
 MAX_TEXT_BYTES = 16 << 20
-"""The most bytes of an adapter's own template or list of tokens: ten times those of the largest models."""
+"""The most bytes of an adapter's own template or list of tokens: ten times the bytes of the largest models' files."""
 
 MAX_TOKENIZER_BYTES = 64 << 20
-"""The most bytes of an adapter's own tokenizer.json: twice those of the largest models."""
+"""The most bytes of an adapter's own tokenizer.json: twice the bytes of the largest models' files."""
 
 MAX_ASSET_BYTES = 256 << 20
 """The most bytes of a model's tokenizer."""
 
 MAX_INDEX_BYTES = 32 << 20
-"""The most bytes of a model's index, which is parsed as a whole: enough to name a quarter of a million tensors."""
+"""The most bytes of a model's index, which is parsed as a whole. They can name a quarter of a million tensors."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -46,7 +46,7 @@ class WantedFile:
 
 
 def of_adapter(max_bytes: int) -> list[WantedFile]:
-    """The required files come first. Once they are fetched, it is known that the source can be read."""
+    """The required files come first: once they are fetched, the source is known to be readable."""
     optional = [
         WantedFile(name, MAX_TOKENIZER_BYTES if name == "tokenizer.json" else MAX_TEXT_BYTES, required=False)
         for name in ADAPTER_OPTIONAL_FILES
@@ -55,7 +55,7 @@ def of_adapter(max_bytes: int) -> list[WantedFile]:
 
 
 def of_model() -> list[WantedFile]:
-    """All files but the weights: which weight files there are depends on the index."""
+    """All files but the weights: the index names the weight files."""
     others = [WantedFile(name, MAX_ASSET_BYTES, required=False) for name in ASSET_FILES if name != MODEL_CONFIG]
     return [WantedFile(MODEL_CONFIG, MAX_CONFIG_BYTES), WantedFile(INDEX, MAX_INDEX_BYTES, required=False), *others]
 

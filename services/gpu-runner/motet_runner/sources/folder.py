@@ -51,12 +51,13 @@ class FileStat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VolumeBounds:
-    """Where folders may be: in `volumes`, each subfolder of which is one volume. None: anywhere on this machine."""
+    """Where folders may be. Each subfolder of `volumes` is one volume; None: anywhere on this machine."""
 
     volumes: Path | None = None
 
     def of(self, path: Path, volume: Path | None = None, folder: str = "") -> "FolderBounds | None":
-        """The bounds for a path: its volume, or this folder of it. Raises AdapterFetchFailed if it is outside."""
+        """The bounds of a path: its volume, or `folder` in that volume. Raises AdapterFetchFailed for a path
+        outside."""
         if self.volumes is None and volume is None:
             return None
         for outer in (self.volumes, volume):
@@ -75,7 +76,7 @@ class VolumeBounds:
         return bounds
 
     def volume_of(self, path: Path, volume: Path | None = None) -> Path | None:
-        """Where the volume of a path is mounted. None: it is not known to be on a volume."""
+        """Where the volume of a path is mounted. None: the path is not known to be on a volume."""
         if volume is not None or self.volumes is None or not path.is_relative_to(self.volumes):
             return volume
         return self.volumes / Path(*path.relative_to(self.volumes).parts[:1])
@@ -86,8 +87,8 @@ class FolderBounds:
     """The folder that links must not lead out of."""
 
     root: Path
-    """Links are resolved up to the volume, which the platform has mounted, and not below it: tenants write there, and
-    a link must not change the bounds."""
+    """In the path of the volume, which the platform has mounted, links are resolved. Below the volume they are not:
+    tenants write there, and their links must not change the bounds."""
 
     name: str
 
@@ -102,8 +103,8 @@ class AdapterFolder:
     bounds: FolderBounds | None = None
 
     def open(self, name: str) -> int:
-        """Open a file of the folder for reading. The check is made on the open file, so no link can be changed between
-        the check and the use."""
+        """Open a file of the folder for reading. The bounds are checked on the open file, so that no link can change
+        between the check and the use."""
         try:
             file = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except FileNotFoundError:
@@ -162,7 +163,8 @@ class AdapterFolder:
 
 
 def adapter_folder(path: Path, bounds: FolderBounds | None, revision: str = "") -> AdapterFolder:
-    """The folder with the files: `path`, or the snapshot in it if it is a hub's cache folder (models--org--name)."""
+    """The folder with the files: `path`, or a snapshot in `path` if that is a hub's cache folder
+    (models--org--name)."""
     if bounds is not None:
         bounds.check(path, path.resolve())
     if (path / CONFIG).exists():

@@ -24,7 +24,7 @@ class HubUri:
         return [host] if host else []
 
     def open(self, opening: Opening) -> OpenSource:
-        # The library reads these when it is imported: it may use only our client, and only the order's folder.
+        # The hub's library reads these variables at import: it may use only our client, and only the order's folder.
         os.environ |= {
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",

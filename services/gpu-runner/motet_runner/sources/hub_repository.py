@@ -15,12 +15,12 @@ from motet_runner.sources.remote_source import Opening
 from motet_runner.sources.web_folder import explain, refused
 
 MAX_ANSWER_BYTES = 16 << 20
-"""The most bytes of an answer that is held in memory: a listing (of 50,000 files) or an error. Files are written to
-disk as they come."""
+"""The most bytes of an answer that is held in memory: an error, or a listing (of up to 50,000 files). Files are written
+to disk as they come."""
 
 
 class HubRepository:
-    """One commit of a repository, so that no files of two commits are mixed when a branch changes meanwhile."""
+    """One commit of a repository: so a branch that changes during the fetch gives no mixture of two commits."""
 
     def __init__(self, repository: str, revision: str, opening: Opening) -> None:
         from huggingface_hub import HfApi, set_client_factory

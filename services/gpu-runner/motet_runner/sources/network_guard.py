@@ -1,7 +1,7 @@
 """Refuses connections to addresses that a tenant must not reach: loopback, the cluster's network, cloud metadata.
 
 The guard checks each connection of a socket, so it sees the address that is really used, after every redirect and every
-change of DNS. It can't be removed, so only a process that does nothing else may install it. If a proxy makes the
+change of DNS. An installed guard can't be removed, so only fetch processes install one. If a proxy makes the
 connections (`proxy.py`), the guard checks the address that the proxy is given.
 """
 
@@ -63,7 +63,7 @@ class NetworkGuard:
         )
 
     def resolve(self, host: str) -> list[str]:
-        """The addresses of a name. Raises AdapterFetchFailed if one of them must not be reached."""
+        """The addresses of a name. Raises AdapterFetchFailed if any of these addresses must not be reached."""
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
@@ -87,7 +87,7 @@ def is_public(address: Address) -> bool:
 
 
 def _plain(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address contains, if it does; else the address itself."""
+    """The IPv4 address in an IPv6 address that contains one; else the address itself"""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inside = address.ipv4_mapped or address.sixtofour

@@ -1,6 +1,7 @@
-"""Folders in which an interrupted fetch continues: one for each set of files, locked by the process that fetches.
+"""The folders of interrupted fetches: one for each set of files, locked by the process that fetches. A later fetch
+continues there.
 
-Each namespace has a folder of them. The number and size of its idle ones are limited.
+Each namespace has a folder with these folders. The number and size of its idle folders are limited.
 """
 
 import asyncio
@@ -50,8 +51,8 @@ class PartialFetches:
                 _remove_unlocked(folder)
 
     def clear(self, *, all_of_them: bool) -> None:
-        """Remove the folders of fetches that were not continued in time or, if there is no space left, all folders into
-        which nothing is fetched now."""
+        """Remove the folders of fetches that were not continued in time. `all_of_them`: no space is left, so remove all
+        folders into which nothing is fetched now."""
         for folder in self._of(self.root):
             if not folder.name.startswith(_NAMESPACE):  # left by earlier versions
                 self._clear([folder], all_of_them=all_of_them)
@@ -90,7 +91,7 @@ async def locked(folder: Path, threads: DaemonThreads) -> AsyncIterator[Path]:
 
 
 def _locked(folder: Path) -> int | None:
-    """The folder, open and locked. None: another fetch has locked it, or it was removed a moment ago."""
+    """The folder, open and locked. None: another fetch has locked the folder, or removed it a moment ago."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -156,7 +157,7 @@ def _last_written(folder: Path) -> float:
 
 
 def _bytes_of(folder: Path) -> int:
-    """The folder's bytes on the disk, files of the hub's library included."""
+    """The folder's bytes on the disk, with the files of the hub's library."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -22,7 +22,8 @@ COMMAND = (sys.executable, "-P", "-m", "motet_runner.sources.fetch_process")
 MAX_LINE_BYTES = 1 << 16
 
 END_SECONDS = 5.0
-"""How long a killed process may take to end. If it waits for a disk that hangs, it ends when the disk answers."""
+"""How long the service waits for a killed process. A process that waits for a hanging disk ends when the disk
+answers."""
 
 OnProgress = Callable[[int, int], None]
 """Called with the bytes that have arrived, and the bytes in total (0 if the source does not say)."""
@@ -34,7 +35,7 @@ class FetchProcessPool:
         self._limit = asyncio.Semaphore(max_processes)
         self._max_per_namespace = max(1, max_processes - 1)
         self._namespace_limits: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """One per namespace, while it has fetches that run or wait."""
+        """One per namespace that has running or waiting fetches"""
 
     async def fetch(self, order: FetchOrder, on_progress: OnProgress, *, namespace: str = "") -> None:
         """Fetch an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the fetch process."""

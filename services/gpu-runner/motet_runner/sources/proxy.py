@@ -1,8 +1,8 @@
 """Fetches through a proxy, while this process still decides which addresses are allowed.
 
-A proxy that gets a name connects to the address that it finds for that name, and the network guard of this process sees
-only the proxy's address. So this process resolves the name, checks the address, and asks the proxy for that address.
-TLS still checks the name. Redirects are covered, too: each new host is a new connection.
+A proxy that gets a name resolves the name itself, and the network guard of this process sees only the proxy's address.
+So this process resolves the name, checks the address, and asks the proxy for that address. TLS still checks the name.
+Redirects are checked, too: each new host is a new connection.
 """
 
 import base64

@@ -23,7 +23,7 @@ class Opening:
     client: "httpx2.Client"
     """A client that connects only to allowed addresses"""
     on_checked: Callable[[int], None]
-    """Called with the bytes of a file that were read again. That is progress, too."""
+    """Called with the number of bytes that were read again for a check: these count as progress, too."""
 
 
 class OpenSource(Protocol):
@@ -44,6 +44,6 @@ class RemoteSource(Protocol):
     calls `parse`, so `open` imports what only a fetch process needs."""
 
     def hosts(self, access: NetworkAccess) -> Iterable[str]:
-        """The hosts that the platform has named for this source: allowed, whatever their addresses are."""
+        """The hosts that the platform has named for this source. They are allowed, whatever their addresses are."""
 
     def open(self, opening: Opening) -> OpenSource: ...

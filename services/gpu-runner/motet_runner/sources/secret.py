@@ -52,8 +52,7 @@ NO_CREDENTIALS = SourceCredentials()
 def read_credentials(
     reference: str, access: NetworkAccess, accepted: Sequence[SecretKeys], *, timeout: float
 ) -> SourceCredentials:
-    """Raises AdapterFetchFailed with the reason CredentialsInvalid and what to do. `accepted`: the keys that the source
-    knows."""
+    """Raises AdapterFetchFailed, which says what to do. `accepted`: the sets of keys that the source can use."""
     if not reference:
         return NO_CREDENTIALS
     if not accepted:

@@ -23,12 +23,12 @@ from motet_runner.sources.partial_fetch import PartialFetches, locked
 from motet_runner.sources.process_pool import FetchProcessPool, OnProgress
 
 SLOWEST_BYTES_PER_SECOND = 16 << 20
-"""The rate of a busy network disk. A slower one counts as hanging."""
+"""The rate of a busy network disk. A slower disk counts as hanging."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFiles:
-    """The files that are to be fetched, and the credentials for their source."""
+    """The files to fetch, and the credentials for their source."""
 
     uri: str
     revision: str = ""
@@ -75,10 +75,9 @@ class Sources:
 
     @asynccontextmanager
     async def partial_folder(self, remote: RemoteFiles) -> AsyncIterator[Path]:
-        """A folder for the files of an adapter. It is removed at the end.
+        """A folder for the files of an adapter. It is removed at the end, also if the files were wrong.
 
-        If a fetch was interrupted, the folder stays, and the next fetch continues there. If the files were wrong, it is
-        removed.
+        If the fetch was interrupted, the folder stays, and the next fetch continues there.
         """
         folder = self.partial.folder_of(*remote.words)
         keep = True  # also if the fetch is stopped
@@ -108,7 +107,8 @@ class Sources:
     async def fetch_into(
         self, what: Literal["adapter", "model"], remote: RemoteFiles, into: Path, on_progress: OnProgress
     ) -> None:
-        """Fetch the files in a process of its own. Raises AdapterFetchFailed. One namespace can't use all processes."""
+        """Fetch the files in a fetch process. Raises AdapterFetchFailed. One namespace can't use all fetch
+        processes."""
         order = FetchOrder(
             what=what,
             uri=remote.uri,

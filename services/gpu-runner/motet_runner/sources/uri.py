@@ -1,6 +1,6 @@
 """Parses a source's URI, and refuses URIs that are not allowed.
 
-Which schemes there are, and which module reads each, is declared in `motet.sources`.
+`motet.sources` declares the schemes, and the module that reads each scheme.
 """
 
 import re
@@ -16,13 +16,13 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def parse(uri: str, revision: str = "") -> FolderUri | RemoteSource:
-    """Raises AdapterFetchFailed, which says what is wrong. The message never contains what may be a password."""
+    """Raises AdapterFetchFailed, which says what is wrong, and repeats nothing that may be a password."""
     if _CONTROL.search(unquote(uri)):
-        raise AdapterFetchFailed("source.uri: must have no control characters, nor such that '%' stands for.")
+        raise AdapterFetchFailed("source.uri: must have no control characters, not even written with '%'.")
     try:
         parts = urlsplit(uri)
         _ = parts.port
-    except ValueError:  # its text repeats what it could not read
+    except ValueError:  # its text repeats a part of the URI
         raise AdapterFetchFailed(
             f"The source is not a URI: its host or port makes no sense. Write {EXAMPLES}."
         ) from None

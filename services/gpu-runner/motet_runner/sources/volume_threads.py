@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 class Progress:
-    """The last time when a call got something from its volume, or from the runner's own disk. The thread writes it, and
-    the service reads it."""
+    """When a call last got something from its volume, or from the runner's own disk. The call's thread writes this
+    time, and the service reads it."""
 
     def __init__(self, volume: "_Volume", volume_seconds: float, disk_seconds: float) -> None:
         self._volume = volume
@@ -41,7 +41,8 @@ class Progress:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """The context of a read from the volume. Outside of it, a call waits only for the runner's own disk."""
+        """The context of a read from the volume. Outside of this context, a call waits only for the runner's own
+        disk."""
         self._note()
         self.reads = True
         try:
@@ -55,8 +56,8 @@ class Progress:
 
     @property
     def hangs_at(self) -> float:
-        """A waiting call hangs only when all running calls hang, and the volume has given nothing for its time
-        limit."""
+        """When the call counts as hanging. A call that has not begun hangs only when all running calls hang, and the
+        volume has given nothing for its time limit."""
         if self.began:
             return self._at + (self._volume_seconds if self.reads else self._disk_seconds)
         given = max(self._at, self._volume.progressed_at) + self._volume_seconds
@@ -64,7 +65,7 @@ class Progress:
 
     @property
     def waits_for_disk(self) -> bool:
-        """True if this call, or all calls before it, wait for the runner's own disk."""
+        """True if the call waits for the runner's own disk, or has not begun because all running calls wait for it."""
         before = (self,) if self.began else tuple(self._volume.running)
         return bool(before) and not any(one.reads for one in before)
 
@@ -84,9 +85,9 @@ class VolumeThreads:
     async def run(
         self, volume: str, call: Callable[[Progress], T], *, discard: Callable[[T], object], disk_seconds: float
     ) -> T:
-        """Run a call that reads this volume, and marks when it does. Raises AdapterFetchFailed if a read gets nothing
-        for `stall_seconds`, and CallHangs if the runner's own disk takes longer than `disk_seconds` between two reads.
-        The thread may hang on; a late result goes to `discard`."""
+        """Run a call that reads this volume, each time within `Progress.reading`. Raises AdapterFetchFailed if a read
+        gets nothing for `stall_seconds`, and CallHangs if the runner's own disk takes longer than `disk_seconds`
+        between two reads. The thread may go on hanging; a late result goes to `discard`."""
         self.by_name = {name: one for name, one in self.by_name.items() if not one.threads.unused or name == volume}
         of_volume = self.by_name.setdefault(volume, _Volume(volume))
         progress = Progress(of_volume, self._stall_seconds, disk_seconds)
@@ -104,13 +105,13 @@ class VolumeThreads:
                     f"The volume {volume} does not answer: nothing came from it for {self._stall_seconds:g} s. Motet "
                     "tries again automatically. See whether its server is up."
                 )
-            return min(left, self._stall_seconds)  # then look again: it may wait for the disk by then
+            return min(left, self._stall_seconds)  # then look again: by then, the call may wait for the disk
 
         return await result_of(of_volume.threads.submit(work), seconds_left, discard)
 
 
 def mount_of(path: Path) -> str:
-    """The mount point of a path, from the list of mounts: a question to the file system itself may hang."""
+    """The mount point of a path, from the list of mounts: a call to the file system itself may hang."""
     try:
         lines = Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()
     except OSError:

@@ -21,7 +21,7 @@ from motet_runner.sources.network_guard import NetworkGuard
 from motet_runner.sources.proxy import Tunnel
 
 MAX_ATTEMPTS = 5
-"""How many attempts in a row may fail without a new byte. Then the fetch fails, and the service tries again later."""
+"""How many attempts in a row may fail without a new byte. Then the fetch fails, and the service fetches again later."""
 
 MAX_REDIRECTS = 5
 
@@ -30,10 +30,10 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)
 
 
 def client(access: NetworkAccess, guard: NetworkGuard, *, timeout: float) -> httpx2.Client:
-    """An HTTP client that takes nothing from the environment, such as a proxy or a netrc file. It follows no redirects
-    unless the caller sets that.
+    """An HTTP client that takes nothing from the environment, such as a proxy or a netrc file. It follows redirects
+    only if the caller sets that.
 
-    If there is a proxy, `guard` checks the addresses that it is asked to connect to.
+    If there is a proxy, `guard` checks the addresses that the proxy is asked for.
     """
     trust = ssl.create_default_context(cafile=access.ca_file or None)
     if access.ca_file:
@@ -66,7 +66,7 @@ class WebFolder:
         """Fetch one file. False if it does not exist and is not required."""
         path, part, tag = into / file.name, into / f"{file.name}.part", into / f"{file.name}.etag"
         if path.exists():
-            path.replace(part)  # of an earlier fetch: fetched again only if it has changed
+            path.replace(part)  # an earlier fetch's file: it is fetched again only if it has changed
         failures = 0
         while True:
             before = _size(part)
@@ -96,7 +96,7 @@ class WebFolder:
         with self._open(file, headers) as response:
             if response.status_code == 416:
                 if response.headers.get("content-range", "").endswith(f"/{have}"):
-                    return  # the file was complete already
+                    return  # the part was already the whole file
                 part.unlink()
                 raise _Interrupted("the server does not continue the interrupted download")
             start = _start(response, have)
@@ -166,7 +166,7 @@ class WebFolder:
             case 404 | 410:
                 raise FileNotFoundError
             case 403 if not file.required:
-                raise FileNotFoundError  # object stores say so for a missing file, if the caller may not list files
+                raise FileNotFoundError  # object stores answer 403 for a missing file if the caller may not list files
             case 401 | 403:
                 raise refused(self.url, status, given=bool(self.authorization))
             case _ if status in _PASSING:
