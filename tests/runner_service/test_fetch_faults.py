@@ -241,7 +241,7 @@ async def test_a_volume_is_not_taken_for_hung_while_the_own_disk_flushes(tmp_pat
 # --------------------------------------------------------------------------------------------- an own disk that hangs
 
 IMPATIENT = 0.2
-HANGS = "This runner's disk cache does not answer: nothing came of a call for 0.2"
+HANGS = "This runner's disk cache does not answer: a call got nothing for 0.2"
 
 
 class HungDisk:

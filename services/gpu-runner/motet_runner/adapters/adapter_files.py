@@ -32,8 +32,8 @@ FILE_THREADS = 4
 
 
 class AdapterFiles(Protocol):
-    """Carries out the effects of `AdapterPolicy` of the same names, which also define the answers. Each call may raise
-    the errors that `failure_of` knows."""
+    """Carries out the effects of `AdapterPolicy`: `effects` defines the answers of the methods with the same names. Any
+    method may raise an error, which `failure_of` makes the answer."""
 
     async def find(self, effect: effects.Find) -> Held | None: ...
 
@@ -49,8 +49,8 @@ class AdapterFiles(Protocol):
     async def by_last_use(self) -> tuple[Digest, ...]: ...
 
     async def look(self, held: Held, *, used: bool, begins: Callable[[], None]) -> bool:
-        """Returns True if the folder still exists. With `used`, record that it was used. `begins` is called just before
-        the disk is read."""
+        """True if the folder is still at its place. `used`: also record that it was used. `begins` is called just
+        before the disk is read."""
 
     def release(self, held: Held) -> None:
         """Releases a lease without waiting."""
@@ -86,7 +86,7 @@ class DiskAdapterFiles(Fetches):
         except CallHangs:
             if effect.held is not None:
                 self.release(effect.held)
-            return None  # it may go later, or stay for another process: for this runner it is gone now
+            return None  # the folder may go later, or stay for another process: this runner treats it as removed
 
     def _evict(self, effect: effects.Evict) -> effects.Answer:
         if self.cache.evict(effect.digest, effect.held):
@@ -124,8 +124,8 @@ def failure_of(error: Exception) -> Failure:
         case CallHangs():
             return Failure.of(
                 temporary(
-                    f"This runner's disk cache does not answer: nothing came of a call for {error.seconds:g} s. Motet "
-                    "tries again automatically. See whether the disk is well."
+                    f"This runner's disk cache does not answer: a call got nothing for {error.seconds:g} s. Motet "
+                    "tries again automatically. Check the disk."
                 )
             )
         case OSError():

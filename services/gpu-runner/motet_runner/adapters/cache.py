@@ -1,11 +1,11 @@
 """The disk cache: fetched adapters in folders that are named by their digest.
 
 DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors, the optional files that belong
-to the digest, and certificate.json. A folder appears there complete or not at all: the files are written into a folder
-beside it and digested at the same time, then flushed, and the folder is renamed. Runners on one machine may share the
-cache. A runner that uses a folder holds a lease of it. No runner evicts a folder that another one has leased.
+to the digest, and certificate.json. Only complete folders appear there: the files are digested and flushed while they
+are written into a temporary folder, which is then renamed. Runners on one machine may share the cache. A runner that
+uses a folder holds a lease of it. No runner evicts a folder that another runner has leased.
 
-Everything here blocks: call it in a thread. A disk that is read-only, or full, still serves what is on it.
+All calls block: make them in a thread. A disk that is read-only, or full, still serves the files that it has.
 """
 
 import errno
@@ -45,7 +45,7 @@ class DiskCache:
         self._noted: set[str] = set()
 
     def prepare(self) -> None:
-        """Make the folder, and remove the files of processes that died during a fetch."""
+        """Make the folder, and remove the files of processes that ended during a fetch."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(".*-*"):
             self._remove_unlocked(left)
@@ -59,10 +59,10 @@ class DiskCache:
     # -------------------------------------------------------------------------------------------------------- reading
 
     def find(self, digest: Digest, request: FetchRequest | None = None) -> Held | None:
-        """A lease of the cached adapter, if this request may use it.
+        """A lease of the cached adapter, if this request may use the adapter.
 
-        It may if its source is known to have this digest. Without this condition, a tenant who knows the digest of
-        another tenant's adapter could use that adapter without its credentials.
+        A request may use it if the request's source is known to have this digest. Without this condition, a tenant who
+        knows the digest of another tenant's adapter could use that adapter without its credentials.
         """
         try:
             lease = FolderLease(self.path_of(digest))
@@ -74,7 +74,7 @@ class DiskCache:
                 self.touch(held)
                 return held
         except FileNotFoundError:
-            pass  # files are missing: it is fetched again
+            pass  # files are missing: the adapter is fetched again
         except BaseException:
             lease.release()
             raise
@@ -96,8 +96,8 @@ class DiskCache:
     # -------------------------------------------------------------------------------------------------------- writing
 
     def store(self, fill: Fill, request: FetchRequest, name: str, size: int) -> Held:
-        """Write an adapter into the cache, and take a lease of it. `name`: the source's name; `size`: the bytes that it
-        needs. Raises AdapterFetchFailed, which says what is wrong and where."""
+        """Write an adapter into the cache, and take a lease of it. `name`: the source's name; `size`: the adapter's
+        bytes. Raises AdapterFetchFailed, which says what is wrong and where."""
         try:
             return self._store(fill, request, name)
         except OSError as error:
@@ -116,17 +116,17 @@ class DiskCache:
                 raise
 
     def verify(self, held: Held) -> None:
-        """Compare the files of an adapter that has been in the cache for a while with its digest, before a new check.
+        """Before a new check of an adapter that was checked before: compare its files with its digest.
 
-        If they differ, they are removed even if a process uses them, and AdapterFetchFailed is raised. The adapter is
-        then fetched again.
+        If the digest differs, the files are removed even if a process uses them, and AdapterFetchFailed is raised. Then
+        the adapter is fetched again.
         """
         if not (held.folder / CERTIFICATE).exists():
-            return  # fetched just now, and their digest was compared
+            return  # no check since the fetch, which has digested the files
         with suppress(FileNotFoundError):
             if adapter_digest(held.folder) == held.digest:
                 return
-        if held.lease.is_live():  # else another runner has removed it first, and may have fetched it again
+        if held.lease.is_live():  # else another runner has removed the folder, and may have fetched the files again
             log.warning("cached_adapter_corrupt", adapter=held.digest)
             self._discard(held.folder)
         raise temporary(
@@ -134,8 +134,8 @@ class DiskCache:
         )
 
     def evict(self, digest: Digest, held: Held | None) -> bool:
-        """Remove an adapter unless another process uses it. True: it is removed, and `held`'s lease has ended. False:
-        it stays, and so does the lease."""
+        """Remove an adapter unless another process uses it. True: the adapter is removed, and `held`'s lease has ended.
+        False: both stay."""
         return self._remove_unlocked(self.path_of(digest)) if held is None else self._remove(held.lease)
 
     def _remove(self, lease: FolderLease) -> bool:
@@ -204,12 +204,12 @@ class DiskCache:
             _remove(target)
             lease.release()
         with suppress(OSError):
-            # Recorded in the files of the cache: a tenant who may read this origin may use them.
+            # Records the origin beside the files: a tenant who may read this origin may use the files.
             (held.folder / _origin(request)).touch()
         return held
 
     def _earlier(self, digest: Digest) -> Held | None:
-        """The existing folder. An incomplete one is removed."""
+        """The existing folder. An incomplete folder is removed."""
         try:
             lease = FolderLease(self.path_of(digest))
         except (FileNotFoundError, NotADirectoryError):
@@ -220,7 +220,7 @@ class DiskCache:
                 held = self.held(digest, lease)
                 self.touch(held)
                 return held
-            if lease.is_live():  # else another runner has replaced it
+            if lease.is_live():  # else another runner has replaced the folder
                 self._discard(lease.folder)
             return None
         finally:
@@ -228,8 +228,8 @@ class DiskCache:
                 lease.release()
 
     def _new_folder(self) -> tuple[Path, FolderLease]:
-        """A folder to fill, and its lease. A starting runner removes unlocked folders, so this one may vanish before it
-        is locked: then try again."""
+        """A folder to fill, and its lease. A starting runner removes unlocked folders. If it removes this folder before
+        the lock, try again."""
         while True:
             folder = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
             folder.mkdir(mode=0o755, parents=True)
@@ -242,7 +242,7 @@ class DiskCache:
                 raise
 
     def _remove_unlocked(self, path: Path) -> bool:
-        """True if the folder was removed. It stays if some process has leased it."""
+        """True if the folder is gone. It stays if some process has leased it."""
         try:
             lease = FolderLease(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -253,7 +253,7 @@ class DiskCache:
             lease.release()
 
     def _discard(self, path: Path) -> None:
-        """Remove a folder. It is renamed first, so that nobody finds it half-removed."""
+        """Rename a folder, so that nobody finds it half-removed, and remove it."""
         trash = path.with_name(f".trash-{os.getpid()}-{next(_counter)}")
         with suppress(FileNotFoundError):
             path.rename(trash)
@@ -268,7 +268,7 @@ class DiskCache:
             self._note(error, what)
 
     def _note(self, error: OSError, what: str) -> None:
-        """Log once that the disk takes no writes. Its contents still serve."""
+        """Log once that the disk takes no writes. Its files are still served."""
         if what not in self._noted:
             self._noted.add(what)
             log.warning("disk_cache_not_writable", folder=str(self.folder), reason=error.strerror, so=what)

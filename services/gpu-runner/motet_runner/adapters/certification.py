@@ -51,7 +51,8 @@ class Certification:
 
 
 def certify(folder: Path, info: EngineInfo) -> Certification:
-    """Check an adapter's files and weights against the base model. Raises AdapterIncompatible with what is wrong."""
+    """Check an adapter's files and weights against the base model. Raises AdapterIncompatible, which says what is
+    wrong."""
     found = check(folder, info.target_modules, max_rank=info.max_lora_rank)
     check_values(found.layout.file, found.tensors)
     check_products(found.layout, info.dtype)
@@ -66,8 +67,8 @@ def certify(folder: Path, info: EngineInfo) -> Certification:
 
 
 def limits_of(info: EngineInfo) -> str:
-    """The engine's limits for adapters, beside the base model: another data type overflows at another number, and
-    another pool serves other ranks."""
+    """What the check depends on besides the base model: data types overflow at different numbers, and pools serve
+    different ranks."""
     return f"{info.dtype}, rank {info.max_lora_rank}"
 
 

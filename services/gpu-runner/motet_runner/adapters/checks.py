@@ -14,7 +14,7 @@ Check = Callable[[Path], Certification]
 
 
 class Checks:
-    """`engine_limits`: `limits_of` the engine that `check` checks for."""
+    """`engine_limits`: the result of `limits_of` for the engine that `check` checks for."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Checks:
         """The result of an earlier check of these files, if the checks, base model and engine were the same."""
         try:
             checked = Certification.decode((held.folder / CERTIFICATE).read_text(), held.folder)
-        except (ValueError, OSError):  # also if it was never checked
+        except (ValueError, OSError):  # also if there was no check
             return None
         certificate = checked.certificate
         found = (certificate.digest, certificate.base_digest, certificate.checker, checked.engine)

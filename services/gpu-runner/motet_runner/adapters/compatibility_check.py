@@ -1,7 +1,7 @@
-"""Checks that an adapter fits the base model: every tensor belongs to a module. It reads names and shapes, no weights.
+"""Checks that an adapter fits the base model. It reads names and shapes, no weights, and needs no torch.
 
 It refuses an adapter with a tensor that belongs to no module, a shape that does not fit, an A without its B, or no
-tensors at all. It needs no torch.
+tensors at all.
 """
 
 import difflib
@@ -17,9 +17,9 @@ from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraCon
 from motet_runner.adapters.safetensors_header import read_header
 
 CHECK_VERSION = 4
-"""The version of the checks. Every certificate names it; adapters that another version has checked are checked again.
+"""The version of the checks. Every certificate names its version; an adapter with another version is checked again.
 
-Raise it when a check in this folder could now refuse an adapter that passed before, or when the kept result
+Raise this number when a check in this folder could now refuse an adapter that passed before, or when the kept result
 (`certification.Certification`) changes its form or its meaning.
 """
 
@@ -30,7 +30,7 @@ PREFIXES = ("base_model.model.", "base_model.", "")
 """Prefixes that PEFT and similar tools put before the base model's own module path"""
 
 FLOATS = ("F32", "BF16", "F16", "F64")
-"""The types that are served. As integers, a LoRA would be all zeros and change nothing."""
+"""The types that are served. In integers, the small numbers of a LoRA would all be zeros."""
 
 TENSOR_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 
@@ -45,7 +45,7 @@ class CheckResult:
     tensors: "dict[str, LoraTensor]"
     modules: tuple[str, ...]
     rank: int
-    """The largest rank of its modules."""
+    """The largest rank of the modules"""
     alpha: float
     method: str
     layout: AdapterLayout
@@ -99,8 +99,8 @@ def weights_of(folder: Path) -> Path:
 
 
 def map_tensors(tensors: dict[str, StoredTensor], shapes: Shapes) -> dict[str, LoraTensor]:
-    """Tensor name → its place. Raises AdapterIncompatible for tensors that belong to no module, with the nearest
-    module's name."""
+    """Tensor name → its place in the base model. Raises AdapterIncompatible for tensors that belong to no module; the
+    message names the nearest module."""
     mapped: dict[str, LoraTensor] = {}
     unmapped: list[str] = []
     for name, tensor in tensors.items():
@@ -145,7 +145,7 @@ def _nearest(name: str, shapes: Shapes) -> str | None:
 
 
 def _halves(mapped: dict[str, LoraTensor]) -> dict[str, dict[str, StoredTensor]]:
-    """Module → its halves. Raises AdapterIncompatible if a module has a half twice."""
+    """Module → its tensors A and B. Raises AdapterIncompatible if a module has two tensors A or two tensors B."""
     halves: dict[str, dict[str, StoredTensor]] = {}
     for half in mapped.values():
         of_module = halves.setdefault(half.module, {})
@@ -160,8 +160,8 @@ def _halves(mapped: dict[str, LoraTensor]) -> dict[str, dict[str, StoredTensor]]
 def _fit(
     halves: dict[str, dict[str, StoredTensor]], config: LoraConfig, shapes: Shapes, max_rank: int
 ) -> dict[str, int]:
-    """The rank of every module. Raises AdapterIncompatible unless both halves exist, fit the linear, and have the rank
-    that the config says."""
+    """The rank of every module. Raises AdapterIncompatible if A or B is missing, does not fit the linear, or has
+    another rank than the config; if the config leaves the module out; and if the pool does not serve the rank."""
     ranks = {}
     for module, found in halves.items():
         if found.keys() != {"A", "B"}:

@@ -1,4 +1,4 @@
-"""Carries out fetches: from folders on their volume's threads, from hubs and the web in fetch processes."""
+"""Carries out fetches: a folder is read by threads of its volume, a hub or the web by a fetch process."""
 
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ class Fetches:
         self._bytes: dict[int, int] = {}
 
     def bytes_of(self, number: int) -> int:
-        """How many bytes have been fetched, while the fetch of a hub or the web runs."""
+        """How many bytes have been fetched, while a fetch from a hub or the web runs."""
         return self._bytes.get(number, 0)
 
     async def fetch(self, fetch: Fetch) -> Held:
@@ -68,7 +68,7 @@ class Fetches:
         try:
             try:
                 async with sources.partial_folder(remote) as folder:
-                    if request.expected:  # another runner of this machine may have fetched it meanwhile
+                    if request.expected:  # another runner of this machine may have fetched the adapter meanwhile
                         find = partial(self.cache.find, Digest(request.expected), request)
                         held = await self.threads.run(find, discard=_discard)
                     if held is None:
@@ -79,7 +79,7 @@ class Fetches:
             finally:
                 self._bytes.pop(number, None)
                 await sources.tidy_partial(request.namespace)
-        except BaseException:  # the fetch may also be stopped while its files are tidied, if the disk hangs
+        except BaseException:  # also a fetch that is stopped while a hanging disk delays the `finally`
             self.threads.submit(partial(_discard, held))  # closing a file may hang, too
             raise
         return held

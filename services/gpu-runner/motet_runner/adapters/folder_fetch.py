@@ -14,11 +14,11 @@ from motet_runner.sources.fetch_errors import temporary
 from motet_runner.sources.folder import AdapterFolder, FileStat, Signature
 
 MAX_ATTEMPTS = 3
-"""How often a folder is read: if its files change meanwhile, it is read again."""
+"""How often a folder is read whose files change during each read."""
 
 
 Reading = Callable[[], AbstractContextManager[None]]
-"""A context around reads of the source, which may hang when the runner's own disk does not."""
+"""A context around each read of the source. The source may hang while the runner's own disk works."""
 
 
 class _SourceChanged(Exception):

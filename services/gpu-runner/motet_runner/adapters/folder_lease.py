@@ -42,8 +42,8 @@ class FolderLease:
                 os.utime(self.file, ns=(now, now))
 
     def become_exclusive(self) -> bool:
-        """True if no other process uses the folder; none can begin to use it then. If False, it is a shared lock again,
-        or none if the folder was removed meanwhile: changing a lock is not atomic.
+        """True if no other process uses the folder; then none can begin to use it. False: the lease is a shared lock
+        again. If the folder was removed meanwhile, because changing a lock is not atomic, the lease is released.
         """
         with self._mutex:
             if self.file is None:

@@ -1,7 +1,7 @@
 """Reads a checked adapter into host memory, on a thread of its own, so that no iteration waits for a disk (PU-07).
 
-The result is ready to be copied to the device: in the engine's data type, with the scale, in the back end's layout. The
-part that has been read may be copied while the rest is read.
+The result is ready to be copied to the device: in the engine's data type, multiplied by the scale, and in the back
+end's layout. The part that has been read may be copied while the rest is read.
 """
 
 import threading
@@ -15,25 +15,25 @@ from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.weight_reader import WeightReader
 
 PACE_SECONDS = 1.0
-"""The longest wait of the thread for the engine's next iteration before it reads on"""
+"""The thread waits at most this time for the engine's next iteration, and then reads on."""
 
 
 class HostLoad:
     """The load of one adapter into host memory. All sequences that wait for the adapter share it.
 
-    The thread reads as much as the engine allows in each iteration, because it takes time from the engine's thread. The
+    The engine allows a number of bytes in each iteration, because reading takes time from the engine's thread. The
     thread is a daemon: if the file system hangs, the load never ends, and the process can still exit.
     """
 
     def __init__(self, adapter: AdapterLayout, layout: RunLayout, *, pinned: bool) -> None:
         self.layout = layout
         self.run: torch.Tensor | None = None
-        """[bytes] in `layout`, in pinned memory if the device is a GPU; None before anything is read. Zeros where the
-        adapter changes nothing"""
+        """[bytes] in `layout`, in pinned memory if the device is a GPU; None before anything is read. It holds zeros
+        for linears that the adapter does not change."""
         self.linears: frozenset[str] = frozenset()
-        """The linears that the adapter changes; known when `run` is"""
+        """The linears that the adapter changes; known once `run` is set"""
         self.read_bytes = 0
-        """How many of the first bytes of `run` are final"""
+        """The first `read_bytes` bytes of `run` are final."""
         self._adapter = adapter
         self._pinned = pinned
         self._condition = threading.Condition()
@@ -45,7 +45,7 @@ class HostLoad:
         threading.Thread(target=self._run, name="adapter-load", daemon=True).start()
 
     def allow(self, size: float) -> None:
-        """Let the thread read `size` bytes more than it has read."""
+        """Let the thread read `size` more bytes than so far."""
         with self._condition:
             self._allowed = self._done + size
             self._condition.notify()
@@ -57,7 +57,7 @@ class HostLoad:
             self._condition.notify()
 
     def ended(self, wait_seconds: float = 0.0) -> bool:
-        """True if all is read, from the file that was checked. Raises the error of the reading thread."""
+        """True if everything has been read from the file that was checked. Raises the error of the reading thread."""
         ended = self._ended.wait(wait_seconds)
         if self._error is not None:
             raise self._error
@@ -108,5 +108,5 @@ class _GivenUp(Exception):
 def _zeros(size: int, *, pinned: bool) -> torch.Tensor:
     if pinned:
         return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-    # The machine allocates a page of it at the first write. torch.zeros would write all of it at once.
+    # The operating system gives this memory page by page, at the first write. torch.zeros would write all of it.
     return torch.from_numpy(np.zeros(size, dtype=np.uint8))

@@ -16,7 +16,7 @@ class StoredTensor(NamedTuple):
     """A tensor in a safetensors file, in the file's own order of rows."""
 
     start: int
-    """Where its bytes begin in the file."""
+    """Where the tensor's bytes begin in the file."""
     shape: tuple[int, ...]
     dtype: str
     bytes: int
@@ -47,13 +47,13 @@ class FileStamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """The layout is sent to the engine with every request whose adapter is not on the device yet. So the linears stay
-    pickled until the adapter is loaded, and their bytes are counted once."""
+    """The layout is sent to the engine with every request whose adapter is not on the device yet. So the linears are
+    pickled only once, and stay pickled until the adapter is loaded; their bytes are added only once."""
 
     file: Path
     stamp: FileStamp
     rank: int
-    """The largest rank of its linears."""
+    """The largest rank of the linears."""
     size: int
     """Bytes of all matrices."""
     packed: bytes = field(repr=False)

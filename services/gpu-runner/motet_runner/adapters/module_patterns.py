@@ -1,7 +1,7 @@
-"""Matches a tenant's patterns for module names, within one time limit for all of them together.
+"""Matches a tenant's patterns for module names, within one time limit for all patterns together.
 
-Most patterns are plain names and need no regular expression. The others are refused if they could take much memory to
-compile. Compiling and matching share one time limit; they run in a thread, so nothing else could stop them.
+Most patterns are plain names and need no regular expression. Other patterns are refused if compiling them could take
+much memory. Compiling and matching share one time limit: they run in a thread, which nothing else could stop.
 """
 
 import math
@@ -16,10 +16,10 @@ from motet.clock import Clock
 from motet.errors import AdapterIncompatible
 
 MATCHING_SECONDS = 1.0
-"""CPU time of the checking thread: a thousand times the need of tools' patterns on a large model"""
+"""CPU time of the checking thread: a thousand times what the patterns that tools write need on a large model"""
 
 MAX_PATTERN_CHARS = 1000
-"""The most characters of one pattern, and the most repetitions of a part of it: a module's path is shorter."""
+"""The most characters of a pattern, and the most repetitions of a part of a pattern: a module's path is shorter."""
 
 _BRACES = regex.compile(r"\{(?:\d{1,4},?\d{0,4})\}")
 _GROUPS = regex.compile(r"\(\?(?:[:!=]|<[!=])")
@@ -31,8 +31,7 @@ Match = Callable[[str], "regex.Match[str] | None"]
 
 
 class Matcher:
-    """Raises AdapterIncompatible, which names `file`, for a pattern that isn't valid, and when the time limit is
-    reached."""
+    """Raises AdapterIncompatible, which names `file`, for an invalid pattern, and at the time limit."""
 
     def __init__(self, file: str, *, seconds: float = MATCHING_SECONDS, clock: Clock = time.thread_time) -> None:
         self._file = file
@@ -43,7 +42,7 @@ class Matcher:
         self._matches: dict[str, Match] = {}
 
     def first(self, pattern: Mapping[str, Number], module: str, default: Number) -> Number:
-        """PEFT's rule: the first key that matches the end of the path, as a regular expression."""
+        """PEFT's rule: the value of the first key that, as a regular expression, matches the end of the path."""
         with self._spending():
             for key, value in pattern.items():
                 if self._test(key, rf"(.*\.)?({key})$")(module):

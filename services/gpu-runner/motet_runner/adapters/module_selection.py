@@ -1,4 +1,5 @@
-"""Which modules the config of an adapter selects. PEFT loads no tensors for the others, so they must not be served."""
+"""Which modules the config of an adapter selects. PEFT loads no tensors for other modules, so Motet must not,
+either."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -6,7 +7,7 @@ from dataclasses import dataclass
 from motet_runner.adapters.module_patterns import Matcher
 
 ANY_LAYER = r".*?\.[^.]*\.(?P<layer>\d+)\."
-"""PEFT takes the first number in the path, not the number of an expert."""
+"""The layer is the first number in the path, as in PEFT, not the number of an expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +17,9 @@ class ModuleSelection:
     excluded: str | frozenset[str] = frozenset()
     """Like `targets`."""
     layers: frozenset[int] = frozenset()
-    """Empty: all. A module that `targets` names with its whole path is selected in any layer."""
+    """The selected layers; empty: all. A module that `targets` names with its whole path is selected in any layer."""
     layer_patterns: tuple[str, ...] = ()
-    """What comes before the number of a layer. Empty: anything."""
+    """What comes before the number of a layer in a path. Empty: anything."""
 
     def unselected_by(self, module: str, matcher: Matcher) -> str | None:
         """The field that leaves the module out; None if it is selected."""

@@ -1,7 +1,7 @@
 """Reads `adapter_config.json` as PEFT writes it. Each field is used, known to be harmless, or refused by its name.
 
-Two adapters with the same tensors can mean different things (rsLoRA, patterns, PiSSA), and only the config says which.
-So an unknown field is never ignored.
+The same tensors can mean different adapters (rsLoRA, patterns, PiSSA), and only the config says which. So an unknown
+field is never ignored.
 """
 
 import json
@@ -65,12 +65,12 @@ REFUSED = {
     "monteclora_config": f"Motet does not serve MonteCLoRA. {MERGE}.",
 }
 STARTS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
-"""Start values that do not change the base model, beside PEFT's own (true) and random ones (false). With others, such
-as PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA, a part of the base model's weights moves into the adapter: it is right only
-on a base model that is changed accordingly. New values of later PEFT versions are refused until they are known."""
+"""Start values that do not change the base model. PEFT's own start values (true) and random ones (false) do not,
+either. Others, such as PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA, move a part of the base model's weights into the
+adapter: it is right only on a base model without that part. Unknown values, as of later PEFT versions, are refused."""
 
 MIN_ALPHA, MAX_ALPHA = 2.0**-20, 2.0**20
-"""Beyond these, no training makes sense: the scale becomes 0 or infinite in the engine's numbers."""
+"""No training uses an alpha beyond these limits. The scale could become 0 or infinite in the engine's numbers."""
 
 GENERATES = (None, "CAUSAL_LM")
 
@@ -193,7 +193,7 @@ def _names(raw: Mapping[str, Any], name: str, accept: Callable[[str], str]) -> s
 
 
 def _listed(value: str | list[str] | None) -> list[str]:
-    """In the order of the config: the first pattern that matches says which layer it is."""
+    """The patterns in the config's order: the first pattern that matches gives the layer's number."""
     return [value] if isinstance(value, str) and value else list(value or ())
 
 

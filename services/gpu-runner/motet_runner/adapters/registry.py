@@ -1,7 +1,8 @@
-"""The adapters that this runner knows, with their checks' results and stages. `AdapterFiles` has their files.
+"""The adapters that this runner knows, with their stages and the results of their checks. `AdapterFiles` has their
+files.
 
-`policy/` decides; here its effects are carried out, and their results go back as events. Errors of disks and sources
-leave this module only as answers to orders or waiting requests.
+`policy/` decides. This module carries out the policy's effects, and tells the policy their results as events. Errors of
+disks and sources leave this module only as answers to orders or waiting requests.
 """
 
 import asyncio
@@ -94,7 +95,7 @@ class AdapterRegistry:
                 self._decide(self.policy.request_left, number, digest)
 
     def resident(self, entries: list[EngineAdapterReport]) -> list[common_pb2.ResidentAdapter]:
-        """Every checked adapter of the registry, with its highest tier."""
+        """Every checked adapter that is not dropped, with its highest tier."""
         in_engine = {entry.digest: entry for entry in entries}
         residents = []
         for adapter in self.policy:
@@ -156,7 +157,7 @@ class AdapterRegistry:
 
     def drop(self, digest: Digest, manifest: str = "") -> None:
         """Forget an adapter, now or when its last request ends. Its files stay until the disk cache needs the space.
-        Without a digest: the manifest is deleted, and so are its unfinished fetches."""
+        Without a digest: the manifest is gone, so its unfinished fetch is removed."""
         if digest:
             self._decide(self.policy.drop, digest)
         else:
@@ -167,7 +168,7 @@ class AdapterRegistry:
         self._decide(self.policy.request_ended, digest)
 
     def tick(self) -> None:
-        """To be called now and then: checks that the folders still exist, and clears old partial fetches."""
+        """Called at intervals: checks that the folders still exist, and removes old partial fetches."""
         self._decide(self.policy.tick)
         self._spawn(self._quietly(self.files.clear_partial))
 
@@ -205,7 +206,7 @@ class AdapterRegistry:
         return number, future
 
     def _decide(self, happened: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Tell the policy an event, and carry out its effects."""
+        """Tell the policy an event, and carry out the effects."""
         if not self._closed:
             happened(*args, **kwargs)
             for effect in self.policy.take_effects():
@@ -255,7 +256,7 @@ class AdapterRegistry:
         try:
             await work()
         except CallHangs:
-            pass  # calls that wait for the disk report it
+            pass  # the calls with an answer report a hanging disk
         except Exception:
             log.exception("adapter_upkeep_failed")
 
@@ -265,7 +266,7 @@ class AdapterRegistry:
         task.add_done_callback(self.tasks.discard)
 
     def _confirm(self, effect: effects.Confirm) -> None:
-        """At most one look waits for each folder and value of `used`: requests may come faster than a disk answers."""
+        """Requests may come faster than the disk answers: at most one look waits per folder and value of `used`."""
         key = (effect.used, effect.held.inode)
 
         async def look() -> None:

@@ -9,7 +9,7 @@ from motet_runner.adapters.layout import StoredTensor
 from motet_runner.adapters.strict_json import parse
 
 MAX_HEADER_BYTES = 16 * 1024 * 1024
-"""Twice the bytes of the names, shapes and offsets of 20,000 linears. The format itself allows 100 MB."""
+"""Twice the bytes of a header for 20,000 linears. The format itself allows 100 MB."""
 
 MAX_TYPE_CHARS = 16
 MAX_DIMENSIONS = 8

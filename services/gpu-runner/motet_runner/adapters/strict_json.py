@@ -1,7 +1,6 @@
 """Parses JSON from tenants: each key once, no NaN or Infinity, and a limited number and depth of values.
 
-Nothing can stop the thread that parses, and it holds the GIL for long times. So the size is limited before parsing
-begins.
+Nothing can stop the parser, which holds the GIL for long times. So the size is checked before parsing begins.
 """
 
 import json
@@ -11,8 +10,8 @@ from typing import Any, NoReturn
 from motet.errors import AdapterIncompatible
 
 MAX_JSON_VALUES = 500_000
-"""The most commas and opening brackets: parsing these takes a tenth of a second and less than 100 MiB. The header of an
-adapter with 20,000 linears, such as all those of a mixture of experts, has 400,000."""
+"""The most commas and opening brackets: parsing this number takes a tenth of a second and less than 100 MiB. The header
+of an adapter with 20,000 linears, such as all linears of a mixture of experts, has 400,000."""
 
 MAX_DEPTH = 32
 """The most levels of objects and lists. PEFT and safetensors write four."""

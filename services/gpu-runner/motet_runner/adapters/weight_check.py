@@ -1,8 +1,8 @@
 """Checks that an adapter's weights and products are finite, and that they change something. Needs no torch.
 
-Weights that are all finite may multiply to infinity. That check computes with the worst input of size 1: each of its
-numbers is 1 or -1, with the sign of its weight. Hidden states come out of a norm, so they have this size, and the
-result holds for every prompt. Real adapters stay many orders of magnitude below the limits.
+The products of finite weights may be infinite. `check_products` computes with the worst input of numbers 1 and -1: each
+number has the sign of its weight. A norm gives hidden states about this size. Real adapters stay many orders of
+magnitude below the limits.
 """
 
 import math
@@ -62,10 +62,11 @@ def check_products(layout: AdapterLayout, dtype: str) -> None:
 
 
 def _reach(layout: AdapterLayout, linear: LoraLinear) -> float:
-    """The largest number in the computation of the LoRA's result; infinite if the sum of the result's squares is.
+    """The largest number in the computation of the LoRA's result; infinite if the sum of the result's squares is
+    infinite.
 
-    The squares are computed in float32: the next operation on the result, a norm or the product of queries and keys,
-    also computes in float32 at least.
+    The sum of squares is computed in float32: the next operation on the result, a norm or the product of queries and
+    keys, also computes in float32 at least.
     """
     a, b = _magnitudes(layout, linear.a), _magnitudes(layout, linear.b) * np.float32(abs(linear.scale))
     inner = a.sum(axis=1)

@@ -1,4 +1,4 @@
-"""Reads the matrices of a checked adapter as tensors, from where its layout says they are."""
+"""Reads the matrices of a checked adapter as tensors, from the places in its layout."""
 
 import os
 
@@ -11,9 +11,9 @@ TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16
 
 
 class WeightReader:
-    """A context manager that holds the file open. Raises AdapterFetchFailed if it isn't the file that was checked.
+    """A context manager that holds the file open. Raises AdapterFetchFailed if the file isn't the one that was checked.
 
-    It checks again at the end, because iterations run between two reads. It reads the file and does not map it: if a
+    The end of the context checks the file again, because iterations run between two reads. The file is not mapped: if a
     mapped file became shorter, the process would be killed.
     """
 

@@ -1,5 +1,5 @@
-"""The adapters of one runner: gets events and the time, returns effects. The docstring of this package has the table of
-stages."""
+"""The policy for the adapters of one runner: it gets events and the time, and returns effects. The docstring of this
+package has the table of stages."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -19,7 +19,8 @@ from motet_runner.adapters.policy.values import FetchRequest, Held, Order
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 
 MAX_MANIFESTS = 4096
-"""For how many manifests the last source is remembered, to clear its partial fetch when the source changes or goes."""
+"""For how many manifests the last source is remembered: its partial fetch is removed when the source changes or
+goes."""
 
 
 class AdapterPolicy:
@@ -58,7 +59,7 @@ class AdapterPolicy:
         """Time passed."""
         self._failures.expire(self._clock())
         for life in tuple(self):
-            self._forget_unused(life)  # it may have been dropped while its folder was checked
+            self._forget_unused(life)  # the adapter may have been dropped while its folder was checked
         self._effects += [effects.Confirm(life.held) for life in self if life.held is not None and life.pending is None]
 
     # -------------------------------------------------------------------------------------------------------- orders
@@ -101,7 +102,7 @@ class AdapterPolicy:
             self._fail_order(order, failure)
 
     def _enter(self, held: Held, orders: dict[int, Order]) -> None:
-        """Orders get their folder, and wait for its check."""
+        """The orders have their folder, and wait for its check."""
         if not orders:
             self._emit(effects.Release(held))
             return
@@ -113,7 +114,8 @@ class AdapterPolicy:
         self._advance(life)
 
     def _fail_order(self, order: Order, failure: Failure) -> None:
-        """The order fails, and so do the requests for its manifest. Other requests wait for their own source."""
+        """The order fails, and so do the requests for its manifest. Other requests wait for the fetch from their own
+        source. A request without a manifest fails if no other order may bring the digest."""
         self._emit(effects.Fail(order.number, failure))
         life = self._lives.get(Digest(order.fetch.expected))
         if life is None:
@@ -127,7 +129,7 @@ class AdapterPolicy:
         self._forget_unused(life)
 
     def cancel_order(self, number: int) -> None:
-        """The answer is no longer needed. A fetch goes on, since the next order will want it."""
+        """The order needs no answer any more. Its fetch goes on, because the next order will want the files."""
         self.pending.cancel_order(number)
 
     # ------------------------------------------------------------------------------------------------------- sources
@@ -154,7 +156,8 @@ class AdapterPolicy:
     # ------------------------------------------------------------------------------------------------------- requests
 
     def request_waits(self, waiter: int, digest: Digest, manifest: str) -> None:
-        """`manifest`: the adapter that its client named, as namespace/name. Empty: its gateway does not tell."""
+        """`manifest`: the adapter that the request's client named, as namespace/name. Empty: the gateway does not
+        tell."""
         life = self._life(digest)
         life.waiters[waiter] = manifest
         life.look = True
@@ -167,7 +170,7 @@ class AdapterPolicy:
             self._forget_unused(life)
 
     def use(self, digest: Digest, until: float = 0.0) -> None:
-        """A request starts, or was announced: the adapter is not evicted before `until`."""
+        """A request starts, or was announced: do not evict the adapter before `until`."""
         life = self._life(digest)
         life.wanted_until = max(life.wanted_until, until)
         if life.ready:
@@ -259,7 +262,7 @@ class AdapterPolicy:
             self._fail_order(order, failure)
         manifests = {order.manifest for order in orders}
         for waiter, manifest in list(life.waiters.items()):
-            # An adapter that does not fit the base model fits it for no request.
+            # If an adapter does not fit the base model, every request for it fails.
             if failure.code == AdapterIncompatible.mapping.code or manifest in manifests:
                 self._fail_request(life, waiter, failure)
 
@@ -269,22 +272,22 @@ class AdapterPolicy:
         if life is None or life.held is None or life.held.inode != held.inode or life.pending is not None:
             return
         self._let_go(life)
-        life.look = True  # another process may have stored it again
+        life.look = True  # another process may have stored the files again
         self._advance(life)
 
     def engine_has(self, digest: Digest, *, on_device: bool) -> None:
-        """The engine has loaded it into device memory, or evicted it from there."""
+        """The engine has loaded the adapter into device memory, or evicted it from there."""
         if (life := self.get(digest)) is not None:
             life.on_device = on_device
 
     def engine_failed(self, digest: Digest) -> None:
-        """The engine could not load it: its files may have changed."""
+        """The engine could not load the adapter: its files may have changed."""
         life = self.get(digest)
         if life is None:
             return
         life.on_device = False
         if life.ready:
-            life.certify(None)  # until its files are known to be the checked ones
+            life.certify(None)  # until the files are known to be the checked files
             self._look(life)
 
     # --------------------------------------------------------------------------------------------------------- a digest
@@ -293,12 +296,12 @@ class AdapterPolicy:
         return self._lives.setdefault(digest, AdapterLife(digest))
 
     def _hold(self, held: Held) -> AdapterLife:
-        """Keep the lease of a folder. If the runner holds an older folder of this digest, its lease is void."""
+        """Keep the lease of a folder. If the runner holds an older folder of this digest, that lease is released."""
         life = self._life(held.digest)
         old = life.held
         same = old is not None and old.inode == held.inode
         if isinstance(life.pending, effects.Find) or (isinstance(life.pending, effects.Check) and not same):
-            self.pending.pop(life.pending.number)  # its answer would be about the old folder
+            self.pending.pop(life.pending.number)  # the answer would be about the old folder
             life.pending = None
         if not same:
             self._let_go(life)
@@ -320,7 +323,7 @@ class AdapterPolicy:
         self._emit(life.pending)
 
     def _advance(self, life: AdapterLife) -> None:
-        """Begin the next stage of a digest, and answer the orders and requests that waited for its present one."""
+        """Begin the next stage of a digest, and answer the orders and requests that waited for the present stage."""
         if life.pending is not None or self._lives.get(life.digest) is not life:
             return
         if life.held is None:
@@ -359,7 +362,7 @@ class AdapterPolicy:
         self._emit(DropAdapter(life.digest))
 
     def _forget_unused(self, life: AdapterLife) -> None:
-        """Forget a digest without waiters and users, if its folder is gone or it was dropped."""
+        """Forget a digest without waiters and users, if its folder is gone or the digest was dropped."""
         if self._lives.get(life.digest) is not life or not life.idle or self._users_of(life.digest):
             return
         if life.held is not None and not life.drop_when_idle:
@@ -395,5 +398,5 @@ class AdapterPolicy:
 
 
 def _of_somebody(failure: Failure) -> Failure:
-    """For a request of unknown owner: it must not tell anything about any source."""
+    """The failure for a request of unknown owner. It must tell nothing about any source."""
     return Failure.of(AdapterFetchFailed(AdapterFetchFailed.public_message + ".", retry_after=failure.retry_after))

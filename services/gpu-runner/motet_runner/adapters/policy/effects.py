@@ -13,8 +13,8 @@ from motet_runner.engine_messages import DropAdapter, LoadAdapter
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Take a lease of the digest's cached folder. With a `request`, only of a folder that this request may use. The
-    answer None: there is no such folder."""
+    """Take a lease of the digest's cached folder; with a `request`, only if this request may use the folder. The answer
+    None: there is no such folder."""
 
     number: int
     digest: Digest
@@ -28,7 +28,7 @@ class Fetch:
     number: int
     request: FetchRequest
     before: Held | None = None
-    """The result of a recent fetch of this folder. If it has not changed since, nothing is copied."""
+    """The result of a recent fetch of this source. If the source has not changed since, nothing is copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Remove a folder from the disk cache unless another process uses it. The answer None: it is removed, and its lease
-    has ended. `Held`: the lease, because the folder stays. If this fails, nothing has changed. If it takes too long,
-    the folder counts as removed."""
+    """Remove a folder from the disk cache unless another process uses it. The answer None: the folder is removed, or
+    the call took too long; its lease has ended. `Held`: the folder and its lease stay. `Failure`: nothing has
+    changed."""
 
     number: int
     digest: Digest
@@ -58,15 +58,15 @@ class ListCache:
 
 
 Answer = Held | Certification | tuple[Digest, ...] | Failure | None
-"""The answer to a numbered effect. Each effect gets exactly one answer with its number, even if the disk hangs: there
-is a time limit."""
+"""The answer to a numbered effect. Each effect gets exactly one answer with its number; a hanging disk is answered for
+after a time limit."""
 
 # ------------------------------------------------------------------------------------------------- without an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Report if a held folder has vanished: it was removed, or replaced by another folder."""
+    """Report if a held folder has vanished, which means: removed, or replaced by another folder."""
 
     held: Held
     used: bool = False
@@ -80,7 +80,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class ForgetPartial:
-    """This fetch will not be continued: remove its files from the disk."""
+    """Remove the files of a fetch that will not be continued."""
 
     request: FetchRequest
 

@@ -6,8 +6,8 @@ from motet.domain import Digest
 
 
 class Eviction:
-    """The cache is listed after orders were answered, and the surplus digests are tried one after the other: a digest
-    in use, here or in another process, stays, and the next one is tried.
+    """The cache is listed after orders were answered. Then digests are tried one after the other, until none is
+    surplus: a digest stays if this process or another one uses it.
 
     The digests of the orders that led to a listing are spared: their requests come next.
     """
@@ -16,7 +16,7 @@ class Eviction:
         self._capacity = capacity
         self._spared: set[Digest] = set()
         self._answered: set[Digest] = set()
-        """Digests answered since the last listing began: they need another one."""
+        """The digests of orders answered since the last listing began: they need another listing."""
         self._candidates: list[Digest] = []
         self._excess = 0
         self._running = False

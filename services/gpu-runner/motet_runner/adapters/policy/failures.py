@@ -1,4 +1,4 @@
-"""How long a source is not asked after a failed fetch: longer after each failure, separately for each origin."""
+"""How long a source is not asked after a failed fetch. The time grows with each failure, separately for each origin."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from motet_runner.adapters.policy.values import FetchRequest
 from motet_runner.sources.fetch_errors import RETRY_LATER_SECONDS
 
 MAX_PER_NAMESPACE = 256
-"""How many failures of a namespace are remembered. A tenant with more of them forgets its own oldest one."""
+"""How many failures of a namespace are remembered. With more, the namespace's oldest failure is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class SourceFailures:
         return sum(map(len, self._of_namespace.values()))
 
     def blocking(self, request: FetchRequest, now: float) -> Failure | None:
-        """The failure because of which this source is not asked now. It holds back requests, which order an adapter
-        again and again, but never the check of a new revision, which the scheduler asks for on demand."""
+        """The failure because of which this source is not asked now; None: it may be asked. Only orders for requests are
+        held back, because requests order an adapter again and again. The check of a new revision is never held back."""
         failures = self._of_namespace.get(request.namespace)
         failed = failures.get(_key(request)) if failures is not None else None
         return failed.failure if failed is not None and request.digest_verified and now < failed.until else None

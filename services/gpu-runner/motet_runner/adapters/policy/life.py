@@ -11,28 +11,29 @@ from motet_runner.adapters.policy.values import Held, Order
 
 @dataclass(slots=True, eq=False)
 class AdapterLife:
-    """An adapter, from its first order or request until nothing wants it, or its folder leaves the disk cache."""
+    """An adapter's life: from its first order or request until nothing wants the adapter, or its folder leaves the disk
+    cache."""
 
     digest: Digest
     held: Held | None = None
-    """Its folder with the lease of it. None: the runner does not hold one."""
+    """The adapter's folder, with a lease. None: the runner has no lease."""
     pending: Find | Check | Evict | None = None
     """The current effect on the folder; one at a time."""
     waiters: dict[int, str] = field(default_factory=dict)
-    """Requests that wait for it, with the adapter that each has named."""
+    """Waiting request → the adapter that its client has named."""
     orders: dict[int, Order] = field(default_factory=dict)
-    """Orders that have its folder and wait for the check."""
+    """Orders that have found the folder and wait for the check."""
     refs: dict[str, common_pb2.AdapterRef] = field(default_factory=dict)
-    """The manifests that it was ordered for, by namespace/name."""
+    """The manifests that the adapter was ordered for, by namespace/name."""
     look: bool = False
-    """A request waits that came after the last look into the disk cache."""
+    """The disk cache must be searched: after the last search, a request came, or the folder vanished."""
     on_device: bool = False
     in_engine: bool = False
-    """The engine was told where its files are."""
+    """The engine was told where the files are."""
     wanted_until: float = 0.0
-    """A request for it was announced: it is not evicted before this time."""
+    """A request was announced: the adapter is not evicted before this time."""
     drop_when_idle: bool = False
-    """Forget it once no request uses it."""
+    """Forget the adapter once no request uses it."""
 
     @property
     def checked(self) -> Certification | None:
@@ -40,7 +41,7 @@ class AdapterLife:
 
     @property
     def ready(self) -> bool:
-        """True if requests may use it."""
+        """True if requests may use the adapter."""
         return self.checked is not None and self.pending is None
 
     @property
@@ -65,7 +66,7 @@ class AdapterLife:
 
     @property
     def idle(self) -> bool:
-        """True if no answer about it is outstanding."""
+        """True if nothing waits for the adapter, and no effect on it is under way."""
         return not self.waiters and not self.orders and self.pending is None
 
     def certify(self, certification: Certification | None) -> None:

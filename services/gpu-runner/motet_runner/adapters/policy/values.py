@@ -27,7 +27,7 @@ class FetchRequest:
     """URI of the volume that the source is on. Empty: the source is on no volume."""
 
     folder: str = ""
-    """A folder of the volume: nothing outside of it is read. Empty: the whole volume may be read."""
+    """A folder of the volume: nothing outside of the folder is read. Empty: the whole volume may be read."""
 
     max_bytes: int = 0
     digest_verified: bool = True
@@ -35,7 +35,7 @@ class FetchRequest:
 
     @property
     def origin(self) -> tuple[str, ...]:
-        """The source's owner, and how it is opened. Whoever may read an origin may use the files from it."""
+        """The source, its owner, and how it is opened. Whoever may read an origin may use the files from it."""
         bounds = (self.folder,) if self.folder else ()  # other bounds: another origin, another fetch
         return (self.namespace, self.source, self.revision, self.credentials, *bounds)
 
@@ -73,7 +73,7 @@ class Held:
     folder: Path
     bytes: int
     inode: tuple[int, int]
-    """A later folder at the same place has another one."""
+    """A later folder at the same place has another inode."""
 
     lease: FolderLease
     """For the code that carries effects out."""
@@ -82,4 +82,4 @@ class Held:
     """The check's result, if it still holds for these files, this base model and this engine."""
 
     stamp: object = None
-    """How the files at its source looked when they were copied."""
+    """The sizes, times and inodes of the source's files when they were copied."""
