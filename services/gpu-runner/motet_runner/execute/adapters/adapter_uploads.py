@@ -21,8 +21,8 @@ from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memor
 from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
 
 SLICE_BYTES = 2 * 1024 * 1024
-"""How many bytes of an adapter are read during an iteration, and copied before it, while sequences run: a millisecond
-or two."""
+"""The most bytes of an adapter that one iteration reads, and the most that one plan copies, while sequences run: a
+millisecond or two."""
 
 HURRY_SECONDS = 0.01
 """How long an iteration without work waits for an adapter that is still being read. Commands wait equally long."""
@@ -74,8 +74,8 @@ class AdapterLoads:
         return PlacedAdapter(digest, first_page * self.memory.shape[1], arrived.rank, arrived.linears)
 
     def advance(self, begin: Iterable[AdapterLoad], first_page_of: Mapping[int, int], *, hurry: bool) -> LoadResults:
-        """Begin loads, and copy the next part of each current load. With `hurry`, which is set if no sequence has to
-        wait, wait a moment for more bytes, and copy all of them."""
+        """Begin loads, and copy the next part of each current load. `hurry`: no sequence has to wait. So wait a moment
+        for more bytes, and copy all that have been read."""
         results = LoadResults()
         for load in begin:
             try:
@@ -88,7 +88,7 @@ class AdapterLoads:
             if number not in first_page_of:
                 loading.host.give_up()
                 del self._loading[number]
-                self.stream.let_model_wait()  # its pages may get other contents at once
+                self.stream.let_model_wait()  # the adapter's pages may get other contents at once
                 continue
             try:
                 complete = self._has_arrived(loading, first_page_of[number], hurry=hurry)
@@ -106,12 +106,12 @@ class AdapterLoads:
         return results
 
     def before_copies(self) -> None:
-        """To be called before pages are copied or moved, among them those of runs still being loaded."""
+        """Call this before pages are copied or moved: some of them may belong to runs still being loaded."""
         if self._loading:
             self.stream.let_model_wait()
 
     def _has_arrived(self, loading: _Loading, first_page: int, *, hurry: bool) -> bool:
-        """Copy the next part. True if all copies have ended. It waits for the last copy only in a hurry."""
+        """Copy the next part. True if all copies have ended. Only with `hurry`, this waits for the last copy."""
         if loading.copied is None:
             if not self._copy_some(loading, first_page, hurry=hurry):
                 return False
@@ -121,7 +121,7 @@ class AdapterLoads:
         return loading.copied.passed()
 
     def _copy_some(self, loading: _Loading, first_page: int, *, hurry: bool) -> bool:
-        """Copy the next part, or in a hurry all that has been read. True if nothing is left."""
+        """Copy the next part, or with `hurry` all that has been read. True if nothing is left."""
         host = loading.host
         host.allow(math.inf if hurry else SLICE_BYTES)
         host.ended(HURRY_SECONDS if hurry else 0.0)

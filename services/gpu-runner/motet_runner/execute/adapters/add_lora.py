@@ -12,7 +12,8 @@ MakeLayout = Callable[[int, Sequence[LinearGroup], torch.dtype], RunLayout]
 """Gets a rank (a multiple of the tile), the groups, and the model's dtype."""
 
 MakeBackend = Callable[[Sequence[LinearGroup], torch.Tensor, torch.dtype, int], LoraBackend[Any]]
-"""Gets the groups, the adapters' memory [bytes], the dtype, and how many more bytes it may take."""
+"""Gets the groups, the adapters' memory [bytes], the dtype, and the bytes that the back end may take beside this
+memory."""
 
 
 @dataclass(frozen=True)
@@ -22,5 +23,5 @@ class AddLora:
     make: MakeBackend
     tile: int
     copies: bool
-    """True if it takes bytes beside the adapters' memory"""
+    """True if the back end takes bytes beside the adapters' memory"""
     make_layout: MakeLayout = RunLayout

@@ -1,7 +1,7 @@
-"""Adapters beside the base (PU-05): every linear that sees exactly the iteration's rows may get LoRA added.
+"""Adapters beside the base (PU-05): LoRA can be added to each linear that gets exactly the iteration's rows.
 
-The module stays; its `forward` is followed by `add_lora` on the same rows. The base is never changed, and an iteration
-without adapters takes no extra work.
+After a module's own `forward`, `add_lora` adds to the result of the same rows. The base's weights never change, and an
+iteration without adapters takes no extra work.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from motet_runner.execute.batch.flat_batch import CURRENT
 
 
 def features(module: nn.Module) -> tuple[int, int] | None:
-    """(in, out) of a linear, GPT-2's transposed one included; None for anything else."""
+    """(inputs, outputs) of a linear, or of GPT-2's transposed linear; None for other modules."""
     if type(module) is nn.Linear:
         return module.in_features, module.out_features
     if isinstance(module, Conv1D):
@@ -33,8 +33,8 @@ class LoraLinears:
     def __init__(
         self, linears: dict[str, nn.Module], dtype: torch.dtype, add_lora: AddLora, groups: Sequence[Sequence[str]] = ()
     ) -> None:
-        """`add_lora`: the first one to bind. `groups`: linears that are fed the same tensor. A linear in none of them
-        is a group of its own."""
+        """`add_lora`: the back end that is bound first. `groups`: linears with the same input tensor. A linear without
+        a group becomes a group of its own."""
         self.shapes = {path: _shape(path, module) for path, module in linears.items()}
         self._linears = linears
         self._dtype = dtype
@@ -45,7 +45,7 @@ class LoraLinears:
         self._forwards: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
 
     def layout(self, rank: int) -> RunLayout:
-        """Where the matrices of an adapter of this rank are inside its run, for every back end that is bound."""
+        """The places of an adapter's matrices in its run, by rank. All back ends that are bound share this layout."""
         return self._layout(-(-rank // self._tile) * self._tile)
 
     def run_bytes(self, rank: int) -> int:
@@ -53,8 +53,8 @@ class LoraLinears:
         return self.layout(rank).bytes
 
     def bind(self, add_lora: AddLora, memory: torch.Tensor, copy_bytes: int) -> LoraBackend[Any]:
-        """Let a back end that reads adapters from `memory` [bytes] add LoRA to the linears' results. It takes at most
-        `copy_bytes` more. It may replace a back end that read the same memory."""
+        """Let a back end that reads adapters from `memory` [bytes] add LoRA to the linears' results. The back end takes
+        at most `copy_bytes` beside `memory`. It may replace a back end that read the same memory."""
         assert add_lora.tile == self._tile, "the adapters in memory have the layout of another back end"
         self.follow()
         self._backend = add_lora.make(self.groups, memory, self._dtype, copy_bytes)
@@ -80,7 +80,7 @@ class LoraLinears:
 
 
 def _groups(shapes: dict[str, tuple[int, int]], shared: Sequence[Sequence[str]]) -> list[LinearGroup]:
-    """All linears in the order of the model; a group comes at the place of its first linear."""
+    """All linears in the order of the model. A group has the place of its first linear."""
     group_of = {path: tuple(group) for group in shared for path in group}
     in_order = dict.fromkeys(group_of.get(path, (path,)) for path in shapes)
     return [LinearGroup(shapes[group[0]][0], {path: shapes[path][1] for path in group}) for group in in_order]
