@@ -1,1 +1,1 @@
-"""Exact mode: the bits of a request do not depend on other requests. The rest of the engine does not know how."""
+"""Exact mode: the bits of a request's logits do not depend on other requests."""

@@ -1,7 +1,7 @@
 """Exact mode's limits, and the trial that shows whether it can keep its promise with a model.
 
 Exact mode (`tiles.py`) promises that the logits of a token depend only on the tokens before it, the adapter and the
-position, to the last bit. A model whose modules compute several rows together cannot keep that promise.
+position, to the last bit. A model whose modules mix the tokens of a tile cannot keep this promise.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +25,8 @@ NAME = "exact"
 """Its name in `engine.kernels`"""
 
 WIDTH = 16
-"""How many numbers the widest vectors of a CPU hold. If a width is no multiple, a row's last numbers or the next row's
-first ones are computed differently."""
+"""The numbers in a CPU's widest vector. If a layer's width is not a multiple of it, other code computes the last
+numbers of a row or the first numbers of the next row."""
 
 
 def exact_settings(config: EngineConfig) -> EngineConfig:
@@ -35,7 +35,7 @@ def exact_settings(config: EngineConfig) -> EngineConfig:
         raise SetupError(f"engine.kernels is exact, which computes in float32, and engine.dtype is {config.dtype}.")
     if config.threads not in (None, 1):
         raise SetupError(
-            f"engine.kernels is exact, which computes with one thread, and there shall be {config.threads}."
+            f"engine.kernels is exact, which computes with one thread, and engine.threads is {config.threads}."
         )
     return replace(config, dtype="float32", threads=1)
 
@@ -52,7 +52,7 @@ def check_model(loaded: LoadedModel) -> None:
 
 def _reason_by_config(loaded: LoadedModel) -> str | None:
     if loaded.rope is not None:
-        return "has a rope with which a token's numbers depend on how long its sequence becomes"
+        return "has a rope whose frequencies depend on the length of the sequence"
     widths = {"head_dim": loaded.shape.head_dim}
     for path, module in loaded.model.named_modules():
         shape = features(module)

@@ -1,8 +1,8 @@
-"""Attention of exact mode: each row walks its own blocks of 16 keys, in their order.
+"""Attention of exact mode: each row reads its own blocks of 16 keys, in order.
 
 Every product, exp and tanh has a shape that depends on the model alone, and sums are added block after block. The other
-functions round at most once, so no shape changes their bits. So the bits of a row depend on its own keys only. If a row
-has fewer blocks than another row of the tile, it reads some of its own blocks again, with weights of zero: they change
+functions round at most once, so no shape changes their bits. The bits of a row therefore depend on its own keys only. A
+row with fewer blocks than another row of the tile reads its first block again, with weights of zero, which change
 nothing. (Page contents beyond a sequence's tokens are finite; `attention.py` says why.)
 """
 
@@ -18,13 +18,13 @@ from motet_runner.memory.paged import PagedStore
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks that the rows of a tile walk."""
+    """The blocks that the rows of a tile read."""
 
     keys: torch.Tensor
     """[layers, blocks, rows · kv_heads] see PagedStore.block"""
     values: torch.Tensor
     hidden: torch.Tensor
-    """[blocks, rows, 1, PAGE_TOKENS] keys that the row must not see"""
+    """[blocks, rows, 1, PAGE_TOKENS] True for keys that the row must not see"""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Tile:
     writes: torch.Tensor
     """[layers, ...] see PagedStore.rows_of"""
     count: int
-    """How many rows have their keys and values written; the rest are copies"""
+    """The number of real rows, whose keys and values are written; the other rows are copies"""
     blocks: dict[int | None, Blocks] = field(default_factory=dict)
     """Window → its blocks"""
 
@@ -53,7 +53,8 @@ class TileAttention:
         positions: npt.NDArray[np.int64],
         count: int,
     ) -> Tile:
-        """`table` [any, pages]; `rows`: each row's index in it; the first `count` rows are real, others are copies."""
+        """`table` [any, pages]; `rows`: each row's index in `table`; the first `count` rows are real, the others are
+        copies."""
         pages = table[rows, : int(positions.max()) // PAGE_TOKENS + 1]
         page_of = pages[np.arange(count), positions[:count] // PAGE_TOKENS].astype(np.int64)
         writes = self._store.rows_of(page_of, positions[:count] % PAGE_TOKENS)
@@ -119,7 +120,7 @@ class TileAttention:
 
 
 def _sums(weights: torch.Tensor) -> torch.Tensor:
-    """[..., PAGE_TOKENS] → [..., 1] Adds the halves again and again: one order for any shape."""
+    """[..., PAGE_TOKENS] → [..., 1] Adds the halves until one number is left: one order for any shape."""
     while (width := weights.shape[-1]) > 1:
         weights = weights[..., : width // 2] + weights[..., width // 2 :]
     return weights

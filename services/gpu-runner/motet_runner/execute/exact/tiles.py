@@ -1,9 +1,9 @@
 """Exact mode: iterations cut into tiles of 16 tokens, so that a token's numbers do not depend on its neighbours.
 
 The last bits of a linear's or an element-wise function's result for a row depend on the number of rows: libraries
-choose their code by the shape. So the model is called on exactly 16 tokens, again and again, whatever the iteration
-has; a shorter tile is padded with copies of its first token, whose results are dropped. Tiles come in the order of the
-plan: a token finds the keys of earlier tokens in the pages, or in its own tile.
+choose their code by the shape. So each call of the model has exactly 16 tokens. A shorter tile is padded with copies of
+its first token; the copies' results are dropped. Tiles come in the order of the plan: a token finds the keys of earlier
+tokens in the pages, or in its own tile.
 """
 
 from collections.abc import Iterator
