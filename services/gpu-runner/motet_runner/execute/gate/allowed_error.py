@@ -10,14 +10,14 @@ from motet_runner.execute.forward.wide_modules import Wide
 
 ALLOWED = {torch.float32: 2.0, torch.bfloat16: 1.5, torch.float16: 1.5}
 """The allowed error, as a multiple of the root mean square error of right results. The largest error would say less: it
-is noise. In float32 it comes from the order of sums, which differs; in 16 bits from the rounding of results, in any
-order.
+is noise. In float32 the noise comes from another order of sums; in 16 bits, from the rounding of results in any order.
 """
 OF_ONE = 6.0
-"""A single token's allowed error, as a multiple of the mean's. The mean of many right tokens would hide a wrong one."""
+"""A single token may be off by this multiple of ALLOWED. The mean alone would hide one wrong token among many right
+ones."""
 LEAST = {torch.float32: 2e-6, torch.bfloat16: 1e-3, torch.float16: 1e-4}
-"""An error that is always allowed, relative to the results. Sums of float32 in another order may differ by more than
-half of an error that is small by luck."""
+"""An error that is always allowed, relative to the results. The right results' error may be small by luck; float32 sums
+in another order are then off by more than ALLOWED."""
 
 LINEAR_ROWS = 65
 

@@ -1,9 +1,9 @@
-"""The gate for all that replaces a model's modules: it must be as near to the truth as they are.
+"""The gate for all that replaces a model's modules: results must be as near to the truth as the modules' own.
 
-The truth is what the modules compute in a wider type, for a few texts. How far the modules themselves are off in the
-type that serves, with torch's kernels, is rounding: that is the yardstick, token by token. The judged kernels are
-compared with the errors of the very tokens that they compute. Both compute the texts in iterations like those that
-serve: beside each other, in chunks and token by token, with adapters on every linear.
+The truth is what the modules compute in a wider type, for a few texts. In the type that serves, with torch's kernels,
+the modules' own error is rounding: that error of each token is the yardstick. The judged kernels' errors are compared
+with the yardstick of the same tokens. Modules and judged kernels compute the texts in iterations like those that serve:
+beside each other, in chunks and token by token, with adapters on every linear.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -23,11 +23,10 @@ _Part = tuple[torch.Tensor, torch.Tensor]
 
 
 class Gate:
-    """If it cannot judge something for any reason, it refuses it. It does not try again."""
+    """The gate refuses what it cannot judge, for any reason, and does not try again."""
 
     def __init__(self, loaded: LoadedModel, *, threads: Sequence[int] = ()) -> None:
-        """`threads`: the numbers of threads with which forward passes are judged, since they may serve with any of
-        them; empty: the present number"""
+        """`threads`: the numbers of threads with which forward passes are judged; empty: the present number"""
         self._loaded = loaded
         self._threads = threads
         self.yardstick: Yardstick | None = None
@@ -35,8 +34,8 @@ class Gate:
         """Why there will be no yardstick"""
 
     def prepare(self, kernels: Judged) -> Iterator[None]:
-        """In parts: find the truth, while the modules have their own weights. If that fails, nothing passes. To be
-        called in inference mode. `kernels`: any that may be judged; an adapter has the same numbers in all of them."""
+        """Find the truth, in parts, while the modules have their own weights. If that fails, nothing passes. Call this
+        in inference mode. `kernels`: any that may be judged; an adapter has the same numbers in all kernels."""
         if self.yardstick is not None or self._missing:
             return
         try:
@@ -45,14 +44,14 @@ class Gate:
             self._missing = not_judged(error)
 
     def fault_of(self, kernels: Judged) -> Generator[None, None, str]:
-        """In parts: why attention and add_lora of these kernels cannot serve beside the modules; empty if they can. To
-        be called while the modules have their own weights."""
+        """→ why attention and add_lora of these kernels cannot serve beside the modules; empty if they can. Judges in
+        parts. Call this while the modules have their own weights."""
         yield from self.prepare(kernels)
         return (yield from self.fault_of_forward(kernels, None))
 
     def fault_of_forward(self, kernels: Judged, fused: Forward | None) -> Generator[None, None, str]:
-        """In parts: why this forward pass cannot serve; empty if it can. Call `prepare` before. `fused`: None for the
-        modules"""
+        """→ why this forward pass cannot serve; empty if it can. Judges in parts. Call `prepare` before. `fused`: None
+        for the modules"""
         yardstick, dtype = self.yardstick, self._loaded.dtype
         if yardstick is None:
             return self._missing or "not judged: nothing is known that is right"
@@ -81,7 +80,7 @@ class Gate:
 
 
 def _with_threads(threads: int, parts: Iterator[_Part]) -> Iterator[_Part]:
-    """Between two parts others may compute, with the usual number of threads."""
+    """Between two parts the engine may compute, with its usual number of threads."""
     while True:
         usual = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -95,7 +94,7 @@ def _with_threads(threads: int, parts: Iterator[_Part]) -> Iterator[_Part]:
 
 
 def not_judged(error: Exception) -> str:
-    """Makes a fault of an error, which may come again. Raises the error if the device has failed for good."""
+    """Raises the error if the device has failed for good."""
     if device_has_failed(error):
         raise error
     return f"not judged: {reason_of(error)}"

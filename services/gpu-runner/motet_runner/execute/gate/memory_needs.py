@@ -1,4 +1,4 @@
-"""The memory that the gate takes, and whether it is available."""
+"""The memory that the gate takes, and whether this memory is available."""
 
 from motet.domain import pages_for
 from motet_runner.execute.forward.modules import LoadedModel
@@ -8,10 +8,10 @@ from motet_runner.memory.host_limit import available_host_bytes
 LOGIT_BYTES = 16
 """The gate's bytes per logit of its texts, the truth's included: with a large vocabulary, hundreds of MiB"""
 JUDGED_LOGIT_BYTES = 10
-"""A judgement's bytes per logit of an iteration, without the truth: the logit, the true one, and a share of one row's
-errors"""
+"""A judgement's bytes per logit of an iteration, without the stored truth: the logit, a copy of its truth, and a share
+of one row's errors"""
 JUDGED_TOKENS = max(SOME, *(sum(iteration.counts.values()) for iteration in PARTS.iterations))
-"""The most tokens of one iteration"""
+"""The most tokens of one iteration whose logits are computed"""
 
 FAR_COPIES = 4
 """Copies of the keys and values that the token FAR sees in a layer: gathered, in a wider type, with their scores"""

@@ -1,7 +1,7 @@
-"""Makes routers send tokens to the same experts as in the truth, whatever computes.
+"""Makes routers send each token to the same experts as in the truth.
 
-If a router finds two experts nearly equal, rounding decides, and its token then differs by far more than rounding. The
-weight of each expert stays as computed.
+Rounding decides between nearly equal experts, and another expert changes a token's result by far more than rounding.
+The weights of the experts stay as computed.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _DIMENSION = {torch.ops.aten.topk.default: 2, torch.ops.aten.max.dim: 1, torch.ops.aten.gt.Scalar: None}
-"""The operators with which routers choose or skip experts → the index of their argument for the dimension"""
+"""Operator with which routers choose or skip experts → the index of its argument for the dimension"""
 _NUMBERS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "n_group")
 """Configurations' names for the numbers of experts, and of groups of experts: some routers choose groups first"""
 
@@ -23,7 +23,7 @@ def choices_of(config: Any) -> frozenset[int]:
     for part in (config, *vars(config).values()):  # some families describe their feed-forward layers one level down
         for number in (getattr(part, name, None) for name in _NUMBERS):
             if isinstance(number, int) and number:
-                found |= {number, number + (getattr(part, "zero_expert_num", None) or 0)}  # these compute nothing
+                found |= {number, number + (getattr(part, "zero_expert_num", None) or 0)}  # zero experts do nothing
     return frozenset(found)
 
 
@@ -79,7 +79,7 @@ class _Decisions(TorchDispatchMode):
             return result
         scores, decided = args[0], result[1] if isinstance(result, tuple) else result
         if not decided.dim() or decided.dim() != scores.dim() or scores.shape[-1] not in self._choices:
-            return result  # no router's decision: activations compare, too
+            return result  # not a router's decision: other operators compare, too
         if not _of_rows(scores, args, _DIMENSION[func]) or decided.numel() != len(self._places) * decided.shape[-1]:
             return result
         self._number += 1

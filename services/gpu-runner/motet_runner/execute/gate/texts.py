@@ -13,9 +13,10 @@ from motet_runner.execute.batch.flat_batch import FlatBatch
 LENGTHS = (40, 22, 23, 17, 1)
 """The texts' lengths: about 100 tokens, on several pages"""
 FAR = len(LENGTHS)
-"""One more text, of which only the last token is computed. It follows the first pages of other texts, repeated."""
+"""The index of one more text. Only its last token is computed; the pages before this token repeat first pages of other
+texts."""
 FAR_POSITION = 4608
-"""FAR's position, if the model has it: beyond the usual windows, and where tables of positions have grown"""
+"""FAR's position, if the model has this position: beyond the usual windows, and where tables of positions have grown"""
 TOKENS = sum(LENGTHS) + 1
 """How many tokens of all texts are computed"""
 
@@ -52,7 +53,7 @@ PARTS = Session(
     (
         Iteration({0: 17, 1: 20, 2: 16, 3: 15}),
         Iteration({0: 22, 1: 1, 2: 6, 3: 1, 4: 1}, some=True),  # chunks, decodes, and a prompt of one token
-        Iteration({0: 1, 1: 1, 2: 1, 3: 1}),  # one of them is the first token on its page
+        Iteration({0: 1, 1: 1, 2: 1, 3: 1}),  # row 3's token is the first on its page
         Iteration({FAR: 1}),  # alone, with an adapter: the threads then share one row's work
     ),
     goes_far=True,
@@ -60,10 +61,10 @@ PARTS = Session(
 """Each token once"""
 _MANY = (*WHOLE, *((row % 4, PAGE_TOKENS) for row in range(26)))
 CROWD = Session(_MANY, (Iteration({row: tokens for row, (_, tokens) in enumerate(_MANY)}, some=True),))
-"""For fused forward passes: the rows of a usual chunk, on few pages. Modules would take long for them."""
+"""The rows of a usual chunk, on few pages. Only fused forward passes compute it: modules would take long."""
 CROWD_TOKENS = sum(tokens for _, tokens in _MANY)
 SOME = 64
-"""The most tokens whose logits are wanted, where only some are"""
+"""The most tokens whose logits are wanted in an iteration with `some`"""
 ADAPTER_OF = {0: 0, 2: 1, 3: 0, FAR: 0}
 """Text → its adapter; the others have none."""
 RANKS = (8, 3)
@@ -81,22 +82,22 @@ def in_parts(most: int) -> Session:
 
 
 def far_position(max_positions: int) -> int:
-    """FAR's position: the first on a page"""
+    """FAR's position: always the first on a page"""
     return min(FAR_POSITION, max_positions - 1) // PAGE_TOKENS * PAGE_TOKENS
 
 
 def pages_before(position: int, windows: Sequence[int]) -> list[int]:
-    """The pages before the text FAR: text 0's first page up to where the narrowest window begins (or through the first
-    half, if every window reaches the beginning), then text 1's."""
+    """The pages before FAR's last token: copies of text 0's first page, then of text 1's. The change is where the
+    narrowest window begins, or half-way if every window reaches the beginning."""
     beyond = max(0, position - min(windows, default=position)) or position // 2
     first, second = 0, pages_for(LENGTHS[0])
     return [first if page < beyond // PAGE_TOKENS else second for page in range(position // PAGE_TOKENS)]
 
 
 def keep_some(batch: FlatBatch) -> None:
-    """Keep the logits of some tokens in random order, so that none is taken for another. They include the last token of
-    each sequence, which depends on the whole sequence, and the last tokens of the batch, where kernels have partial
-    tiles."""
+    """Keep the logits of some tokens, in random order, so that logits of other tokens are found. Among the kept tokens
+    are the last token of each sequence, which depends on the whole sequence, and the last tokens of the batch, where
+    kernels have partial tiles."""
     random = torch.Generator().manual_seed(0)
     some = min(SOME, 3 * batch.tokens // 4)
     always = torch.from_numpy(np.diff(batch.line.sequence_of, append=-1) != 0)

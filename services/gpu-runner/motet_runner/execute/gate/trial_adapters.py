@@ -41,7 +41,7 @@ class WideBackend:
 
 
 def random_matrices(loaded: LoadedModel, lora: LoraLinears) -> Matrices:
-    """Adapters whose results are as large as the linears' own, rounded to what a run can hold."""
+    """Adapters whose results are as large as the linears' own. The matrices are rounded as in a run."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:

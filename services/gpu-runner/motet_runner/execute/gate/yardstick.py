@@ -61,7 +61,8 @@ class Yardstick:
     groups: Sequence[LinearGroup]
     matrices: Matrices
     truth: torch.Tensor
-    """[tokens of all texts, vocabulary] logits, in float32 to save memory: they may wait long for a compiler."""
+    """[tokens of all texts, vocabulary] logits, in float32 to save memory: the gate may keep them until a compiler
+    ends."""
     experts: SameExperts
     least: torch.Tensor
     """[tokens] the mean square of an error that is always allowed"""
@@ -71,7 +72,8 @@ class Yardstick:
     """The allowed multiple of the modules' errors"""
 
     def fault(self, places: torch.Tensor, squares: torch.Tensor) -> str:
-        """Why rounding does not explain these tokens' errors; empty if it does. `squares`: the mean square of each"""
+        """Why rounding does not explain these tokens' errors; empty if it does. `squares`: the mean square of each
+        token's error"""
         own, least = self.own[places], self.least[places]
         if not own.isfinite().all():
             return "not judged: the logits of the model's modules are not finite"
@@ -165,7 +167,7 @@ def find_yardstick(loaded: LoadedModel, kernels: Judged) -> Generator[None, None
     parts = in_parts(WIDE_LOGIT_BYTES // (loaded.vocabulary * dtype.itemsize))
     computed = yardstick.computed(replace(loaded, dtype=dtype, fused=None), parts, bound, yardstick.experts.noted)
     while True:
-        with wide(loaded, dtype):  # between two parts others compute, not wide
+        with wide(loaded, dtype):  # between two parts the engine computes, not wide
             part = next(computed, None)
         if part is None:
             break
@@ -195,8 +197,8 @@ def _root(squares: torch.Tensor) -> float:
 
 @contextmanager
 def _added(loaded: LoadedModel, backend: LoraBackend[Any], batch: FlatBatch) -> Iterator[None]:
-    """Let this back end add to the modules' linears in place of the engine's back end, if there is one. A fused forward
-    pass adds LoRA by itself."""
+    """While the block runs, this back end adds LoRA to the modules' linears, and the engine's back end does not. A
+    fused forward pass adds LoRA by itself."""
     if loaded.fused is not None:
         yield
         return
