@@ -1,2 +1,2 @@
-"""How many pages of keys, values and adapters fit into memory, after everything else. It only counts;
-`motet_runner.memory` has the pages."""
+"""The number of pages of keys, values and adapters that fit into memory beside everything else. The pages themselves
+are in `motet_runner.memory`."""

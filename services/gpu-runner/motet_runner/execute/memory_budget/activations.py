@@ -12,7 +12,7 @@ LOGITS_COPIES = 3
 
 
 def compute_largest_iteration(loaded: LoadedModel, prompt_tokens: int, decodes: int) -> torch.Tensor:
-    """Compute a prompt's chunk together with decodes, and sample all of them → logits"""
+    """Compute a prompt's chunk together with decodes → the logits of each sequence's last token"""
     lengths = [max(1, prompt_tokens), *([1] * decodes)]
     trial = Trial(loaded, [[0] * length for length in lengths])
     with torch.inference_mode():
@@ -20,7 +20,7 @@ def compute_largest_iteration(loaded: LoadedModel, prompt_tokens: int, decodes: 
 
 
 def activation_bytes(loaded: LoadedModel, prompt_tokens: int, decodes: int) -> int:
-    """The largest iteration's bytes, up to its logits, measured on the GPU. They include its few pages."""
+    """The largest iteration's bytes, up to its logits and including its few pages, measured on the GPU."""
     before = torch.cuda.memory_allocated(loaded.device)
     torch.cuda.reset_peak_memory_stats(loaded.device)
     try:

@@ -1,4 +1,4 @@
-"""The memory for the pages of KV and adapters: what weights and all other items leave."""
+"""The memory for the pages of KV and adapters: all that is left beside weights and other items."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ def copy_bytes_of(kernels: Kernels, linears: LoraLinears, config: EngineConfig) 
 
 
 def whole_pages(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, config: EngineConfig) -> int:
-    """The pages of the whole pool, which KV and adapters share. Raises SetupError if there is not even one."""
+    """The pages of the whole pool, which KV and adapters share. Raises SetupError if no page fits."""
     page_bytes = loaded.shape.bytes_per_page()
     mib, copies = config.kv_cache_mib, copy_bytes_of(kernels, linears, config)
     beside = {"copies": copies}
@@ -96,7 +96,7 @@ def kept_bytes(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, conf
 def computing_bytes(
     loaded: LoadedModel, kernels: Kernels, config: EngineConfig, kept: Mapping[str, int]
 ) -> dict[str, int]:
-    """GPU memory that iterations take. Without it, the engine computes them in parts."""
+    """GPU memory that iterations take. Without this memory, the engine computes iterations in parts."""
     decodes = config.max_concurrent_sequences
     items = {
         "largest_iteration": activation_bytes(loaded, config.prefill_chunk_tokens, decodes),
@@ -114,6 +114,6 @@ def computing_bytes(
 
 
 def _largest_group_bytes(loaded: LoadedModel, packing: Packing) -> int:
-    """The bytes that exist twice for a moment while weights are packed"""
+    """The most bytes that packing takes for a moment beside the weights"""
     groups = [[weight_of(loaded.linears[path]) for path in group] for group in loaded.linear_groups]
     return max((packing.bytes_beside(group) for group in groups), default=0)

@@ -1,6 +1,6 @@
 """A model's linears with packed weights in the kernels' layout, which replace the originals.
 
-The modules compute with the packed weights, too, so memory holds one copy for them and for the fused forward.
+The modules and the fused forward share the packed weights, so memory holds one copy.
 """
 
 from abc import ABC, abstractmethod
@@ -44,7 +44,8 @@ class Packing(ABC):
 
     @abstractmethod
     def begin(self, weights: Sequence[torch.Tensor], *, looked_up: bool) -> PackedLinears:
-        """Weights to be packed together by the result's `parts`. `looked_up`: an embedding uses them, too."""
+        """The packed form of these weights; its `parts` packs them together. `looked_up`: an embedding uses the
+        weights, too."""
 
 
 class TorchPacking(Packing):
@@ -103,7 +104,7 @@ class Packed:
 
 
 FaultOf = Callable[[Sequence[torch.Tensor], PackedLinears], str]
-"""Gets weights and their packed form → why it cannot replace them; empty if it can."""
+"""Gets weights and their packed form → why the packed form cannot replace the weights; empty if it can."""
 
 HEAD = ""
 """The path of the model's head, whatever the model calls it"""
@@ -112,8 +113,8 @@ HEAD = ""
 class LinearPacking:
     """Replaces the weights of a model's linears, group by group, and of its head.
 
-    After each part, every linear computes with its own weights or with its packed ones. Beside all weights, memory
-    holds only a second copy of one group's, while they are packed.
+    After each part, every linear computes with its own weights or with its packed ones. Packing takes memory for one
+    group at a time.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class LinearPacking:
         self.total = len(linears)
         """How many linears there are, without the head"""
         self.fault = ""
-        """Why some are not packed, if their products were wrong"""
+        """Why some linears are not packed"""
         self._model = model
         self._linears = linears
         self._groups = groups
@@ -143,8 +144,8 @@ class LinearPacking:
         return self.total - len(self.packed.keys() - {HEAD})
 
     def parts(self) -> Iterator[None]:
-        """Raises MemoryError or RuntimeError if memory does not suffice for the next weights. Those packed before stay
-        packed."""
+        """Raises MemoryError or RuntimeError if memory does not suffice for the next weights. Weights that are packed
+        stay packed."""
         for group in self._groups:
             weights = [weight_of(self._linears[path]) for path in group]
             dtype = weights[0].dtype
@@ -175,7 +176,7 @@ class LinearPacking:
         return None if fault else packed
 
     def _pack_head(self) -> Iterator[None]:
-        """The embedding reads the packed weights if it shares its matrix with the head."""
+        """If the embedding shares its matrix with the head, it reads the packed weights."""
         head, embedding = self._model.get_output_embeddings(), self._model.get_input_embeddings()
         if type(head) is not nn.Linear or head.weight.dtype not in self._packing.dtypes:
             return
@@ -197,7 +198,8 @@ class LinearPacking:
 
 
 class _Embedding:
-    """An embedding that does more than look up, as Gemma's: a call's rows temporarily become its whole weight."""
+    """An embedding that does more than look up, such as Gemma's. During a call, only the rows that the call needs are
+    its weight."""
 
     def __init__(self, embedding: nn.Module, weights: PackedLinears) -> None:
         self._embedding = embedding

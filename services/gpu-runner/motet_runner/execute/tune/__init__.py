@@ -1,2 +1,2 @@
-"""Measures on this machine, and keeps for its next start: the number of threads, and the type of numbers. Which kernels
-are measured is chosen elsewhere."""
+"""Measures the best number of threads and the best type of numbers on this machine, and keeps both for the next
+start."""

@@ -9,6 +9,7 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
+    """A fraction of a core does not count: its thread would stop in mid-step, and the other threads would wait."""
     return max(1, math.floor(min(allowed_cores(), quota())))
 
 
@@ -17,10 +18,7 @@ def allowed_cores() -> int:
 
 
 def quota(mount: Path = MOUNT, own_groups: Path = OWN_GROUPS) -> float:
-    """The smallest quota, in cores, of this process's control groups; infinite without any.
-
-    A fraction of a core does not count: its thread would stop in mid-step, and the other threads would wait for it.
-    """
+    """The smallest quota, in cores, of this process's control groups; infinite without any."""
     least = math.inf
     for line in _text(own_groups).splitlines():
         _, controllers, group = line.split(":", 2)

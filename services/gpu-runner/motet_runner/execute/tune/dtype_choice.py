@@ -1,8 +1,8 @@
 """The type in which a model computes on a CPU if nobody has set it (`engine.dtype: auto`).
 
-Files in bfloat16 are served in bfloat16 if the CPU multiplies it and the serving kernels are not slower with it: half
-the bytes are read, and the numbers are the saved ones. All other files are served in float32, which changes none of
-their numbers. The choice is kept beside the compiled kernels, for weights of these shapes on this machine.
+Files in bfloat16 are served in bfloat16, unless the CPU does not multiply bfloat16 or float32 is clearly faster with
+the serving kernels: bfloat16 reads half the bytes and keeps the saved numbers. All other files are served in float32.
+The choice is kept beside the compiled kernels, for weights of these shapes on this machine.
 """
 
 import statistics
@@ -36,9 +36,9 @@ FILE = "dtypes.json"
 
 class DtypeChoice:
     def __init__(self, kernels: str, packing: Packing | None, *, compiled_follow: bool, folder: Path | None) -> None:
-        """`kernels`: the name of the first kernels. `packing`: how they pack weights; None: they do not, or are not
-        chosen yet. `compiled_follow`: compiled kernels may replace them. `folder`: where choices are kept; None:
-        nowhere."""
+        """`kernels`: the name of the first kernels. `packing`: how these kernels pack weights; None: they do not, or
+        are not chosen yet. `compiled_follow`: compiled kernels may replace these kernels. `folder`: where choices are
+        kept; None: nowhere."""
         self._kernels = kernels
         self._packing = packing
         self._compiled_follow = compiled_follow
@@ -52,7 +52,7 @@ class DtypeChoice:
         if not multiplies_bfloat16():
             return _chosen(torch.float32, "this CPU does not multiply bfloat16")
         if self._packing is None:
-            if self._compiled_follow:  # they cannot be measured before they are built
+            if self._compiled_follow:  # compiled kernels cannot be measured before they are built
                 return _chosen(torch.bfloat16, "this CPU multiplies bfloat16")
             return _chosen(torch.float32, "there is nothing to measure it with")
         return self._measured(self._packing, *matrix)
@@ -73,7 +73,8 @@ class DtypeChoice:
 
 
 def largest_matrices(checkpoint: Checkpoint) -> tuple[tuple[int, int], int] | None:
-    """The shape of the matrices with most of the model's weights, and how many to measure. None: there is no matrix."""
+    """The shape of the matrices with most of the model's weights, and the number of matrices to measure. None: there is
+    no matrix."""
     numbers: Counter[tuple[int, int]] = Counter()
     for tensor in checkpoint.tensors.values():
         if tensor.dtype in FLOATS and len(tensor.shape) == 2 and min(tensor.shape) > 0:
@@ -89,7 +90,7 @@ def largest_matrices(checkpoint: Checkpoint) -> tuple[tuple[int, int], int] | No
 def measure(
     calls: Mapping[torch.dtype, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
 ) -> dict[torch.dtype, Sequence[float]]:
-    """Seconds of each call, in turns: so a disturbance affects both equally."""
+    """Seconds of each call. The calls take turns, so that a disturbance affects both types equally."""
     seconds: dict[torch.dtype, list[float]] = {dtype: [] for dtype in calls}
     for _ in range(1 + ROUNDS):
         for dtype, call in calls.items():

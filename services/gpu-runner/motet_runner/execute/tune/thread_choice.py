@@ -1,7 +1,7 @@
-"""How many threads an engine uses if nobody has set it: the number with the fastest iteration.
+"""The number of threads that an engine uses if nobody has set one: the number with the fastest iteration.
 
-The compiled kernels' results are the same with any number; torch's may differ in their last digits. The choice is kept
-beside the compiled kernels, for this model on this machine.
+The compiled kernels' results are the same with any number of threads; torch's results may differ in their last digits.
+The choice is kept beside the compiled kernels, for this model on this machine.
 """
 
 import statistics
@@ -33,7 +33,7 @@ LEAST_GAIN = 1.1
 
 FILE = "threads.json"
 QUIET = 1.25
-"""On an otherwise idle machine, the median call takes at most this multiple of the fastest one's time."""
+"""On an otherwise idle machine, the median call takes at most this multiple of the fastest call's time."""
 
 
 def threads_to_begin_with(asked: int | None) -> int:
@@ -56,12 +56,12 @@ def threads_to_judge(asked: int | None) -> list[int]:
 
 
 def candidates(cores: int) -> list[int]:
-    """Includes half the cores: two of them may be threads of one core."""
+    """One candidate is half the cores, because two of the cores may be threads of one physical core."""
     return sorted({1, cores // 2, cores} - {0}) if cores > 2 else list(range(1, cores + 1))
 
 
 def fastest(seconds: dict[int, Sequence[float]]) -> int:
-    """The number of threads with the shortest iterations; fewer, if more gain little."""
+    """The number of threads with the shortest iterations; a smaller number if more threads gain little."""
     best = min(seconds)
     for threads in sorted(seconds)[1:]:
         if statistics.median(seconds[threads]) * LEAST_GAIN <= statistics.median(seconds[best]):
@@ -70,15 +70,15 @@ def fastest(seconds: dict[int, Sequence[float]]) -> int:
 
 
 def quiet(seconds: Mapping[Any, Sequence[float]]) -> bool:
-    """True if nothing disturbed the calls. Only then would another start choose the same."""
+    """True if nothing disturbed the calls. Otherwise another start might choose differently."""
     return all(statistics.median(taken) <= QUIET * min(taken) for taken in seconds.values())
 
 
 def measure(
     call: Callable[[], object], counts: Sequence[int], clock: Callable[[], float] = time.perf_counter
 ) -> Generator[None, None, dict[int, Sequence[float]]]:
-    """Seconds of calls with each number of threads, in turns: so a disturbance affects all equally. Between two calls
-    others may compute."""
+    """Seconds of calls with each number of threads. The numbers take turns, so that a disturbance affects all equally.
+    Between two calls the engine may compute."""
     seconds: dict[int, list[float]] = {threads: [] for threads in counts}
     usual = torch.get_num_threads()
     for _ in range(1 + ROUNDS):
@@ -98,8 +98,8 @@ def measure(
 def choose_threads(
     loaded: LoadedModel, kernels: str, attention: MakeAttention, folder: Path | None
 ) -> Generator[None, None, None]:
-    """Find the best number of threads, in parts between which others may compute, and use it from then on. `folder`:
-    where choices are kept; None: nowhere."""
+    """Find the best number of threads, in parts between which the engine may compute, and use this number from then on.
+    `folder`: where choices are kept; None: nowhere."""
     counts = candidates(usable_cores())
     if len(counts) == 1:
         return
