@@ -1,2 +1,2 @@
-"""Turns a folder of files into a model that we serve right, or into the reason why not. Only ropes whose frequencies
-depend on a length run here during requests."""
+"""Loads a model from a folder of files, or says why Motet cannot serve it. Of this folder's code, only `length_rope`
+runs during requests."""

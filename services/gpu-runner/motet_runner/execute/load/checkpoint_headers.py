@@ -1,6 +1,6 @@
 """The weights of a model folder: one safetensors file, or several that an index lists.
 
-`Checkpoint` reads the headers alone and refuses a folder with files of different models, before a weight is read.
+`Checkpoint` reads only the headers, and refuses a folder with files of different models before any weight is read.
 """
 
 import json
@@ -23,7 +23,7 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool,
 }  # fmt: skip
-"""Types of quantised weights (eight bits and less) are missing."""
+"""Floating-point types of at most eight bits are missing: their weights are quantised."""
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -76,8 +76,8 @@ class Checkpoint:
         )
 
     def check_shapes(self, model: torch.nn.Module) -> None:
-        """Compare with a model without weights. Tensors that transformers renames or merges are compared later, when
-        they are loaded."""
+        """Compare the shapes with those of a model without weights. Tensors that transformers renames or merges are
+        compared when they are loaded."""
         for name, wanted in model.state_dict().items():
             entry = self.tensors.get(name)
             if entry is not None and entry.shape != tuple(wanted.shape):
@@ -88,13 +88,13 @@ class Checkpoint:
             entry = self.tensors.get(name)
             if entry is None or entry.file.name != file:
                 raise ModelFolderError(
-                    f"{self.folder}: {INDEX} says that {file} has the tensor {name}, and it does not. They are of two "
-                    f"models: copy {file} and {INDEX} there again."
+                    f"{self.folder}: {INDEX} says that {file} has the tensor {name}, but {file} does not have it. They "
+                    f"are of two models: copy {file} and {INDEX} there again."
                 )
 
     def _check_dtypes(self, configured: str | None) -> None:
-        """Checks that all files have the same type. A few tensors of another type, such as a norm's, are usual, so a
-        file is refused only if all of its tensors have other types."""
+        """Refuses a file without any tensor of the configured type (or of the most frequent type, if no file has the
+        configured one). A few tensors of another type, such as a norm's, are usual."""
         sizes: dict[Path, Counter[str]] = {}
         for entry in self.tensors.values():
             if entry.dtype not in DTYPES:
@@ -132,7 +132,7 @@ def other_shape(
 
 
 def _read_index(folder: Path) -> dict[str, str] | None:
-    """Tensor → file. None if the model has one file, which we prefer to an index, like transformers."""
+    """Tensor → file. None if the folder has ONE_FILE: like transformers, we then ignore an index."""
     path = folder / INDEX
     if (folder / ONE_FILE).is_file():
         return None

@@ -1,11 +1,11 @@
 """Reads the weights of a checkpoint for transformers.
 
-`CheckpointReader` lends transformers a state dict of tensors that are still on disk. Transformers renames, merges
-and ties them as `from_pretrained` always does, and reads each once, in its threads: our `StoredTensor` reads by
-`preadv`, directly into memory of the model's type and device.
+`CheckpointReader` lends transformers a state dict of tensors that are still on disk. Transformers renames, merges and
+ties these tensors as `from_pretrained` always does, and reads each tensor once, in its threads: our `StoredTensor`
+reads by `preadv`, directly into memory of the model's type and device.
 
-Transformers' own reader maps the files. That keeps the weights in the page cache, where a file that is truncated later
-kills the process; and for a change of type, as from bfloat16 to float32, it holds both copies.
+Transformers' own reader maps the files. The mapped weights stay in the page cache, and if a file is truncated later,
+the process is killed. To change the type, such as from bfloat16 to float32, that reader holds both copies.
 """
 
 import math
@@ -26,10 +26,10 @@ from motet_runner.execute.load.checkpoint_headers import DTYPES, Checkpoint, Ten
 from motet_runner.interface import LoadProgress
 
 STAGING_BYTES = 8 << 20
-"""How much a thread reads at once if the bytes are converted or sent to another device. It bounds the extra memory."""
+"""The bytes that a thread reads at once if they are converted or sent to another device"""
 
 CHECKED_NUMBERS = 1 << 17
-"""How many weights are checked at once. To sum bfloat16 numbers torch copies them to float32: so the copy is small."""
+"""The weights that are checked at once. Torch copies bfloat16 numbers to float32 to sum them; this bounds the copy."""
 
 PROGRESS_SECONDS = 1.0
 
@@ -54,8 +54,8 @@ class StoredTensor:
         return self
 
     def to(self, *, device: object, dtype: torch.dtype | None) -> torch.Tensor:  # noqa: ARG002 - transformers gives it
-        """The tensor in `dtype`. `device` is ignored in favour of the reader's: transformers knows only the CPU unless
-        accelerate is installed."""
+        """The tensor in `dtype`. The device is the reader's: without accelerate, transformers always gives the CPU as
+        `device`."""
         return self.reader.read(self.entry, dtype)
 
 
@@ -178,9 +178,9 @@ def _is_finite(values: torch.Tensor) -> bool:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory that returns to the operating system with the tensor: transformers stacks the experts of a layer, and then
-    frees them. `malloc` would keep that memory unused, because nearly all tensors are read before the first ones are
-    freed, and stacks are larger than the gaps that experts leave."""
+    """Memory that the operating system gets back when the tensor is freed: transformers stacks the experts of a layer,
+    and then frees the experts. `malloc` would keep their memory unused: nearly all tensors are read before the first
+    experts are freed, and a stack does not fit where one expert was."""
     count = math.prod(shape)
     if device.type != "cpu" or count * dtype.itemsize < MAPPED_BYTES:
         return torch.empty(shape, dtype=dtype, device=device)

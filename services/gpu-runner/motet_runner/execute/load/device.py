@@ -32,8 +32,7 @@ def device_named(wanted: str) -> torch.device:
 
 
 def cuda_is_usable() -> bool:
-    """Logs the reason if a GPU exists and cannot be used, as with an old driver: else nobody would know why a CPU
-    computes."""
+    """Logs why a GPU that exists cannot be used, for example because of an old driver."""
     if torch.cuda.is_available():
         return True
     if _A_GPU.exists():
@@ -63,8 +62,8 @@ def check_card(device: torch.device) -> None:
 
 
 def has_code_for(capability: tuple[int, int], architectures: Collection[str]) -> bool:
-    """`architectures`: `sm_90` is code for this and later minor versions of one major version; `compute_90` is compiled
-    on the machine for all later versions."""
+    """`architectures`: `sm_90` is code for capability 9.0 and later minor versions; `compute_90` is compiled on the
+    machine for 9.0 and all later versions."""
     for architecture in architectures:
         kind, _, number = architecture.partition("_")
         digits = number.rstrip("af")  # suffixes: for one chip, or one family

@@ -1,4 +1,5 @@
-"""GPT-J takes its attention from its own table, not from `ALL_ATTENTION_FUNCTIONS`: this puts ours into that table."""
+"""GPT-J takes its attention from its own table, not from `ALL_ATTENTION_FUNCTIONS`. `register` puts our attention into
+that table."""
 
 import torch
 from transformers.models.gptj import modeling_gptj
@@ -7,7 +8,7 @@ from motet_runner.execute.forward import attention
 
 
 class Attention(modeling_gptj.GPTJAttention):  # type: ignore[misc] # transformers is not typed here
-    """Projections and rotation are the model's; attention to the keys is ours."""
+    """The model's own code projects and rotates; our code attends."""
 
     def _attn(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None = None

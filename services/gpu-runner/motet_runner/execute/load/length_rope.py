@@ -1,7 +1,7 @@
 """Rope whose frequencies depend on a length, computed per sequence (see `plan.length_rope`).
 
-The model's own module computes them. It takes the length from the largest position of a call: so rows of equal length
-go through it together, with one extra position that stands for this length.
+The model's own module computes the frequencies, with the largest position of a call as the length. So one call computes
+all rows of equal length, and one extra position stands for this length.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Rotations = tuple[torch.Tensor, ...]
 
 
 def length_rope(config: Any) -> tuple[LengthRope, float] | None:
-    """The model's rope, and the factor of its context to the configured one; None for other types."""
+    """The model's rope, and its context as a multiple of the configured one; None for other types."""
     raw = config.to_dict()
     found = [rope for rope in ropes_of(raw) if rope.get("rope_type") in PER_CALL_ROPE]
     if not found:

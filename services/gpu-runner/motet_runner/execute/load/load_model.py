@@ -1,4 +1,4 @@
-"""Loading a base model: its configuration, its files, its modules, and the check that we serve it right."""
+"""Loads a base model: its configuration, its files and its modules. Then `ModelCheck` runs the model."""
 
 import json
 import re
@@ -29,7 +29,7 @@ from motet_runner.supported_models import read_supported_config
 _KEEPS_A_STATE = re.compile(
     r"Mamba|SSM|Rwkv|LSTM|Recurrent|RgLru|DeltaNet|(Linear|Lightning)Attention|ShortConv|Retention"
 )
-"""Found in the names of classes"""
+"""Parts of the class names of modules that keep a state"""
 
 ChooseDtype = Callable[[Checkpoint], torch.dtype]
 
@@ -102,8 +102,8 @@ def _probed(model: Any, folder: Path, torch_dtype: torch.dtype, torch_device: to
     ModelCheck(loaded).run()
     if rope is not None and not any(one.calls for one in rotations):
         raise ModelFolderError(
-            f"not yet: {type(model).__name__} computes its rope, whose frequencies depend on the longest request of a "
-            "batch, in a way of its own."
+            f"not yet: {type(model).__name__} has a rope whose frequencies depend on the longest request of a batch, "
+            "and does not compute this rope in the usual module."
         )
     return loaded
 
@@ -114,7 +114,7 @@ def _refuse_unknown(folder: Path, raw: dict[str, Any]) -> None:
         own = " The folder has code of its own, which Motet does not run." if raw.get("auto_map") else ""
         raise ModelFolderError(
             f"{folder}: config.json has model_type {kind!r}, which transformers {transformers.__version__} does not "
-            f"know.{own} Use a model of a family that it has."
+            f"know.{own} Use a model of a family that this transformers knows."
         )
 
 
@@ -142,10 +142,10 @@ def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devi
                 f"not yet: {type(empty).__name__} takes its attention from a table of its own, not through "
                 "transformers' attention interface."
             ) from error
-        if "conversion of the weights" in str(error):  # it refers to a report, which we do not print
+        if "conversion of the weights" in str(error):  # the error refers to a report that we do not print
             raise ModelFolderError(
-                f"{folder}: {type(empty).__name__} stacks some weights, such as a layer's experts, and one of these is "
-                "missing or has another shape. Copy all files of the model there again."
+                f"{folder}: {type(empty).__name__} stacks some weights, such as a layer's experts, and one such weight "
+                "is missing or has another shape. Copy all files of the model there again."
             ) from error
         raise ModelFolderError(f"{folder}: the model could not be loaded: {_first_line(error)}") from error
     for name, shape, wanted in sorted(found["mismatched_keys"]):
@@ -182,7 +182,7 @@ def _gpt_names(config: Any) -> dict[str, Any]:
 
 
 def _eos(folder: Path, config: Any) -> tuple[int, ...]:
-    """The generation config's EOS tokens, else the model's: a chat model's are often only in the former."""
+    """Of generation_config.json, else of config.json. A chat model often has its EOS tokens only in the first."""
     path = folder / "generation_config.json"
     eos = None
     if path.is_file():

@@ -1,8 +1,9 @@
-"""Checks, by running a model, that we serve it right.
+"""Runs a model to check that Motet computes it correctly.
 
-With `set_attn_implementation`, some models only warn and use their own attention; some mix tokens outside attention. So
-a probe checks: our attention is called exactly once per layer, with the shapes of the KV pages; a sequence has the same
-logits with any neighbours, and when it is cut in two. It also assigns each attention module its layer.
+With `set_attn_implementation`, some models only warn and use their own attention; other models mix tokens outside
+attention. So a probe checks: our attention is called exactly once per layer, with the shapes of the KV pages; a
+sequence has the same logits with any neighbours, and when it is cut in two. The probe also assigns each attention
+module its layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,13 +20,13 @@ from motet_runner.execute.forward.trial import Trial, text
 from motet_runner.execute.forward.wide_modules import wide
 
 EXACT = torch.float64
-"""The type in which the probe compares logits: its rounding is far below the effect of a mixed-in token."""
+"""The type in which the probe compares logits: rounding is far below the effect of another token."""
 SAME = 1e-9
-"""The allowed difference of logits, relative to the largest: products have other shapes"""
+"""The allowed difference of logits, relative to the largest logit: products of other shapes round differently"""
 
 
 class ModelCheck:
-    """Runs a handful of tokens through the model and observes it."""
+    """Runs a few tokens through the model and observes its calls."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -33,8 +34,8 @@ class ModelCheck:
         self._seen: list[torch.nn.Module] = []
         self._windows: list[int | None] = []
         self._fed: dict[str, list[tuple[torch.Tensor, float]]] = {}
-        """Linear → its inputs and the sum of each, in the order of the first call. The inputs are kept alive, so that
-        ids are unique. An input that was changed between two calls has another sum."""
+        """Linear → each input tensor with its sum, in the order of the first calls. The tensors are kept alive, so that
+        their ids are unique. A tensor that was changed in between has another sum."""
 
     def run(self) -> None:
         loaded = self._loaded
@@ -68,7 +69,7 @@ class ModelCheck:
         return text(count, stride=stride, first=first, vocabulary=self._loaded.vocabulary)
 
     def _check_neighbours(self, tokens: list[int]) -> None:
-        """With neighbours of equal lengths, all products have equal shapes: a different bit comes from a neighbour."""
+        """All neighbours have equal lengths, so products have equal shapes: only mixing tokens changes a bit."""
         neighbours = [[self._text(count, stride=11, first=count + mark) for count in (6, 5)] for mark in (0, 400)]
 
         def beside(loaded: LoadedModel, before: list[int], after: list[int]) -> torch.Tensor:
@@ -78,7 +79,7 @@ class ModelCheck:
         one, other = (beside(self._loaded, *texts) for texts in neighbours)
         if torch.equal(one, other):
             return
-        # The number of rows that an expert gets depends on neighbours: other shapes, so other last digits.
+        # Neighbours change how many rows an expert gets: its products then have other shapes and other last digits.
         with wide(self._loaded, EXACT) as exact:
             one, other = (beside(exact, *texts) for texts in neighbours)
         self._check_mixture("beside another", one, other)
@@ -129,11 +130,13 @@ class ModelCheck:
         if "sliding_attention" in kinds:
             expected = [kind == "sliding_attention" for kind in kinds]
             if [bool(seen) for seen in self._windows] != expected:
-                raise ModelFolderError(f"not yet: {self._name} has sliding layers whose window it does not tell us.")
+                raise ModelFolderError(
+                    f"not yet: {self._name} has sliding layers, and does not give their window to our attention."
+                )
         elif (
             window and not kinds and getattr(self._loaded.config, "use_sliding_window", True) and not any(self._windows)
         ):
-            raise ModelFolderError(f"not yet: {self._name} has a sliding window that it does not tell us.")
+            raise ModelFolderError(f"not yet: {self._name} does not give its sliding window to our attention.")
 
     def _look(
         self,
@@ -164,7 +167,7 @@ class ModelCheck:
 
     @contextmanager
     def _watch_linears(self) -> Iterator[None]:
-        """Notes each linear's inputs. Only linears that see exactly the iteration's rows can take LoRA row by row."""
+        """Notes each linear's inputs. Only linears that get exactly the iteration's rows can have LoRA."""
 
         def watch(path: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]:
             return lambda _, args: self._fed.setdefault(path, []).append((args[0], float(args[0].double().sum())))
@@ -182,5 +185,5 @@ class ModelCheck:
 
 
 def _difference(expected: torch.Tensor, logits: torch.Tensor) -> float:
-    """The largest difference, relative to the largest number"""
+    """The largest difference, relative to the largest expected logit"""
     return float((logits - expected).abs().max()) / max(float(expected.abs().max()), torch.finfo(EXACT).tiny)
