@@ -1,2 +1,1 @@
-"""Which kernels serve: chosen by name, by test and by availability, and changed while no sequence lives. The kernels
-themselves are in `motet_kernels`."""
+"""Chooses the kernels that serve, by name, test and availability. The kernels themselves are in `motet_kernels`."""

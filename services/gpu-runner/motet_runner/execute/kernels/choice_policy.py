@@ -1,8 +1,8 @@
 """Which kernels `engine.kernels` allows, and the notes about back ends that do not serve. Pure: callers tell it what is
 available and what passed its test.
 
-With `auto` on a GPU, the Triton back end serves if it passes a test on the model, else torch's. With `auto` on a CPU,
-torch's serves at first, while the compiled one is built.
+With `auto` on a GPU, the Triton back end serves if it passes a test on the model; if not, torch's back end serves. With
+`auto` on a CPU, torch's back end serves while the compiled back end is built.
 """
 
 from motet.errors import SetupError
@@ -26,7 +26,7 @@ class ChoicePolicy:
         self.wants_triton = self.asked == "triton" or (auto and not on_cpu)
         self.builds_meanwhile = auto and on_cpu and has_folder
         self.packs_at_once = on_cpu and not self.builds_meanwhile
-        """True if torch's weights are packed at the start: wasted time if compiled kernels are to follow."""
+        """True if weights are packed for torch at the start. If compiled kernels follow, that would waste time."""
         self.note = ""
         """For people: which kernels do not serve, or which weights are not packed, and why"""
 
@@ -59,7 +59,8 @@ class ChoicePolicy:
         self.note = f"the compiled kernels do not serve: {reason}"
 
     def serve(self, note: str, *, compiled: bool) -> None:
-        """Kernels serve. `note`: which parts of them do not, and why. `compiled`: True if they are the compiled ones"""
+        """Kernels serve. `note`: which of their parts do not serve, and why. `compiled`: True for the compiled
+        kernels"""
         if note or compiled:
             self.note = note
 

@@ -59,7 +59,7 @@ def _result_of(parts: Generator[None, None, str]) -> str:
 
 
 def _lora_differs(loaded: LoadedModel, kernels: Kernels) -> float:
-    """The error of one group of linears of each shape; 0 if rounding explains it"""
+    """For one group of each shape → the first error that rounding does not explain; 0 if there is none"""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -76,8 +76,8 @@ def _lora_differs(loaded: LoadedModel, kernels: Kernels) -> float:
 
 
 def _group_differs(group: LinearGroup, kernels: Kernels, random: Callable[..., torch.Tensor]) -> float:
-    """The error for an adapter of each rank, and for rows without an adapter. If there are several linears, only the
-    first adapter changes all of them."""
+    """The error for one group, with an adapter of each rank and rows without adapter. In a group of several linears,
+    only the first adapter changes all linears."""
     like = random(0)
     device, dtype = like.device, like.dtype
     empty = torch.empty(0, dtype=torch.uint8, device=device)

@@ -1,9 +1,9 @@
-"""The change from torch's kernels to the compiled ones, in parts so short that a request may come at any time. If none
-were compiled, torch's kernels get packed weights in the same way.
+"""The change from torch's kernels to the compiled kernels, in parts so short that a request may come at any time. If no
+kernels were compiled, torch's kernels get packed weights in the same way.
 
-The engine calls `advance` while no sequence lives, and each call does one part. Until the last part, torch's kernels
-compute, with the weights that are packed so far. After it, the new kernels do. When a part fails, the change ends, and
-the engine goes on with its present kernels.
+The engine calls `advance` while no sequence lives, and each call does one part. While weights are being packed, torch's
+kernels compute, with the weights that are packed so far. Then the new kernels compute, and the last parts measure their
+best settings. When a part fails, the change ends, and the engine keeps its present kernels.
 """
 
 import time
@@ -50,7 +50,7 @@ class KernelChange:
         self._choice = choice
         self._loaded = loaded
         self._gate: Gate | None = gate
-        """None once nothing is left to judge, because it holds logits"""
+        """None once nothing is left to judge: the gate holds logits, which take memory"""
         self._linears = linears
         self._switch = switch
         self._tune = tune
@@ -69,7 +69,7 @@ class KernelChange:
         self._forget_gate()
 
     def advance(self) -> float | None:
-        """Do the next part, if there is one. To be called while no sequence lives.
+        """Do the next part, if there is one. Call this while no sequence lives.
 
         → the seconds after which a next part may exist; None: nothing is left to do.
         """
@@ -99,7 +99,7 @@ class KernelChange:
         self._forget_gate()
 
     def _bring(self, kernels: Kernels, told: Told) -> Iterator[None]:
-        """Pack the model for these kernels (or for those that follow if they fail the gate), use them, and measure."""
+        """Pack the model for these kernels, use them, and measure. Kernels that fail the gate are replaced."""
         assert self._gate is not None
         # A GPU's kernels were tested before they were chosen; torch's kernels are the reference.
         if kernels.compiled and (fault := (yield from self._gate.fault_of(kernels))):

@@ -1,9 +1,9 @@
-"""The kernels with which an engine begins, and kernels that may follow. `choice_policy.py` decides; here are the
+"""The kernels with which an engine begins, and kernels that may follow. `choice_policy.py` decides; this module has the
 thread, the log and the clock.
 
-Compiled kernels that passed their test come into use while no sequence lives (`kernel_change.py`): so a sequence's
-numbers do not change while it runs. If none come, torch's kernels get packed weights and a forward pass of few
-operators, too.
+Compiled kernels that passed their test come into use while no sequence lives (`kernel_change.py`), so that a sequence's
+numbers do not change while it runs. If no kernels can be compiled, torch's kernels get packed weights and a forward
+pass of few operators.
 """
 
 import time
@@ -27,7 +27,7 @@ from motet_runner.execute.pack.linear_packing import Packing
 log = structlog.get_logger(__name__)
 
 FaultOf = Callable[[Kernels], str]
-"""Why these kernels cannot serve the model that was loaded; empty if they can."""
+"""Gets kernels → why they cannot serve the model that was loaded; empty if they can."""
 
 
 class KernelChoice:
@@ -42,7 +42,7 @@ class KernelChoice:
         utilization_percent: int = 100,
     ) -> None:
         """`cache`: the folder of compiled kernels; None: nothing is compiled. `adapter_dtype`: `auto` or `int8`.
-        `utilization_percent`: how much of a GPU's memory this process may take in all"""
+        `utilization_percent`: the share of a GPU's memory that this process may take"""
         self._policy = policy = ChoicePolicy(
             kernels, str(device), adapter_dtype=adapter_dtype, has_folder=cache is not None
         )
@@ -88,8 +88,8 @@ class KernelChoice:
         log.info("kernels_chosen", serving=self.serving.name, building=self.waiting)
 
     def built(self) -> Kernels | None:
-        """The kernels that follow, once: the compiled kernels when they are built and tested, or torch's with packed
-        weights if they cannot be built."""
+        """The kernels that follow the first ones; None: not yet, or already returned. They are the compiled kernels
+        once built and tested, or torch's kernels with packed weights if nothing can be built."""
         building = self._build
         if building is None or not building.done():
             return None
@@ -145,5 +145,5 @@ class KernelChoice:
 
 
 def _with_torch(back_end: BackEnd) -> Kernels:
-    """Torch's back end fills the roles that this one lacks."""
+    """Torch's back end fills the roles that `back_end` lacks."""
     return by_role(back_end, torch_back_end(packed=False))

@@ -18,10 +18,10 @@ log = structlog.get_logger(__name__)
 
 
 class PackedModel:
-    """Converts a model for the kernels, a part at a time, so that others can compute between two parts.
+    """Converts a model for the kernels, a part at a time, so that the engine can compute between two parts.
 
-    Until the end, the model's modules compute, some of them with packed weights. No sequence may live across a part:
-    results change in their last digits.
+    Until the last part, the model's modules compute, some of them with packed weights. No sequence may live during a
+    part, because results change in their last digits.
     """
 
     def __init__(

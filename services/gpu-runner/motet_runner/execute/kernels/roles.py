@@ -19,7 +19,7 @@ class LargestWork:
     rows: int
     """The rows of an iteration"""
     decodes: int
-    """How many of them decode"""
+    """The decodes among these rows"""
     max_rank: int
     groups: Sequence[LinearGroup]
     heads: int
@@ -44,7 +44,7 @@ class BackEnd:
     has_threads: bool = False
     """True if its number of threads can be chosen"""
     room_bytes: Callable[[LargestWork], int] = lambda _: 0
-    """The bytes that it keeps on a GPU beside weights, pages and copies of adapters"""
+    """The bytes that the back end keeps on a GPU beside weights, pages and copies of adapters"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Kernels:
 
     @property
     def compiled(self) -> bool:
-        """True if a part was compiled on this machine for its CPU"""
+        """True if a back end was compiled on this machine, for its CPU"""
         return any(one.library is not None for one in self.back_ends)
 
     @property
@@ -80,9 +80,9 @@ class Kernels:
 
 
 def by_role(*back_ends: BackEnd) -> Kernels:
-    """Fills each role with the first back end that has it; the last one has at least add_lora and attention. A forward
-    pass serves only if attention and add_lora are of the same back end. A packing that is `only_fused` serves only
-    together with its own back end's forward pass."""
+    """Fills each role with the first back end that has it. Together, the back ends have at least add_lora and
+    attention. A forward pass serves only if attention and add_lora are of the same back end. A packing that is
+    `only_fused` serves only together with its own back end's forward pass."""
     add_lora = next(one for one in back_ends if one.add_lora is not None)
     attention = next(one for one in back_ends if one.attention is not None)
     packing = next((one for one in back_ends if one.packing is not None), None)

@@ -1,4 +1,4 @@
-"""Torch's back end: at first, if nothing else serves, and in exact mode."""
+"""Torch's back ends: `torch_back_end` serves at first and where no other serves; EXACT serves in exact mode."""
 
 from motet_kernels import ExactBackend, TorchBackend
 from motet_runner.execute.adapters.add_lora import AddLora
@@ -9,7 +9,7 @@ from motet_runner.memory.paged import READ_BYTES
 
 
 def torch_back_end(*, packed: bool) -> BackEnd:
-    """`packed`: weights are packed, and some families have a forward pass of few operators."""
+    """`packed`: True to pack weights, and to give some families a forward pass of few operators."""
     return BackEnd(
         "torch",
         AddLora(

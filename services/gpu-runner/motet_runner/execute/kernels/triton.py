@@ -1,4 +1,5 @@
-"""The kernels of a GPU (PU-01, PU-22), and whether they run on a device. Imported only on demand: it needs Triton."""
+"""The kernels of a GPU (PU-01, PU-22), and whether they run on a device. Imported only on demand, because this module
+needs Triton."""
 
 import torch
 
@@ -42,5 +43,5 @@ def _room_bytes(work: LargestWork) -> int:
 
 
 def computes_here(device: torch.device) -> bool:
-    """True if Triton runs on this device: on a CPU only its interpreter does, for tests."""
+    """True if Triton runs on this device. On a CPU, only Triton's interpreter runs, for tests."""
     return device.type == "cuda" or interpreted()
