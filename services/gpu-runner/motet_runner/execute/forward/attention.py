@@ -1,13 +1,13 @@
 """Our attention, as transformers calls it: one function for every decoder that uses `ALL_ATTENTION_FUNCTIONS` (OR-03).
 
-Linear layers compute all rows at once; here each sequence attends to its own keys (selective batching). New keys and
-values go to their pages first. Then the compiled kernels attend to the pages in place, in one call. Without these
-kernels, decodes take one call per length class, and prompts one call each.
+Linear layers compute all rows at once; in attention, each sequence attends to its own keys (selective batching). First,
+new keys and values are written to their pages. Then the compiled kernels attend to the pages in place, in one call.
+Without these kernels, decodes take one call per length class, and prompts one call each.
 
-Only owned memory may be multiplied, since masks do not protect: a masked value still meets its weight of zero, and 0 ×
-NaN is NaN. Pages are read whole, so the iteration that writes a page's first rows clears it, unless it fills it
-(`FlatBatch.begun`): that erases what the last owner left, however it ended. Beyond its end a sequence reads only its
-own page. All other implementations of attention obey this, and read only pages in the sequence's table.
+Only owned memory may be multiplied, since masks do not protect: a masked value is multiplied by zero, and 0 × NaN is
+NaN. Pages are read whole. So the iteration that writes a page's first rows, but does not fill the page, clears the page
+first (`FlatBatch.begun`): nothing of the last owner is left. Beyond its end a sequence reads only its own page. Every
+implementation of attention obeys these rules, and reads only pages in the sequence's table.
 """
 
 from typing import Any, NamedTuple
@@ -23,13 +23,14 @@ from motet_runner.memory.paged import PagedStore
 NAME = "motet"
 
 UNDERSTOOD = frozenset({"sliding_window", "softcap"})
-"""Options that change the result, and are honoured"""
+"""Options that change attention's result, and are honoured"""
 HARMLESS = frozenset(
     {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "cache_position", "past_key_values",
      "position_embeddings", "logits_to_keep", "return_dict", "output_hidden_states", "token_type_ids",
      "output_router_logits"}
 )  # fmt: skip
-"""Options that do not change it. Any other that is not None makes a model unsupported (see `load/model_check.py`)."""
+"""Options that do not change the result. A model that sets any other option is unsupported (see
+`load/model_check.py`)."""
 
 
 class How(NamedTuple):
@@ -46,7 +47,7 @@ def register() -> None:
 
 
 def assign_layer(module: torch.nn.Module, layer: int, window: int | None) -> None:
-    """Sets the layer of a module's attention: each page has the layer's keys and values at that index.
+    """Sets the layer of a module's attention: the index of its keys and values in each page.
 
     `window`: how many tokens a token attends to in this layer; None: all.
     """

@@ -1,8 +1,8 @@
-"""The forward pass of Llama-shaped families without their modules, in plain torch (PU-21, OR-05, OR-17). A GPU's is in
-`gpu.py`. For the compiled kernels, the modules' operations are recorded (`record`, `program.py`).
+"""The forward pass of Llama-shaped families without their modules, in plain torch (PU-21, OR-05, OR-17). The pass for a
+GPU is in `gpu.py`. For the compiled kernels, the modules' operations are recorded (`record`, `program.py`).
 
-It computes what the family's modules in transformers compute. They stay the reference: it serves a model only if both
-give the same logits (see `execute.kernels.packed_model`).
+This pass computes what the family's modules in transformers compute. The modules stay the reference: the pass serves a
+model only if its logits pass the gate (see `execute.kernels.packed_model`).
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class TorchForward:
 
 
 def of_a_fused_family(model: Any) -> bool:
-    """True if the model computes what its family usually does, and so does the fused forward."""
+    """True if the fused forward computes what this model computes: the model is like the others of its family."""
     if type(model).__name__ not in FAMILIES or model.config.hidden_act != "silu":
         return False
     head_dim: int = model.model.layers[0].self_attn.head_dim
@@ -74,7 +74,7 @@ def of_a_fused_family(model: Any) -> bool:
 
 
 def fused_forward(model: Any, packed: dict[str, Packed], make: MakeForward) -> Forward | None:
-    """None if the model is of no known family, or differs from its family."""
+    """None if the model is unlike the known families, or its weights are not packed as the pass needs them."""
     if not of_a_fused_family(model) or HEAD not in packed:
         return None
     config, inner = model.config, model.model
@@ -125,7 +125,7 @@ def _layer(layer: Any, path: str, packed: dict[str, Packed]) -> LayerWeights[Any
 
 
 def _together(paths: Sequence[str], packed: dict[str, Packed]) -> PackedLinears | None:
-    """The weights of these linears, if exactly they were packed together, in this order."""
+    """The weights of these linears; None unless exactly these linears were packed together, in this order."""
     first = packed.get(paths[0])
     if first is None or [packed.get(path) for path in paths] != [Packed(first.weights, i) for i in range(len(paths))]:
         return None

@@ -27,8 +27,8 @@ class GpuForward:
         self._decoder.use_lora(backend)
 
     def __call__(self, batch: FlatBatch) -> torch.Tensor:
-        """It can be captured: all that it reads is on the device. A sequence longer than all before makes a new table;
-        earlier captures keep the old table."""
+        """A call can be captured: all that it reads is on the device. A capture must have the longest `batch.longest`
+        of all batches, because a longer batch makes a new table of rotations."""
         assert batch.paged is not None
         attention, rows = batch.paged
         assert isinstance(attention, GpuAttention), "the kernels of a GPU are chosen together"

@@ -23,11 +23,12 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     linears: dict[str, torch.nn.Module] = field(default_factory=dict)
-    """Linears that see exactly the rows of the iteration, by path."""
+    """Linears that get exactly the rows of the iteration, by path."""
     linear_groups: list[tuple[str, ...]] = field(default_factory=list)
-    """The same linears, grouped by the tensor that they are fed, such as q, k and v of a layer."""
+    """The same linears, grouped by their input tensor, such as q, k and v of a layer."""
     window: int | None = None
-    """How many tokens a token attends to, itself included, if all layers have such a window: the widest one."""
+    """The widest window of the layers: a token attends to this number of tokens, itself included. None: a layer has no
+    window."""
     keeps_all: bool = False
     """True if the model always computes the logits of all rows"""
     rope: LengthRope | None = None
@@ -55,6 +56,6 @@ class LoadedModel:
         finally:
             CURRENT.reset(token)
         logits: torch.Tensor = output.logits[0]
-        # The very first call, the probe's, keeps only some of its rows.
+        # Known after the first call: the probe keeps only some of its rows.
         self.keeps_all = self.keeps_all or len(logits) != len(of_head)
         return logits[batch.keep] if self.keeps_all or batch.head_rows is not None else logits

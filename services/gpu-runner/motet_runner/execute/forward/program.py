@@ -1,4 +1,4 @@
-"""A model's forward pass in the compiled kernels: a program that was recorded from its modules, in one call (PU-21,
+"""A model's forward pass in the compiled kernels: one call of a program that was recorded from the modules (PU-21,
 OR-05, OR-17)."""
 
 from collections.abc import Collection
@@ -24,8 +24,8 @@ log = structlog.get_logger(__name__)
 
 CHOICE, PREFETCH = "choice", "prefetch"
 SWITCHED_ON = frozenset((*PEEPHOLES, CHOICE, PREFETCH))
-"""Optimizations of programs, each of which tests and benchmarks can switch off: these peepholes, choosing the largest
-logits in the program, and prefetching adapters in linears."""
+"""Optimizations of programs: these peepholes, choosing the largest logits in the program, and prefetching adapters in
+linears. Tests and benchmarks can switch each one off."""
 
 
 class RecordedForward:
@@ -56,8 +56,8 @@ class RecordedForward:
 
 
 class RecordedModel:
-    """Records what a model's modules compute while they have their own weights, and makes a forward pass of the record
-    once the weights are packed."""
+    """Records what a model's modules compute with their own weights. Once the weights are packed, makes a forward pass
+    of the record."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded

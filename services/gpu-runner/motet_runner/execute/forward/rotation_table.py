@@ -14,6 +14,6 @@ def rotations(rotary: nn.Module, positions: int, half_head: int) -> torch.Tensor
 
 
 def rotation_bytes(longest: int, head_dim: int) -> int:
-    """The most bytes of the table for sequences of up to `longest` tokens: its size doubles, and while it does, the
-    previous table, which has fewer positions than `longest`, still exists."""
+    """The most bytes of the table for sequences of up to `longest` tokens. Its size doubles, and meanwhile the previous
+    table, with fewer than `longest` positions, still exists."""
     return (max(FIRST_POSITIONS, 2 * longest) + longest) * head_dim * torch.float32.itemsize

@@ -1,5 +1,4 @@
-"""Sequences of no request, computed on their own pages, in any iterations: for trials of a model and its kernels before
-they serve."""
+"""Sequences without a request, on their own pages, for trials of a model and its kernels before they serve."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ MakeAttention = Callable[[torch.Tensor], SequenceAttention | None]
 
 
 class Trial:
-    """A few texts; each iteration computes a chosen number of tokens of each."""
+    """A few texts. Each iteration computes a chosen number of tokens of each text."""
 
     def __init__(
         self,
@@ -34,8 +33,8 @@ class Trial:
         adapters: Mapping[int, PlacedAdapter] | None = None,
         before: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        """`attention`: over pages in place; None for torch's. `backend`: adds `adapters`, by the number of their text.
-        `before`: other texts' pages that replace a text's first pages, which are not computed."""
+        """`attention`: reads pages in place; None for torch's. `backend`: adds `adapters`. `adapters`, `before`: by
+        text. `before`: pages of other texts in place of the text's first pages, whose tokens are not computed."""
         self._loaded = loaded
         self._adapters = adapters or {}
         before = before or {}
@@ -52,7 +51,7 @@ class Trial:
 
     def batch(self, counts: Mapping[int, int], *, every_token: bool = True) -> FlatBatch:
         """The next tokens of these texts. `counts`: how many of each text; `every_token`: keep the logits of all
-        tokens, not only of the last ones."""
+        tokens, not only of each text's last."""
         steps = [RowStep(row, self._begun[row], count, samples=True) for row, count in counts.items()]
         decodes = [step for step in steps if step.count == 1 and step.start]
         prefills = tuple(step for step in steps if step not in decodes)
@@ -81,7 +80,7 @@ def join_texts(
     adapters: Mapping[int, PlacedAdapter],
     before: Mapping[int, Sequence[int]],
 ) -> None:
-    """Adds rows for texts of no request, on their own pages except those in `before`."""
+    """Adds rows for texts without a request, on pages of their own after those in `before`."""
     free = itertools.count()
     for row, tokens in texts.items():
         table.join(probe_row(row, tokens, Digest(adapters[row].name) if row in adapters else BASE))
@@ -95,14 +94,14 @@ def text(count: int, *, stride: int, first: int, vocabulary: int) -> list[int]:
 
 
 def recorded_iteration(loaded: LoadedModel, rows: int, kept: int) -> FlatBatch:
-    """An iteration of `rows` rows, of which the logits of `kept` are wanted."""
+    """An iteration of `rows` rows. The logits of `kept` of these rows are wanted."""
     counts = [rows - kept + 1] + [1] * (kept - 1)
     trial = Trial(loaded, [text(count, stride=7, first=3, vocabulary=loaded.vocabulary) for count in counts])
     return trial.batch(dict(enumerate(counts)), every_token=False)
 
 
 def decode_probe(loaded: LoadedModel, paged: MakeAttention, rows: int) -> Callable[[], torch.Tensor]:
-    """An iteration in which `rows` sequences get their next token; it can be computed repeatedly."""
+    """An iteration in which `rows` sequences get their next token. The result can be called repeatedly."""
     tokens = text(21, stride=7, first=3, vocabulary=loaded.vocabulary)
     trial = Trial(loaded, [tokens] * rows, attention=paged)
     loaded.forward(trial.batch(dict.fromkeys(range(rows), len(tokens) - 1), every_token=False))
@@ -111,7 +110,7 @@ def decode_probe(loaded: LoadedModel, paged: MakeAttention, rows: int) -> Callab
 
 
 def probe_row(row: int, tokens: Sequence[int], adapter: Digest = BASE) -> RowJoin:
-    """A row for tokens of no request."""
+    """A row for tokens without a request."""
     return RowJoin(
         row=row,
         request=RequestId("probe"),

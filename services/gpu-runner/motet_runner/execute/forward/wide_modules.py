@@ -1,7 +1,7 @@
 """A model's own modules in a wider type than its weights: the reference for rounded results.
 
-Only results are wide. Weights keep their type and are widened where they are used, one after the other, large ones in
-parts: memory holds no second model.
+Only results are wide. Each weight keeps its type and is widened when it is used, a large weight in parts, so that
+memory holds no second model.
 """
 
 from collections.abc import Iterator
@@ -15,16 +15,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from motet_runner.execute.forward.modules import LoadedModel
 
 WIDENED_BYTES = 8 * 1024 * 1024
-"""How much of a linear's weight is widened at a time: so little that a CPU's cache still holds it for the product."""
+"""The bytes of a linear's weight that are widened at a time: few, so that they are still in a CPU's cache for the
+product."""
 
 _LOOKS_UP = frozenset({"embedding", "index_select", "index", "gather"})
-"""Operators that select a few numbers of many: the result is widened, not the input."""
+"""Operators that select a few numbers of a large tensor: the result is widened, not the input."""
 
 
 @contextmanager
 def wide(loaded: LoadedModel, dtype: torch.dtype) -> Iterator[LoadedModel]:
-    """The model with all results in this type. Afterwards modules have the attributes and buffers of before: some ropes
-    keep results, or a position as a tensor instead of a number."""
+    """The model with all results in this type. Afterwards the modules get their former attributes and buffers back,
+    because some ropes keep results, or a position as a tensor instead of a number."""
     model = loaded.model
     kept = [(module, {**vars(module), "_buffers": {**vars(module)["_buffers"]}}) for module in model.modules()]
     experts = getattr(model, "get_experts_implementation", lambda: None)()
@@ -46,7 +47,7 @@ class Wide(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call] # torch's
         self._dtype = dtype
         self._widened = torch.empty(0, dtype=dtype)
-        """Memory that all parts reuse: to allocate it for each takes longer than the product"""
+        """Memory that all parts reuse: to allocate memory for each part takes longer than the product"""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

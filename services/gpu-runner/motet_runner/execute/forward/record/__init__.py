@@ -1,2 +1,2 @@
-"""Records what modules compute for a row as steps of a program, which `motet_kernels.cpp` runs. It neither fuses steps
-nor packs weights."""
+"""Records what modules compute for a row, as steps of a program that `motet_kernels.cpp` runs. Fusing steps and packing
+weights are done elsewhere."""

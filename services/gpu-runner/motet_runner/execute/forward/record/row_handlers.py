@@ -78,7 +78,7 @@ def _pow(trace: RowTrace, result: torch.Tensor, x: Any, exponent: Any) -> None:
 
 
 def _matmul(trace: RowTrace, result: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
-    """An outer product (one column · one row): some models multiply frequencies with positions so."""
+    """An outer product (one column · one row), such as frequencies times positions in some models."""
     if x.dim() != y.dim() or x.dim() < 2 or x.shape[-1] != 1:
         raise CannotRecord("it computes matmul")
     trace.compute("multiply", result, x, y)
@@ -228,7 +228,7 @@ def _look_up(trace: RowTrace, result: torch.Tensor, table: torch.Tensor, index: 
     if by.value.size != 1 or by.value.dtype is not torch.int64 or table.dim() != 2 or not table.is_contiguous():
         raise CannotRecord("it looks up something else than rows of a matrix")
     most = trace.most_tokens if by.value is trace.tokens else trace.most_positions
-    if len(table) < most:  # it may be made for this iteration, and be longer in a later one
+    if len(table) < most:  # the model may make a longer table in a later iteration
         raise CannotRecord(f"it looks up in a table of {len(table)} rows, where there may be {most}")
     if table.dtype not in NUMBER_TYPES:
         raise CannotRecord(f"it looks up numbers that are {table.dtype}")

@@ -1,5 +1,5 @@
-"""What a recording knows of tensors while a model's modules run: which of a row's numbers they hold, and the steps that
-computed them."""
+"""What a recording knows of tensors while a model's modules run: which of a row's numbers each tensor holds, and the
+steps that computed these numbers."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from motet_runner.execute.forward.record.unpacked_steps import LinearOf, LookUpO
 
 
 class OwnWeight(NamedTuple):
-    """The weight of a linear or the head, [outputs, inputs]: a view of a part of it is not packed."""
+    """The weight of a linear or the head, [outputs, inputs]. Views of parts of it are not packed."""
 
     path: str
     shape: torch.Size
@@ -34,7 +34,7 @@ class RowTrace:
         self.keep = torch.empty(0, dtype=torch.int64)
         """The tensor that selects the rows whose logits are wanted"""
         self.steps: list[Step | LinearOf | LookUpOf] = []
-        # Weak, by tensor: to keep all results of a large model would take much memory.
+        # Weak references, because all results of a large model would take much memory.
         self._views = WeakTensorKeyDictionary()
         self._unknown = WeakTensorKeyDictionary()
         """Tensor that depends on rows in a way that a program cannot compute → why"""
@@ -129,7 +129,7 @@ class RowTrace:
         return Place(view.value, (0, view.shape.stride(0), 1), int(view.shape.storage_offset()))
 
     def together(self, view: View) -> View:
-        """Copies the numbers to a new value in which each row is contiguous, if they are not."""
+        """The same numbers with each row contiguous: copied to a new value, if necessary."""
         whole = self.new(view.shape.shape, view.value.dtype, kept=view.value.kept)
         if view.shape.stride() == whole.shape.stride() and view.value.size == whole.value.size:
             return view

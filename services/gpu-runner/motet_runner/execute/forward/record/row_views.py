@@ -1,10 +1,9 @@
 """How a recording sees a model's tensors: as views of the numbers of each row.
 
-The row dimension is found by its size, which the model has nowhere else. `make_fx(tracing_mode="symbolic")` and
-`torch.export` with a dynamic dimension name it, too: in Llama, Gemma 2, Qwen 3, GPT-NeoX, GPT-2 and Mixtral, through
-our attention and in less than a second, each tensor had at most one symbol, and the kept rows had their own. They need
-no such sizes. But both give a graph of operators, in which `row_handlers.py` would still have to find strides,
-constants and weights, and `make_fx` splits each linear into four operators: the lowering would not get shorter.
+The row dimension is found by its size, which no other dimension of the model has. `make_fx(tracing_mode="symbolic")`
+and `torch.export` find the dimension without special sizes. But both give a graph of operators, in which
+`row_handlers.py` would still have to find strides, constants and weights, and `make_fx` splits each linear into four
+operators: no code would be saved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +23,7 @@ class CannotRecord(Exception):
 
 
 class Rows(NamedTuple):
-    """How many rows the recorded iteration has, and how many of them are kept. No other dimension may have these
-    sizes."""
+    """The rows of the recorded iteration, and the kept rows among them. No other dimension may have these sizes."""
 
     all: int
     kept: int
@@ -52,8 +50,8 @@ class Rows(NamedTuple):
 
 
 def rows_for(model: PreTrainedModel) -> Rows:
-    """Numbers of rows that divide no dimension of the model's weights and no number of its configuration: so no part of
-    a dimension has their size, such as half a head."""
+    """Numbers of rows that divide no dimension of the model's weights and no number of its configuration. So no part of
+    a dimension, such as half a head, has the size of the rows."""
     sizes = {size for tensor in (*model.parameters(), *model.buffers()) for size in tensor.shape}
     sizes |= {number for number in _numbers_in(model.config.to_dict()) if number}
     fit = [rows for rows in NUMBERS_OF_ROWS if all(size % rows for size in sizes)]
@@ -73,8 +71,8 @@ def _numbers_in(of: Any) -> Iterator[int]:
 class View:
     """A tensor of the model as a view of a value.
 
-    `shape` is that tensor on the meta device, with its strides when each row of the value is contiguous. So torch
-    computes views of it.
+    `shape`: the tensor on the meta device, with the strides that it has in a value with contiguous rows. So torch can
+    compute its views.
     """
 
     def __init__(self, value: Value, shape: torch.Tensor) -> None:

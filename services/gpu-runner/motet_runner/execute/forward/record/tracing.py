@@ -1,7 +1,7 @@
-"""Records what a model's modules compute for each row of an iteration, while they run: as steps of a program for the
-compiled kernels. It needs no knowledge of the family.
+"""Records what a model's modules compute for each row of an iteration, as steps of a program for the compiled kernels.
+This works for any family.
 
-Only attention mixes rows, which `load/model_check.py` verifies. So everything else is a list of operations on the
+Only attention mixes rows: `load/model_check.py` verifies that. So everything else is a list of operations on the
 numbers of a row. The rows are found by the size of their dimension: no other dimension has that size. Tensors that do
 not depend on the rows are constants. An operation that is unknown here, or that mixes rows, makes its result unknown;
 the recording fails if the logits depend on such a result, or if the control flow depends on values.
@@ -31,7 +31,7 @@ class Tracing(TorchDispatchMode):
         self.trace = trace
         self._refused = ""
 
-    # -- what the model is given, and what comes of it -----------------------------------------------------------------
+    # -- the model's inputs and outputs --------------------------------------------------------------------------------
 
     def run(self, batch: FlatBatch, forward: Callable[[FlatBatch], torch.Tensor]) -> Value:
         """Records an iteration with the trace's numbers of rows → its logits."""
@@ -61,7 +61,7 @@ class Tracing(TorchDispatchMode):
         window: int | None,
         softcap: float | None,
     ) -> torch.Tensor:
-        """Records attention → [rows, heads, width] without real results"""
+        """Records attention → [rows, heads, width] zeros in place of results"""
         trace, (heads, _, width) = self.trace, query.shape
         out = torch.zeros((trace.rows.all, heads, width), dtype=query.dtype)
         try:
@@ -118,8 +118,8 @@ def weights_by_address(model: Any, linears: dict[str, nn.Module]) -> dict[int, O
 
 @contextmanager
 def _without_masks() -> Iterator[None]:
-    """Our attention has no masks, and there is no padding. Without this, transformers reads positions to find out which
-    mask it needs, and tokens to warn of padding."""
+    """Our attention needs no masks, and the batch has no padding. Otherwise transformers reads positions to choose a
+    mask, and tokens to warn of padding."""
     nothing = (
         (masking_utils, "find_packed_sequence_indices"),
         (PreTrainedModel, "warn_if_padding_and_no_attention_mask"),

@@ -30,7 +30,7 @@ class LinearOf:
 
 
 class LookUpOf:
-    """A row of a matrix: a row of the head's packed weights if `table` is None."""
+    """A row of `table`; if `table` is None, a row of the head's packed weights."""
 
     def __init__(self, out: Value, table: torch.Tensor | None, index: Value, rows: int, width: int) -> None:
         self._out, self._table, self._index, self._rows, self._width = out, table, index, rows, width
