@@ -1,2 +1,1 @@
-"""Carries plans out, one iteration after the other: synchronously on a CPU, asynchronously on a device. What an
-iteration computes is decided by the plan."""
+"""Carries plans out, one iteration after the other: synchronously on a CPU, asynchronously on a device."""

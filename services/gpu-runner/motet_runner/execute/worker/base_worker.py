@@ -1,5 +1,5 @@
-"""The common part of both workers: they arrange pages, rows and adapters as the plan says, compute its rows in parts if
-memory requires it, and report. Each worker decides when tokens are read; the link decides where they are."""
+"""The common part of both workers: they arrange pages, rows and adapters as the plan says, compute the plan's rows (in
+parts if memory requires that), and report. Each worker decides when the host reads tokens."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -57,7 +57,7 @@ class Flight:
 
 class BaseWorker(ABC):
     _measured = 1
-    """How many launches `measure` makes; only the last is measured"""
+    """The launches that `measure` makes; only the last launch is measured"""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class BaseWorker(ABC):
         self.tiers = tiers
         self._link: Link = link_to(loaded.device, clock)
         self.on_logits: LogitsTap | None = None
-        """Called in each iteration that samples. It may wait for the device."""
+        """Called in each iteration that samples. The function may wait for the device."""
         self.table = RowTable()
         self._placed = None if loads is None else loads.placed
         self.builder = FlatBatchBuilder(self.table, store, loaded.device, placed=self._placed, window=loaded.window)
@@ -149,7 +149,7 @@ class BaseWorker(ABC):
         return seconds / tokens, ended.seconds_since(began)
 
     def _arrange(self, plan: StepPlan) -> LoadResults:
-        """Carries out all of the plan that comes before its rows."""
+        """Carries out what the plan orders before its rows are computed."""
         loads = self.loads
         if loads is not None:
             loads.forget(plan.gone)
@@ -184,7 +184,7 @@ class BaseWorker(ABC):
         self._flights.append(flight)
 
     def _collect(self, flight: Flight) -> None:  # noqa: B027 nothing is left where `launch` computes to the end
-        """The iteration is computed: the host reads the results that it does not have yet."""
+        """The iteration is computed: the host now reads results that it does not have yet."""
 
     def _tap(self, batch: FlatBatch, logits: torch.Tensor) -> None:
         if batch.sampled and self.on_logits is not None:
@@ -192,8 +192,8 @@ class BaseWorker(ABC):
 
     @abstractmethod
     def _compute_rows(self, plan: StepPlan, flight: Flight) -> None:
-        """Compute all rows at once. If memory runs out, no lasting state may have changed."""
+        """Compute all rows at once. If memory runs out, it must be possible to compute the same rows again."""
 
     @abstractmethod
     def _no_token(self, step: RowStep, flight: Flight) -> None:
-        """Called for a row that should be sampled and does not fit into memory."""
+        """Called for a row that should be sampled but does not fit into memory."""

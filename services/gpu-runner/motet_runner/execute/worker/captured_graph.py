@@ -11,15 +11,15 @@ WARM_UP_CALLS = 2
 
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Gets a function that works on tensors with fixed addresses, and may call it. Returns a function that launches the
-same work again. Raises NotCaptured."""
+"""Gets a function that works on tensors with fixed addresses, and may call this function. Returns a function that
+launches the same work again. Raises NotCaptured."""
 
 
 class NotCaptured(Exception):
     """This work cannot be captured, but can be launched normally."""
 
     def __init__(self, error: Exception) -> None:
-        # The error at the end of a capture hides the error that ended it.
+        # The error at the end of a capture hides the first error, which ended the capture.
         first: BaseException = error
         while first.__context__ is not None:
             first = first.__context__
@@ -50,7 +50,7 @@ class CudaGraphs:
         model.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Restricts only this thread: another thread may allocate pinned memory meanwhile, to read an adapter.
+            # thread_local: another thread may allocate pinned memory meanwhile, to read an adapter.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 compute()
         except (MemoryError, RuntimeError) as error:  # such as from a model that asks the device for a value

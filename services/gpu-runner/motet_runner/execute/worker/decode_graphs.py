@@ -1,8 +1,8 @@
 """Decode-only iterations, captured as graphs for a few numbers of rows (PU-22, OR-14).
 
-A graph depends on the number of rows alone. It reads from tensors which rows they are, how long, on which pages and
-with which adapters; so a change of these needs no new graph. Rows up to the next captured number are padding: they have
-no keys, no adapter and no page.
+A graph depends on the number of rows alone. Tensors say which rows they are, and which lengths, pages and adapters they
+have, so a change of these needs no new graph. Rows up to the next captured number are padding: they have no keys, no
+adapter and no page.
 """
 
 from bisect import bisect_left
@@ -64,9 +64,9 @@ class CapturedGraph:
     """[size] The token of each row's largest logit"""
     replay: Callable[[], None] | None = None
     calls: int = 0
-    """How many attention calls one pass makes"""
+    """The attention calls of one pass"""
     numbers: tuple[int, ...] = ()
-    """The numbers in the table of the rows in `rows`"""
+    """The same rows as `rows`, by their numbers in the table"""
 
     def fill(self, numbers: tuple[int, ...], rows: torch.Tensor) -> None:
         """`rows` [size]: rows as DeviceRows numbers them; `numbers`: the host's numbers of the same rows"""
@@ -98,13 +98,13 @@ class DecodeGraphs:
         self._longest = longest
         self._graphs: dict[int, CapturedGraph] = {}
         self._logits: torch.Tensor | None = None
-        """[most rows, vocabulary] Shared by all graphs: one per graph would take many times the memory"""
+        """[most rows, vocabulary] Shared by all graphs, to save memory"""
         self.captures = 0
         sizes = captured_sizes(most)
         self._lora = None if backend is None else backend.fixed_batch(max(sizes))
-        """Shared by all graphs: a smaller one reads the first rows"""
+        """Shared by all graphs: a smaller graph reads the first rows"""
         self._adapters: object = None
-        """The `adapters` for which it was filled"""
+        """The `adapters` for which `_lora` was filled"""
         self._capture_all(sizes)
         self._sizes = sorted(self._graphs)
 
@@ -114,15 +114,15 @@ class DecodeGraphs:
         return self._graphs[self._sizes[at]] if at < len(self._sizes) else None
 
     def fill_adapters(self, adapters: object, segments: Callable[[], Sequence[Segment]]) -> None:
-        """`adapters`: a key that is equal only if the segments are equal"""
+        """`adapters`: a key. Equal keys have equal segments."""
         if self._backend is not None and self._adapters != adapters:
             self._adapters = None
             self._backend.fill(self._lora, segments())
             self._adapters = adapters
 
     def replay(self, graph: CapturedGraph) -> torch.Tensor:
-        """→ logits [size, vocabulary]. They and the chosen tokens are valid until the next replay. It makes each row's
-        chosen token its newest one."""
+        """→ logits [size, vocabulary]. Logits and chosen tokens are valid until the next replay. Each row's chosen
+        token becomes its newest token."""
         assert graph.replay is not None
         graph.replay()
         assert self._logits is not None
@@ -134,13 +134,13 @@ class DecodeGraphs:
         self._rows.before.index_copy_(0, graph.rows, graph.batch.positions[0])
 
     def _capture_all(self, sizes: Sequence[int]) -> None:
-        """Captures the largest first: its freed memory suffices for the others."""
+        """Captures the largest graph first: the memory that it frees suffices for the others."""
         for size in sorted(sizes, reverse=True):
             try:
                 self._graphs[size] = self._capture_graph(size)
             except NotCaptured as error:
                 _warn(size, str(error))
-                if not error.for_memory:  # smaller ones would fail as well
+                if not error.for_memory:  # smaller graphs would fail as well
                     break
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):

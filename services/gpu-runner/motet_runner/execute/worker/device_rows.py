@@ -14,7 +14,7 @@ from motet_runner.memory.link import Link
 from motet_runner.memory.parcel import Parcel
 
 NOBODY = 0
-"""A row without a sequence, for padding. The table's rows follow it."""
+"""A row without a sequence, for padding. Row n of the table is row n + 1 here."""
 
 _AS_IT_IS = -1
 _FEWEST = 4
@@ -25,7 +25,7 @@ _NEW_PAGES = "new_pages"
 
 class DeviceRows:
     def __init__(self, link: Link, rows: int, pages: int) -> None:
-        """`rows`: how many there are at first. `pages`: those of the longest sequence"""
+        """`rows`: the number of rows at first. `pages`: the number of pages of the longest sequence"""
         device = link.device
         self.newest = torch.zeros(rows + 1, dtype=torch.int64, device=device)
         """[rows] Each row's next input token"""
@@ -58,20 +58,21 @@ class DeviceRows:
         return [self._newest_at.get(row.number) == place for row, place in zip(rows, places, strict=True)]
 
     def got(self, rows: Sequence[TableRow], numbers: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Each of these rows has got its next token. `numbers` [rows]: from `numbers_of`, on the device. The host may
-        learn the tokens later, but it knows how many there are. This allocates no memory."""
+        """Each of these rows has got its next token. `numbers` [rows]: from `numbers_of`, on the device. The host need
+        not know the tokens yet. This allocates no memory."""
         self.newest.index_copy_(0, numbers, tokens)
         for row in rows:
             self._newest_at[row.number] = len(row.tokens)
 
     def went_on(self, rows: Sequence[TableRow]) -> None:
-        """A graph has computed the rows' newest tokens: the next tokens have replaced them, and `before` has grown
-        by one."""
+        """A graph has advanced these rows: on the device, `newest` has the next tokens, and `before` has grown by
+        one."""
         for row in rows:
             self._newest_at[row.number] = self._before[row.number] = len(row.tokens)
 
     def make_room(self, rows: int) -> bool:
-        """Makes room for `rows` rows of the table → True if addresses have changed: rarely, because sizes double."""
+        """Makes room for `rows` rows of the table → True if addresses have changed. Sizes double, so that this is
+        rare."""
         have = len(self.newest) - 1
         if rows <= have:
             return False
@@ -88,7 +89,7 @@ class DeviceRows:
         for row, start in zip(rows, starts, strict=True):
             number = row.number
             if self._newest_at.get(number) != start or self._before.get(number) != start:
-                # A token that the device has sampled is unknown here; then only its place may need an update.
+                # If the device has sampled the token, the host does not know it: then only `before` is updated.
                 token = _AS_IT_IS if self._newest_at.get(number) == start else row.tokens[start]
                 updates.append((number + 1, token, start))
             known, count = self._pages.get(number, 0), int(table.counts[number])

@@ -1,7 +1,7 @@
 """The worker of an asynchronous device: `launch` hands an iteration over, `collect` waits for it (OR-12).
 
-The plan has all that is needed to launch an iteration: the worker never asks the device for a value. Until a token has
-come to the host, a row of the host's table has the unknown token in its place.
+The plan has all that is needed to launch an iteration, so the worker never asks the device for a value. Until a token
+has come to the host, the host's table has UNKNOWN_TOKEN in its place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,16 +31,16 @@ from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import RowJoin, RowStep, StepPlan
 
 ROWS_OF_EACH = 2
-"""Rows of the table per sequence of an iteration: plenty, because parked sequences free their rows."""
+"""Rows of the table for each row of the largest iteration. Parked sequences free their rows, so two usually suffice."""
 
 
 def computes_by_itself(device: torch.device) -> bool:
-    """True if a device computes asynchronously to the host"""
+    """True if a device computes while the host goes on"""
     return device.type == "cuda"
 
 
 class DeviceWorker(BaseWorker):
-    _measured = 2  # the first one compiles kernels
+    _measured = 2  # the first launch compiles kernels
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class DeviceWorker(BaseWorker):
         self._capture_graphs()
 
     def _capture_graphs(self) -> None:
-        """Capture decodes, if attention and LoRA have batches with fixed addresses. A rope that depends on sequences'
-        lengths would need them from the host."""
+        """Capture decodes, if attention and LoRA have batches with fixed addresses. Not with a rope that depends on
+        sequences' lengths, because the host has the lengths."""
         self.graphs = None
         attention, backend = self._attention, self._backend
         if (
@@ -143,7 +143,7 @@ class DeviceWorker(BaseWorker):
             results = [*samples.parts, *results]
             newest, counted = samples.newest(), sampling.counted(samples)
         call = self._call(rows, sampling, batch.scored, results)
-        # Until here no lasting state has changed, because memory may run out. What follows allocates none.
+        # Until here memory may run out, and the rows can be computed again. What follows allocates no memory.
         if sampling is not None and newest is not None:
             sampling.count(counted)
             self.rows.got(rows, sent["rows"], newest)
@@ -212,8 +212,8 @@ class DeviceWorker(BaseWorker):
         return LaunchedCall(rows, [len(row.tokens) for row in rows], sampling, scored, returning)
 
     def _on_the_device(self, batch: FlatBatch) -> list[tuple[int, int]]:
-        """Inputs that the device has sampled: their places in the batch, and their rows. They are read on the device,
-        even if the host already knows them."""
+        """Inputs that the device has sampled: their places in the batch, and their rows. The batch gets these tokens on
+        the device, even if the host already knows them."""
         line = batch.line
         lasts = np.bincount(line.sequence_of).cumsum() - 1
         held = self.rows.have(line.rows, line.positions[lasts].tolist())

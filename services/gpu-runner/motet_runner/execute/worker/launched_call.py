@@ -1,4 +1,4 @@
-"""A launched call of the model on an asynchronous device, whose results come to the host later."""
+"""A launched call of the model on an asynchronous device. Its results come to the host later."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class LaunchedCall:
     sampling: Sampling | None
     scored: Sequence[ScoredRow]
     results: Returning | None
-    """None: no row wants anything."""
+    """None: there are no results."""
 
     def read(self, flight: Flight) -> None:
-        """Reads the results, which have arrived: each row's unknown token is replaced with its token."""
+        """Reads the results, which have arrived, and replaces each row's unknown token with the sampled token."""
         if self.results is None:
             return
         tensors = self.results.read()
@@ -44,7 +44,7 @@ class LaunchedCall:
             scores[one.row.number] = prompt_logprobs.joined(scores.get(one.row.number), read)
 
     def note(self, flight: Flight) -> None:
-        """Its rows have unknown tokens until `read`."""
+        """Until `read`, the rows have unknown tokens."""
         flight.unread.append(self.read)
         for row in self.rows:
             row.tokens.append(UNKNOWN_TOKEN)

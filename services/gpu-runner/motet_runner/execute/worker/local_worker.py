@@ -24,7 +24,8 @@ from motet_runner.plan import RowStep, StepPlan
 
 
 class Cut(Protocol):
-    """How iterations are cut into calls of the model for other reasons than memory, such as exact mode's `Tiles`"""
+    """Cuts iterations into calls of the model, such as exact mode's `Tiles`. Calls that do not fit into memory are cut
+    further."""
 
     def builder(
         self, table: RowTable, store: PagedStore, device: torch.device, placed: WherePlaced | None
@@ -57,7 +58,7 @@ class LocalWorker(BaseWorker):
         if cut is not None:
             self.builder = cut.builder(self.table, store, loaded.device, self._placed)
         self.again: NextDecode | None = None
-        """The last iteration, if the next one may be like it"""
+        """Makes the next iteration from the last one; None: the last one may not be repeated."""
 
     def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None:
         self._end_of_decoding()
@@ -71,8 +72,7 @@ class LocalWorker(BaseWorker):
         super().launch(plan)
 
     def _next_decode(self, again: NextDecode, plan: StepPlan) -> None:
-        """If the model's call chooses the tokens, it uses no torch operators, since each operator has a dispatch
-        cost."""
+        """Uses no torch operators if the model's call chooses the tokens: dispatching an operator takes time."""
         flight = Flight(plan.number, self._link.mark())
         batch = again.follow(plan)
         try:
@@ -103,7 +103,7 @@ class LocalWorker(BaseWorker):
         return logits
 
     def _end_of_decoding(self) -> None:
-        """Writes the tokens to the rows: a different iteration follows."""
+        """Writes the tokens to the rows, because a different iteration follows."""
         if self.again is not None:
             self.again.write_back()
             self.again = None
@@ -115,7 +115,7 @@ class LocalWorker(BaseWorker):
         with self._cut.computing():
             for part in self._cut.parts(plan):
                 failed = tuple(step for step in part.rows if step.row in flight.out_of_memory)
-                if failed:  # the rest of a row, which is the first step
+                if failed:  # the rest of a row whose earlier part failed
                     self.in_parts.leave_out(part.with_rows(failed), flight)
                 rest = tuple(step for step in part.rows if step not in failed)
                 if rest:
@@ -146,6 +146,6 @@ class LocalWorker(BaseWorker):
             self.again = NextDecode(plan, batch, self.table, self._attention)
 
     def _may_go_on(self, plan: StepPlan, batch: FlatBatch) -> bool:
-        """True if iterations like this one may follow without reading its rows."""
+        """True if a NextDecode may follow this iteration."""
         only_decodes = bool(plan.decodes) and not plan.prefills and batch.paged is not None
         return only_decodes and self.loaded.device.type == "cpu" and self.sampler.chose_largest
