@@ -1,1 +1,1 @@
-"""From logits to tokens. It does not know what computes the logits or uses the tokens."""
+"""From logits to tokens, whatever computes the logits or uses the tokens."""

@@ -9,7 +9,7 @@ from motet_runner.interface import Sampling
 
 @dataclass(slots=True)
 class Adjustment:
-    """Follows the tokens of a row. A step's cost does not depend on their number."""
+    """Follows the tokens of a row. The time of a step does not grow with the number of tokens."""
 
     sampling: Sampling
     prompt_tokens: int
@@ -17,7 +17,7 @@ class Adjustment:
     """Tokens that must not come before `min_tokens`."""
     _counted: int = 0
     _times: Counter[int] = field(default_factory=Counter)
-    """How often each token is in the output."""
+    """Token → how often it is in the output"""
     _forbids_ends: bool = False
 
     @staticmethod
@@ -26,7 +26,7 @@ class Adjustment:
         return bool(penalised or sampling.logit_bias or output_tokens < sampling.min_tokens)
 
     def follow(self, tokens: Sequence[int]) -> tuple[dict[int, float], Sequence[int]]:
-        """Token → what is now added to its logit, where that has changed; and the row's new tokens.
+        """→ what is added to the logit of each token whose value has changed, and the row's new tokens.
 
         Presence and frequency penalties count the output, as OpenAI specifies.
         """

@@ -1,8 +1,8 @@
 """Cuts each row of probabilities by top-k, top-p and min-p.
 
 The tokens of a row have an order: the most likely first, equally likely ones by id. Each cut keeps the first tokens of
-that order: top-k the first `top_k`; top-p each token that has less than top_p of top-k's total before it; min-p tokens
-with at least its share of the largest probability. The first token is always kept.
+that order. top-k keeps `top_k` tokens. top-p keeps each token before which the sum is less than `top_p` of top-k's
+total. min-p keeps tokens with at least `min_p` times the largest probability. The first token is always kept.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class Cuts:
 
 
 def is_cut_within(first: torch.Tensor, cuts: Cuts) -> bool:
-    """True if each row's kept tokens are among its first tokens, and at least one of these is cut. `first`: their
-    negated probabilities."""
+    """True if each row keeps only some of its first tokens, and no other tokens. `first`: the negated probabilities of
+    the first tokens."""
     numbers, top_k, top_p = first.numpy(), cuts.top_k.numpy(), cuts.top_p.numpy()
     # Without the last token, which must be cut.
     reached = -numbers[:, :-1].sum(axis=-1, keepdims=True, dtype=np.float64) >= top_p
@@ -49,8 +49,8 @@ def cut(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The probabilities with 0 for tokens that are cut, and the smallest kept probability. `likely`: some tokens of
     each row in the order of their ids; `negated`: the same, negated, most likely first, because a search needs
-    ascending order. It may lack the last ones, if the cuts keep fewer than those given. `ask`: find out whether equal
-    probabilities are cut apart, which saves work if none are.
+    ascending order; the last tokens may be missing if all of them are cut. `ask`: look whether a cut divides equally
+    likely tokens, and save work if none does. This waits for the device.
     """
     upto = exact_sums(negated).neg_()
     count = cuts.top_k.clamp(max=negated.shape[1])
@@ -71,5 +71,5 @@ def cut(
 
 
 def exact_sums(values: torch.Tensor) -> torch.Tensor:
-    """Exact cumulative sums. `cumsum(dtype=float64)` without a conversion first takes ten times as long."""
+    """Exact cumulative sums. Converting first is ten times as fast as `cumsum(dtype=float64)`."""
     return values.double().cumsum(dim=-1)

@@ -26,7 +26,7 @@ _OF_TOKENS = {"_ends": _NO_TOKEN, "_biased": _NO_TOKEN, "_bias": 0}
 _BUFFERS = ("_added", "_divisors", "_times", "_presence", "_frequency", "_repetition", "_forbids", *_OF_TOKENS)
 """All buffers, each with a row per slot"""
 _BYTES_OF_A_TOKEN = 12
-"""Bytes per slot and token of the first three. The other buffers are small."""
+"""Bytes per slot and token of the first three buffers. The other buffers are small."""
 
 
 class _Slot(NamedTuple):
@@ -75,12 +75,12 @@ class DeviceAdjustments:
             self._free.append(slot.number)
 
     def slots_of(self, rows: Sequence[TableRow]) -> np.ndarray:
-        """[rows] Each row's slot. A row without a slot gets one, for which all of its tokens must be known."""
+        """[rows] Each row's slot. A row without a slot gets one; the host must know all tokens of this row."""
         return np.array([self._slot(row) for row in rows], dtype=np.int64)
 
     def follow(self, rows: Sequence[TableRow], parcel: Parcel) -> Callable[[dict[str, torch.Tensor]], None] | None:
-        """Allows EOS tokens from now on in rows that are long enough: adds to the parcel, and returns what to do with
-        it on arrival. Most iterations have no such row."""
+        """Allows EOS tokens in rows that are now long enough: adds these rows to the parcel, and returns the function
+        to call when the parcel has arrived. None: no row, as in most iterations."""
         allowed = [
             row for row in rows if row.number in self._forbidding and row.output_tokens >= row.sampling.min_tokens
         ]
@@ -104,7 +104,7 @@ class DeviceAdjustments:
         return adjusted(logits, self._added.index_select(0, slots), divisors)
 
     def counted(self, slots: torch.Tensor, tokens: torch.Tensor) -> Counted:
-        """The changes after each of these rows gets a token"""
+        """The changes that each row's next token causes"""
         places = slots * self._vocabulary + tokens
         times = self._times.view(-1).index_select(0, places) + 1
         added = self._added_to(slots, tokens, times)

@@ -1,7 +1,7 @@
-"""From logits to tokens on an asynchronous device; the host learns them later.
+"""From logits to tokens on an asynchronous device. The host gets the tokens later.
 
-The arithmetic is the same as in `host_sampler.py`, and so are the tokens. Nothing here asks the device for a value: the
-rows' options tell which rows need what, and the uniform numbers depend on (seed, choice, position) alone.
+Arithmetic and tokens are the same as in `host_sampler.py`. Nothing here asks the device for a value: the rows' options
+tell which rows need what, and the uniform numbers depend on (seed, choice, position) alone.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class DeviceSamples:
     tokens: torch.Tensor
     """[rows] int64"""
     logprobs: list[Best] = field(default_factory=list)
-    """For rows that ask for them: the tokens' log probabilities [rows], and the best tokens with theirs [rows, most]"""
+    """For rows that ask for log probabilities: those of their tokens [rows], and of the best tokens [rows, most]"""
 
     def newest(self) -> torch.Tensor:
         """[rows] Each row's next input: token 0 if its logits are not finite, because then the row ends"""
@@ -88,8 +88,7 @@ class Sampling:
     def sample(
         self, logits: torch.Tensor, sent: dict[str, torch.Tensor], largest: torch.Tensor | None = None
     ) -> DeviceSamples:
-        """`sent`: the parcel of `prepare`. `largest` [rows]: the token of each row's largest logit, NOT_FINITE where
-        one is not a number or the largest is infinite; None: to be found."""
+        """`sent`: the parcel of `prepare`. `largest` [rows]: `largest_tokens` of the logits, if known."""
         layout = self._layout
         if self._follow is not None:
             self._follow(sent)
@@ -110,14 +109,14 @@ class Sampling:
         return DeviceSamples(tokens, found)
 
     def counted(self, samples: DeviceSamples) -> list[Counted]:
-        """The changes after the rows get these tokens"""
+        """The changes that these tokens cause"""
         return [
             self._adjustments.counted(group.slots, samples.tokens.index_select(0, group.places).clamp(min=0))
             for group in self._layout.adjusted
         ]
 
     def count(self, counted: Sequence[Counted]) -> None:
-        """Applies the changes. This allocates no memory, and is the only lasting change."""
+        """Applies the changes. This allocates no memory."""
         for one in counted:
             self._adjustments.count(one)
 
@@ -142,7 +141,7 @@ class Sampling:
 
 
 def largest_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """[rows] The token of each row's largest logit, NOT_FINITE where one is not a number or the largest is infinite"""
+    """[rows] The token of each row's largest logit; NOT_FINITE if a logit is NaN or the largest is infinite"""
     values, tokens = logits.max(dim=-1)
     return torch.where(torch.isfinite(values), tokens, NOT_FINITE)
 
@@ -169,7 +168,7 @@ class _Layout(RowLayout):
         self.groups = [
             _Group(kind, rows, places, link, vocabulary) for kind, places in self.by_kind.items() if kind != GREEDY
         ]
-        """The groups, without rows that want only their largest logit's token"""
+        """The groups, without rows that want only the token of their largest logit"""
         self.adjusted = [group for group in self.groups if group.kind.adjusted]
         for group in self.adjusted:
             group.slots = link.upload(adjustments.slots_of(group.rows))

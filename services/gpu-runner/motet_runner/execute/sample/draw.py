@@ -1,7 +1,7 @@
 """Draws one token from each row of logits: temperature, then top-k, top-p and min-p, then one uniform number per token.
 
-Probabilities are float32, rounded to multiples of 2^-52. Float64 adds such numbers without an error, in any order. So
-the same numbers give the same token whatever the other rows, and the short cut gives the same token as the whole row.
+Probabilities are float32, rounded to multiples of 2^-52. Float64 adds such numbers without an error, in any order. So a
+row's token does not depend on other rows, and the short cut gives the same token as the whole row.
 """
 
 import numpy as np
@@ -10,13 +10,13 @@ import torch
 from motet_runner.execute.sample.cuts import ALL, Cuts, cut, exact_sums, is_cut_within
 
 CANDIDATES = 128
-"""How many of a row's most likely tokens the short cut looks at. They suffice if the cuts keep fewer tokens."""
+"""The short cut uses only this number of a row's most likely tokens. They suffice if the cuts keep fewer tokens."""
 
 SHORT_CUT_FROM = 32_768
 """With fewer tokens in the vocabulary, sorting a whole row costs no more than finding the candidates."""
 
 BLOCK = 64
-"""A CPU adds numbers up in blocks, and then searches one block only: cumulative sums of all take longer."""
+"""A CPU sums numbers in blocks, and then searches one block only: cumulative sums of all numbers take longer."""
 
 _ROUNDS = 2.0**-29
 """Every float32 in [this, 2 · this) is a multiple of 2^-52: adding this rounds smaller numbers."""
@@ -30,7 +30,7 @@ def probabilities(logits: torch.Tensor, largest: torch.Tensor, temperature: torc
 def draw(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts | None) -> torch.Tensor:
     """[rows] The token that each row's number in [0, 1) selects; `numbers` [rows, 1].
 
-    The kept tokens divide the range in the order of their ids, each in proportion to its probability.
+    The kept tokens divide the range in the order of their ids. Each part is proportional to the token's probability.
     """
     if cuts is None:
         return _at(likely, numbers)
@@ -41,8 +41,8 @@ def draw(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts | None) -> torc
     kept, smallest = cut(likely.gather(1, ids), ordered.neg(), cuts)
     tokens = ids.gather(1, _at(kept, numbers)[:, None]).squeeze(1)
     # All tokens that are more likely than the last candidate are candidates. So no kept token is missing if the least
-    # likely kept one is among them. If top-k and top-p both cut, all that top-k keeps must be candidates: top-p keeps a
-    # share of their total.
+    # likely kept token is more likely than the last candidate. If top-k and top-p both cut, all tokens that top-k keeps
+    # must be candidates: top-p keeps a share of their total.
     missing = smallest <= ordered[:, -1:]
     missing |= (cuts.top_k > CANDIDATES) & (cuts.top_k < ALL) & (cuts.top_p < 1)
     if bool(missing.any()):
@@ -60,7 +60,8 @@ def draw_without_waiting(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts
 
 
 def _may_suffice(likely: torch.Tensor, cuts: Cuts) -> bool:
-    """True if the kept tokens of some row can all be candidates. In a flat row, the candidates never reach top_p."""
+    """True if, in some row, all kept tokens may be candidates. If a row's probabilities are nearly equal, the
+    candidates' sum never reaches top_p."""
     if cuts.min_p is not None:
         return True
     most = CANDIDATES * likely.amax(dim=-1, keepdim=True)
@@ -77,7 +78,7 @@ def _draw_from_all(likely: torch.Tensor, numbers: torch.Tensor, cuts: Cuts) -> t
 
 
 def _at(likely: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """[rows] The token that the number selects: the first whose cumulative sum exceeds its share of the total."""
+    """[rows] The token that the number selects: the first token whose cumulative sum exceeds number × total."""
     if likely.device.type == "cpu" and likely.shape[1] > 2 * BLOCK:
         return _at_by_blocks(likely, numbers)
     upto = exact_sums(likely)
@@ -85,7 +86,7 @@ def _at(likely: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _at_by_blocks(likely: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Like `_at`, by blocks: sums are exact in any order."""
+    """Like `_at`, by blocks. Sums are exact in any order, so the token is the same."""
     rows, size = likely.shape
     if size % BLOCK:
         likely = torch.nn.functional.pad(likely, (0, -size % BLOCK))

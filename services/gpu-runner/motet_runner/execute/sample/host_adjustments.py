@@ -25,7 +25,7 @@ class AdjustedLogits:
         try:
             self._follow(rows, like)
         except BaseException:
-            # Such as out of memory. No change is lost: these rows begin anew.
+            # Such as out of memory. These rows begin anew, so no change is lost.
             for row in rows:
                 row.adjustment = None
             raise
@@ -55,21 +55,21 @@ class AdjustedLogits:
         _write(self._divisors, divisors)
 
     def apply(self, logits: torch.Tensor, rows: torch.Tensor, *, repeats: bool) -> torch.Tensor:
-        """`rows`: their numbers in the table. `repeats`: True if some have a repetition penalty; it counts prompt and
-        output and comes first, as in transformers."""
+        """`rows`: the rows' numbers in the table. `repeats`: True if some rows have a repetition penalty. This penalty
+        counts prompt and output, and comes first, as in transformers."""
         return adjusted(logits, self._added[rows], self._divisors[rows] if repeats else None)
 
 
 def adjusted(logits: torch.Tensor, added: torch.Tensor, divisors: torch.Tensor | None) -> torch.Tensor:
     """All tensors are [rows, vocabulary]. `divisors`: None if no row has a repetition penalty."""
     if divisors is not None:
-        # One of the two parts is 0. This takes a fifth of the time of `where`, which branches.
+        # One of the two clamped parts is 0. `where`, which branches, takes five times as long.
         logits = torch.addcmul(logits.clamp(min=0).div_(divisors), logits.clamp(max=0), divisors)
     return logits + added
 
 
 def _with_row(buffer: torch.Tensor, row: int, like: torch.Tensor) -> torch.Tensor:
-    """A buffer that has this row. If too small, it doubles, so copies are rare."""
+    """A buffer that has this row. A buffer that is too small doubles, so copies are rare."""
     rows = len(buffer)
     if row < rows:
         return buffer

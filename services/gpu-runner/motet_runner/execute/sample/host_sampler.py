@@ -1,7 +1,7 @@
 """From logits to tokens, for all rows of the batch together.
 
-Randomness is a function of (seed, choice, position) alone: a sequence that was parked, moved or batched differently
-continues the same. Each token takes one uniform number, looked up in the distribution in the order of token ids.
+Randomness depends on (seed, choice, position) alone, so a sequence that was parked, moved or batched differently gets
+the same tokens. One uniform number selects each token: see `draw.py`.
 
 Rows that need the same work form a group. The groups are made when the rows of the batch change.
 """
@@ -32,7 +32,7 @@ class Samples:
     tokens: list[int | None]
     """In the order of the rows; None for a row whose logits are not finite"""
     logprobs: dict[int, Logprobs]
-    """Place of a row that asks for them → its log probabilities"""
+    """Place of a row that asks for log probabilities → its log probabilities"""
 
 
 class Sampler:
@@ -40,16 +40,16 @@ class Sampler:
         self._adjusted = AdjustedLogits(eos)
         self._batch: _Batch | None = None
         self._float32 = torch.empty(0, 0, dtype=torch.float32)
-        """Memory for logits: to allocate it in each step takes longer than to fill it"""
+        """Memory for logits, kept because allocating it takes longer than filling it"""
 
     @property
     def chose_largest(self) -> bool:
-        """True if the last rows wanted only the token of their largest logit. They never want more later."""
+        """True if the last rows wanted only the token of their largest logit. The same rows never want more later."""
         return self._batch is not None and self._batch.greedy
 
     def sample(self, logits: torch.Tensor, rows: list[TableRow], chosen: torch.Tensor | None = None) -> Samples:
-        """The next token of each of `rows` from its row of `logits`. `chosen`: the token of each row's largest logit,
-        -1 where the logits are not finite; None: to be found."""
+        """Each row's next token, from its row of `logits`. `chosen`: the token of each row's largest logit, -1 where
+        the logits are not finite; None: not known."""
         batch = self._batch
         if batch is None or not batch.has(rows):
             batch = self._batch = _Batch(list(rows), logits)
@@ -139,7 +139,7 @@ def _split(places: list[int], like: torch.Tensor) -> list[list[int]]:
 
 
 def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The largest logit of each row [rows, 1], NaN if any is NaN; its token [rows]; whether it is finite [rows, 1]."""
+    """Each row's largest logit [rows, 1], NaN if any logit is NaN; its token [rows]; True if it is finite [rows, 1]."""
     # On a CPU, NumPy's search is many times faster than torch's.
     if logits.device.type == "cpu":
         numbers = logits.numpy()
@@ -151,8 +151,9 @@ def _largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def _largest_bfloats(logits: torch.Tensor) -> list[int | None]:
-    """The token of each row's largest logit, None if one is not finite. It compares the bits of the logits, since a
-    copy as floats takes longer: read as integers, positive numbers keep their order and negative ones stay below 0."""
+    """The token of each row's largest logit; None if a logit is NaN or the largest is infinite. Compares the bits of
+    the logits, because a copy in float32 takes longer: read as integers, positive numbers keep their order and negative
+    numbers stay below 0."""
     bits = logits.view(torch.int16).numpy()
     tokens = bits.argmax(axis=-1)
     largest = bits[np.arange(len(bits)), tokens]

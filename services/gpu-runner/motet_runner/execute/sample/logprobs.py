@@ -1,4 +1,4 @@
-"""The log probability of a token, and those of the alternatives that its row asks for: of the model's own distribution,
+"""The log probabilities of a token and of the alternatives that its row asks for, in the model's own distribution:
 before temperature, penalties and cuts."""
 
 from collections.abc import Iterable, Sequence
@@ -29,12 +29,12 @@ def best(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Best:
 
 
 def alternatives(rows: Sequence[TableRow], vocabulary: int) -> list[int]:
-    """How many alternatives each of these rows asks for"""
+    """The number of alternatives that each row asks for"""
     return [min(row.sampling.top_logprobs, vocabulary) for row in rows]
 
 
 def read(found: Sequence[torch.Tensor], counts: Iterable[int]) -> list[Logprobs]:
-    """`found`: `best`'s result in memory that the host may read; `counts`: how many alternatives each row wants"""
+    """`found`: `best`'s result in memory that the host may read; `counts`: see `alternatives`"""
     rows = zip(*(numbers.tolist() for numbers in found), counts, strict=True)
     return [
         Logprobs(chosen, tuple(zip(ids[:count], values[:count], strict=True))) for chosen, values, ids, count in rows

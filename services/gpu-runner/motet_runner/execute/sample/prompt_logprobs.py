@@ -1,6 +1,6 @@
 """Log probabilities of prompts, each from the logits of the previous token.
 
-The size of a prompt's logits is its tokens times the vocabulary. So only a few rows at a time become probabilities.
+A prompt's logits are many: its tokens times the vocabulary. On a CPU, only a few rows at a time become probabilities.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,11 +13,11 @@ from motet_runner.interface import Logprobs
 from motet_runner.plan.prompt_scores import PromptScores
 
 CPU_BLOCK = 1 << 18
-"""How many logits become probabilities together: so few that they stay in a CPU's cache."""
+"""The logits that become probabilities together: few, so that they stay in a CPU's cache."""
 
 
 def scores_of(logits: torch.Tensor, scored: Iterable[ScoredRow]) -> dict[int, PromptScores]:
-    """`logits`: of all places, one row after the other → row number → its scores"""
+    """`logits` of all places, one row after the other → scores by row number"""
     found, at = {}, 0
     for one in scored:
         found[one.row.number] = _scores(logits[at : at + len(one.places)], one)
@@ -49,7 +49,7 @@ def _scores(logits: torch.Tensor, scored: ScoredRow) -> PromptScores:
 
 
 def alternatives(scored: ScoredRow, vocabulary: int) -> int:
-    """How many of the best tokens the row wants beside each of its own"""
+    """The number of best tokens that the row wants beside each of its own tokens"""
     return min(scored.row.sampling.prompt_logprobs or 0, vocabulary)
 
 

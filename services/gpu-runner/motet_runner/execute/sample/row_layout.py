@@ -1,4 +1,4 @@
-"""The rows that sample together, by their needs: both samplers keep it while the rows are the same."""
+"""The rows that sample together, grouped by their needs. Both samplers keep the layout while the rows are the same."""
 
 import operator
 from collections import defaultdict
@@ -21,5 +21,5 @@ class RowLayout:
         """True if all rows want only the token of their largest logit"""
 
     def has(self, rows: Sequence[TableRow]) -> bool:
-        """True if these are its rows. A row that has left and joined again is a different row."""
+        """True if these are the layout's rows. A row that has left and joined again is a different row."""
         return len(rows) == len(self._rows) and all(map(operator.is_, rows, self._rows))

@@ -1,4 +1,4 @@
-"""What rows need of the sampler, as numbers: their kinds of work, and the parameters of their draws. Pure."""
+"""What rows need of the sampler: their kinds of work, and the parameters of their draws as arrays. Pure."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from motet_runner.execute.sample.cuts import ALL, Cuts
 from motet_runner.interface import Sampling
 
 COLDEST = 1e-4
-"""Below this a temperature is as good as greedy, and dividing by it would overflow."""
+"""Lower temperatures give practically the tokens of greedy sampling, and dividing by them would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def uniforms(rows: Sequence[TableRow]) -> npt.NDArray[np.float64]:
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
-    """In [0, 1): the same for the same three numbers, on every machine."""
+    """In [0, 1). The same three arguments give the same number on every machine."""
     key = seed.to_bytes(16, "little", signed=True) + choice.to_bytes(4, "little") + position.to_bytes(8, "little")
-    # A float has 53 bits. With more, the largest numbers would be rounded to one.
+    # A float has 53 bits. With more bits, the largest numbers would be rounded to 1.
     return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 11) / 2.0**53
