@@ -1,2 +1,2 @@
-"""An iteration as numbers: the table of rows, and their new tokens as one sequence. It knows the plan, pages and
-positions, but no models, kernels or sampling."""
+"""An iteration as numbers: the table of rows, and the rows' new tokens as one sequence. This package knows plans, pages
+and positions, but no models, kernels or sampling."""

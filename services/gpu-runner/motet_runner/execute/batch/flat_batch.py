@@ -49,8 +49,8 @@ class SequenceAttention(AttentionOverPages, Protocol):
         them, and the sequence's row of the table."""
 
     def follow(self, batch: Any, before: npt.NDArray[np.int64], longest: int) -> None:
-        """The same sequences have grown. `before`: the tokens of each before its new ones; `longest`: the tokens of the
-        longest one, with the new ones."""
+        """The same sequences have grown. `before`: each sequence's number of tokens before its new tokens; `longest`:
+        the tokens of the longest sequence, with its new tokens."""
 
 
 class PagedRows(NamedTuple):
@@ -83,12 +83,12 @@ class FlatBatch:
     scored: list[ScoredRow]
     """In the order of `keep`, after the sampled rows"""
     begun: list[int]
-    """Pages that this iteration begins and does not fill: cleared before the model runs"""
+    """Pages that this iteration begins and does not fill. They are cleared before the model runs"""
     lora: Any
     """The batch of the LoRA back end; None if no row has an adapter"""
     tokens: int
     longest: int
-    """How many tokens the longest sequence has, with the new ones"""
+    """The tokens of the longest sequence, with its new tokens"""
     line: Line
     paged: PagedRows | None = None
     writes: torch.Tensor = _NOWHERE
@@ -96,15 +96,15 @@ class FlatBatch:
     decodes: Sequence[DecodeGroup] = ()
     chunks: Sequence[PromptChunk] = ()
     head_rows: torch.Tensor | None = None
-    """The rows that the head computes if they are not `keep`: all rows"""
+    """The rows that the head computes; None: the rows of `keep`"""
     choices: torch.Tensor | None = None
-    """[sampled] memory for the token of each row's largest logit; None if no row wants it"""
+    """[sampled] memory for the token of each row's largest logit; None if these tokens are not wanted"""
     chosen: torch.Tensor | None = None
     """`choices`, once the model call has filled it: -1 where the logits are not finite"""
     calls: int = 0
-    """How many attention calls there were so far"""
+    """The number of attention calls so far"""
     watcher: Watcher | None = None
-    """Sees each attention call; only the probe has one"""
+    """Gets each attention call. Only the probe has a watcher"""
 
     @property
     def all_decode_together(self) -> bool:

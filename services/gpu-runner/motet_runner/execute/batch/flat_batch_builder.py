@@ -1,7 +1,7 @@
 """Makes a FlatBatch of each plan.
 
 Everything that does not depend on the layer is computed here, once per iteration. Rows are sorted by adapter (PU-10),
-base rows last, so that an adapter's rows are contiguous and base rows cost LoRA nothing.
+base rows last, so that an adapter's rows are contiguous and LoRA computes nothing for base rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ from motet_runner.memory.upload import uploaded
 from motet_runner.plan import StepPlan
 
 WherePlaced = Callable[[Digest, int], PlacedAdapter]
-"""Gets an adapter and the first page of its run."""
+"""Gets an adapter's digest and the first page of its run."""
 
 
 class FlatBatchBuilder:
-    """Makes a FlatBatch of each plan. Remembers the layout: it changes only when rows change hands."""
+    """Makes a FlatBatch of each plan. Keeps the layout while the same rows decode with the same adapters."""
 
     def __init__(
         self,
@@ -94,8 +94,7 @@ class FlatBatchBuilder:
         return batch
 
     def _build_paged_decodes(self, plan: StepPlan, layout: IterationLayout, attention: SequenceAttention) -> FlatBatch:
-        """Like `build`, for the usual iteration: each row has one new token, and only attention depends on the page
-        tables."""
+        """Like `build`, for the usual iteration: each row has one new token, and attention reads pages in place."""
         buffers = layout.buffers
         if buffers is None:
             buffers = layout.buffers = DecodeBuffers(layout)
@@ -136,7 +135,7 @@ class FlatBatchBuilder:
             and known.adapters == plan.adapters
         ):
             return known
-        self._known = None  # in case memory runs out now: the old batch of adapters is invalid once a new one is made
+        self._known = None  # making a new batch of adapters makes the old one invalid, even if memory then runs out
         layout = self._lay_out(plan)
         self._known = None if plan.prefills else layout
         return layout
@@ -145,7 +144,7 @@ class FlatBatchBuilder:
         table, steps = self._table, plan.rows
         numbers = tuple(step.row for step in steps)
         adapters = self._adapters(plan)
-        # Stable: decodes stay before prompts within an adapter.
+        # The sort is stable: among an adapter's rows, decodes stay before prompts.
         best = {digest: number for number, digest in enumerate((*adapters, BASE))}
         in_plan = [table[number] for number in numbers]
         order = sorted(range(len(steps)), key=lambda place: best[in_plan[place].adapter])
@@ -199,7 +198,7 @@ class FlatBatchBuilder:
         return PagedRows(attention, layout.attended)
 
     def _adapters(self, plan: StepPlan) -> dict[Digest, PlacedAdapter]:
-        """The plan's adapters, in the best order of their rows for the back end."""
+        """The plan's adapters, in the order in which the back end wants their rows."""
         if not plan.adapters:
             return {}
         backend, placed = self._backend, self._placed

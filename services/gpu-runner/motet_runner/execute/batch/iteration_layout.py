@@ -1,4 +1,4 @@
-"""The layout of an iteration: the order of its rows and tokens. It is kept while the same sequences decode."""
+"""The order of an iteration's rows and tokens. It is kept while the same rows decode with the same adapters."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from motet_runner.execute.batch.scored_rows import ScoredRow
 
 @dataclass(slots=True)
 class IterationLayout:
-    """Made when rows change hands."""
+    """Arrays of the rows and tokens, and the batches made of them."""
 
     changes: int
     """The row table's `changes` when this was made"""
@@ -22,34 +22,34 @@ class IterationLayout:
     numbers: tuple[int, ...]
     """The rows' numbers in the table, in the order of the plan"""
     order: np.ndarray
-    """[sequences] each one's index in the plan"""
+    """[sequences] each sequence's index in the plan"""
     rows: list[TableRow]
     """Sorted by `order`, like all fields below"""
     table_rows: np.ndarray
     """The numbers of `rows` in the table"""
     counts: np.ndarray
-    """How many new tokens each sequence has"""
+    """Each sequence's number of new tokens"""
     firsts: np.ndarray
     """Where each sequence's new tokens begin"""
     sequence_of: np.ndarray
     """[tokens] the index of each token's sequence"""
     within: np.ndarray
-    """[tokens] each token's index among the new ones of its sequence"""
+    """[tokens] each token's index among the new tokens of its sequence"""
     keep: torch.Tensor
     sampled: list[TableRow]
     """In the order of the plan, like `keep`"""
     greedy: bool
-    """True if some rows want the largest logit, and no row wants other logits"""
+    """True if some rows sample with temperature 0, and no prompt is scored"""
     scored: list[ScoredRow]
-    """In `keep` they follow `sampled`"""
+    """In `keep`, the scored rows follow `sampled`"""
     lora: Any
     attended: Any = None
     buffers: "DecodeBuffers | None" = None
 
 
 class DecodeBuffers:
-    """Buffers that each iteration of a decode-only layout overwrites, at the same addresses: to make small arrays and
-    tensors takes longer than to fill them."""
+    """Buffers that each iteration of a decode-only layout overwrites, because making small arrays and tensors takes
+    longer than filling them."""
 
     def __init__(self, layout: IterationLayout) -> None:
         count = len(layout.rows)
@@ -60,4 +60,4 @@ class DecodeBuffers:
         self.choices = torch.empty(count, dtype=torch.int64) if layout.greedy else None
         places = layout.order.tolist()
         self.places = None if places == list(range(count)) else places
-        """The places of the rows in the plan; None: they are in the plan's order"""
+        """The rows' places in the plan; None: the rows are in the plan's order"""

@@ -35,18 +35,18 @@ class InParts(Generic[Its]):
         compute: Callable[[StepPlan, Its], None],
         no_token: Callable[[RowStep, Its], None],
     ) -> None:
-        """`compute` computes all rows of a plan at once. If it runs out of memory, it must not have changed any lasting
-        state. `no_token` is called for a row that should be sampled but gets no token."""
+        """`compute` computes all rows of a plan at once. If it runs out of memory, it must be possible to compute the
+        same rows again. `no_token` is called for a row that should be sampled but gets no token."""
         self._table = table
         self._vocabulary = vocabulary
         self._device = device
         self._compute_at_once = compute
         self._no_token = no_token
         self.decodes = SizeLimit(UNBOUNDED)
-        """How many decodes are computed at once"""
+        """The most decodes that are computed at once"""
 
     def compute(self, plan: StepPlan, parts: Its) -> None:
-        """Compute the rows at once or, if memory does not suffice, in two partial batches."""
+        """Compute the rows at once or, if memory does not suffice, in two partial plans."""
         if fits(plan, self._table, self._vocabulary) and plan.count <= self.decodes.size and self._fits(plan, parts):
             return
         if plan.count == 1 and plan.rows[0].count == 1:
@@ -54,7 +54,7 @@ class InParts(Generic[Its]):
             return
         first, second = _partial_plans(plan)
         self.compute(first, parts)
-        if any(step.row in parts.out_of_memory for step in second.rows):  # `second` is the rest of that row
+        if any(step.row in parts.out_of_memory for step in second.rows):  # `second` is the rest of the failed row
             self.leave_out(second, parts)
         else:
             self.compute(second, parts)
@@ -66,22 +66,22 @@ class InParts(Generic[Its]):
                 self._no_token(step, parts)
 
     def ended(self, parts: Its) -> None:
-        """To be called when all parts of an iteration are computed."""
+        """Call this when all parts of an iteration are computed."""
         if not parts.retries:
             self.decodes.fitted(parts.model_calls)
 
     def did_not_fit(self, plan: StepPlan, parts: Its) -> None:
-        """To be called after the attempt's tensors are freed: the exception holds them."""
+        """Call this after the exception is gone, because the exception holds the attempt's tensors."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         parts.retries += 1
-        # After an iteration with prompts, the plan makes their chunks smaller.
+        # After an iteration with prompts, the next plans have smaller chunks.
         if all(step.count == 1 for step in plan.rows):
             self.decodes.did_not_fit(plan.count)
 
     def _fits(self, plan: StepPlan, parts: Its) -> bool:
-        """Compute the rows at once, if memory suffices for them. A device's memory is allocated at the launch, so a
-        failure is known before the work is done."""
+        """Compute the rows at once. False if memory does not suffice: also an asynchronous device allocates at the
+        launch, so the failure is known here."""
         try:
             self._compute_at_once(plan, parts)
         except (MemoryError, RuntimeError) as error:
@@ -94,7 +94,7 @@ class InParts(Generic[Its]):
 
 
 def _partial_plans(plan: StepPlan) -> tuple[StepPlan, StepPlan]:
-    """Two partial batches: halves of the plan's rows or, if there is only one, of its tokens."""
+    """Two partial plans: halves of the plan's rows, or of the tokens of a single row."""
     rows = plan.rows
     middle = len(rows) // 2
     if middle:

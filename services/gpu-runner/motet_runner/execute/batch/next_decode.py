@@ -1,7 +1,7 @@
 """The next decode-only iteration, made from the previous one.
 
-In most iterations the same rows compute one more token each. Their batch is kept: only its tokens and positions change,
-and no row of the table is touched, because after a model call the table is no longer in the CPU's cache. The rows get
+In most iterations the same rows compute one more token each. Their batch is kept: only its tokens and positions change.
+No TableRow is read or written, because after a model call these objects are no longer in the CPU's cache. They get
 their tokens when a different iteration comes.
 """
 
@@ -17,7 +17,7 @@ from motet_runner.plan import DecodeRows, StepPlan
 
 class NextDecode:
     def __init__(self, plan: StepPlan, batch: FlatBatch, table: RowTable, attention: SequenceAttention) -> None:
-        """`batch`: the batch of this decode-only plan; it is computed, and its rows have their tokens."""
+        """`batch`: of this decode-only plan, after the model call. Its rows have their tokens."""
         assert batch.paged is not None
         self.batch = batch
         self._decodes: DecodeRows = plan.decodes
@@ -37,14 +37,14 @@ class NextDecode:
         self._columns: list[Sequence[int]] = []
         """Tokens that are not yet in the rows, in the order of the plan"""
         self._beginning: list[list[tuple[int, int]]] = [[] for _ in range(PAGE_TOKENS)]
-        """Iterations from now → the rows that begin a page then, and how many pages they have filled now"""
+        """Number of iterations from now → each row that then begins a page, and the number of this page"""
         for row, position in zip(rows, self._positions.tolist(), strict=True):
             self._beginning[-position % PAGE_TOKENS].append((row.number, -(-position // PAGE_TOKENS)))
         self._passed = 0
 
     def is_followed_by(self, plan: StepPlan) -> bool:
-        """True if this plan computes one more token of each of these rows, and changes nothing else. Adapters cannot
-        have moved: the plan would have copies."""
+        """True if this plan computes one more token of each of these rows, and changes nothing else. Such a plan has no
+        copies, so no adapter has moved."""
         decodes = plan.decodes
         return (
             plan.only_decodes
@@ -52,12 +52,12 @@ class NextDecode:
             and decodes.rows == self._decodes.rows
             and decodes.first_starts == self._decodes.first_starts
             and self._table.changes == self._changes
-            # Else the page table grows, and gets a new address.
+            # Otherwise the page table grows, and its address changes.
             and self.batch.longest < self._table.pages.shape[1] * PAGE_TOKENS
         )
 
     def follow(self, plan: StepPlan) -> FlatBatch:
-        """Updates the batch for this plan. It stays the same object."""
+        """Updates the batch for this plan → the same object."""
         batch = self.batch
         for row, new_pages in plan.decodes.new_pages.items():
             self._table.extend(row, new_pages)
@@ -78,7 +78,8 @@ class NextDecode:
         return self._choices is not None
 
     def chosen(self) -> list[int | None]:
-        """The tokens that the call has chosen, in the order of the plan; None for a row whose logits are not finite"""
+        """The tokens that the model's call has chosen, in the order of the plan; None for a row whose logits are not
+        finite"""
         assert self._choices is not None
         tokens: list[int] = self._choices.tolist()
         return [None if token < 0 else token for token in tokens]
@@ -90,7 +91,7 @@ class NextDecode:
         self._columns.append(column)
 
     def write_back(self) -> None:
-        """Appends the missing tokens to the rows. No iteration may follow."""
+        """Appends the missing tokens to the rows. After this, the object must not be used."""
         for place, row in enumerate(self.batch.sampled):
             row.tokens += [column[place] for column in self._columns]
 

@@ -1,5 +1,5 @@
-"""The input of attention that cannot follow page tables: decodes of similar lengths in groups, prompts one by one, each
-with its pages gathered."""
+"""The input of attention that cannot read page tables: decodes of similar lengths in groups, and prompts one by one.
+The pages of each group or prompt are gathered."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,10 +25,10 @@ class DecodeGroup:
     blocks: torch.Tensor
     """[layers, ...] see PagedStore.blocks_of"""
     lengths: torch.Tensor
-    """[sequences, 1] the tokens that each may attend to, of those that are read"""
+    """[sequences, 1] each sequence attends to this number of the keys that are read"""
     count: int
     tokens: int
-    """How many keys are read per sequence: the longest one's, rounded up to a page"""
+    """The keys that are read per sequence: those of the longest sequence, rounded up to a page"""
     masks: dict[tuple[int | None, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
@@ -55,7 +55,7 @@ class PromptChunk:
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-        """[rows, tokens] added to scores; None if the plain causal mask of the chunk's own rows is equal"""
+        """[rows, tokens] added to scores; None if the chunk's own rows with a plain causal mask suffice"""
         if self.before == 0 and (window is None or window >= self.last - self.first):
             return None
         if window not in self.masks:
@@ -79,11 +79,11 @@ class PageGroups:
     _store: PagedStore
     _device: torch.device
     _window: int | None
-    """How many tokens a token attends to, if all layers have a window. Pages before it are not read: other sequences
-    may own them by now."""
+    """The widest window, if all layers have one. Pages before the window are not read: other sequences may own them by
+    now."""
 
     def of(self, steps: list[tuple[int, RowStep]]) -> tuple[list[DecodeGroup], list[PromptChunk]]:
-        """The groups and chunks of rows whose tokens begin at these places of the batch"""
+        """The groups and chunks of steps. `steps`: with the place in the batch where the step's tokens begin"""
         decoding: list[tuple[int, RowStep]] = []
         chunks: list[PromptChunk] = []
         for first, step in steps:
@@ -94,7 +94,8 @@ class PageGroups:
         return self._decodes(decoding), chunks
 
     def _decodes(self, decoding: list[tuple[int, RowStep]]) -> list[DecodeGroup]:
-        """Groups of decodes, as large as one read should be. The longest one is about twice the shortest at most."""
+        """Groups of decodes, as large as one read should be. A group's longest sequence has at most about twice the
+        pages of its shortest."""
         if not decoding:
             return []
         places = np.array([first for first, _ in decoding], dtype=np.int64)
@@ -105,7 +106,7 @@ class PageGroups:
         if (pages != pages[0]).any():
             order = np.argsort(-pages, kind="stable")
             places, rows, firsts, lengths, pages = (a[order] for a in (places, rows, firsts, lengths, pages))
-        # Places beyond a sequence's end repeat its first page that is read, never a neighbour's, and are masked.
+        # Beyond a sequence's end, its own first page that is read is repeated, and masked: never a neighbour's page.
         beside = np.arange(pages[0])
         read = firsts[:, None] + np.where(beside < pages[:, None], beside, 0)
         table = self._table.pages[rows[:, None], read].astype(np.int64)
@@ -125,7 +126,8 @@ class PageGroups:
         ]
 
     def _groups(self, pages: list[int]) -> Iterator[tuple[int, int, int]]:
-        """Start, stop and longest of each group. `pages`: how many pages each sequence reads, in descending order."""
+        """Each group's start, stop, and most pages of a sequence. `pages`: how many pages each sequence reads, in
+        descending order."""
         start = 0
         while start < len(pages):
             longest = pages[start]

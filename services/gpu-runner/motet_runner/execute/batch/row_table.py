@@ -1,7 +1,7 @@
 """A worker's table of rows: the state of the sequences that it computes.
 
-The plan names rows by number and sends only changes. Page tables are in persistent buffers: a kernel finds them at the
-same address in every step, until the table has to grow.
+The plan names rows by number and sends only changes. Page tables keep their address, which kernels use, until the table
+has to grow.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,8 @@ from motet_runner.interface import Sampling
 from motet_runner.plan import RowJoin
 
 UNKNOWN_TOKEN = 0
-"""Stands for a token that a row did not get. The plan ends that row; until then, any token will do."""
+"""Stands for a token that the host does not have yet, or that a row did not get. In the second case, the plan ends the
+row."""
 
 _FIRST_ROWS = 16
 _FIRST_PAGES = 16
@@ -33,9 +34,9 @@ class TableRow:
     seed: int
     choice: int
     adjustment: object = None
-    """The sampler's state of this row. A row that joins again starts with none."""
+    """The sampler's state of this row. A row that joins again starts with None."""
     to_score: int | None = None
-    """The place in the prompt of the first token whose log probability is wanted; None: none is wanted"""
+    """The place in the prompt of the first token whose log probability is wanted; None: no token"""
 
     @property
     def output_tokens(self) -> int:
@@ -50,7 +51,8 @@ class RowTable:
         self.pages: npt.NDArray[np.int32] = np.zeros((_FIRST_ROWS, _FIRST_PAGES), dtype=np.int32)
         """[rows, pages] The page table of each row; entries beyond its count are stale."""
         self.counts: npt.NDArray[np.int32] = np.zeros(_FIRST_ROWS, dtype=np.int32)
-        """[rows] How many pages each row has, including those before its window, whose entries are stale, too."""
+        """[rows] Each row's number of pages, including pages before its window. Entries of such pages are stale,
+        too."""
 
     def __getitem__(self, row: int) -> TableRow:
         return self._rows[row]
@@ -89,7 +91,7 @@ class RowTable:
         self.counts[row] = last
 
     def move_pages(self, moves: Mapping[int, int]) -> None:
-        """Pages were moved: old page → new page."""
+        """`moves`: old page → new page"""
         new_page = np.arange(max(*moves, int(self.pages.max())) + 1, dtype=np.int32)
         new_page[list(moves)] = list(moves.values())
         self.pages[:] = new_page[self.pages]

@@ -1,5 +1,5 @@
-"""Rows whose prompts are scored. The size of a prompt's logits is its tokens times the vocabulary: if they are too
-large, the worker computes an iteration in parts."""
+"""Rows whose prompts are scored. A prompt's logits are many: its tokens times the vocabulary. If they are too many, the
+worker computes the iteration in parts."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ def scored_row(row: TableRow, step: RowStep) -> ScoredRow | None:
 
 
 def fits(plan: StepPlan, table: RowTable, vocabulary: int) -> bool:
-    """True if the logits that prompts need are few enough for one call of the model."""
+    """True if one call of the model may compute the logits that prompts need."""
     found = (scored_row(table[step.row], step) for step in plan.prefills)
     places = sum(len(one.places) for one in found if one is not None)
     return places <= 1 or places * vocabulary <= LOGITS_AT_ONCE
