@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from testbed.tree import ROOT
+from tools.mutate.__main__ import Drawn, is_found
 from tools.mutate.mutants import mutants_of
 from tools.mutate.plugin import MODULE, RECORD, SOURCE
 
@@ -65,6 +67,17 @@ def test_a_mutant_takes_the_place_of_its_module_and_lines_are_recorded(tmp_path:
     for operator, status in (("<", 0), (">=", 1)):
         changed.write_text(policy.read_text().replace(">", operator))
         assert run(**{MODULE: "policy", SOURCE: str(changed)}) == status, operator
+
+
+def test_a_mutant_with_which_tests_cannot_be_imported_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    policy, tests = tmp_path / "rule.py", tmp_path / "test_rule.py"
+    policy.write_text("def take(n):\n    return 6 // n\n")
+    tests.write_text("import rule\n\nSIX = rule.take(1)\n\ndef test_it():\n    assert SIX == 6\n")
+    breaks = replace(mutants_of(policy.read_text())[0], source="def take(n):\n    return 6 // (n - 1)\n")
+    assert is_found(Drawn(policy, "rule", breaks, [f"{tests}::test_it"], 1.0))
+    with pytest.raises(SystemExit, match="status 4"):
+        is_found(Drawn(ROOT / "rule.py", "rule", breaks, [f"{tests}::test_nowhere"], 1.0))
 
 
 @pytest.mark.soak

@@ -32,6 +32,8 @@ PATIENCE = 5.0
 START_SECONDS = 30.0
 FOUND = frozenset({1, 2, None})
 """What pytest ends with when a test fails, or a file of tests cannot be imported; None: it took too long"""
+NOT_COLLECTED = 4
+"""What pytest ends with when a named test is nowhere, also because its file cannot be imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ def is_found(one: Drawn) -> bool:
         changed.flush()
         timeout = START_SECONDS + PATIENCE * one.seconds
         status = pytest(one.tests, {MODULE: one.module, SOURCE: changed.name}, timeout)
+    if status == NOT_COLLECTED and pytest([*one.tests, "--collect-only"], {}) == 0:
+        return True
     if status not in FOUND | {0}:
         sys.exit(f"the tests of {one} end with status {status}")
     return status in FOUND
