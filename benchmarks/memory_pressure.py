@@ -5,8 +5,9 @@ by the data of Splitwise, continued beyond 64 sequences. The throughput is that 
 first quarter of them and the step in which the last one begins. All run the real plan without a limit on
 sequences, with prompts in chunks of 512 tokens but for the presets `ft-max`, `s3` and `oracle`:
 
-- `promises`: promises of the 80 % quantile, whose sum the memory holds;
-- `forecast`: the largest need at any later step is forecast to fit. All it knows are four quantiles of all answers;
+- `promises`: promises of the 80 % quantile, whose sum the memory holds: the preset `paged-promises`;
+- `forecast`: the largest need at any later step is forecast to fit, as by the preset `paged-chunk`. All it knows are
+  four quantiles of all answers;
 - `on demand`: as vLLM. A request begins when its prompt has pages; when pages are short, the newest
   request loses its own and is computed again, before others begin;
 - `ratio`: as SGLang. A request begins if the tokens that are left to all others, times one ratio, leave room for all of
@@ -155,13 +156,13 @@ def _preset(name: str, factor: float = 1.0) -> Callable[[Workload, int], Runner]
 
 
 WAYS: dict[str, Callable[[Workload, int], Runner]] = {
-    "forecast": _preset("forecast"),
-    "promises": _preset("paged-chunk"),
+    "forecast": _preset("paged-chunk"),
+    "promises": _preset("paged-promises"),
     "on demand": lambda workload, pages: OnDemand(workload, pages=pages),
     "ratio": lambda workload, pages: GlobalRatio(workload, pages=pages),
-} | {f"{name} estimates": _preset("forecast", factor) for name, factor in MISTAKES.items()}
-OF_MEMORY = ("ft-max", "s3", "oracle", "forecast")
-"""The ways that are compared where promises of the model's maximum are one of them."""
+} | {f"{name} estimates": _preset("paged-chunk", factor) for name, factor in MISTAKES.items()}
+OF_MEMORY = ("ft-max", "s3", "oracle")
+"""The presets that are compared with both where promises of the model's maximum are one of them."""
 
 
 def run_all(workload: Workload, ways: dict[str, Callable[[Workload, int], Runner]], tokens: int) -> dict[str, Outcome]:
@@ -205,7 +206,7 @@ def measure(count: int, data: Path | None) -> list[Result]:
 
 
 def _against_baseline(workload: Workload) -> list[Result]:
-    ways = {name: _preset(name) for name in OF_MEMORY} | {"on demand": WAYS["on demand"]}
+    ways = {name: _preset(name) for name in OF_MEMORY} | {name: WAYS[name] for name in ("forecast", "on demand")}
     found = run_all(workload, ways, USUAL_TOKENS)
     return [
         _at_least("throughput_vs_ftmax", _gain(found, "ft-max"), 5.7),

@@ -12,8 +12,8 @@ The lengths are lognormal: Alpaca-like (means 19.3 in and 58.45 out, sigma 0.6 a
 337.99, 1.3 and 1.0); the means are those of the PagedAttention paper. They are even quantiles, so no chance is in the
 sums. The lengths of the Azure traces of 2023 are read from the folder that `--data` or TEST_DATA names.
 
-Predictions are perfect: `s3` knows the bucket, `oracle` the length; `paged-chunk` promises the 80 % quantile of all
-answers. `forecast` knows four quantiles of them, and nothing of the single answer; the module `memory_pressure`
+Predictions are perfect: `s3` knows the bucket, `oracle` the length; `paged-promises` promises the 80 % quantile of all
+answers. `paged-chunk` knows four quantiles of them, and nothing of the single answer; the module `memory_pressure`
 compares its throughput with other ways. Clients give no limit, except for `orca`, whose promise is that limit: the next
 power of two above the answer.
 

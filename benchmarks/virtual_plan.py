@@ -21,12 +21,8 @@ from motet_runner.interface import NewSequence, ParkedNow, Sampling, State
 from motet_runner.plan import PRESETS, Planner, Preset, StepPlan, StepResult
 from motet_runner.plan.joining import choose, passed_over
 
-COMPARED = PRESETS | {
-    "paged": replace(PRESETS["paged-chunk"], overcommit=inf),
-    "forecast": replace(PRESETS["paged-chunk"], admission="forecast"),
-}
-"""`paged` is the default preset without a limit on promises: pages on demand. `forecast` is the default preset if it
-admits by the forecast of the largest need."""
+COMPARED = PRESETS | {"paged": replace(PRESETS["paged-promises"], overcommit=inf)}
+"""`paged` is the default preset without a limit on promises: pages on demand."""
 WINDOW = 64
 """Requests among which a preset may choose."""
 AZURE = {"azure_conv": "azure_llm_2023_conv.csv.gz", "azure_code": "azure_llm_2023_code.csv.gz"}

@@ -105,6 +105,7 @@ class FakeEngine(PlannedEngine):
     depend on its digest."""
     deadly: int | None = None
     dies: Callable[[], object] = fail
+    preset: str = "paged-chunk"
     target_modules: dict[str, tuple[int, int]] = field(
         default_factory=lambda: {"model.layers.0.self_attn.q_proj": (16, 16), "model.layers.0.mlp.up_proj": (16, 32)}
     )
@@ -112,7 +113,7 @@ class FakeEngine(PlannedEngine):
     def __post_init__(self) -> None:
         self.planner = Planner(
             pages=self.pages,
-            preset=preset_named("paged-chunk"),
+            preset=preset_named(self.preset),
             places=self.max_sequences,
             chunk_tokens=512,
             max_length=self.max_model_length,
@@ -143,6 +144,7 @@ class FakeEngine(PlannedEngine):
             target_modules=self.target_modules,
             adapter_rank_bytes=self.adapter_pages * PAGE_BYTES // MAX_RANK,
             adapter_rank_tile=MAX_RANK,
+            by_forecast=preset_named(self.preset).admission == "forecast",
         )
         self._random = random.Random(self.seed)
 

@@ -22,7 +22,7 @@ def steps(workload: Workload, name: str, *, pages: int, places: int) -> list[Ste
     return done
 
 
-@example(workload=Workload("doubles", CONTEXT, [Request(20, 10)] * 5 + [Request(20, 150)]), name="paged-chunk")
+@example(workload=Workload("doubles", CONTEXT, [Request(20, 10)] * 5 + [Request(20, 150)]), name="paged-promises")
 @given(workload=workloads, name=st.sampled_from([name for name in COMPARED if has_sums(name)]))
 def test_the_sums_are_those_of_the_real_plan(workload: Workload, name: str) -> None:
     """One request after the other, so that no prompt waits for another one's iteration."""

@@ -2,6 +2,8 @@
 
 import pytest
 
+from motet.domain import RequestId
+from motet.runner_info import RunnerRequest
 from motet.shared_pages import ReportedLedger
 
 
@@ -14,3 +16,26 @@ def test_what_a_request_had_of_a_forecast_goes_with_it(by_forecast: bool, left: 
     ledger.release("a")
     assert ledger.promised == left
     ledger.check()
+
+
+@pytest.mark.parametrize(("by_forecast", "charged"), [(False, 14), (True, 4)])
+def test_a_larger_promise_keeps_no_more_of_a_forecast(by_forecast: bool, charged: int) -> None:
+    """The promise doubles between two reports. What is charged by a forecast depends on it in no way."""
+    ledger = ReportedLedger[str](100, by_forecast=by_forecast)
+    ledger.record("a", 10)
+    assert ledger.promised == 10, "no report knows it yet"
+    ledger.record("a", 10, shared=6)
+    ledger.record("a", 20)
+    assert ledger.promised == charged
+    ledger.check()
+
+
+def test_a_request_may_be_charged_more_of_a_forecast_than_its_promise() -> None:
+    """Else the sum would be smaller than the runner's: requests would be placed there, and declined."""
+    entry = RunnerRequest(RequestId("a"), 1, 10, charged_pages=13)
+    ledger = ReportedLedger[str](100, by_forecast=True)
+    ledger.record("a", entry.pages, shared=entry.shared_pages)
+    assert ledger.promised == 13
+    exact = ReportedLedger[str](100)
+    exact.record("a", entry.pages, shared=entry.shared_pages)
+    assert exact.promised == 10, "elsewhere a promise is the most"

@@ -26,6 +26,7 @@ class Size:
     """How many iterations a sequence at the end of its promise waits for the supervisor's answer."""
     ahead: int = 0
     """How many iterations are planned and launched while an earlier one runs."""
+    preset: str = "paged-chunk"
 
 
 def fake(size: Size) -> FakeEngine:
@@ -38,6 +39,7 @@ def fake(size: Size) -> FakeEngine:
         max_model_length=size.length,
         protect_after_steps=size.patience,
         plan_ahead=size.ahead,
+        preset=size.preset,
     )
 
 
@@ -51,5 +53,6 @@ def real(base: Path, size: Size) -> Engine:
         max_model_length=size.length,
         protect_after_steps=size.patience,
         plan_ahead=size.ahead,
+        preset=size.preset,
     )
     return started(config)

@@ -140,12 +140,12 @@ def test_an_impossible_request_is_refused_for_good(engine_of):
 
 def test_a_request_that_does_not_fit_now_is_declined_and_changes_nothing(engine_of):
     engine = engine_of(Size(pages=8))
-    engine.add(ask("a", promise=6))
+    engine.add(ask("a", prompt=82, max_tokens=10))
     with pytest.raises(Declined):
-        engine.add(ask("b", promise=3))
+        engine.add(ask("b", prompt=34, max_tokens=10))
     assert set(book_of(engine)) == {"a"}
     assert engine.report().pages_promised == 6
-    engine.add(ask("c", promise=2))
+    engine.add(ask("c", prompt=20, max_tokens=10))
 
 
 @pytest.mark.parametrize("epoch", [2, 3])
@@ -160,8 +160,8 @@ def test_the_same_or_a_lower_epoch_is_declined_and_the_running_one_continues(eng
 
 def test_a_higher_epoch_replaces_a_lower_one_and_gets_its_pages(engine_of):
     engine = engine_of(Size(pages=8))
-    run(engine, ask("a", epoch=1, promise=8), steps=5)
-    engine.add(ask("a", epoch=2, promise=5))
+    run(engine, ask("a", epoch=1, prompt=80), steps=5)
+    engine.add(ask("a", epoch=2, prompt=40))
     assert book_of(engine)["a"].epoch == 2
     assert engine.report().pages_promised == 5
     ran = run(engine)
@@ -172,13 +172,13 @@ def test_a_higher_epoch_replaces_a_lower_one_and_gets_its_pages(engine_of):
 def test_new_sequences_leave_pages_for_parked_ones_unless_a_supervisor_decides(engine_of):
     engine = engine_of(Size(pages=8))
     engine.set_supervised(True)
-    run(engine, ask("a", promise=6), steps=2)
+    run(engine, ask("a", prompt=60, max_tokens=30), steps=2)
     assert engine.park(R("a"), 1, 6, 6, ParkMethod.RECOMPUTE)
     engine.set_supervised(False)
     with pytest.raises(Declined):
-        engine.add(ask("b", promise=5))
+        engine.add(ask("b", prompt=70, max_tokens=10))
     engine.set_supervised(True)
-    engine.add(ask("b", promise=5))
+    engine.add(ask("b", prompt=70, max_tokens=10))
 
 
 # ------------------------------------------------------------------------------------------------------------- orders
@@ -205,15 +205,24 @@ def test_orders_about_changed_sequences_are_ignored(engine_of):
     assert engine.report().pages_promised == 0
 
 
-def test_an_extension_ends_at_the_longest_answer_and_fits_or_is_refused(engine_of):
-    engine = engine_of(Size(pages=8))
+def test_where_promises_must_fit_an_extension_fits_or_is_refused(engine_of):
+    engine = engine_of(Size(pages=8, preset="paged-promises"))
     engine.set_supervised(True)
     engine.add(ask("a", prompt=20, max_tokens=40, promise=1))
     engine.add(ask("b", promise=5))
     assert not engine.extend(R("a"), 1, 1, 8), "two pages are left"
     assert engine.extend(R("a"), 1, 1, 3)
+    assert not engine.extend(R("a"), 1, 3, 4), "none is left"
     assert engine.cancel(R("b"))
-    assert engine.extend(R("a"), 1, 3, 8)
+    assert engine.extend(R("a"), 1, 3, 4)
+
+
+def test_an_extension_ends_at_the_longest_answer(engine_of):
+    engine = engine_of(Size(pages=8))
+    engine.set_supervised(True)
+    engine.add(ask("a", prompt=20, max_tokens=40, promise=1))
+    engine.add(ask("b", promise=5))
+    assert engine.extend(R("a"), 1, 1, 8), "by forecast, promises keep no pages from others"
     assert book_of(engine)["a"].promise == 4, "59 entries of KV: the last token is never fed back"
 
 
@@ -446,8 +455,8 @@ def test_adapters_in_use_have_pages_that_kv_cannot_have(engine_of, layout):
     with pytest.raises(Declined):
         engine.add(ask("b", adapter=B, promise=4))
     with pytest.raises(Declined):
-        engine.add(ask("base", promise=9))
-    engine.add(ask("base", promise=8))
+        engine.add(ask("base", prompt=100))
+    engine.add(ask("base", prompt=88))
     run(engine, ran=ran)
     assert engine.report().pages == engine.report().pages_free == 20
     run(engine, ask("b", adapter=B, promise=4), ran=ran)

@@ -44,7 +44,7 @@ A_MODEL_NAME = (
     "in requests '/' and ':' separate it from a tenant or a pool"
 )
 UNSAFE = "must not contain '..', '@', '?' or '%' (no traversal, no inline credentials, no signed URLs)"
-PRESETS = "paged-chunk, orca, s3, oracle, punica, ft-max, request-level"
+PRESETS = "paged-chunk, paged-promises, orca, s3, oracle, punica, ft-max, request-level"
 KINDS = "LoRAAdapter, ServingPool, Namespace, Secret"
 
 

@@ -50,13 +50,19 @@ def record_both(cluster: Cluster, scheduler: Callable[[bytes], None], supervisor
 
 @pytest.mark.parametrize("first", range(0, 100, 25))
 def test_a_hundred_recorded_runs_are_decided_again(first: int, tmp_path: Path) -> None:
-    """With few pages, so that promises overflow and requests are parked."""
+    """With few pages, so that promises overflow, and requests are parked where promises must fit."""
     scheduler, supervisor = tmp_path / "scheduler", tmp_path / "supervisor"
     seen = ""
     for seed in range(first, first + 25):
         chance = random.Random(seed)
         setup = Setup(
-            profile=profile(seed=seed, pages=chance.choice([90, 300]), max_sequences=8, adapter_slots=2),
+            profile=profile(
+                seed=seed,
+                preset=chance.choice(["paged-chunk", "paged-promises"]),
+                pages=chance.choice([40, 300]),
+                max_sequences=8,
+                adapter_slots=2,
+            ),
             runners=chance.choice([1, 3]),
             seed=seed,
             max_tokens=300,

@@ -219,7 +219,7 @@ def test_one_placement_on_two_runners_is_a_problem_although_no_look_sees_it():
 
 
 def test_a_promise_beyond_the_limit_is_a_problem_but_not_a_limit_that_falls():
-    checks, engine = TurnChecks(), FakeEngine(pages=8, max_sequences=3)
+    checks, engine = TurnChecks(), FakeEngine(pages=8, max_sequences=3, preset="paged-promises")
     engine.set_overcommit(2.0)
     engine.add(sequence("r", pages=8))
     engine.add(sequence("s", pages=4))

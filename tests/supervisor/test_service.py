@@ -24,8 +24,8 @@ PATIENT = 1000.0
 """Seconds (× 0.05) until a runner protects itself: longer than any pause of the test machine."""
 
 
-def engines_with_little_memory():
-    return SlowEngines(0.05, pages=20)
+def engines_with_little_memory(preset="paged-promises"):
+    return SlowEngines(0.05, pages=20, preset=preset)
 
 
 async def ask_long_ones(system, engines, streams=STREAMS, length=LENGTH):
@@ -108,6 +108,21 @@ async def test_sequences_that_outgrow_their_promises_are_extended_then_parked_an
         assert value_of(runner.service.metrics.self_parks) == 0, (
             "the runner protected itself although a supervisor was connected"
         )
+        await system.ledgers_agree()
+        assert not any(one.parked for one in system.control.scheduler.runners.values())
+
+
+async def test_by_forecast_promises_are_extended_the_runner_parks_and_all_finish(folder):
+    """The supervisor has no say in who is parked there: what it knows of the pages is older than an iteration."""
+    async with in_process_system(folder) as system:
+        engines = engines_with_little_memory("paged-chunk")
+        runner = await system.runner("r0", engines, supervisor_answer_seconds=PATIENT)
+        await until(lambda: "r0" in system.control.supervisor_service.supervisor.runners)
+        await all_right(await ask_long_ones(system, engines))
+        assert count(system, "promise_extensions") > 0
+        assert ordered_parks(system, "swap") + ordered_parks(system, "recompute") == 0
+        assert value_of(runner.service.metrics.self_parks) > 0
+        assert count(system, "resume_orders") > 0
         await system.ledgers_agree()
         assert not any(one.parked for one in system.control.scheduler.runners.values())
 

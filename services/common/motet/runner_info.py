@@ -258,8 +258,9 @@ class RunnerRequest(NamedTuple):
 
     @property
     def shared_pages(self) -> int:
-        """How many of the promised pages other requests pay for."""
-        return max(0, self.pages - self.charged_pages) if self.charged_pages else 0
+        """How many of the promised pages are not charged to it. Negative if it is charged more than its promise, as it
+        may be by a forecast."""
+        return self.pages - self.charged_pages if self.charged_pages else 0
 
     @property
     def pages_to_charge(self) -> int:

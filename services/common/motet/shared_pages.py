@@ -35,19 +35,22 @@ class ReportedLedger(Ledger[Key]):
         self._shared: dict[Key, int] = {}
         """Pages of promises that others pay for, where there are any."""
 
-    def shared_of(self, key: Key) -> int:
-        """How many pages of a promise are not charged."""
-        return self._shared.get(key, 0)
-
-    def record(self, key: Key, pages: int, *, shared: int = 0) -> None:
-        """A promise that was checked to fit, or that the runner has already made. Others pay for `shared` of its pages,
-        by the runner's last report."""
+    def record(self, key: Key, pages: int, *, shared: int | None = None) -> None:
+        """A promise that was checked to fit, or that the runner has already made. By the runner's report, `shared` of
+        its pages are not charged; more than all of them are if that is negative, as parts of a forecast may be. None:
+        no report says it. Then a new promise is charged whole. Of a changed one as much stays shared as before, or as
+        much charged if that is part of a forecast."""
         pages = max(1, pages)
-        if shared or self._shared:
-            self._share(key, min(shared, pages - 1))
-            pages -= self.shared_of(key)
-        if self._promises.get(key) != pages:
-            self.adopt(key, pages)
+        if self._by_forecast:
+            charged = self.promise_of(key) or pages if shared is None else max(1, pages - shared)
+        else:
+            if shared is None:
+                shared = self._shared.get(key, 0)
+            if shared or self._shared:
+                self._share(key, min(shared, pages - 1))
+            charged = pages - self._shared.get(key, 0)
+        if self._promises.get(key) != charged:
+            self.adopt(key, charged)
 
     def release(self, key: Key) -> int:
         charged = super().release(key)

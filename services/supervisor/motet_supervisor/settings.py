@@ -50,7 +50,8 @@ class Settings(BaseSettings):
     park_method: Literal["auto", "swap", "recompute"] = "auto"
     """What happens to a parked request's KV. `swap`: it is copied to host memory. `recompute`: it is dropped and
     computed again. `auto`: what takes less time by the runner's own measurements. What does not fit in host memory is
-    always computed again."""
+    always computed again. Runners that admit by a forecast, as the preset `paged-chunk` does, park by themselves and
+    always choose as `auto` does."""
 
     def config(self, time_scale: float) -> SupervisorConfig:
         return SupervisorConfig(

@@ -41,7 +41,8 @@ def draw_plan(seed: int) -> Plan:
     slow = {adapter for adapter in adapters if random.random() < 0.25}
     changes = [replace(change, slow=change.name in slow) for change in changes]
     faults = draw_faults(random, settings, changes)
-    settings = replace(settings, hang_seconds=random.choice((6.0, 20.0)))
+    preset = "paged-promises" if seed % 4 == 3 else "paged-chunk"
+    settings = replace(settings, hang_seconds=random.choice((6.0, 20.0)), preset=preset)
     if random.random() < 0.25:
         asks = _for_adapters_only(random, asks, settings, adapters)
         # Else one runner may get all that three can do.

@@ -117,6 +117,7 @@ class TrialSettings:
     adapter_slots: int = 8
     cached_adapters: int = 8
     hang_seconds: float = 20.0
+    preset: str = "paged-chunk"
     local: bool = False
     """One scheduler with a lock file, as on one machine; otherwise two that elect a leader."""
 

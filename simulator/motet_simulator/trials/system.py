@@ -55,7 +55,6 @@ from motet_supervisor.metrics import Metrics as SupervisorMetrics
 from motet_supervisor.service import SupervisorService
 from motet_supervisor.settings import Settings as SupervisorSettings
 
-PROMISE_RULE = preset_named("paged-chunk").promise
 LEASE = LeaseSettings(name="it", namespace="here", seconds=6, renew_seconds=4, retry_seconds=1)
 NO_LONGER_LEADS = "it no longer leads"
 MAY_END = ("EngineDied", NO_LONGER_LEADS, GARBLED, "No space left")
@@ -385,6 +384,7 @@ class System:
                 adapter_pages=wanted.adapter_pages,
                 base=base,
                 reads=cache.read,
+                preset=wanted.preset,
             ),
             clock=around.clock,
             step_seconds=wanted.step_seconds,
@@ -406,7 +406,7 @@ class System:
             surroundings=around,
         )
         runner = LoadedRunner(
-            facts=RunnerFacts(identity, address, engine.engine.info, base, base, PROMISE_RULE),
+            facts=RunnerFacts(identity, address, engine.engine.info, base, base, preset_named(wanted.preset).promise),
             model="demo",
             engine=engine,
             adapters=adapters,

@@ -1,7 +1,6 @@
 """The largest need at any later iteration, and who may join by it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count, pairwise
 
 import numpy as np
@@ -9,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet.domain import pages_for
+from motet.domain import ParkMethod, pages_for
 from motet.errors import Declined
 from motet_runner.plan import PRESETS
 from motet_runner.plan.forecast import LengthLaw, Prospect, largest_need, log_survival
 from tests.runner.plan.fake_device import FakeDevice, make_planner, new
 
-FORECAST = replace(PRESETS["paged-chunk"], admission="forecast")
+FORECAST, PROMISES = PRESETS["paged-chunk"], PRESETS["paged-promises"]
 quantiles = st.lists(st.integers(1, 5000), min_size=4, max_size=4).map(sorted)
 prospects = st.builds(
     lambda prompt, generated, left, law: Prospect(prompt + generated, generated, generated + left, LengthLaw.of(law)),
@@ -83,7 +82,7 @@ def test_pages_that_sequences_share_count_once() -> None:
 
 def test_a_request_joins_while_another_one_is_about_to_end() -> None:
     """Ten pages. Their promises are twelve; but the first one ends before the second one needs its last pages."""
-    for preset, joins in ((FORECAST, True), (PRESETS["paged-chunk"], False)):
+    for preset, joins in ((FORECAST, True), (PROMISES, False)):
         planner = make_planner(pages=10, preset=preset)
         device = FakeDevice(planner)
         planner.commands.add(new("old", prompt=16, max_tokens=80, quantiles=(80,) * 4))
@@ -151,3 +150,18 @@ def test_everybody_finishes_whatever_the_estimates_say(
         device.step()
         planner.check()
     assert len(device.finished) == len(asked)
+
+
+def test_the_whole_lives_of_those_that_must_not_be_parked_again_fit() -> None:
+    """By their estimates both would fit. But these were wrong, and who was parked twice is no victim any more: one of
+    two that together have no room would be given up."""
+    planner = make_planner(pages=10, preset=FORECAST)
+    planner.commands.supervised = True
+    resumed = []
+    for name in ("a", "b"):
+        sequence = planner.commands.add(new(name, prompt=16, max_tokens=128, promise=2, quantiles=(1,) * 4))
+        for _ in range(2):
+            assert planner.commands.park(sequence.request, 1, sequence.promise, 2, ParkMethod.RECOMPUTE)
+            resumed.append(planner.commands.resume(sequence.request, 1, sequence.wanted))
+    assert resumed == [True, True, True, False]
+    planner.check()

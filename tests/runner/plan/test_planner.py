@@ -24,12 +24,12 @@ def happened(device, kind):
 
 def test_a_promise_that_does_not_fit_is_declined_and_leaves_no_trace() -> None:
     planner = make_planner(pages=8)
-    planner.commands.add(new("a", promise=6))
+    planner.commands.add(new("a", max_tokens=91))
     with pytest.raises(Declined):
-        planner.commands.add(new("b", promise=3))
+        planner.commands.add(new("b", max_tokens=43))
     assert planner.sequences.get(R("b")) is None
     planner.commands.cancel(R("a"))
-    planner.commands.add(new("b", promise=3))
+    planner.commands.add(new("b", max_tokens=43))
     planner.check()
 
 
@@ -286,11 +286,13 @@ class Runner(RuleBasedStateMachine):
 
     ahead = 0
     window: int | None = None
+    preset = "paged-chunk"
 
     def __init__(self) -> None:
         super().__init__()
         self.planner = make_planner(
-            pages=PAGES, places=3, host_pages=5, protect_after_steps=2, window=self.window, max_adapters=2,
+            preset=self.preset, pages=PAGES, places=3, host_pages=5, protect_after_steps=2, window=self.window,
+            max_adapters=2,
             cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
         )  # fmt: skip
         self.device = FakeDevice(self.planner, ahead=self.ahead)
@@ -306,6 +308,7 @@ class Runner(RuleBasedStateMachine):
         prompt=st.integers(1, 60), max_tokens=st.integers(1, 120), promise=st.integers(1, 13),
         priority=st.integers(0, 2), adapter=st.sampled_from(["", "", *RANKS]), parent=st.integers(0, 3),
         like=st.sampled_from("ab"), salt=st.sampled_from([b"", b"one", b"one", b"two"]),
+        quantiles=st.none() | st.integers(1, 120).map(lambda length: (length,) * 4),
     )  # fmt: skip
     def add(self, prompt: int, max_tokens: int, promise: int, parent: int, **more) -> None:
         self.count += 1
@@ -409,6 +412,8 @@ class Runner(RuleBasedStateMachine):
     def pages_suffice_for_all_promises(self) -> None:
         """If everybody used the whole promise, beside the adapters in use. What a lower factor, or an adapter that
         becomes known, leaves above the limit may only become less."""
+        if self.preset != "paged-promises":
+            return
         memory, adapters, sequences = self.planner.memory, self.planner.adapters, self.planner.sequences
         of_live = sum(
             known.pages
@@ -447,7 +452,23 @@ class RunnerWithWindow(Runner):
     window = 20
 
 
-TestRunner, TestRunnerAhead, TestRunnerWithWindow = Runner.TestCase, RunnerAhead.TestCase, RunnerWithWindow.TestCase
-TestRunner.settings = TestRunnerAhead.settings = TestRunnerWithWindow.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+class RunnerOfPromises(Runner):
+    """The same where the sum of all promises must fit."""
+
+    preset = "paged-promises"
+
+
+class RunnerOfPromisesWithWindow(RunnerOfPromises):
+    ahead = 1
+    window = 20
+
+
+def test_case(machine: type[Runner]):
+    machine.TestCase.settings = settings(
+        max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    return machine.TestCase
+
+
+TestRunner, TestRunnerAhead, TestRunnerWithWindow = map(test_case, (Runner, RunnerAhead, RunnerWithWindow))
+TestRunnerOfPromises, TestRunnerOfPromisesWithWindow = map(test_case, (RunnerOfPromises, RunnerOfPromisesWithWindow))

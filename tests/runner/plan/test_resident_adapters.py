@@ -186,13 +186,13 @@ def test_a_promise_must_fit_beside_the_adapters_in_use() -> None:
     planner = make_planner(pages=12)
     device = FakeDevice(planner)
     know(planner, x=4, y=3)
-    planner.commands.add(new("a", adapter="x", promise=3))
+    planner.commands.add(new("a", adapter="x", prompt=40, max_tokens=8))
     assert planner.memory.ledger.kv_pages == 8, "also before it is loaded"
     with pytest.raises(Declined):
-        planner.commands.add(new("b", adapter="y", promise=3))
-    planner.commands.add(new("b", adapter="y", promise=2))
+        planner.commands.add(new("b", adapter="y", prompt=40, max_tokens=8))
+    planner.commands.add(new("b", adapter="y", prompt=24, max_tokens=8))
     with pytest.raises(Declined):
-        planner.commands.add(new("c", adapter="x", promise=1))
+        planner.commands.add(new("c", adapter="x", prompt=8, max_tokens=8))
     assert planner.memory.ledger.free == 0
     device.run()
     assert set(device.finished) == {"a", "b"}
@@ -331,14 +331,21 @@ def test_an_overcommitted_ledger_resumes_nobody_whose_adapter_has_no_room() -> N
     assert set(device.finished) == {"a"}
 
 
-def test_without_a_supervisor_parked_sequences_and_their_adapters_keep_their_place() -> None:
-    planner = make_planner(pages=12)
+@pytest.mark.parametrize(
+    ("preset", "refusal"),
+    [
+        ("paged-promises", "6 pages were promised and 5 can be given"),
+        ("paged-chunk", "9 pages are expected to be needed with it, and 8 can be given"),
+    ],
+)
+def test_without_a_supervisor_parked_sequences_and_their_adapters_keep_their_place(preset: str, refusal: str) -> None:
+    planner = make_planner(pages=12, preset=preset)
     know(planner, x=4)
     planner.commands.add(new("a", adapter="x", prompt=40, max_tokens=8, promise=3))
     assert planner.commands.park(R("a"), 1, 3, 3, ParkMethod.RECOMPUTE)
-    with pytest.raises(Declined, match="6 pages were promised and 5 can be given"):
-        planner.commands.add(new("b", promise=6))
-    planner.commands.add(new("b", promise=5))
+    with pytest.raises(Declined, match=refusal):
+        planner.commands.add(new("b", prompt=88, max_tokens=8))
+    planner.commands.add(new("b", prompt=72, max_tokens=8))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -110,15 +110,22 @@ def test_no_page_is_shared_before_a_token_has_shown_that_its_numbers_are_finite(
     assert len(planner.memory.cache) == 0
 
 
-def test_a_shared_page_is_charged_once() -> None:
-    planner = make_planner(pages=8)
+@pytest.mark.parametrize(
+    ("preset", "refusal", "first", "second"),
+    [
+        ("paged-promises", "5 pages were promised and 3 can be given", 5, 3),
+        ("paged-chunk", "10 pages are expected to be needed with it, and 8 can be given", 4, 4),
+    ],
+)
+def test_a_shared_page_is_charged_once(preset: str, refusal: str, first: int, second: int) -> None:
+    planner = make_planner(pages=8, preset=preset)
     device = running(planner, shared("first", prompt=40, max_tokens=30, promise=5))
-    with pytest.raises(Declined, match="5 pages were promised and 3 can be given"):
+    with pytest.raises(Declined, match=refusal):
         planner.commands.add(shared("other", like="other", prompt=40, max_tokens=30, promise=5))
     assert planner.sequences.get(R("other")) is None
     planner.commands.add(shared("second", prompt=40, max_tokens=30, promise=5))
     assert planner.memory.ledger.promised == 8
-    assert planner.memory.charges() == {"first": 5, "second": 3}
+    assert planner.memory.charges() == {"first": first, "second": second}
     device.run()
     assert not [event for event in device.events if isinstance(event, ParkedNow)]
     assert {len(tokens) for tokens in device.tokens.values()} == {30}
@@ -128,7 +135,7 @@ def test_a_declined_sequence_gives_shared_pages_back() -> None:
     planner = make_planner(pages=8)
     running(planner, shared("first", prompt=40, max_tokens=30, promise=5))
     with pytest.raises(Declined):
-        planner.commands.add(shared("second", prompt=40, max_tokens=60, promise=6))
+        planner.commands.add(shared("second", prompt=90, max_tokens=30, promise=8))
     planner.check()
     assert planner.memory.pages.repeated == 0
 

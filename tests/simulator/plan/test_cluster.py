@@ -96,6 +96,15 @@ def test_every_answer_has_its_length_also_when_promises_are_too_short() -> None:
         runner.engine.check()
 
 
+def test_more_requests_run_at_once_by_forecast() -> None:
+    took = {}
+    for preset in ("paged-chunk", "paged-promises"):
+        size = profile(noise=0.0, pages=160, max_sequences=64, preset=preset)
+        setup = Setup(profile=size, runners=1, max_tokens=400, lengths="exact")
+        took[preset] = simulated(setup, list(workload(7, 150, rate=100, output=120))).outcome.seconds
+    assert took["paged-chunk"] < 0.8 * took["paged-promises"]
+
+
 def test_the_engine_gets_the_whole_estimate() -> None:
     """Its forecast needs all four quantiles."""
     cluster = Cluster(Setup(profile=QUIET, runners=1, lengths="answers"), [])

@@ -51,7 +51,7 @@ _WITH_SECRETS = with_secrets(MODEL_SOURCES)
 NAMESPACE = "{namespace}"
 """In a `pathPrefix`, this text stands for the namespace of the adapter."""
 
-Preset = Literal["paged-chunk", "orca", "s3", "oracle", "punica", "ft-max", "request-level"]
+Preset = Literal["paged-chunk", "paged-promises", "orca", "s3", "oracle", "punica", "ft-max", "request-level"]
 
 
 class ModelCache(ResourceModel):
@@ -115,8 +115,9 @@ class EngineSpec(ResourceModel):
     """How a runner works. For an absent field the runner takes its default, which depends on its device."""
 
     preset: Preset | None = None
-    """The rules by which the engine composes batches and the scheduler promises pages, each from a published system.
-    Absent: `paged-chunk`."""
+    """The rules by which the engine composes batches and the scheduler promises pages. Absent: `paged-chunk`. It starts
+    a request while the largest need of memory that is forecast fits. By `paged-promises` the promises of all requests
+    must fit together: fewer run at once, and fewer are paused. The others are of published systems."""
 
     promise_quantile: PromiseQuantile | None = None
     """The quantile of the estimated length of an answer, in percent, that a request is promised pages for. Presets that

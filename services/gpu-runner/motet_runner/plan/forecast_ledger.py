@@ -19,6 +19,8 @@ class ForecastLedger(PageLedger):
     """Each sequence is charged what it has of the largest need. Scheduler and supervisor are told these charges, so
     that their sums are the forecast."""
 
+    by_forecast = True
+
     def __init__(
         self, pages: PageAllocator, pages_of_adapters: Callable[[], int], sequences: Iterable[Sequence]
     ) -> None:

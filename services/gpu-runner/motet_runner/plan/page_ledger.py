@@ -17,6 +17,9 @@ from motet_runner.plan.sequence import Sequence
 class PageLedger(Ledger[RequestId]):
     """Its capacity is the device's. Less may be promised while adapters are in use."""
 
+    by_forecast = False
+    """Whether charges are parts of a forecast, and promises keep no pages from others."""
+
     def __init__(self, pages: PageAllocator, pages_of_adapters: Callable[[], int]) -> None:
         """`pages_of_adapters`: how many pages KV cannot get now."""
         super().__init__(pages.capacity)

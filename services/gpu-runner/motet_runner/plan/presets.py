@@ -64,7 +64,15 @@ PRESETS: dict[str, Preset] = {
         overcommit=inf,
         prefills=1,
     ),
-    "paged-chunk": Preset(says="prompts in chunks beside all decodes", prefill_tokens=512, chunked=True),
+    "paged-chunk": Preset(
+        says="prompts in chunks beside all decodes; a request joins while the largest need that is forecast fits",
+        admission="forecast",
+        prefill_tokens=512,
+        chunked=True,
+    ),
+    "paged-promises": Preset(
+        says="as paged-chunk, but a request joins while the sum of all promises fits", prefill_tokens=512, chunked=True
+    ),
 }
 SPLITWISE_MACHINE = Preset(
     says="prompts first, whole, 2048 tokens an iteration; decodes without room are paused, at most four times each",

@@ -11,6 +11,10 @@ from motet_runner.plan.prompt_scores import first_to_score
 
 _ENDLESS = LengthLaw.endless()
 
+MAX_PARKED_AS_VICTIM = 2
+"""A sequence that was parked this often is never chosen as a victim. Its last parking asks for the whole remaining
+life, so it never stands at a promise again: there is no deadlock. A forecast counts its whole remaining life, too."""
+
 PROVED_BY_TOKENS = 2
 """New tokens after which a sequence is no longer suspect: the first shows that its prompt and delivered tokens can be
 computed and its row sampled, the second that it can be decoded."""
@@ -149,10 +153,10 @@ class Sequence:
 
     @property
     def prospect(self) -> Prospect:
-        """Without an estimate, its answer is expected to end with its promise."""
+        """Without an estimate, and when it must not be parked again, its answer is expected to end with its promise."""
         tokens, generated = self.length - self.left_pages * PAGE_TOKENS, self.output_tokens + self.pending
         most = self.new.sampling.max_tokens
-        if self.law is not None:
+        if self.law is not None and self.parked_times < MAX_PARKED_AS_VICTIM:
             return Prospect(tokens, generated, most, self.law)
         promised = max(self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens
         return Prospect(tokens, generated, max(generated, min(most, promised)), _ENDLESS)

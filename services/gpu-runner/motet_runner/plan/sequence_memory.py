@@ -17,12 +17,8 @@ from motet_runner.plan.prefix_cache import PageChain, PrefixCache
 from motet_runner.plan.prompt_scores import pages_before
 from motet_runner.plan.resident_adapters import ResidentAdapters
 from motet_runner.plan.row_assignment import RowAssignment
-from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.sequence import MAX_PARKED_AS_VICTIM, Sequence
 from motet_runner.plan.sequence_table import SequenceTable
-
-MAX_PARKED_AS_VICTIM = 2
-"""A sequence that was parked this often is never chosen as a victim. Its last parking asks for the whole remaining
-life, so it never stands at a promise again: there is no deadlock."""
 
 MAX_PARKED = 4
 """How often one sequence may be parked in total, for any reason."""

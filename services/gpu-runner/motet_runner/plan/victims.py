@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 from motet_runner.interface import State
-from motet_runner.plan.sequence import Sequence
-from motet_runner.plan.sequence_memory import MAX_PARKED_AS_VICTIM
+from motet_runner.plan.sequence import MAX_PARKED_AS_VICTIM, Sequence
 
 
 def victim_among(sequences: Iterable[Sequence], *, holding_pages: bool = False) -> Sequence | None:

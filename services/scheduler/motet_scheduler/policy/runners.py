@@ -348,10 +348,17 @@ class Runner:
             self._note_adapter(digest)
 
     def record_promise(
-        self, key: PlacementKey, pages: int, digest: Digest, now: float, *, shared: int = 0, readmitted: bool = False
+        self,
+        key: PlacementKey,
+        pages: int,
+        digest: Digest,
+        now: float,
+        *,
+        shared: int | None = None,
+        readmitted: bool = False,
     ) -> LedgerEntry:
-        """Record a promise that was checked to fit, or that the runner has already made. It is charged whole, but for
-        the pages that it shares by the runner's report."""
+        """Record a promise that was checked to fit, or that the runner has already made. By the runner's report,
+        `shared` of its pages are not charged."""
         entry = self.entries.get(key)
         if entry is None:
             entry = self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted, owed=pages)

@@ -30,8 +30,7 @@ class SupervisorEvents:
         key = (event.request, event.epoch)
         if runner is None or key not in runner.entries:
             return
-        shared = runner.ledger.shared_of(key)
-        runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now, shared=shared)
+        runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now)
         self._state.note_event(event.request, "extended", f"to {event.promise.pages} pages")
 
     def parked(self, event: events.RequestParked) -> None:

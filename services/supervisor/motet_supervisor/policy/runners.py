@@ -179,8 +179,8 @@ class WatchedRunner:
         self.change(added, entry, shared=entry.shared_pages)
         return added
 
-    def change(self, one: TrackedRequest, entry: RunnerRequest, *, shared: int = 0) -> None:
-        """Another promise or state. Others pay for `shared` pages of the promise."""
+    def change(self, one: TrackedRequest, entry: RunnerRequest, *, shared: int | None = None) -> None:
+        """Another promise or state. By the runner's report, `shared` pages of the promise are not charged."""
         one.entry = entry
         if entry.parked:
             self.ledger.release(entry.request)

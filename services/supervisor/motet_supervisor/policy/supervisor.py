@@ -123,8 +123,7 @@ class Supervisor:
             return  # it has been extended already; announcement and order crossed
         else:
             known.order_done()
-            shared = runner.ledger.shared_of(entry.request)
-            runner.change(known, entry._replace(max_tokens=entry.max_tokens or known.entry.max_tokens), shared=shared)
+            runner.change(known, entry._replace(max_tokens=entry.max_tokens or known.entry.max_tokens))
         known.overflowing_since = self._now
         self._answer_overflows(runner)
 
@@ -308,7 +307,7 @@ class Supervisor:
         entry = sequence.entry
         self._effects.append(effects.Extend(runner.instance, entry.request, entry.epoch, entry.pages, pages))
         self._effects.append(effects.ReportPromise(runner.instance, entry.request, entry.epoch, pages))
-        runner.change(sequence, entry._replace(pages=pages), shared=runner.ledger.shared_of(entry.request))
+        runner.change(sequence, entry._replace(pages=pages))
         sequence.order(self._now)
         sequence.overflowing_since = None
 
