@@ -154,6 +154,17 @@ def test_a_failed_plan_is_made_smaller():
     assert smallest.drawn_events == 3
 
 
+def test_a_failed_plan_gets_smaller_limits_and_longer_steps_if_fewer_requests_reach_them():
+    plan = replace(draw_plan(5), faults=(), changes=(), settings=replace(draw_plan(5).settings, queue_limit=20))
+
+    def fails(smaller):
+        asks, settings = len(smaller.asks), smaller.settings
+        return asks >= settings.queue_limit and asks * settings.step_seconds >= 0.4
+
+    smallest = shrunk(plan, fails)
+    assert (smallest.drawn_events, smallest.settings.queue_limit, smallest.settings.step_seconds) == (1, 1, 0.4)
+
+
 def test_a_runner_that_never_comes_back_is_seen_and_described():
     """The checks can fail: with a pool that has lost all runners for good, requests do not end."""
     faults = tuple(Fault("kill", 2.0, f"runner-{number}", seconds=1e6) for number in range(3))

@@ -1,7 +1,7 @@
 """Makes the plan of a failed trial smaller: what has nothing to do with its problem goes."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, TypeVar
@@ -12,8 +12,19 @@ from motet_simulator.trials.run import SHORT_QUIET_SECONDS, Outcome, run_trial
 Drawn = TypeVar("Drawn")
 Fails = Callable[[Plan], bool]
 
-LIMITS: dict[str, Any] = {"max_sequences": 1, "adapter_slots": 1, "cached_adapters": 1, "pages": 1, "hang_seconds": 6}
+LIMITS: dict[str, Any] = {
+    "max_sequences": 1,
+    "queue_limit": 1,
+    "max_passed_over": 1,
+    "adapter_slots": 1,
+    "cached_adapters": 1,
+    "pages": 1,
+    "hang_seconds": 6,
+}
 """Settings that less reaches when they are smaller, and the smallest of each."""
+
+LONGER_STEPS = 0.1, 0.2, 0.4
+"""Seconds. With longer steps fewer requests keep all runners busy."""
 
 MAX_WORK_SECONDS = 10.0
 """With smaller limits, all requests must end in this time, if the problem is that something has not ended: a plan must
@@ -54,19 +65,24 @@ def _smaller(plan: Plan, fails: Fails, max_work: float) -> Plan:
     plan = replace(plan, faults=faults)
     plan = replace(plan, changes=_fewest(plan.changes, lambda kept: fails(replace(plan, changes=kept))))
     plan = replace(plan, asks=_fewest(plan.asks, lambda kept: fails(replace(plan, asks=kept))))
-    return _with_smaller_limits(plan, fails, max_work)
+    return _with_other_settings(plan, fails, max_work)
 
 
-def _with_smaller_limits(plan: Plan, fails: Fails, max_work: float) -> Plan:
+def _with_other_settings(plan: Plan, fails: Fails, max_work: float) -> Plan:
     for limit, least in LIMITS.items():
         now = getattr(plan.settings, limit)
-        for value in sorted({max(least, value) for value in (1, 2, int(now) // 2)}):
-            if value >= now:
-                continue
-            smaller = replace(plan, settings=replace(plan.settings, **{limit: value}))
-            if _work_seconds(smaller) <= max_work and fails(smaller):
-                plan = smaller
-                break
+        values = sorted({max(least, value) for value in (1, 2, int(now) // 2)})
+        plan = _with_first(plan, limit, [value for value in values if value < now], fails, max_work)
+    longer = [seconds for seconds in reversed(LONGER_STEPS) if seconds > plan.settings.step_seconds]
+    return _with_first(plan, "step_seconds", longer, fails, max_work)
+
+
+def _with_first(plan: Plan, setting: str, values: Sequence[Any], fails: Fails, max_work: float) -> Plan:
+    """With the first of these values with which it still fails."""
+    for value in values:
+        smaller = replace(plan, settings=replace(plan.settings, **{setting: value}))
+        if _work_seconds(smaller) <= max_work and fails(smaller):
+            return smaller
     return plan
 
 
@@ -76,7 +92,9 @@ def _work_seconds(plan: Plan) -> float:
 
 
 def _fewest(all_of_them: tuple[Drawn, ...], fails: Callable[[tuple[Drawn, ...]], bool]) -> tuple[Drawn, ...]:
-    """Leave out half of them, then quarters and so on, while it still fails."""
+    """Leave out all of them; else half, then quarters and so on, while it still fails."""
+    if all_of_them and fails(()):
+        return ()
     kept, size = all_of_them, max(1, len(all_of_them) // 2)
     while kept:
         position = 0
