@@ -101,9 +101,7 @@ def test_faults_are_drawn_where_they_can_do_something():
         local, adapters = plan.settings.local, {change.name for change in plan.changes}
         for fault in plan.faults:
             assert local or fault.kind != "kill in write", "it has no files"
-            assert not local or not (fault.kind.startswith("leases") or fault.host == "scheduler-1"), (
-                "there is one only"
-            )
+            assert not local or not (fault.kind.startswith("lease") or fault.host == "scheduler-1"), "there is one only"
             assert fault.host in adapters or not fault.kind.startswith("source")
             assert fault.kind != "disk full" or fault.host.startswith(("runner", "scheduler-0"))
             ends = {fault.host.partition("-")[0], fault.other.partition("-")[0]}
@@ -207,6 +205,17 @@ def test_a_term_that_repeats_is_a_problem(defect):
     assert run_trial(plan).problem == ""
     with put_back(defect):
         assert " in which scheduler-" in run_trial(plan).problem
+
+
+def test_who_makes_a_deleted_lease_anew_must_find_a_higher_term_than_its_peers_know():
+    drawn = draw_plan(1)
+    deleted = (Fault("lease deleted", 5.3, ""),)
+    plan = replace(drawn, faults=deleted, settings=replace(drawn.settings, local=False))
+    outcome = run_trial(plan)
+    assert (outcome.problem, outcome.effective_faults) == ("", 1)
+    raises = "self._leadership.raise_term_above(seen, self._announce_term)"
+    with put_back(Defect("", "motet_scheduler.service", "SchedulerService._raise_term_above", raises, "return False")):
+        assert re.search(r"serves catalog \(1, \d+\) after \(1, \d+\)", run_trial(plan).problem)
 
 
 def test_a_term_that_another_had_is_a_problem_also_if_it_rises_to_that_later():

@@ -67,6 +67,12 @@ CHANCES: dict[FaultKind, float] = {
 }
 """That a fault does something. Of the others it is nearly sure."""
 
+NEAR_CHANGE_SHARE = 0.6
+"""Of the faults of whole processes, in half of the plans: those that come around one change of an adapter. So a
+scheduler takes over that was not told yet, or a runner is lost that holds what was replaced."""
+
+PROCESS_KINDS: tuple[FaultKind, ...] = "kill", "power off", "pause"
+
 MIN_EXPECTED = 9.5
 """How many faults of a plan are expected to do something. Then hardly any trial has fewer than eight."""
 
@@ -77,6 +83,8 @@ def draw_faults(random: Random, settings: TrialSettings, changes: list[AdapterCh
     disks = [*_RUNNERS, "scheduler-0"] if settings.local else _RUNNERS
     fetched = [change for change in changes if not change.deleted]
     fast = [change for change in fetched if not change.slow]
+    later = [change for change in changes if change.at > 0]
+    near = random.choice(later) if later and random.random() < 0.5 else None
     possible = _possible(settings, fetched, fast)
     kinds = random.sample(possible, len(possible) // 2 + 1)
     faults: list[Fault] = []
@@ -108,6 +116,9 @@ def draw_faults(random: Random, settings: TrialSettings, changes: list[AdapterCh
             host = random.choice(disks) if kind == "disk full" else change.name
         elif kind in ("disk full", "kill in write"):
             host = "scheduler-0"
+        elif kind in PROCESS_KINDS and near and random.random() < NEAR_CHANGE_SHARE:
+            at = max(0.0, near.at + random.uniform(-1.0, 3.0))
+            host = random.choice((LEADER, BUSIEST, "operator"))
         faults.append(Fault(kind, at, host, other, seconds))
     return faults
 
@@ -128,6 +139,7 @@ def _possible(settings: TrialSettings, fetched: list[AdapterChange], fast: list[
         "kill in write": settings.local,
         "leases away": not settings.local,
         "leases garbled": not settings.local,
+        "lease deleted": not settings.local,
         "source away": bool(fast),
         "source slow": bool(fast),
         "disk full": settings.local or bool(fetched),

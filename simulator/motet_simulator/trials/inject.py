@@ -61,6 +61,8 @@ class Faults:
             case "leases garbled":
                 system.leases.garbled = True
                 self._lasts(kind, "", seconds, setattr, system.leases, "garbled", False)
+            case "lease deleted":
+                return system.delete_lease()
             case "disk full":
                 system.fill_disk(host, True)
                 self._lasts(kind, host, seconds, system.fill_disk, host, False)

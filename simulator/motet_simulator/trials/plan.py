@@ -23,6 +23,7 @@ FaultKind = Literal[
     "clock jumps",
     "leases away",
     "leases garbled",
+    "lease deleted",
     "source away",
     "source slow",
     "disk full",

@@ -105,6 +105,8 @@ class System:
         self._turn_checks = TurnChecks()
         self._terms: dict[int, str] = {}
         """Each with the process that led in it."""
+        self._forgotten_term = 0
+        """The highest when the Lease was deleted last."""
         self._ended: list[Process] = []
         schedulers = [f"scheduler-{number}" for number in range(1 if plan.settings.local else SCHEDULERS)]
         wires.aliases[SCHEDULER] = tuple(f"{host}:1" for host in schedulers)
@@ -191,8 +193,16 @@ class System:
     def note_term(self, host: str) -> None:
         """It may rise while a scheduler leads."""
         name, term = self.processes[host].name, self.schedulers[host].term
-        if (first := self._terms.setdefault(term, name)) != name:
+        if (first := self._terms.setdefault(term, name)) != name and term > self._forgotten_term:
             self.object_to(f"{name} leads in term {term}, in which {first} has led")
+
+    def delete_lease(self) -> bool:
+        """As an administrator would. Whoever makes the next one begins with a term of long ago, until its peers tell it
+        theirs. False: there is none."""
+        there = self.leases.lease is not None
+        self.leases.lease = None
+        self._forgotten_term = max(self._terms, default=0)
+        return there
 
     def close(self) -> None:
         for process in [*self._ended, *self.processes.values()]:
