@@ -20,7 +20,7 @@ from motet_runner.sources.source_access import Sources
 log = structlog.get_logger(__name__)
 
 ENGINE_DIED = 1
-"""Exit status when the engine has ended. Start the runner again."""
+"""Exit status when the engine has ended: the runner must be started again."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Which requests this runner has accepted, under which placement. Reports and hellos are made from this record.
 
 Pure. The engine knows the pages and states of its sequences. This record knows which gateway and tenant a request
-belongs to: it begins before the engine has the request, and ends after the engine has reported the request's end.
+belongs to. An entry begins before the engine has the request, and ends after the engine has reported the request's end.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from motet_runner.engine_loop import STATES
 from motet_runner.interface import EngineReport, State
 
 MAX_EPOCHS_REMEMBERED = 8192
-"""For how many requests the last epoch is remembered. A submit of an earlier epoch that arrives late is declined."""
+"""The number of requests whose last epoch is remembered. A late submit of an earlier epoch is declined."""
 
 
 @dataclass(slots=True)
@@ -84,8 +84,8 @@ class AcceptedRequests:
             self._epochs.popitem(last=False)
 
     def check(self, submit: runner_pb2.Submit) -> None:
-        """Raises Declined for a placement that a later term or epoch has replaced, InvalidRequest for impossible
-        numbers: no scheduler or supervisor would read a report with them."""
+        """Raises Declined for a placement that a later term or epoch has replaced. Raises InvalidRequest for impossible
+        numbers: with these, no scheduler or supervisor would read a report."""
         check_epoch(submit.epoch, submit.request)
         if not self.accepts_term(submit.term):
             raise Declined(f"The term {submit.term} is over. A scheduler leads in term {self.highest_term}.")
@@ -103,8 +103,7 @@ class AcceptedRequests:
         self._placements[placement.request] = placement
 
     def remove(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
-        """Remove a placement that came over this stream. None if it is not in the record, or came over another
-        stream."""
+        """Remove a placement. None if the record does not have the placement, or it came over another stream."""
         placement = self._placements.get(RequestId(request))
         if placement is None or (placement.epoch, placement.stream) != (epoch, stream):
             return None
@@ -152,8 +151,8 @@ class AcceptedRequests:
 
 
 def has_work(report: EngineReport, accepted: AcceptedRequests) -> bool:
-    """True if the engine should complete steps. Parked sequences give it no work. Requests that wait for their
-    adapter's files are still unknown to the engine."""
+    """True if the engine should complete steps. Parked sequences are no work. Requests that wait for their adapter's
+    files are still unknown to the engine."""
     if report.running + report.waiting > 0:
         return True
     reported = {(one.request, one.epoch) for one in report.sequences}

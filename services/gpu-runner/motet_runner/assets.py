@@ -14,7 +14,7 @@ CHUNK_BYTES = 256 * 1024
 async def stream_assets(
     folder: Path, digest: Digest, request: runner_pb2.AssetsRequest
 ) -> AsyncIterator[runner_pb2.AssetChunk]:
-    """All asset files that exist, in pieces of at most 256 KiB. Raises NotFound if another digest is asked for."""
+    """All asset files that exist, in pieces of at most 256 KiB. Raises NotFound for another digest."""
     if request.digest != digest:
         raise NotFound(f"This runner has no assets {request.digest!r}. Its assets are {digest}.")
     for name in asset_files(folder):

@@ -14,7 +14,8 @@ def cpu_name(cpuinfo: Path = CPUINFO) -> str:
 
 
 def multiplies_bfloat16(cpuinfo: Path = CPUINFO) -> bool:
-    """True if the CPU has instructions for that. Without them, bfloat16 is converted to float32 before each product."""
+    """True if the CPU has instructions for bfloat16 products. Without them, bfloat16 is converted to float32 before
+    each product."""
     flags = _first(cpuinfo, "flags") or _first(cpuinfo, "Features")
     return not _MULTIPLY_BFLOAT16.isdisjoint(flags.split())
 

@@ -1,7 +1,7 @@
 """Threads for calls that may hang, such as a stat on a network volume.
 
-asyncio's own threads are shared by the whole process, and its end waits for them: a few hanging calls would block all
-others, and the process could not end. These threads are daemons, a few for each purpose, and end when they are idle.
+The whole process shares asyncio's own threads, and waits for them at its end: a few hanging calls would block all other
+calls, and the process could not end. The threads here are daemons, a few for each purpose, and end when they are idle.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class CallHangs(Exception):
-    """A call has exceeded its time limit, or could not begin because others have."""
+    """A call has exceeded its time limit, or could not begin because other calls have."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no answer for {seconds:g} s")
@@ -33,7 +33,7 @@ class _Call:
     seconds: float
     future: Future[Any]
     late_at: float = math.inf
-    """When the call counts as hanging, once it has begun"""
+    """From this time on, the call counts as hanging; infinite before the call has begun"""
 
 
 class DaemonThreads:
@@ -62,14 +62,14 @@ class DaemonThreads:
     async def run(
         self, call: Callable[[], T], *, discard: Callable[[T], object] = lambda _: None, seconds: float | None = None
     ) -> T:
-        """Wait for a call. Raises CallHangs; for a waiting call only if all threads hang."""
+        """Wait for a call. Raises CallHangs; before the call has begun, only if all threads hang."""
         added = self._add(call, self._seconds if seconds is None else seconds)
 
         def seconds_left() -> float:
             left = self._late_at(added) - time.monotonic()
             if left <= 0:
                 raise CallHangs(added.seconds)
-            return min(left, added.seconds)  # a call that waits may have begun meanwhile
+            return min(left, added.seconds)  # the call may have begun meanwhile
 
         return await result_of(added.future, seconds_left, discard)
 
@@ -123,8 +123,8 @@ class DaemonThreads:
 
 
 async def result_of(future: "Future[T]", seconds_left: Callable[[], float], discard: Callable[[T], object]) -> T:
-    """Wait for a call until `seconds_left` raises an error: it is called again after the seconds that it returns. If
-    the wait ends early, the result goes to `discard`."""
+    """Wait for a call, or until `seconds_left` raises an error: this function is called again after the seconds that it
+    returns. If the wait ends early, the result goes to `discard`."""
 
     def done(future: "Future[T]") -> None:
         if not future.cancelled() and future.exception() is None:

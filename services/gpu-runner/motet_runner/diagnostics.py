@@ -18,7 +18,7 @@ from motet_runner.plan import Planner
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
     config: EngineConfig
-    """In exact mode, as exact mode changes it"""
+    """With exact mode's changes, if the engine is in exact mode"""
     loaded: LoadedModel
     linears: LoraLinears
     kernel_choice: KernelChoice

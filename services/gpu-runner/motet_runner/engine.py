@@ -1,7 +1,7 @@
 """The engine: iteration after iteration over all sequences of all adapters (OR-01).
 
-A step is planned, launched and collected. The planner decides, the worker computes and loads adapters; this loop only
-connects them. Synchronous, one thread, no sockets, no files but weights and the step trace.
+A step is planned, launched and collected. The planner decides, the worker computes and loads adapters; this loop
+connects planner and worker. Calls are synchronous. No sockets.
 """
 
 import time
@@ -60,7 +60,8 @@ log = structlog.get_logger(__name__)
 
 MIB = 1024 * 1024
 HOST_SHARE_ON_CPU = 16
-"""On a CPU the host tier is the same memory: by default a sixteenth of the KV."""
+"""On a CPU, host tier and KV are in the same memory. By default, the host tier gets at most the KV's bytes divided by
+this."""
 
 
 class Engine(PlannedEngine):
@@ -172,7 +173,7 @@ class Engine(PlannedEngine):
         self._steps = 0
         self._trace = StepTrace(config.step_trace, of=self._what_is_timed)
         self._newest_end: float | None = None
-        """When the newest iteration ended, if the engine has had work since."""
+        """When the newest iteration ended; None: the engine has been idle since."""
         self.info = EngineInfo(
             pages=pages,
             page_tokens=PAGE_TOKENS,
@@ -213,14 +214,14 @@ class Engine(PlannedEngine):
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def add(self, sequence: NewSequence) -> None:
-        self.idle()  # when requests come back to back, the engine is idle only here
+        self.idle()  # if each request comes right after another, only this call finds the engine idle
         super().add(sequence)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        """Plan, launch and collect an iteration. With plan-ahead, it collects the iteration that the previous step
-        launched, and plans the next one without those tokens."""
+        """Plan, launch and collect an iteration. With plan-ahead, a step plans and launches an iteration, and then
+        collects the iteration that the previous step launched."""
         try:
             while len(self._launched) <= self._ahead:
                 plan = self.plan()
@@ -277,7 +278,7 @@ class Engine(PlannedEngine):
 
     @property
     def steps(self) -> int:
-        """How many iterations were collected, without those planned ahead."""
+        """The number of collected iterations"""
         return self._steps
 
     def report(self) -> EngineReport:
@@ -335,5 +336,7 @@ class Engine(PlannedEngine):
     def _max_length(self, pages: int) -> int:
         wanted, possible = self._config.max_model_length, self._loaded.max_positions
         if wanted is not None and wanted > possible:
-            raise SetupError(f"engine.maxModelLength is {wanted} and the model's context holds {possible}; lower it.")
+            raise SetupError(
+                f"engine.maxModelLength is {wanted}, but the model's context has {possible} tokens. Lower it."
+            )
         return min(wanted or possible, pages * PAGE_TOKENS)

@@ -16,12 +16,12 @@ from motet_runner.pipe import HEADER, pack, unpack
 from motet_runner.thread_environment import THREAD_ENVIRONMENT
 
 STOP_SECONDS = 0.5
-"""How long an engine may take to end before it is killed. It has nothing to save."""
+"""How long an engine may take to end before it is killed. An engine has nothing to save."""
 
 BUFFER_BYTES = 1 << 18
 
 ENGINE_COMMAND = (sys.executable, "-m", "motet_runner.engine_process")
-"""Starts the engine's process. The number of its socket is appended."""
+"""Starts the engine's process. The number of the process's socket is appended."""
 
 
 class EngineDied(MotetError):
@@ -31,7 +31,8 @@ class EngineDied(MotetError):
 
 
 class EngineClient:
-    """An engine behind a pipe. `start` begins to load it, `loaded` waits for that, `run` hands on all its outputs."""
+    """An engine behind a pipe. `start` begins to load the engine, `loaded` waits until it is loaded, `run` hands on all
+    outputs."""
 
     def __init__(self, config: EngineConfig, process: ProcessSettings, command: Sequence[str] = ENGINE_COMMAND) -> None:
         self._start = Start(config, os.getpid(), process)
@@ -58,8 +59,8 @@ class EngineClient:
         return answer
 
     def post(self, command: Command) -> None:
-        """Send a command, with all others of this turn of the event loop. If it cannot be sent, its error is raised
-        here, where its origin is known, and no other command is lost."""
+        """Send a command, together with all other commands of this turn of the event loop. The error of a command that
+        cannot be packed is raised here, and no other command is lost."""
         packed = pack(command)
         if not self._commands:
             asyncio.get_running_loop().call_soon(self._flush)

@@ -1,6 +1,6 @@
-"""The loop around an engine: it takes commands between two iterations, runs one, and returns `EngineOutputs` (OR-01).
+"""The loop around an engine: takes commands, runs one iteration, and returns `EngineOutputs` (OR-01).
 
-It uses no sockets and no torch. It encodes each stream's tokens once, straight from the engine's output.
+The loop uses no sockets and no torch. Each stream's tokens are encoded once, straight from the engine's output.
 """
 
 from collections.abc import Callable, Iterable
@@ -59,7 +59,7 @@ REPORT_CHECK_SECONDS = 0.05
 """Seconds between two checks of the free pages while the engine works: pages come and go in each step."""
 
 FREE_LEVELS = (0.5, 0.25, 0.1, 0.05)
-"""Shares of free pages. When the share crosses one of them, the loop reports at once."""
+"""When the share of free pages crosses one of these, the loop reports at once."""
 
 REPORT_AT_ONCE = (OverflowAhead, ParkedNow, ResumedNow, AdapterLoaded, AdapterEvicted, AdapterFailed)
 
@@ -95,7 +95,7 @@ class EngineLoop:
         self._report_checked = clock()
         self._productive = True
         self._idle_wait: float | None = 0.0
-        """After how many seconds without work the engine wants `idle` to be called again; None: it does not"""
+        """The seconds after which the engine wants `idle` to be called again; None: not before it has had work"""
         self._handlers: dict[type[Command], Callable[..., object]] = {
             Add: self._add,
             Cancel: self._cancel,
@@ -269,7 +269,8 @@ class EngineLoop:
             self._batch.generated += 1
 
     def _encode(self, outputs: list[SequenceOutput]) -> None:
-        """Encode the tokens of one iteration. The loop runs for every sequence in every iteration, so it is short."""
+        """Encode the tokens of one iteration. The loop's body runs for every sequence in every iteration, so it is
+        short."""
         live_of = self._live
         steps: dict[int, runner_pb2.Step] = {}
         generated = 0
@@ -390,8 +391,8 @@ class EngineLoop:
         return _level_of(free_share) == self._level
 
     def leapt(self, ends: Iterable[float]) -> None:
-        """The engine has computed iterations by itself that ended at these times. They gave only tokens, which no
-        gateway needs, and the free pages were `quiet_at` each."""
+        """The engine has computed iterations by itself, which ended at these times. They gave only tokens, which no
+        gateway needs, and after each the free pages were `quiet_at`."""
         for now in ends:
             if now - self._report_checked >= REPORT_CHECK_SECONDS:
                 self._report_checked = now

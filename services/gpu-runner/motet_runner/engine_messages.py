@@ -20,9 +20,9 @@ from motet_runner.interface import EngineConfig, EngineInfo, EngineReport, Event
 class Add:
     sequence: NewSequence
     stream: int
-    """The number of the gateway's stream that its tokens go to."""
+    """The number of the gateway's stream that gets the tokens."""
     received: float
-    """When its Submit came, as `Cancel.sent` has it: it may have waited for its adapter, or for an iteration."""
+    """When the Submit came, on the clock of `Cancel.sent`. Since then the request may have waited for its adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Cancel:
     epoch: int
     stream: int
     sent: float
-    """Monotonic seconds, on one clock for both processes. They show how long a cancel takes to free pages."""
+    """Monotonic seconds, on one clock for both processes, to measure how long a cancel takes to free pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +122,12 @@ class SequenceEnded:
     request: RequestId
     epoch: int
     stream: int
-    """A gateway that lost its stream may submit the same placement on a new one. `stream` says which of the two
-    ended."""
+    """A gateway that lost its stream may submit the same placement on a new stream. `stream` says on which of the two
+    the sequence ended."""
     output_tokens: int
     finish: Finish
     split: PartSeconds
-    """Since its Submit came."""
+    """The time since the Submit came"""
 
 
 @dataclass(slots=True)
@@ -136,7 +136,8 @@ class EngineOutputs:
 
     number: int = 0
     steps: dict[int, bytes] = field(default_factory=dict)
-    """Stream -> an encoded GenerateDown{step}. The joined bytes of two are one message, with both steps' tokens."""
+    """Stream -> an encoded GenerateDown{step}. The joined bytes of two such messages are one message, with both steps'
+    tokens."""
     refused: list[SequenceRefused] = field(default_factory=list)
     ended: list[SequenceEnded] = field(default_factory=list)
     unknown: list[Cancel] = field(default_factory=list)
@@ -146,10 +147,10 @@ class EngineOutputs:
     generated: int = 0
     """How many tokens are in `steps`."""
     report_now: bool = False
-    """True if the service must have this before the next iteration begins: it says which sequence is computed alone, or
-    that it no longer is."""
+    """True if the service must have these outputs before the next iteration begins: they say which sequence is computed
+    alone, or that none is any more."""
     cancel_seconds: list[float] = field(default_factory=list)
-    """For each cancel, the seconds from its sending until its pages were free."""
+    """For each cancel, the seconds from its sending until the pages were free."""
 
 
 Answer = Loading | EngineInfo | MotetError | EngineOutputs

@@ -1,6 +1,6 @@
 """The engine's process. The service starts it, and it ends with the service.
 
-It takes commands between iterations. When it has no work, it waits on the pipe.
+The process takes commands between iterations. Without work, it waits on the pipe.
 """
 
 import ctypes
@@ -71,14 +71,15 @@ def load_engine(config: EngineConfig, on_progress: LoadProgress) -> Engine:
 
 
 def _lower_priority() -> None:
-    """Let other processes run first: an engine on the CPU uses all the time that it gets, and others need little.
+    """Let other processes run first: an engine on the CPU uses all the time that it gets, and other processes need
+    little.
 
     Without this, a scheduler or gateway that starts beside two busy engines takes three times as long.
     """
-    os.nice(5)  # its own service runs first
+    os.nice(5)  # the engine's own service runs first
     if os.getsid(0) == os.getppid():
-        # If the kernel first divides time between sessions (autogroup), niceness counts only within a session. A
-        # session shared with other processes keeps its priority.
+        # If Linux first divides time between sessions (autogroup), niceness counts only within a session. So lower the
+        # session's priority, but only if the session has no other processes than service and engine.
         with suppress(OSError):
             Path("/proc/self/autogroup").write_text("5")
 
@@ -93,7 +94,7 @@ def _freeze_gc(engine: Engine) -> Engine:
 
 
 def _die_with_parent(parent: int) -> None:
-    # If the service dies in any way, the kernel kills the engine, even in the middle of an iteration.
+    # If the service dies in any way, Linux kills the engine, even in the middle of an iteration.
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)  # the service died before that call
@@ -110,7 +111,7 @@ def main(load: Callable[[EngineConfig, LoadProgress], Engine] = load_engine) -> 
             configure_logging("runner-engine", start.process)
 
             def report(read_bytes: int, total_bytes: int) -> None:
-                pipe.send(Loading(read_bytes, total_bytes))  # nobody else sends while the engine is loaded
+                pipe.send(Loading(read_bytes, total_bytes))  # nothing else is sent before the engine is loaded
 
             drive(lambda: _freeze_gc(load(start.config, report)), pipe)
         except EOFError:

@@ -1,8 +1,8 @@
 """Runner.Generate: takes requests from gateways and sends them tokens, one message per gateway and engine step, or per
 interval of steps.
 
-It decides which requests this runner accepts (terms, epochs, adapters, drain), and sends the engine's outputs to their
-gateways. The engine decides what fits.
+The service decides which requests this runner accepts (terms, epochs, adapters, drain), and sends the engine's outputs
+to the gateways. The engine decides what fits.
 """
 
 import asyncio
@@ -33,8 +33,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GatewayStream:
-    """One connection of a gateway. If the gateway reconnects, that is another stream. A request belongs to one
-    stream."""
+    """One connection of a gateway. A gateway that reconnects has another stream. A request belongs to one stream."""
 
     number: int
     gateway: str
@@ -87,9 +86,9 @@ class GenerateService:
         self._waiting: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Requests that wait for their adapter."""
         self.asked_to_drain = False
-        """True if the scheduler wants this runner to drain, by its last message about that."""
+        """True if the scheduler's last message about draining asks this runner to drain."""
         self.ending = False
-        """True if the process is about to end, whatever a scheduler says."""
+        """True if the process is about to end. No scheduler's message changes this."""
 
     @property
     def refusal_reason(self) -> str:
@@ -97,7 +96,7 @@ class GenerateService:
         return "this runner is draining and takes no new requests" if self.ending or self.asked_to_drain else ""
 
     async def wait_flushed(self, seconds: float, *, nothing_left: bool = False) -> None:
-        """Wait until gRPC has taken all messages to gateways; with `nothing_left`, also until no request is left."""
+        """Wait until gRPC has taken all messages to gateways and, with `nothing_left`, until no request is left."""
 
         def waits() -> bool:
             return (nothing_left and len(self._accepted) > 0) or not all(one.flushed for one in self.streams)
@@ -149,13 +148,13 @@ class GenerateService:
                 raise Declined(self.refusal_reason)
             self._accepted.check(submit)
             sequence = sequence_of(submit, base_digest=self._base_digest)
-        except MotetError as error:  # also an impossible term: the gateway's other requests may have a right one
+        except MotetError as error:  # also an impossible term: the gateway's other requests may have a possible term
             self._decline(stream.number, submit.request, submit.epoch, submit.term, error)
             return
         old = self._accepted.get(submit.request)
         if old is not None:
-            # A gateway that submits it on another stream has lost the first stream, even if this runner does not know
-            # yet.
+            # A gateway that submits the request on another stream has lost the first stream, even if this runner does
+            # not know that yet.
             again = old.stream == stream.number or old.gateway != stream.gateway
             if old.epoch == submit.epoch and old.stream in self.streams and again:
                 log.warning("duplicate_submit", request=submit.request, epoch=submit.epoch)
@@ -197,8 +196,8 @@ class GenerateService:
         self._metrics.vllm_prompt_tokens.labels(self._model).inc(placement.prompt_tokens)
 
     async def _start_with_adapter(self, placement: AcceptedRequest, sequence: NewSequence, adapter: str) -> None:
-        """Wait for the adapter, then start. The scheduler ordered the adapter before it placed the request; its files
-        may still be being fetched."""
+        """Wait for the adapter, then start. The scheduler ordered the adapter before it placed the request, but the
+        fetch of the files may still run."""
         step = runner_pb2.Step()
         state = common_pb2.SEQUENCE_STATE_LOADING
         step.progress.add(request=placement.request, epoch=placement.epoch, state=state)
@@ -219,7 +218,7 @@ class GenerateService:
         self._decline(placement.stream, placement.request, placement.epoch, placement.term, failure)
 
     def cancel(self, request: str, epoch: int) -> None:
-        """End a request on this runner, if it has this epoch."""
+        """End a request on this runner, if the accepted placement has this epoch."""
         placement = self._accepted.get(request)
         if placement is None or placement.epoch != epoch:
             return
@@ -258,14 +257,14 @@ class GenerateService:
             self.streams.send(stream, step)
         for refused in batch.refused:
             placement = self._close(refused.request, refused.epoch, refused.stream)
-            if placement is not None:  # else it was submitted again, and that submit has its own answer
+            if placement is not None:  # else the request was submitted again, and that submit has its own answer
                 self._decline(refused.stream, refused.request, refused.epoch, placement.term, refused.error)
         for ended in batch.ended:
             self._metrics.requests.labels(ended.finish.value).inc()
             self._close(ended.request, ended.epoch, ended.stream)
         for one in batch.unknown:
             lost = self._close(one.request, one.epoch, one.stream)
-            if lost is not None:  # else its end was sent before the engine got the cancel
+            if lost is not None:  # else the request's end was sent before the engine got the cancel
                 log.error("request_lost", request=one.request, epoch=one.epoch)
                 never = Declined(f"The request {one.request} never reached the engine.")
                 self._decline(one.stream, one.request, one.epoch, lost.term, never)
@@ -323,6 +322,6 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
 
 
 def _quantiles(estimate: common_pb2.Estimate) -> tuple[int, int, int, int] | None:
-    """None for what no lengths have: an earlier gateway sends none."""
+    """None if the numbers are not positive and ascending: earlier gateways send zeros."""
     quantiles = (estimate.q50, estimate.q80, estimate.q90, estimate.q95)
     return quantiles if quantiles[0] > 0 and list(quantiles) == sorted(quantiles) else None

@@ -1,4 +1,4 @@
-"""Detects that an engine hangs: it has work and completes no step. A slow engine does not hang."""
+"""Detects that an engine hangs: the engine has work and completes no step. A slow engine does not hang."""
 
 from motet.clock import Clock
 

@@ -1,6 +1,6 @@
 """How a model would run on this machine: its memory, the requests that each preset admits, the cost of adapters.
 
-It loads the model like a runner, so a model that cannot be served is refused here with the same message.
+`inspect` loads the model like a runner, and refuses a model that cannot be served with the same message.
 """
 
 from collections.abc import Iterable
@@ -31,13 +31,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """How many requests like the usual one a preset admits."""
+    """The number of usual requests that a preset admits."""
 
     preset: str
     promise: int
     """Pages of the first promise"""
     requests: int
-    """How many such requests the memory admits"""
+    """The number of such requests that the memory admits"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def admitted(info: EngineInfo, load: Load) -> list[Admitted]:
             expected=load.output,
             context_tokens=info.max_model_length,
         )
-        # Promises have no limit here: the pages of the tokens decide how many fit.
+        # This preset does not limit promises: the pages of the tokens decide how many requests fit.
         held = promises.max_pages(load.prompt, load.output) if isinf(preset.overcommit) else promise
         found.append(Admitted(name, promise, info.pages // held))
     return found

@@ -46,25 +46,25 @@ class NewSequence:
     delivered: tuple[int, ...] = ()
     """Output tokens that the client already has. The sequence continues after them."""
     scored: int = 0
-    """The client already has the log probabilities of the prompt's tokens before this place."""
+    """The place in the prompt before which the client already has the log probabilities."""
     adapter: Digest = BASE
     promise: int
     """In pages"""
     quantiles: tuple[int, int, int, int] | None = None
-    """The estimate of the length of its whole answer: q50, q80, q90 and q95. None: there is none."""
+    """The estimate of the whole answer's length: q50, q80, q90 and q95. None: there is no estimate."""
     sampling: Sampling
     seed: int = 0
     priority: int = 1
     """The class as a number: smaller is more urgent."""
     tenant: str = ""
     engines_lost: int = 0
-    """How many engines died while they had this request. With one or more, the request is a suspect."""
+    """How many engines died while they had this request. If any engine did, the request is a suspect."""
     parent: RequestId | None = None
-    """The first choice of the same call, if this is another choice of it (`n` > 1). Both have the same prompt, adapter
-    and tenant, so they can share the prompt's pages. The engine may never have had the parent, or no longer have it."""
+    """The first choice of the same call, if this is a later choice (`n` > 1). Both have the same prompt, adapter and
+    tenant, so they can share the prompt's pages. The parent may be unknown to the engine, or have ended."""
     prefix_salt: bytes = b""
-    """The salt of its pages' digests (`motet.prefix_hints.prefix_salt`): base model, adapter and tenant. Two
-    sequences may share pages only under the same salt. Empty: the sequence shares no pages."""
+    """The salt of the pages' digests (`motet.prefix_hints.prefix_salt`): base model, adapter and tenant. Two sequences
+    may share pages only under the same salt. Empty: the sequence shares no pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class DecodedTokens:
-    """One more token for each of some sequences, as columns: the result of the usual iteration. While the same
-    sequences decode, all columns but `tokens` are the same objects."""
+    """One more token for each decoding sequence, as columns: the result of the usual iteration. While the same
+    sequences decode, all columns except `tokens` are the same objects."""
 
     requests: tuple[RequestId, ...]
     epochs: tuple[int, ...]
@@ -130,7 +130,7 @@ class ParkedNow:
     request: RequestId
     epoch: int
     wanted: int
-    """The promise that it asks for, to resume: in pages."""
+    """The promise that the sequence needs to resume, in pages."""
     method: ParkMethod
     by_itself: bool
 
@@ -176,12 +176,12 @@ Event = OverflowAhead | ParkedNow | ResumedNow | AdapterLoaded | AdapterEvicted 
 
 
 class EngineSequenceReport(NamedTuple):
-    """One sequence of the engine, as its report lists it. There are many, and tuples are quickly made."""
+    """One sequence in the engine's report. A tuple, because reports have many and a tuple is made quickly."""
 
     request: RequestId
     epoch: int
     promise: int
-    """In pages. For a parked sequence: the promise that it asks for, to resume."""
+    """In pages. For a parked sequence: the promise that it needs to resume."""
     pages_used: int
     state: State
     prompt_tokens: int
@@ -191,8 +191,8 @@ class EngineSequenceReport(NamedTuple):
     priority: int
     parked_times: int
     charged_pages: int | None = None
-    """How many pages of its promise the engine's ledger charges to this sequence: fewer than the promise while it
-    shares pages that another sequence pays for. None: the whole promise."""
+    """The pages of the promise that the engine's ledger charges to this sequence. They are fewer than the promise while
+    another sequence pays for shared pages. None: the whole promise."""
 
 
 class EngineAdapterReport(NamedTuple):
@@ -206,7 +206,7 @@ class EngineAdapterReport(NamedTuple):
 class EngineReport:
     steps: int
     pages: int
-    """How many pages KV can get now. Adapters with live sequences may have some of the engine's pages."""
+    """The pages that KV can get now: all pages except those of adapters in use."""
     pages_free: int
     pages_promised: int
     running: int
@@ -220,11 +220,11 @@ class EngineReport:
     sequences: list[EngineSequenceReport]
     adapters: list[EngineAdapterReport]
     prefix_queried_tokens: int = 0
-    """The number of all tokens of sequences that have started and may share pages."""
+    """The tokens of all sequences that have started and may share pages."""
     prefix_hit_tokens: int = 0
     """How many of these tokens were in the cache."""
     prefix_pages: int = 0
-    """How many pages the prefix cache has. Pages that no sequence uses also count as free."""
+    """The pages of the prefix cache. Those that no sequence uses also count as free."""
     cached_prefixes: tuple[int, ...] = ()
     """Hints (`motet.prefix_hints`) of the pages in the prefix cache, the most valuable first, at most
     `MAX_CACHED_HINTS`."""
@@ -266,16 +266,16 @@ class EngineInfo:
     target_modules: dict[str, tuple[int, int]]
     """Every linear layer that an adapter may change: its module path in the base model -> (in, out)."""
     adapter_rank_bytes: int = 0
-    """How many bytes of pages an adapter takes per row of its rank. 0: adapters have their own memory."""
+    """The bytes of pages that an adapter takes per row of its rank. 0: adapters have their own memory."""
     adapter_rank_tile: int = 1
     """An adapter's rank counts as the next multiple of this."""
     kernels: KernelState | None = None
     """The first kernels"""
     by_forecast: bool = False
-    """It admits sequences by a forecast, and its charges are parts of that."""
+    """True if the engine admits sequences by a forecast. Its charges are then parts of the forecast."""
 
     def capacity(self, promise_rule: PromiseRule, promise_quantile: int = USUAL_PROMISE_QUANTILE) -> Capacity:
-        """What scheduler and supervisor are told."""
+        """As the runner tells scheduler and supervisor."""
         return Capacity(
             pages=self.pages,
             page_tokens=self.page_tokens,
@@ -317,7 +317,7 @@ class EngineConfig:
     prefill_chunk_tokens: int = 512
     decode_slowdown: float | None = None
     """The longest time of an iteration with decodes and prompt tokens, as a multiple of the time of the decodes alone.
-    None: no limit, for callers who only want all answers soon."""
+    None: no limit, for callers that only want all answers soon."""
     threads: int | None = None
     step_trace: Path | None = None
     prefix_cache: bool = True
@@ -326,17 +326,17 @@ class EngineConfig:
     """How many iterations are planned and launched before the oldest one is collected. None: 1 if the device is
     asynchronous, and 0 otherwise."""
     protect_after_steps: int = 0
-    """How many iterations a sequence at the end of its promise waits for an answer. Then the engine decides alone. 0:
-    it decides at once."""
+    """The iterations that a sequence at the end of its promise waits for an answer. Then the engine decides alone. 0:
+    the engine decides at once."""
 
 
 LoadProgress = Callable[[int, int], None]
-"""Gets the bytes of weights read so far, and all bytes, about once a second, from a thread of the load."""
+"""Gets the bytes of weights that are read, and all bytes, about once a second, on a thread of the load."""
 
 
 class Engine(Protocol):
-    """Synchronous and single-threaded. It opens no sockets, and no files but weights. Commands take effect before the
-    next iteration. The cases in `tests/contract/test_engines.py` show what an engine must do.
+    """Calls are synchronous and come from one thread. An engine opens no sockets. Commands take effect before the next
+    iteration. The cases in `tests/contract/test_engines.py` show what an engine must do.
 
     A command about a request that the engine does not have, or whose epoch or promise has changed, does nothing and
     returns False.
@@ -345,10 +345,10 @@ class Engine(Protocol):
     info: EngineInfo
 
     def add(self, sequence: NewSequence) -> None:
-        """Accept a sequence. Raises Declined if its promise does not fit now beside the adapters in use, InvalidRequest
-        if it can never fit together with its adapter.
+        """Accept a sequence. Raises Declined if the promise does not fit now beside the adapters in use, and
+        InvalidRequest if the promise and the sequence's adapter can never fit together.
 
-        A sequence whose adapter the engine does not know yet waits for it.
+        A sequence waits for an adapter that the engine does not know yet.
         """
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool: ...
@@ -369,7 +369,8 @@ class Engine(Protocol):
         """
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        """Register where an adapter's checked bytes are, and load them once the device has pages for them. Idempotent.
+        """Register where an adapter's checked bytes are, and load the adapter once the device has pages for it.
+        Idempotent.
 
         `motet_runner.adapters.certification` checks a folder and makes its layout.
         """
@@ -380,16 +381,15 @@ class Engine(Protocol):
     def has_work(self) -> bool: ...
 
     def step(self) -> StepOutput:
-        """One iteration: compose it, run the model once, sample. The error of one sequence is in its output, and is not
-        raised."""
+        """One iteration: plan, run the model, sample. The error of one sequence is in its output, and is not raised."""
 
     def idle(self) -> float | None:
         """Use a moment without work, at most some milliseconds, for preparations that speed up later iterations.
 
-        → after how many seconds it wants to be called again; None: only after it has had work again.
+        → the seconds after which the engine wants the next call; None: not before it has had work again.
         """
 
     def report(self) -> EngineReport: ...
 
     def free_share(self) -> float:
-        """How much of the pages that KV can get now is free, 0 to 1. Far cheaper than a report."""
+        """The free share of the pages that KV can get now, 0 to 1. Far cheaper than a report."""

@@ -1,7 +1,7 @@
 """A runner after its engine has loaded: its requests, its streams to scheduler and supervisor, its reports, its drain.
 
-`RunnerService` has the files, the engine's process and the server. So this class works with any engine that takes
-commands and returns outputs, also one in this process.
+`RunnerService` has the files, the engine's process and the server. So `LoadedRunner` works with any engine that takes
+commands and returns outputs, also with an engine in this process.
 """
 
 import asyncio
@@ -44,24 +44,25 @@ log = structlog.get_logger(__name__)
 
 DRAIN_POLL_SECONDS = 0.1
 DRAINED_FLUSH_SECONDS = 2.0
-"""How long a runner that ends waits for gateways to read which of their requests must be placed again."""
+"""How long a runner waits, before it ends, for gateways to read which requests must be placed again."""
 
 UPKEEP_SECONDS = 30.0
 """How often the disk cache is checked."""
 
 ENGINE_DIED_FLUSH_SECONDS = 0.5
-"""Like DRAINED_FLUSH_SECONDS, after the engine has died. It is short, because the requests make no progress meanwhile.
-A gateway that does not read in this time notices that the stream ends."""
+"""Like DRAINED_FLUSH_SECONDS, after the engine has died: short, because the requests make no progress meanwhile. A
+gateway that does not read in this time sees its stream end."""
 
 
 class RunningEngine(Protocol):
     """An engine that is loaded."""
 
     def post(self, command: Command) -> None:
-        """Send a command, without waiting. If it cannot be sent, its error is raised, and no other command is lost."""
+        """Send a command, without waiting. The error of a command that cannot be packed is raised, and no other command
+        is lost."""
 
     async def run(self, receive: Callable[[EngineOutputs], None]) -> None:
-        """Hand all its outputs to `receive` until cancelled. Raises EngineDied when the engine ends."""
+        """Hand all outputs to `receive` until cancelled. Raises EngineDied when the engine ends."""
 
 
 class LoadedRunner:
@@ -192,7 +193,7 @@ class LoadedRunner:
         for event in batch.events:
             self._on_event(event)
         for ended in batch.ended:
-            if not self.accepted.holds(ended.request, ended.epoch):  # else it was submitted again
+            if not self.accepted.holds(ended.request, ended.epoch):  # else the request was submitted again
                 self.supervisor.ended(ended)
         if batch.report is not None:
             self._report_asked = False
@@ -225,8 +226,8 @@ class LoadedRunner:
                 pass  # the gateway gets it with a step
 
     def request_report(self) -> None:
-        """Ask the engine for a report. If it has not answered the last call, it is busy or hangs: then its last report
-        is sent again. So an unchanged number of steps means a hanging engine."""
+        """Ask the engine for a report. An engine that has not answered the previous call is busy or hangs: then its
+        last report is sent again, so that the number of steps shows a hanging engine."""
         if self._report_asked and self.last_report is not None:
             self._publish(self.last_report)
         self._report_asked = True

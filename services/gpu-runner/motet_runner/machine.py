@@ -1,4 +1,4 @@
-"""A description of this machine: step times of one machine say nothing about another."""
+"""The name of this machine beside its step times, which do not hold for another machine."""
 
 import os
 

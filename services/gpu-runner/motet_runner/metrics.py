@@ -12,7 +12,7 @@ _FREE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 
 class Metrics:
     def __init__(self, registry: CollectorRegistry, *, wall: WallClock, names: int = 0) -> None:
-        """`names`: how many adapters a label may name."""
+        """`names`: the most adapters that a label names."""
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
@@ -44,7 +44,8 @@ class Metrics:
         )
         self.declines = counter("motet_runner_declines", "Requests that this runner declined, by error code.", "code")
         self.steps = counter(
-            "motet_engine_steps", "Iterations of the engine. If it stands still while sequences run, the engine hangs."
+            "motet_engine_steps",
+            "Iterations of the engine. If this number stands still while sequences run, the engine hangs.",
         )
         self.step_seconds = gauge("motet_engine_step_seconds", "Median seconds of the latest iterations.")
         self.running = gauge("motet_sequences_running", "Sequences that are being computed.")
@@ -57,7 +58,7 @@ class Metrics:
         )
         self.prefix_pages = gauge(
             "motet_prefix_cache_pages",
-            "KV pages in the prefix cache. Those that no request uses count as free, too.",
+            "KV pages in the prefix cache. Pages that no request uses also count as free.",
         )
         self.prefix_queries = counter(
             "motet_prefix_cache_queries", "Tokens of requests that were looked up in the prefix cache."
@@ -75,7 +76,7 @@ class Metrics:
         self.adapter_loads = counter("motet_adapter_loads", "Adapters loaded into device memory.")
         self.adapter_evictions = counter(
             "motet_adapter_evictions",
-            "Adapters removed from device memory. A high rate: more adapters are in use than fit.",
+            "Adapters removed from device memory. A high rate means that more adapters are in use than fit.",
         )
         self.adapter_failures = counter(
             "motet_adapter_failures", "Adapters that could not be fetched, checked or loaded."
@@ -96,13 +97,13 @@ class Metrics:
         self.gateway_streams = gauge("motet_gateway_streams", "Gateways that are connected to this runner.")
         self.merged_steps = counter(
             "motet_merged_steps",
-            "Iterations whose tokens waited and went to a gateway together with those of another: the gateway "
+            "Iterations whose tokens went to a gateway together with an earlier iteration's tokens: the gateway "
             "reads slowly, or MOTET_RUNNER_STREAM_INTERVAL_SECONDS is set.",
         )
 
         self.vllm_running = gauge("vllm:num_requests_running", "Requests that are being computed.", "model_name")
         self.vllm_waiting = gauge(
-            "vllm:num_requests_waiting", "Requests that wait, parked ones included.", "model_name"
+            "vllm:num_requests_waiting", "Requests that wait, including parked requests.", "model_name"
         )
         self.vllm_kv_usage = gauge(
             "vllm:kv_cache_usage_perc", "Share of KV pages that are in use, 0 to 1.", "model_name"
@@ -159,8 +160,7 @@ class Metrics:
         self.vllm_kv_usage.labels(model).set(1 - report.pages_free / report.pages if report.pages else 0)
 
     def on_adapters(self, *, max_lora: int, waiting: set[str], running: set[str]) -> None:
-        """Keeps a single series. Adapter names are labels, as in vLLM, so each new set of names would add another
-        series."""
+        """Keeps a single series: adapter names are labels, as in vLLM, and each new set of names would add a series."""
         self.vllm_lora.clear()
         named = (",".join(sorted(names)[: self._names]) for names in (waiting, running))
         self.vllm_lora.labels(str(max_lora), *named).set(self._wall())

@@ -6,7 +6,7 @@
     for answer in engine.generate(["Who are you?", "Where is the ship?"], adapter="pirate", max_tokens=64):
         print(answer.text)
 
-As many requests as fit into memory run together, each with its own adapter. The others wait in their order.
+As many requests as fit into memory run together, each with its own adapter. The other requests wait in order.
 """
 
 import logging
@@ -42,7 +42,7 @@ Message = Mapping[str, str]
 """A message of a chat: `role` and `content`"""
 
 Prompt = str | Sequence[int] | Sequence[Message]
-"""A text, its tokens, or the messages of a chat, of which the model's own template makes a text"""
+"""A text, its tokens, or the messages of a chat: the model's own template makes a text of them"""
 
 Folder = str | PathLike[str]
 
@@ -55,12 +55,12 @@ USUAL = Sampling(max_tokens=256)
 class Request:
     prompt: Prompt
     adapter: str = ""
-    """One of the engine's adapters by its name. Empty: the base model alone."""
+    """The name of one of the engine's adapters. Empty: the base model alone."""
     sampling: Sampling = USUAL
     seed: int = 0
     """With a temperature, the same seed draws the same tokens."""
     choices: int = 1
-    """How many answers. They share the memory of the prompt."""
+    """The number of answers. They share the memory of the prompt."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,12 +68,12 @@ class Answer:
     """One choice of one request."""
 
     number: int
-    """The index of its request among those given, from 0"""
+    """The index of the request among the given requests, from 0"""
     choice: int
     prompt_tokens: int = 0
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    """Including the token that ended it"""
+    """Including the token that ended the answer"""
     logprobs: list[Logprobs] = field(default_factory=list)
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     """The log probabilities of the prompt's tokens from the second on, if `Sampling.prompt_logprobs` asks for them"""
@@ -87,7 +87,7 @@ class Answer:
 
 class OfflineEngine:
     def __init__(self, model: Folder, *, adapters: Mapping[str, Folder] | None = None, **options: Any) -> None:
-        """`adapters`: folders as PEFT saves them, by the names that requests use. `options` are those of
+        """`adapters`: name in requests → folder, as PEFT saves it. `options` are the fields of
         `motet_runner.interface.EngineConfig`, such as `kv_cache_mib`, `threads` or `dtype`.
 
         Raises an error that says what to change if the model or an adapter cannot be used. Warnings go to stderr,
@@ -121,7 +121,7 @@ class OfflineEngine:
         self.add_certified(name, certify(Path(folder), self.info).layout)
 
     def add_certified(self, name: str, layout: AdapterLayout) -> None:
-        """Like `add_adapter`, for an adapter that `certify` has checked."""
+        """Add an adapter that `certify` has checked."""
         if not name or name in self._adapters:
             raise InvalidRequest(f"An adapter's name is empty or taken: {name!r}. Choose another one.", param="name")
         digest = Digest(name)
@@ -137,11 +137,11 @@ class OfflineEngine:
         progress: bool | None = None,
         **sampling: Any,
     ) -> list[Answer]:
-        """Answers in the order of the prompts. `adapter` is one for all prompts, or one for each. `sampling` are the
-        fields of `motet_runner.interface.Sampling`, such as `max_tokens` or `temperature`.
+        """Answers in the order of the prompts. `adapter`: one name for all prompts, or one name for each prompt.
+        `sampling`: fields of `motet_runner.interface.Sampling`, such as `max_tokens` or `temperature`.
 
-        An answer that is not complete has an `error`, and the log says how many have one. `progress` shows a bar; None:
-        if stderr is a terminal.
+        An answer that is not complete has an `error`, and the log counts such answers. `progress` shows a bar; None: if
+        stderr is a terminal.
         """
         adapters = [adapter] * len(prompts) if isinstance(adapter, str) else list(adapter)
         if len(adapters) != len(prompts):
@@ -157,7 +157,7 @@ class OfflineEngine:
 
     def run(self, requests: Iterable[Request], *, progress: bool | None = None) -> Generator[Answer]:
         """Answers in the order in which they end. A request is taken when there is room for it, so `requests` may be
-        a generator that reads a large file. Several runs may be open at once, and share the engine."""
+        a generator that reads a large file. Several runs may be open at once: they share the engine."""
         total = sum(one.choices for one in requests) if isinstance(requests, Sequence) else None
         shown = sys.stderr.isatty() if progress is None else progress
         answers, failures = 0, []
@@ -173,7 +173,7 @@ class OfflineEngine:
             log.warning("answers_failed", failed=len(failures), answers=answers, first=str(failures[0]))
 
     def _await_kernels(self) -> None:
-        """Waits for the compiler: a batch has the time."""
+        """Waits for the compiler, because an offline batch is not urgent."""
         while (seconds := self.engine.idle()) is not None:
             time.sleep(seconds)
         kernels = self.engine.report().kernels
@@ -247,15 +247,15 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """An answer that the engine computes, and where it goes when it has ended."""
+    """An answer that the engine computes, and the queue of its run for ended answers."""
 
     answer: Answer
     ended: deque[Answer]
 
 
 class _Run:
-    """Keeps the engine full until its last answer has ended. A step also gives tokens of other runs: a program may take
-    answers of several runs in turns."""
+    """Keeps the engine full until the run's last answer has ended. A step also gives tokens to other runs, because a
+    program may take answers of several runs in turns."""
 
     def __init__(self, engine: Engine, live: dict[RequestId, _Live], coming: Iterator[_Choice]) -> None:
         """`live` has the answers of all runs of this engine."""
@@ -273,7 +273,7 @@ class _Run:
                     self._step()
                 while self._ended:
                     yield self._ended.popleft()
-        finally:  # also if the other answers are no longer wanted
+        finally:  # also if the caller stops early
             for request in self._own:
                 self._engine.cancel(request)
                 del self._live[request]
@@ -292,7 +292,7 @@ class _Run:
                     self._engine.add(sequence)
                     self._live[sequence.request] = _Live(answer, self._ended)
                 except Declined as error:
-                    if self._live:  # one of them will free pages
+                    if self._live:  # a live request will free pages
                         return
                     answer.fail(error)
                 except MotetError as error:
@@ -305,7 +305,7 @@ class _Run:
         for output in self._engine.step().sequences:
             live = self._live.get(output.request)
             if live is None:
-                continue  # it is no longer wanted
+                continue  # its run was closed
             answer = live.answer
             answer.tokens += output.tokens
             answer.logprobs += output.logprobs
@@ -320,7 +320,7 @@ def _is_chat(prompt: Prompt) -> bool:
 
 
 def _tokenizer(model: Path) -> Any:
-    """None: the folder has none, as that of a random model."""
+    """None: the folder has no tokenizer, like the folder of a random model."""
     if not any((model / name).is_file() for name in TOKENIZER_FILES):
         return None
     return AutoTokenizer.from_pretrained(model)

@@ -1,7 +1,7 @@
 """The engine's end of the connection to its service: whole pickled messages over a socket. `send` never blocks.
 
-Pickle is safe here, because one end has started the other from the same installation. It is not used between other
-processes. A message is eight bytes with the length of its body, and the body.
+Pickle is safe here, because one end has started the other from the same installation. No other processes exchange
+pickles. A message is eight bytes with the length of its body, and the body.
 """
 
 import pickle
@@ -24,12 +24,12 @@ def unpack(body: bytes) -> Any:
 
 
 MAX_WAITING_BYTES = 32 << 20
-"""Most engines take minutes to write this much, so only a blocked service lets it pile up."""
+"""Most engines take minutes to write this much, so only a blocked service lets so much wait."""
 
 
 class Pipe:
-    """Messages that the service has not read yet wait here, in memory, so that a busy service blocks no iteration. An
-    engine with too many of them (`full`) must `flush` before it goes on."""
+    """Messages that the service has not read yet wait here, in memory, so that a busy service blocks no iteration. When
+    the pipe is `full`, the engine must `flush` before it goes on."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -46,8 +46,8 @@ class Pipe:
         return len(self._out) > MAX_WAITING_BYTES
 
     def exchange(self, wait: float | None) -> list[Any]:
-        """Write what waits, and return the messages that have come. Wait at most `wait` seconds for the first of them
-        (None: without a limit).
+        """Write what waits, and return the messages that have come. `wait`: the most seconds until the first message
+        (None: no limit).
 
         Raises EOFError when the service has closed its end.
         """
@@ -61,7 +61,7 @@ class Pipe:
                 return self._messages()
 
     def receive(self) -> Any:
-        """Wait for a single message: the first one, before the engine is loaded."""
+        """Wait for the first message, which comes alone, before the engine is loaded."""
         while not (messages := self.exchange(None)):
             pass
         first, *rest = messages
@@ -69,7 +69,7 @@ class Pipe:
         return first
 
     def flush(self) -> None:
-        """Wait until all is written: for messages that the service must get even if this process ends now."""
+        """Wait until all messages are written, so that the service gets them even if this process ends now."""
         while self._out:
             select.select([], [self._socket], [])
             self._flush()

@@ -1,7 +1,6 @@
-"""The common part of all engines with the real plan: their commands, and their reports of the plan.
+"""The common part of all engines with the real planner: commands and reports.
 
-Subclasses add `step` and `idle`, and compute the iterations (by a model, a function, or not at all in a simulation). No
-torch.
+Subclasses add `step` and `idle`, with a model, a function, or a simulation of iterations. No torch.
 """
 
 from motet.domain import Digest, ParkMethod, RequestId
@@ -22,7 +21,7 @@ class PlannedEngine:
 
     @property
     def steps(self) -> int:
-        """How many iterations are reported."""
+        """The number of iterations that a report gives"""
         return self.planner.steps
 
     def add(self, sequence: NewSequence) -> None:

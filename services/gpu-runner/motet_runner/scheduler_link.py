@@ -1,7 +1,7 @@
 """The runner's stream to the scheduler, which places requests.
 
-Whenever it opens, the runner sends everything again. Orders that are out of date (term, epoch) are ignored, here or in
-the engine. Nothing here blocks.
+Whenever the stream opens, the runner sends everything again. Orders that are out of date (term, epoch) are ignored,
+here or in the engine. Nothing here blocks.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ class SchedulerLink:
         return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
 
     def adapter_changed(self, adapter: AdapterLife, error: MotetError | None = None) -> None:
-        """The engine has loaded the adapter, or cannot load it: report it under each of its names."""
+        """The engine has loaded the adapter, or cannot load it: report that under each of the adapter's names."""
         for ref in adapter.refs.values():
             state = state_of(ref, adapter)
             if error is not None:

@@ -1,4 +1,4 @@
-"""One runner: an engine behind gRPC. This module has its files, its engine's process, its server, and the start.
+"""One runner: an engine behind gRPC. This module has the runner's files, engine process, server and start.
 
 First the engine starts to load, the server answers "not serving", and the digests are computed. When the engine is
 loaded, the server answers "serving", and the streams to scheduler and supervisor open: see `loaded_runner`. `run` ends
@@ -100,7 +100,7 @@ class RunnerService:
         """Accept no new requests, hand back waiting ones, and let running ones end, for at most `seconds`.
 
         Requests that still run then move to other runners, with the tokens that they have. A drain may be interrupted
-        at any time: gateways have the requests of an ended runner placed again.
+        at any time: the requests of an ended runner are placed again, because their gateways ask for that.
         """
         server = self._server
         if self.loaded is not None and server is not None and seconds > 0:
@@ -134,8 +134,8 @@ class RunnerService:
             await runner.close()
 
     async def _digests(self) -> tuple[Digest, Digest]:
-        """The digests of the base model and of its assets. Raises ModelFolderError if the pool asks for another model,
-        without waiting for the engine; also for assets that no gateway could use."""
+        """The digests of the base model and of its assets. Raises ModelFolderError, without waiting for the engine, if
+        the pool asks for another model or no gateway could use the assets."""
         base, assets = await asyncio.gather(
             asyncio.to_thread(base_digest, self._folder), asyncio.to_thread(asset_digest, self._folder)
         )

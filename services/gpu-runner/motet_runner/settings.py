@@ -17,7 +17,7 @@ from motet_runner.interface import EngineConfig
 CLUSTER_VOLUMES = "/var/lib/motet/volumes"
 
 KERNEL_CACHE = Path("~/.cache/motet/kernels")
-"""Where compiled kernels are kept if nobody says otherwise"""
+"""The default folder of compiled kernels"""
 
 
 class Settings(BaseSettings):
@@ -26,14 +26,14 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MOTET_RUNNER_", frozen=True, extra="ignore", populate_by_name=True)
 
     pool: str = "default/default"
-    """The ServingPool this runner belongs to, as namespace/name."""
+    """The ServingPool that this runner belongs to, as namespace/name."""
 
     group: str = ""
-    """The group of pools whose base model and adapters it serves, as namespace/name. Empty: the pool is its own
-    group."""
+    """The group of pools whose base model and adapters this runner serves, as namespace/name. Empty: the pool is its
+    own group."""
 
     revision: str = ""
-    """The revision of the pool's template that this runner was made from. A rollout replaces runners of other
+    """The revision of the pool's template from which this runner was made. A rollout replaces runners of other
     revisions."""
 
     instance: str = "runner-0"
@@ -49,7 +49,7 @@ class Settings(BaseSettings):
     """The [source](manifests.md#sources) of the base model, such as file:///folder with config.json and safetensors."""
 
     model_revision: str = ""
-    """Branch, tag or commit, if the model's source has such. Empty: main."""
+    """Branch, tag or commit, for sources that have them. Empty: main."""
 
     model_credentials: str = ""
     """namespace/name of the Secret that opens the model's source. Empty: the source needs none."""
@@ -61,20 +61,20 @@ class Settings(BaseSettings):
     """Where this runner listens: `unix:/path` or `host:port`."""
 
     address: Address = ""
-    """Where gateways reach this runner, if that is not where it listens, such as a pod's address."""
+    """The address at which gateways reach this runner, such as a pod's. Empty: the address of `listen`."""
 
     preset: str = "paged-chunk"
     """How the engine forms batches and reserves memory: one of the engine's presets."""
 
     promise_quantile: Annotated[PromiseQuantile, BeforeValidator(int)] = USUAL_PROMISE_QUANTILE
-    """The quantile of the estimated length, in percent, that a request is promised pages for: 50, 80, 90 or 95. Larger
+    """A request is promised pages for this quantile of its estimated length, in percent: 50, 80, 90 or 95. Larger
     values keep more memory unused, and fewer answers outgrow their promise. Only presets that promise by an estimate
-    heed it."""
+    use this setting."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Data type of weights and KV. `auto`: on a GPU the model's own. On a CPU bfloat16 for files in bfloat16 if the CPU
-    multiplies it and is not faster with float32, which a short measurement shows where the kernels are known; else
-    float32. The log says which one and why."""
+    """Data type of weights and KV. `auto`: on a GPU, the model's own type. On a CPU, bfloat16 for files in bfloat16, if
+    the CPU multiplies bfloat16 and a short measurement does not find float32 faster (there is none before kernels are
+    compiled); else float32. The log says which type and why."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model is computed. `auto`: on a GPU if there is one, else on the CPU."""
@@ -82,19 +82,19 @@ class Settings(BaseSettings):
     kernels: str = "auto"
     """The code that computes adapters and attention. `torch` runs everywhere. `cpp`, for a CPU, is compiled once on
     this machine, and the runner does not start without it. `triton`, for a GPU, needs Triton and a C compiler, and the
-    runner does not start if it computes something else than torch. With `auto`, torch serves on a CPU until `cpp` is
-    compiled and tested and the runner has no requests, or for good if there is no compiler; on a GPU `triton` serves,
-    or torch if it cannot. `motet status` and the log say which one serves. `exact` is exact mode: every request gets
-    the bits that it gets alone, whatever is computed beside it; on one thread of a CPU, in float32, and slower."""
+    runner does not start if these kernels compute other results than torch. With `auto` on a CPU, torch serves until
+    `cpp` is compiled and tested and the runner has no requests; without a compiler, torch always serves. With `auto` on
+    a GPU, `triton` serves, or torch if `triton` cannot. `motet status` and the log say which kernels serve. `exact` is
+    exact mode: every request gets the bits that it gets alone, on one thread of a CPU, in float32, and slower."""
 
     adapter_dtype: Literal["auto", "int8"] = "auto"
     """Data type of adapters in device memory. `auto`: the model's. `int8`, with the kernels `triton`: an adapter takes
-    half of the memory of bfloat16, and an iteration reads half of the bytes; its weights are rounded to 8 bits, with a
-    scale for each row of the rank."""
+    half of the memory of bfloat16, and an iteration reads half of the bytes. The adapter's weights are rounded to 8
+    bits, with a scale for each row of the rank."""
 
     kernel_cache: Path = KERNEL_CACHE
-    """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it. Kernels that no
-    runner has begun to use for 30 days are removed."""
+    """The folder of compiled kernels. Runners of one user may share it. Nobody else may write to it. Kernels with which
+    no runner has started for 30 days are removed."""
 
     compiler: str = ""
     """The C++ compiler of the kernels, as a name or a path. Empty: the first one of c++, g++ and clang++ on the
@@ -104,26 +104,27 @@ class Settings(BaseSettings):
     """Adapters of a higher rank are refused."""
 
     max_resident_adapters: int = Field(16, ge=1)
-    """The most adapters in device memory at a time. An adapter takes pages for its rank, and yields them to KV when no
-    request uses it. The memory of this many of rank 16 is set aside to compute with adapters."""
+    """The most adapters in device memory at a time. An adapter takes pages for its rank, and its pages can become KV
+    when no request uses the adapter. Torch's kernels take memory for copies of this number of adapters of rank 16."""
 
     max_cached_adapters: int = Field(64, ge=1)
-    """The most adapters in the disk cache. Beyond this number, the least recently used one is removed. One in use is
-    never removed."""
+    """The most adapters in the disk cache. Beyond this number, the least recently used adapter is removed. An adapter
+    in use is never removed."""
 
     max_adapter_mib: int = Field(2048, ge=1)
     """The most MiB of an adapter's weights. A larger adapter is refused before its weights are read."""
 
     max_model_gib: int = Field(1024, ge=1)
-    """The most GiB of a base model. A larger one is not fetched."""
+    """The most GiB of a base model. A larger model is not fetched."""
 
     model_cache: Path | None = None
-    """The folder where fetched models stay. Runners of several machines may share it. A model that is complete there is
-    not fetched again. Unset: a folder in the state directory."""
+    """The folder where fetched models stay. Runners of several machines may share it. A complete model in this folder
+    is not fetched again. Unset: a folder in the state directory."""
 
     volumes: str = ""
     """The folder whose subfolders are the volumes of the pool's `adapterVolumes`. file:// adapters must be in one of
-    them, also after all links are followed. Empty: in a cluster /var/lib/motet/volumes, elsewhere any folder."""
+    these volumes, also after all links are followed. Empty: in a cluster /var/lib/motet/volumes, elsewhere any
+    folder."""
 
     hub_endpoint: str = "https://huggingface.co"
     """The hub that hf:// stands for: the public one, or a mirror with the same API."""
@@ -137,39 +138,39 @@ class Settings(BaseSettings):
     """A PEM file with certificate authorities to trust besides the system's, for https:// sources and the hub."""
 
     fetch_proxy: str = Field("", pattern=r"^(https?://[^/\s]+/?)?$")
-    """A proxy for all fetching, as http://host:port; it must support CONNECT. The runner resolves each name, checks its
-    address as it does without a proxy, and asks the proxy for that address."""
+    """A proxy that supports CONNECT, for all fetches, as http://host:port. The runner resolves each name, checks the
+    address as without a proxy, and asks the proxy for this address."""
 
     fetch_proxy_guards: bool = False
     """The runner gives names to the proxy instead of addresses, and the proxy alone decides which addresses are
-    allowed. For runners that cannot resolve names of the internet. Use it only with a proxy that refuses private,
-    loopback, link-local and metadata addresses itself."""
+    allowed. For runners that cannot resolve names of the internet. Use this only with a proxy that itself refuses
+    private, loopback, link-local and metadata addresses."""
 
     fetch_stall_seconds: float = Field(30.0, gt=0)
-    """A fetch that brings less than 1 KiB/s for this long is stopped, and continued later. A volume that gives nothing
-    for this long fails the fetches of its adapters, which are tried again. Multiplied by MOTET_TIME_SCALE."""
+    """A fetch that brings less than 1 KiB/s for this long is stopped, and continued later. If a volume gives nothing
+    for this long, fetches of its adapters fail and are tried again. Multiplied by MOTET_TIME_SCALE."""
 
     disk_stall_seconds: float = Field(60.0, gt=0)
-    """How long the disk of MOTET_DATA_DIR may take to find, check or remove an adapter. Large ones have a second more
-    for each 16 MiB. Then the order fails and is tried again, and so does each one that comes until the disk answers.
+    """How long the disk of MOTET_DATA_DIR may take to find, check or remove an adapter, and a second more for each 16
+    MiB of the adapter. Then the order fails and is tried again, like all further orders until the disk answers.
     MOTET_TIME_SCALE does not change this: a busy disk may need seconds."""
 
     fetch_kib_per_second: int = Field(1024, ge=1)
     """The average rate in KiB/s that a source must reach. A fetch may take as long as its largest allowed size takes at
-    this rate. Then it is stopped, so that others can run, and continued later."""
+    this rate. Then the fetch is stopped, so that other fetches can run, and continued later."""
 
     fetches_at_once: int = Field(4, ge=1, le=64)
-    """How many adapters are fetched from hubs and the web at a time; for one namespace at most one fewer. It is also
-    the number of files of a base model that are fetched at a time."""
+    """How many adapters are fetched from hubs and the web at a time; for one namespace, at most this number less one.
+    Also how many files of a base model are fetched at a time."""
 
     max_partial_fetches: int = Field(16, ge=0)
     """How many interrupted fetches of adapters of one namespace are kept on the disk, to be continued within a day.
-    Beyond this number, the oldest one is removed."""
+    Beyond this number, the oldest is removed."""
 
     max_partial_mib: int = Field(4096, ge=0)
-    """The most MiB that interrupted fetches of adapters of one namespace keep on the disk. Beyond it, the oldest one is
-    removed. Fetches that run are not counted: `fetches_at_once` bounds them. When the disk is full, all interrupted
-    fetches are removed."""
+    """The most MiB that interrupted fetches of adapters of one namespace keep on the disk. Beyond this, the oldest
+    fetch is removed. Fetches that run are not counted: `fetches_at_once` bounds their number. When the disk is full,
+    all interrupted fetches are removed."""
 
     manifests: str = ""
     """The folder of manifests with the Secrets that open sources; the local stack sets it. Empty: Secrets are read from
@@ -195,12 +196,12 @@ class Settings(BaseSettings):
     """Percentage of the device's memory for weights, KV and adapters together."""
 
     kv_cache_mib: int | None = Field(None, ge=1)
-    """Memory for pages in MiB, which KV and adapters share; overrides the percentage. On a CPU the default is 512, and
-    room for `max_resident_adapters` of rank 16."""
+    """Memory for pages in MiB, which KV and adapters share; overrides the percentage. On a CPU, the default is 512 MiB
+    plus the memory of `max_resident_adapters` adapters of rank 16."""
 
     host_kv_mib: int | None = Field(None, ge=0)
-    """Host memory in MiB for the KV of parked requests. On a CPU the default is a sixteenth of the KV cache: it is the
-    same memory."""
+    """Host memory in MiB for the KV of parked requests. On a CPU, the default is at most a sixteenth of the KV cache,
+    because both are in the same memory."""
 
     prefill_chunk_tokens: int = Field(512, ge=16)
     """The most prompt tokens in one iteration. A longer prompt is computed in pieces, so that other sequences go on.
@@ -209,13 +210,14 @@ class Settings(BaseSettings):
     decode_slowdown: float = Field(2.0, gt=1)
     """The longest time of an iteration, as a multiple of the time that its decodes alone would take: while other
     sequences decode, prompts are computed in smaller pieces. Larger values bring the first token earlier and delay the
-    tokens of others. Only presets that cut prompts heed it. It does not hold back requests that lost their runner in
-    the middle of their answer."""
+    tokens of others. Only presets that cut prompts use this setting. Requests that lost their runner in the middle of
+    their answer are not held back."""
 
     threads: int | None = Field(None, ge=1)
-    """Threads of the engine on a CPU. Unset: as many as a short measurement finds best, of the cores that the runner
-    may use. The choice is kept beside the compiled kernels for a week; their results are the same with any number. More
-    threads than cores are lowered to the cores. The kernels `exact` have one."""
+    """Threads of the engine on a CPU. Unset: the number that a short measurement finds best, up to the cores that the
+    runner may use. The choice is kept beside the compiled kernels for a week. The compiled kernels' results are the
+    same with any number of threads. A higher number is lowered to the number of cores. The kernels `exact` have one
+    thread."""
 
     step_trace: str = Field("", validation_alias="MOTET_STEP_TRACE")
     """MOTET_STEP_TRACE: a file for one JSON line per iteration; `{instance}` in it becomes this runner's name."""
@@ -236,16 +238,16 @@ class Settings(BaseSettings):
     Then the engine decides alone."""
     prefix_cache: bool = True
     """Whether a request uses the KV that earlier requests of its tenant have computed for the same first tokens under
-    the same adapter. KV that no request uses goes when its memory is needed."""
+    the same adapter. KV that no request uses is dropped when its memory is needed."""
 
     plan_ahead: int | None = Field(None, ge=0, le=1)
-    """How many iterations the engine plans and launches before it collects the oldest one. Unset: 1 on a GPU, which
-    computes one iteration while the next one is planned, and 0 on a CPU, where 1 gains no time: an iteration is
+    """How many iterations the engine plans and launches before it collects the oldest iteration. Unset: 1 on a GPU,
+    which computes one iteration while the next one is planned, and 0 on a CPU, where 1 gains no time: an iteration is
     computed before its launch returns."""
 
     supervisor_answer_seconds: float = Field(1.0, gt=0)
-    """How long an overflow that was announced to the supervisor may go unanswered. Then the runner decides alone.
-    Multiplied by MOTET_TIME_SCALE."""
+    """How long the runner waits for the supervisor's answer to an overflow. Then the runner decides alone. Multiplied
+    by MOTET_TIME_SCALE."""
 
     drain_seconds: float = Field(0.0, ge=0)
     """How long running answers may go on after SIGTERM. Meanwhile the runner accepts no new requests, and hands back
@@ -257,7 +259,7 @@ class Settings(BaseSettings):
     the pod."""
 
     outbox_kib: int = Field(16 * 1024, ge=1)
-    """The most KiB that may wait for a gateway that does not read. Beyond it its stream is closed."""
+    """The most KiB that may wait for a gateway that does not read. Beyond this, the gateway's stream is closed."""
 
     stream_interval_seconds: float = Field(0.0, ge=0, le=1)
     """How long tokens may wait for the next ones, so that a gateway gets them in one message, and a client in one
@@ -307,7 +309,7 @@ class Settings(BaseSettings):
         return folder
 
     def engine_config(self, model: Path) -> EngineConfig:
-        """A setting that has the name of an engine's option is that option."""
+        """Each setting with the name of an option of EngineConfig sets this option."""
         options = self.model_dump(include={option.name for option in fields(EngineConfig)})
         trace = self.step_trace.replace("{instance}", self.instance)
         options |= {

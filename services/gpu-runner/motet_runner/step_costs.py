@@ -11,22 +11,22 @@ _NEW_SHARE = 0.1
 _NEW_SHARE_OF_COPIES = 0.2
 
 LEAST_BESIDE = 8
-"""How many prompt tokens an iteration takes beside decodes at any cost: a prompt always progresses."""
+"""The fewest prompt tokens of an iteration beside decodes, however long they take: a prompt always progresses."""
 
 _MOST_CHANGE = 2.0
-"""One iteration changes a cost by at most the square root of two, however long it took: a disturbance of one iteration
-must not shrink the next prompts, and wrong figures are corrected within a few iterations."""
+"""An iteration changes a cost at most by the factor of this number's square root: a disturbance of one iteration must
+not shrink the next prompts, and wrong figures are corrected within a few iterations."""
 
 _MOST_USEFUL = 4096
-"""If this number of prompt tokens costs no more than the decodes, their cost needs no better figure."""
+"""The least cost of a prompt token is the decodes' time divided by this: no lower figure is needed."""
 
 
 class StepCosts:
     def __init__(
         self, *, prefill_seconds_per_token: float, swap_seconds_per_page: float, decode_slowdown: float | None = None
     ) -> None:
-        """The first figures are measured at the start, and follow later iterations. `decode_slowdown`: the longest time
-        of an iteration, as a multiple of the time of its decodes alone."""
+        """The arguments are measured at the start; later iterations change the figures. `decode_slowdown`: the longest
+        time of an iteration, as a multiple of the time of its decodes alone."""
         self.step_seconds = 0.0
         """The time of a decode-only iteration"""
         self.prefill_seconds_per_token = prefill_seconds_per_token
@@ -35,8 +35,9 @@ class StepCosts:
         self._decode_seconds: dict[int, float] = {}
         """Number of rows → the time of a decode-only iteration"""
         self._seconds_beside = prefill_seconds_per_token
-        """The time of a prompt token beside decodes. It differs from one alone: it shares the reading of the weights,
-        small pieces multiply less efficiently, and later pieces of a prompt attend to more tokens."""
+        """The time of a prompt token beside decodes. This time differs from `prefill_seconds_per_token`: decodes and
+        prompt share the reading of the weights, small pieces multiply less efficiently, and later pieces of a prompt
+        attend to more tokens."""
 
     def learn(self, plan: StepPlan, result: StepResult) -> None:
         if result.swapped_pages:
@@ -49,7 +50,7 @@ class StepCosts:
         if decodes and not result.retries:
             self._learn_beside(decodes, prompt_tokens, result.seconds)
         if prompt_tokens >= PAGE_TOKENS:
-            # Compare with the same number of decodes: the usual iteration may have more, and then prompts seem free.
+            # Compare with the same number of decodes: with the time of more decodes, prompts would seem free.
             beside = self._seconds_of(decodes) if decodes else 0.0
             if beside is not None:
                 per_token = max(0.0, result.seconds - beside) / prompt_tokens
@@ -63,7 +64,7 @@ class StepCosts:
         self._learn_step(seconds)
 
     def cheaper_park(self, sequence: Sequence) -> ParkMethod:
-        """Compares two copies of its pages with computing its tokens again."""
+        """Compares two copies of the sequence's pages with computing its tokens again."""
         swap = 2 * len(sequence.pages) * self.swap_seconds_per_page
         recompute = sequence.scheduled * self.prefill_seconds_per_token
         return ParkMethod.SWAP if swap < recompute else ParkMethod.RECOMPUTE
@@ -71,9 +72,9 @@ class StepCosts:
     def prompt_tokens_beside(self, decodes: int, prompts: int) -> int:
         """How many prompt tokens keep an iteration with `decodes` decodes within the slowdown.
 
-        If more sequences wait for their first token than decode, they get proportionally more time: it is better to
-        delay few for many, and long decodes would otherwise keep prompts in small pieces for long. Before the first
-        decode-only iteration, there is no limit.
+        If more sequences wait for their first token than decode, prompts get proportionally more time: it is better to
+        delay few sequences for many. Otherwise long decodes would keep prompts in small pieces for long. Before the
+        first decode-only iteration, there is no limit.
         """
         alone = self._seconds_of(decodes)
         if alone is None or self._slowdown is None or self._seconds_beside <= 0:
@@ -95,7 +96,7 @@ class StepCosts:
             self._seconds_beside = _towards(self._seconds_beside, seen)
 
     def _seconds_of(self, decodes: int) -> float | None:
-        """The time of an iteration with `decodes` decodes, or, without a figure, of the nearest known number."""
+        """The time of an iteration with `decodes` decodes or, if unknown, with the nearest known number of decodes."""
         known = self._decode_seconds
         if decodes in known:
             return known[decodes]

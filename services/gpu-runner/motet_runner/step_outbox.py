@@ -10,14 +10,14 @@ from motet.rpc import Outbox
 
 
 class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
-    """Holds encoded `GenerateDown` messages; the engine encodes the steps. If it is `full`, the service
-    treats the gateway as lost.
+    """Holds encoded `GenerateDown` messages; the engine encodes the steps. If the outbox is `full`, the service treats
+    the gateway as lost.
 
-    Two steps are merged by concatenating their bytes. For protobuf the result is one message, and its step has the
-    sequences of both, in order: that is how protobuf merges a member of a oneof.
+    Two steps are merged by concatenating their bytes. Protobuf reads the result as one message whose step has the
+    sequences of both steps, in order.
 
-    With an interval, a step that comes sooner than that after the last message waits for later steps, at most until the
-    interval has passed. Other messages do not wait, and send the steps before them at once.
+    With an interval, a step waits for later steps until the interval since the last message has passed. Other messages
+    do not wait, and earlier steps are then sent at once, too.
     """
 
     def __init__(
@@ -28,13 +28,13 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
         clock: Clock,
         interval_seconds: float = 0.0,
     ) -> None:
-        """`merged` is called for each step that joins another."""
+        """`merged` is called for each step that joins an earlier step."""
         super().__init__(limit_bytes)
         self._merged = merged
         self._interval = interval_seconds
         self._clock = clock
         self._next_at = 0.0
-        """When the next steps may be sent, if there is an interval."""
+        """With an interval: the time from which steps may be sent."""
         self._timer: asyncio.TimerHandle | None = None
         """Set while steps wait for others."""
         self._groups: deque[list[bytes]] = deque()
@@ -78,7 +78,7 @@ class StepOutbox(Outbox[bytes | runner_pb2.GenerateDown]):
         self._bytes += sum(map(len, group))
 
     def _release_in_time(self) -> None:
-        # A group that may already be sent takes this step with it.
+        # If an earlier group may already be sent, this group does not wait either.
         alone = len(self._groups) == 1
         wait = self._next_at - self._clock() if self._interval and alone else 0.0
         if wait > 0:

@@ -1,8 +1,8 @@
-"""The step trace: one JSON line per iteration. Promises, parks and resumes are on the line of their iteration. The
-trace ends at the first failed write: the engine goes on.
+"""The step trace: one JSON line per iteration. Promises, parks and resumes are on the line of their iteration. After
+the first failed write, the trace ends, and the engine goes on.
 
-The first line also says what is timed: machine, model, kernels, and the limits of batches. So does the first line after
-the kernels change. `motet profile` learns the costs of iterations from it.
+The first line, and the first line after a change of kernels, also say what is timed: machine, model, kernels, and the
+limits of batches. `motet profile` learns the costs of iterations from the trace.
 """
 
 import json
@@ -21,7 +21,7 @@ _KINDS = (("overflows", OverflowAhead), ("parks", ParkedNow), ("resumes", Resume
 
 class StepTrace:
     def __init__(self, path: Path | None, *, of: Callable[[], dict[str, Any]]) -> None:
-        """`of` says what is timed. It is called before the first line, and when the kernels change."""
+        """`of` is called for the first line and after a change of kernels, and says what is timed."""
         self._file = LineFile(path, stopped="step_trace_stopped") if path is not None else None
         self._of = of
         self._kernels: str | None = None

@@ -1,7 +1,7 @@
 """The runner's stream to the supervisor, which watches memory.
 
-Whenever it opens, the runner sends everything again. Orders that are out of date (term, epoch, promise) are ignored,
-here or in the engine. Nothing here blocks.
+Whenever the stream opens, the runner sends everything again. Orders that are out of date (term, epoch, promise) are
+ignored, here or in the engine. Nothing here blocks.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ HEARTBEAT_SECONDS = 0.4
 
 
 class SupervisorLink:
-    """The stream to the supervisor. While it is down, or an overflow stays unanswered, the engine decides alone."""
+    """While the stream is down, or an overflow stays unanswered, the engine decides alone."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class SupervisorLink:
         self.link.send(supervisor_pb2.WatchUp(memory=memory))
 
     def heartbeat(self) -> None:
-        """Report that this process lives. Reports may wait for an iteration, or for their turn."""
+        """Report that this process lives. Memory reports may be late, because they wait for an iteration."""
         self.link.send(supervisor_pb2.WatchUp(heartbeat=supervisor_pb2.Heartbeat()))
 
     def overflow(self, event: OverflowAhead) -> None:
@@ -173,7 +173,8 @@ class SupervisorLink:
                 resume = down.resume
                 self._post(Resume(RequestId(resume.request), resume.epoch, resume.promise.pages))
             case "overcommit":
-                # Kept while the supervisor is down: the scheduler keeps it, too, so that both have the same limit.
+                # Runner and scheduler both keep the factor while the supervisor is down, so that both have the same
+                # limit.
                 self._post(SetOvercommit(down.overcommit.factor))
             case _:
                 return  # "compact": pages need not be contiguous. Or a message of a later version

@@ -1,4 +1,4 @@
-"""Refuses unsupported models by their config.json, before the engine loads, which takes seconds."""
+"""Refuses unsupported models by their config.json, without waiting seconds for the engine to load."""
 
 import json
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from motet.errors import ModelFolderError
 
 PER_CALL_ROPE = ("dynamic", "longrope")
 """Rope types whose frequencies depend on the longest position of a call: one long request would change the answers of
-the others in its batch. `execute.load.length_rope` computes them per sequence."""
+other requests in its batch. `execute.load.length_rope` computes these ropes per sequence."""
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 def read_supported_config(folder: Path) -> dict[str, Any]:
-    """The model's configuration. Raises ModelFolderError if Motet can't serve such a model, whatever its weights."""
+    """The model's configuration. Raises ModelFolderError if Motet cannot serve a model with this configuration."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelFolderError(f"{folder} has no config.json. spec.model.uri must name a Hugging Face model folder.")
@@ -50,7 +50,7 @@ def _refuse(raw: dict[str, Any]) -> None:
 
 
 def ropes_of(text: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The model's rope parameters, for each kind of layers if they differ"""
+    """The model's rope parameters; several if kinds of layers have different ropes"""
     for field in ("rope_parameters", "rope_scaling"):
         rope = text.get(field)
         if isinstance(rope, dict):
