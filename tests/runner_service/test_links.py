@@ -80,7 +80,7 @@ async def test_reports_have_all_requests(folder):
             lambda: next((r for r in scheduler.of("report") if sum(x.pages_used > 0 for x in r.live) == 3), None)
         )
         assert {x.state for x in report.live} == {common_pb2.SEQUENCE_STATE_DECODE}
-        assert report.pages_promised == sum(x.promise.pages for x in report.live)
+        assert report.pages_promised == sum(x.charged_pages for x in report.live)
         for n in range(3):
             await gateway.cancel(f"r{n}")
             await gateway.finished(f"r{n}")

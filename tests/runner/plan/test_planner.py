@@ -24,12 +24,12 @@ def happened(device, kind):
 
 def test_a_promise_that_does_not_fit_is_declined_and_leaves_no_trace() -> None:
     planner = make_planner(pages=8)
-    planner.commands.add(new("a", max_tokens=91))
+    planner.commands.add(new("a", prompt=86))
     with pytest.raises(Declined):
-        planner.commands.add(new("b", max_tokens=43))
+        planner.commands.add(new("b", prompt=38))
     assert planner.sequences.get(R("b")) is None
     planner.commands.cancel(R("a"))
-    planner.commands.add(new("b", max_tokens=43))
+    planner.commands.add(new("b", prompt=38))
     planner.check()
 
 
@@ -463,12 +463,12 @@ class RunnerOfPromisesWithWindow(RunnerOfPromises):
     window = 20
 
 
-def test_case(machine: type[Runner]):
+def case_of(machine: type[Runner]):
     machine.TestCase.settings = settings(
         max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     return machine.TestCase
 
 
-TestRunner, TestRunnerAhead, TestRunnerWithWindow = map(test_case, (Runner, RunnerAhead, RunnerWithWindow))
-TestRunnerOfPromises, TestRunnerOfPromisesWithWindow = map(test_case, (RunnerOfPromises, RunnerOfPromisesWithWindow))
+TestRunner, TestRunnerAhead, TestRunnerWithWindow = map(case_of, (Runner, RunnerAhead, RunnerWithWindow))
+TestRunnerOfPromises, TestRunnerOfPromisesWithWindow = map(case_of, (RunnerOfPromises, RunnerOfPromisesWithWindow))
