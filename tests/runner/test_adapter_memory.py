@@ -80,7 +80,7 @@ def test_an_adapter_that_does_not_fit_beside_those_in_use_is_declined_and_later_
     expected = {rank: run(engine, ask("q", adapter=Digest(str(rank)))).tokens["q"] for rank in (64, 16, 8)}
     ran = run(engine, ask("small", adapter=Digest("16"), prompt=prompt), steps=3)
     assert engine.report().pages == 64
-    with pytest.raises(Declined, match="4 pages were promised and 0 can be given beside the adapters in use"):
+    with pytest.raises(Declined, match="0 can be given beside the adapters"):
         engine.add(ask("large", adapter=Digest("64"), prompt=prompt))
     engine.add(ask("other", adapter=Digest("8"), prompt=prompt))
     assert engine.report().pages == 56
