@@ -116,14 +116,6 @@ DEFECTS = (
         "self._lifecycle.refuse(request, Failure.of(REVISION_REPLACED)); return Outcome.REFUSED",
         seed=119,
     ),
-    Defect(
-        "a scheduler whose term has risen sends a catalog of its earlier term",
-        "motet_scheduler.service",
-        "SchedulerService._publish",
-        "if effect.gateway and before.term == self.term:",
-        "if effect.gateway:",
-        seed=26,
-    ),
 )
 
 
