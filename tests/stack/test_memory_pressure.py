@@ -56,6 +56,21 @@ def counter_by_method(stack: LocalStack, metric: str) -> dict[str, float]:
     }
 
 
+def assert_parts_add_up(stack: LocalStack, *, parks: float) -> None:
+    """The parts of all requests' time are their whole time (S3-20): the runner measured most of them, and another
+    process the whole."""
+    (figures,) = json.loads(stack.motet("status", "--json").stdout)["answers"]
+    with stack.http() as client:
+        families = text_string_to_metric_families(client.get("/metrics").text)
+        samples = [sample for family in families for sample in family.samples]
+    (whole,) = (one.value for one in samples if one.name == "motet_request_duration_seconds_sum")
+    parts = figures["seconds"]
+    print(f"{whole} s, parts {parts}")
+    assert sum(parts.values()) == pytest.approx(whole, rel=0.01)
+    assert min(parts.values()) > 0
+    assert figures["parks"] == parks
+
+
 async def long_streams(deployed: Deployed) -> list[StreamedAnswer]:
     return await asyncio.gather(
         *(
@@ -101,6 +116,7 @@ class TestAQuarterOfTheMemory:
         for method in ("swap", "recompute"):
             assert parks[method] > 0
             assert resumes[method] > 0
+        assert_parts_add_up(deployed.stack, parks=sum(parks.values()))
 
     def test_the_length_header_names_the_source_of_the_estimate(self, deployed: Deployed) -> None:
         def source() -> str:

@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from motet.api.v1 import common_pb2
 from motet.clock import Clock
+from motet.promises import max_kv_tokens
 from motet.telemetry import BoundedLabels
 from motet.time_split import PartSeconds
 from motet_gateway.live_choice import ChoiceRecord
@@ -40,9 +41,9 @@ class AnswerMetrics:
         )
         self.promised = counter(
             "motet_promised_tokens",
-            "Tokens that choices were promised when they were first placed, with their prompts.",
+            "Tokens that these choices were promised when they were first placed, with their prompts.",
         )
-        self.promises = counter("motet_promises", "Choices that were placed, with a promise.")
+        self.promises = counter("motet_promises", "Choices that were placed with a promise and got a token.")
         self.unused = counter(
             "motet_promise_unused_tokens", "Of motet_promised_tokens_total, those that their choices did not need."
         )
@@ -73,8 +74,8 @@ class AnswerMetrics:
             self.seconds.labels(name, part).inc(seconds)
         if record.parks:
             self.parks.labels(name).inc(record.parks)
-        if record.promised_tokens:
-            beyond = prompt_tokens + answer_tokens - record.promised_tokens
+        if record.promised_tokens and answer_tokens:
+            beyond = max_kv_tokens(prompt_tokens, answer_tokens) - record.promised_tokens
             self.promises.labels(name).inc()
             self.promised.labels(name).inc(record.promised_tokens)
             self.unused.labels(name).inc(max(0, -beyond))
