@@ -32,8 +32,8 @@ FILE_THREADS = 4
 
 
 class AdapterFiles(Protocol):
-    """Carries out the effects of `AdapterPolicy`: `effects` defines the answers of the methods with the same names. Any
-    method may raise an error, which `failure_of` makes the answer."""
+    """Carries out the effects of `AdapterPolicy`: `effects` defines the answers of the methods with the same names. If
+    a method raises an error, `failure_of` makes the answer."""
 
     async def find(self, effect: effects.Find) -> Held | None: ...
 

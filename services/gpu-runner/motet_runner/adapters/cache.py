@@ -229,7 +229,7 @@ class DiskCache:
 
     def _new_folder(self) -> tuple[Path, FolderLease]:
         """A folder to fill, and its lease. A starting runner removes unlocked folders. If it removes this folder before
-        the lock, try again."""
+        the folder is locked, try again."""
         while True:
             folder = self.folder / f".fetch-{os.getpid()}-{next(_counter)}"
             folder.mkdir(mode=0o755, parents=True)

@@ -14,7 +14,7 @@ from motet_runner.sources.fetch_errors import temporary
 from motet_runner.sources.folder import AdapterFolder, FileStat, Signature
 
 MAX_ATTEMPTS = 3
-"""How often a folder is read whose files change during each read."""
+"""The most reads of a folder: if its files change during a read, the folder is read again."""
 
 
 Reading = Callable[[], AbstractContextManager[None]]

@@ -43,7 +43,7 @@ class FolderLease:
 
     def become_exclusive(self) -> bool:
         """True if no other process uses the folder; then none can begin to use it. False: the lease is a shared lock
-        again. If the folder was removed meanwhile, because changing a lock is not atomic, the lease is released.
+        again. Changing a lock is not atomic: if the folder was removed meanwhile, the lease is released.
         """
         with self._mutex:
             if self.file is None:

@@ -67,7 +67,8 @@ REFUSED = {
 STARTS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
 """Start values that do not change the base model. PEFT's own start values (true) and random ones (false) do not,
 either. Others, such as PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA, move a part of the base model's weights into the
-adapter: it is right only on a base model without that part. Unknown values, as of later PEFT versions, are refused."""
+adapter, which is then right only on a base model without that part. Unknown values, as of later PEFT versions, are
+refused."""
 
 MIN_ALPHA, MAX_ALPHA = 2.0**-20, 2.0**20
 """No training uses an alpha beyond these limits. The scale could become 0 or infinite in the engine's numbers."""

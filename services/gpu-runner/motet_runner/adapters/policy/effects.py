@@ -58,8 +58,8 @@ class ListCache:
 
 
 Answer = Held | Certification | tuple[Digest, ...] | Failure | None
-"""The answer to a numbered effect. Each effect gets exactly one answer with its number; a hanging disk is answered for
-after a time limit."""
+"""The answer to a numbered effect. Each effect gets exactly one answer with its number. If the disk hangs, the answer
+comes at a time limit."""
 
 # ------------------------------------------------------------------------------------------------- without an answer
 

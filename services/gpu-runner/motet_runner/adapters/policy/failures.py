@@ -31,8 +31,8 @@ class SourceFailures:
         return sum(map(len, self._of_namespace.values()))
 
     def blocking(self, request: FetchRequest, now: float) -> Failure | None:
-        """The failure because of which this source is not asked now; None: it may be asked. Only orders for requests are
-        held back, because requests order an adapter again and again. The check of a new revision is never held back."""
+        """The failure because of which this source is not asked now; None: it may be asked. Only orders for requests
+        are held back, because requests order an adapter again and again; the check of a new revision never is."""
         failures = self._of_namespace.get(request.namespace)
         failed = failures.get(_key(request)) if failures is not None else None
         return failed.failure if failed is not None and request.digest_verified and now < failed.until else None

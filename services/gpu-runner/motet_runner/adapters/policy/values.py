@@ -82,4 +82,4 @@ class Held:
     """The check's result, if it still holds for these files, this base model and this engine."""
 
     stamp: object = None
-    """The sizes, times and inodes of the source's files when they were copied."""
+    """The sizes, times and inodes of the source's files when the files were copied."""
