@@ -33,9 +33,9 @@ class AcceptedRequest:
     stream: int
     max_tokens: int = 0
     term: int = 0
-    """The term of the scheduler that placed it."""
+    """The term of the scheduler that placed the request"""
     received: float = 0.0
-    """When its Submit came."""
+    """When the Submit came"""
     in_engine: bool = False
 
 

@@ -216,10 +216,12 @@ class EngineLoop:
     # ------------------------------------------------------------------------------------------------------------ time
 
     def _mark_states(self, events: Iterable[Event], began: float, now: float) -> None:
-        """Mark what an iteration has changed, before its outputs are encoded: an answer may begin and end in it.
+        """Note new states before an iteration's outputs are encoded, because an answer may begin and end in one
+        iteration.
 
-        What an iteration computes, it computes since it began. A sequence decodes when its first token is there, or the
-        next one after a park; with plan-ahead, one parked by swap decodes an iteration earlier.
+        Prefill and park count from the iteration's beginning. Decoding counts from the first token, or from the next
+        token after a park. With plan-ahead, a sequence that was parked by swap counts as decoding one iteration
+        earlier.
         """
         for event in events:
             if not isinstance(event, StateChanged):

@@ -1,4 +1,4 @@
-"""Rows whose prompts are scored. A prompt's logits are many: its tokens times the vocabulary. If they are too many, the
+"""Rows whose prompts are scored. A prompt's logits are many: its tokens times the vocabulary. For too many logits, the
 worker computes the iteration in parts."""
 
 from dataclasses import dataclass

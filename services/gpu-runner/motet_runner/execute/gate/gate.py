@@ -19,7 +19,7 @@ from motet_runner.execute.gate.yardstick import Judged, Wrong, Yardstick, find_y
 from motet_runner.memory.out_of_memory import device_has_failed
 
 _Part = tuple[torch.Tensor, torch.Tensor]
-"""A part of a judgement: the tokens' places among all texts' tokens, and each one's mean square error"""
+"""A part of a judgement: the tokens' places among all texts' tokens, and each token's mean square error"""
 
 
 class Gate:

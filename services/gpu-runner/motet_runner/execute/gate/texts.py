@@ -58,7 +58,7 @@ PARTS = Session(
     ),
     goes_far=True,
 )
-"""Each token once"""
+"""Computes each token once"""
 _MANY = (*WHOLE, *((row % 4, PAGE_TOKENS) for row in range(26)))
 CROWD = Session(_MANY, (Iteration({row: tokens for row, (_, tokens) in enumerate(_MANY)}, some=True),))
 """The rows of a usual chunk, on few pages. Only fused forward passes compute it: modules would take long."""
@@ -70,7 +70,7 @@ ADAPTER_OF = {0: 0, 2: 1, 3: 0, FAR: 0}
 RANKS = (8, 3)
 """The adapters' ranks"""
 CHANGES_EVERY = (1, 2)
-"""The first adapter changes each linear, the second one every other."""
+"""The first adapter changes each linear, the second adapter every other linear."""
 
 
 def in_parts(most: int) -> Session:

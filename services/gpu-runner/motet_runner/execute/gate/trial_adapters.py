@@ -11,7 +11,7 @@ from motet_runner.execute.gate.texts import CHANGES_EVERY, RANKS
 from motet_runner.execute.pack.linear_packing import weight_of
 
 Matrices = dict[str, list[tuple[torch.Tensor, torch.Tensor] | None]]
-"""Linear → A [rank, inputs] and B [outputs, rank] of each adapter; None: it does not change this linear"""
+"""Linear → A [rank, inputs] and B [outputs, rank] of each adapter; None: the adapter does not change this linear"""
 
 
 class WideBackend:

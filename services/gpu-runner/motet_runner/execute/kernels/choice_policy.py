@@ -1,4 +1,4 @@
-"""Which kernels `engine.kernels` allows, and the notes about back ends that do not serve. Pure: callers tell it what is
+"""Which kernels `engine.kernels` allows, and the notes about back ends that do not serve. Pure: callers say what is
 available and what passed its test.
 
 With `auto` on a GPU, the Triton back end serves if it passes a test on the model; if not, torch's back end serves. With

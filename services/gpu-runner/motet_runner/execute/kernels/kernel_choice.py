@@ -72,7 +72,7 @@ class KernelChoice:
         return self.serving.packing if self._to_test is None else None
 
     def begin(self, fault_of: FaultOf) -> Kernels:
-        """The first kernels: a GPU's if they pass their test, or the compiled ones if they are already built."""
+        """The first kernels: a GPU's if they pass their test, or compiled kernels if these are already built."""
         if self._to_test is not None:
             fault = fault_of(self._to_test)
             if not fault:
@@ -88,7 +88,7 @@ class KernelChoice:
         log.info("kernels_chosen", serving=self.serving.name, building=self.waiting)
 
     def built(self) -> Kernels | None:
-        """The kernels that follow the first ones; None: not yet, or already returned. They are the compiled kernels
+        """The kernels that follow the first kernels; None: not yet, or already returned. They are the compiled kernels
         once built and tested, or torch's kernels with packed weights if nothing can be built."""
         building = self._build
         if building is None or not building.done():

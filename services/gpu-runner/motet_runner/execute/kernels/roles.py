@@ -1,4 +1,4 @@
-"""The roles of back ends: to add adapters, to attend, to multiply, to compute a whole forward pass. They are chosen
+"""The roles of back ends: to add adapters, to attend, to multiply, to compute a whole forward pass. Each role is filled
 separately, so a back end may have only some roles."""
 
 from collections.abc import Callable, Sequence
@@ -36,11 +36,11 @@ class BackEnd:
     add_lora: AddLora | None = None
     attention: MakeAttention | None = None
     packing: Packing | None = None
-    """How its linears pack weights"""
+    """How the back end packs weights"""
     makes_forward: MakeForward | None = None
     """Makes the fused forward of a Llama-shaped model"""
     library: Library | None = None
-    """The compiled library: it runs recorded programs, and is judged before it serves."""
+    """The compiled library, which runs recorded programs. The gate judges it before it serves."""
     has_threads: bool = False
     """True if its number of threads can be chosen"""
     room_bytes: Callable[[LargestWork], int] = lambda _: 0

@@ -35,7 +35,7 @@ def triton_back_end(device: torch.device, *, int8: bool = False, utilization_per
 
 def _room_bytes(work: LargestWork) -> int:
     groups = work.groups
-    # One batch is an iteration's. The other one is shared by all captured graphs, which add adapters of any rank.
+    # The first batch is an iteration's. All captured graphs share the second batch, and add adapters of any rank.
     batches = [(work.rows, work.max_rank), (work.decodes, MAX_RANK)]
     return GpuAttention.room_bytes(work.heads, work.head_dim) + sum(
         GpuBackend.room_bytes(groups, rows, rank) for rows, rank in batches if groups

@@ -37,7 +37,7 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     start: int
-    """Where its bytes begin in the file."""
+    """Where the tensor's bytes begin in the file"""
     bytes: int
 
 

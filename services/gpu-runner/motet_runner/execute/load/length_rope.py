@@ -38,7 +38,7 @@ def length_rope(config: Any) -> tuple[LengthRope, float] | None:
 
 
 def compute_per_sequence(model: torch.nn.Module, rope: LengthRope) -> list["PerSequence"]:
-    """Make all modules of the model that compute such a rope compute it per sequence."""
+    """Replace the `forward` of each module that computes such a rope."""
     found = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)

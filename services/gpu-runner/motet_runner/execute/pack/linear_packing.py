@@ -32,7 +32,7 @@ class Packing(ABC):
     takes_groups_apart = True
     """True if a linear that was packed with others takes no longer than one that was packed alone"""
     only_fused = False
-    """True if only a fused forward gains from it"""
+    """True if only a fused forward gains from packing"""
 
     def available_bytes(self) -> int:
         """The free bytes of the memory where the weights are"""
@@ -85,7 +85,7 @@ class SideBySide(Packing):
     def available_bytes(self) -> int:
         if self._device.type != "cuda":
             return super().available_bytes()
-        torch.cuda.empty_cache()  # freed blocks have other sizes than the next ones
+        torch.cuda.empty_cache()  # the next blocks have other sizes than the freed blocks
         return GpuMemory.of(self._device).left(self._percent)
 
     def bytes_beside(self, weights: Sequence[torch.Tensor]) -> int:

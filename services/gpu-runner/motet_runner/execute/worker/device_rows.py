@@ -89,7 +89,7 @@ class DeviceRows:
         for row, start in zip(rows, starts, strict=True):
             number = row.number
             if self._newest_at.get(number) != start or self._before.get(number) != start:
-                # If the device has sampled the token, the host does not know it: then only `before` is updated.
+                # The host may not know a token that the device has sampled: then only `before` is updated.
                 token = _AS_IT_IS if self._newest_at.get(number) == start else row.tokens[start]
                 updates.append((number + 1, token, start))
             known, count = self._pages.get(number, 0), int(table.counts[number])

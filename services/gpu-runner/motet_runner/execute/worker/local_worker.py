@@ -58,7 +58,7 @@ class LocalWorker(BaseWorker):
         if cut is not None:
             self.builder = cut.builder(self.table, store, loaded.device, self._placed)
         self.again: NextDecode | None = None
-        """Makes the next iteration of the last one's batch; None: that is not possible."""
+        """Makes the next iteration from the last one; None: not possible."""
 
     def use(self, backend: LoraBackend[Any] | None, attention: Any) -> None:
         self._end_of_decoding()
