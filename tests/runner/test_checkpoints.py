@@ -187,7 +187,7 @@ BAD_SHARDS: dict[Callable[[Path, list[str]], None], str] = {
     _quantised: "{shard} has .* as F8_E4M3: .*. Use the unquantised weights",
     _of_integers: "{shard} has .* as I8.*. Use the unquantised weights",
     _of_another_shape: r"{shard} has .* with other shapes than config.json says .*. Copy {shard} and config.json",
-    _without_a_tensor_of_the_index: r"{shard} has the tensor .*, and it does not.*: copy {shard} and",
+    _without_a_tensor_of_the_index: r"{shard} has the tensor .*, but {shard} does not have it.*: copy {shard} and",
     _with_a_tensor_of_another: "{first} and {shard} both have the tensor .*. Copy all files of one model there again",
 }
 

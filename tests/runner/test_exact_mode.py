@@ -108,7 +108,7 @@ REFUSED = {
         transformers.LlamaConfig(
             **GROUPED, head_dim=16, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
         ),
-        "how long its sequence becomes",
+        "the length of the sequence",
     ),
     "experts": (transformers.MixtralConfig(**GROUPED, head_dim=16, num_local_experts=4), "several tokens together"),
     "a narrow head": (transformers.LlamaConfig(**GROUPED), r"multiple of 16 \(head_dim: 8\)"),
