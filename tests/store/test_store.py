@@ -140,6 +140,16 @@ async def test_only_the_newest_samples_stay(store: Store) -> None:
     assert kept[0] == sample(29)
 
 
+async def test_a_busy_tenants_samples_do_not_take_the_room_of_others(store: Store) -> None:
+    """A refit deletes most of them. Then they are not among those that are kept."""
+    await length_samples.activate_version(store, "v1")
+    await length_samples.save(store, "v1", [], [sample(n, tenant="quiet") for n in range(3)], keep_samples=20)
+    for _ in range(5):
+        await length_samples.save(store, "v1", [], [sample(n, tenant="busy") for n in range(10)], keep_samples=20)
+        found = await length_samples.samples_of_all_tenants(store, of_each=4, limit=100)
+        assert [one.tenant for one in found] == ["quiet"] * 3 + ["busy"] * 4
+
+
 async def test_the_largest_counts_that_peers_can_say_are_kept(store: Store) -> None:
     most = 2**32 - 1
     large = sample(most, prompt_tokens=most, estimated_q50=most, estimated_q95=most)

@@ -5,9 +5,13 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from motet.store.database import Store
 from motet.store.tables import LengthSampleRow, PredictorStateRow, PredictorVersionRow, now
+
+COUNTED_IN_PARTS = 100
+"""Samples are counted each time that a hundredth of those that are kept is new: that takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +74,7 @@ async def save(
 ) -> None:
     """Write what the predictor has learned, and the samples, in one transaction.
 
-    Only the newest `keep_samples` samples are kept.
+    Only the newest `keep_samples` samples are kept, or a hundredth more.
     """
     moment = now()
     rows = [
@@ -99,8 +103,17 @@ async def save(
             await connection.execute(
                 insert(LengthSampleRow), [asdict(sample) | {"created": moment} for sample in samples]
             )
-            newest = select(func.max(LengthSampleRow.id)).scalar_subquery()
-            await connection.execute(delete(LengthSampleRow).where(LengthSampleRow.id <= newest - keep_samples))
+            newest = await connection.scalar(select(func.max(LengthSampleRow.id))) or 0
+            if newest % max(1, keep_samples // COUNTED_IN_PARTS) < len(samples):
+                await _delete_oldest(connection, keep_samples)
+
+
+async def _delete_oldest(connection: AsyncConnection, keep_samples: int) -> None:
+    """Numbers say nothing about how many there are: most samples of a tenant with many answers leave early."""
+    too_many = (await connection.scalar(select(func.count()).select_from(LengthSampleRow)) or 0) - keep_samples
+    if too_many > 0:
+        oldest = select(LengthSampleRow.id).order_by(LengthSampleRow.id).limit(too_many)
+        await connection.execute(delete(LengthSampleRow).where(LengthSampleRow.id.in_(oldest)))
 
 
 async def samples_of_all_tenants(store: Store, *, of_each: int, limit: int) -> list[LengthSample]:
