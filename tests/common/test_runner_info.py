@@ -14,7 +14,7 @@ def test_each_value_of_a_reported_request_is_read_from_its_own_field():
     message = common_pb2.RunnerRequest(
         request="a",
         epoch=1,
-        promise=common_pb2.Promise(pages=2, tokens=3, adapter_bytes=4),
+        promise=common_pb2.Promise(pages=2, tokens=3, adapter_bytes=4, number=11),
         pages_used=5,
         state=common_pb2.SEQUENCE_STATE_PREFILL,
         prompt_tokens=6,
@@ -42,6 +42,7 @@ def test_each_value_of_a_reported_request_is_read_from_its_own_field():
         parked_times=9,
         gateway="g",
         charged_pages=10,
+        promise_number=11,
     )
     assert read_runner_requests([message]) == (read,)
 

@@ -205,6 +205,28 @@ def test_orders_about_changed_sequences_are_ignored(engine_of):
     assert engine.report().pages_promised == 0
 
 
+def test_an_order_about_an_earlier_promise_of_as_many_pages_is_void(engine_of):
+    """A supervisor that stood still comes back with orders that it decided long ago."""
+    engine = engine_of(Size())
+    engine.set_supervised(True)
+    engine.add(ask("a", promise=2))
+    numbers = [book_of(engine)["a"].promise_number]
+    assert engine.park(R("a"), 1, 2, 2, ParkMethod.RECOMPUTE, number=numbers[-1])
+    numbers.append(book_of(engine)["a"].promise_number)
+    assert not engine.resume(R("a"), 1, 2, number=numbers[0])
+    assert engine.resume(R("a"), 1, 2, number=numbers[1])
+    entry = book_of(engine)["a"]
+    numbers.append(entry.promise_number)
+    assert (entry.promise, len(set(numbers))) == (2, 3)
+    for old in numbers[:2]:
+        assert not engine.extend(R("a"), 1, 2, 3, number=old)
+        assert not engine.park(R("a"), 1, 2, 3, ParkMethod.RECOMPUTE, number=old)
+    assert engine.extend(R("a"), 1, 2, 3, number=numbers[2])
+    assert book_of(engine)["a"].promise_number not in numbers
+    events = [event for event in engine.step().events if isinstance(event, (ParkedNow, ResumedNow))]
+    assert [event.number for event in events] == numbers[1:]
+
+
 def test_where_promises_must_fit_an_extension_fits_or_is_refused(engine_of):
     engine = engine_of(Size(pages=8, preset="paged-promises"))
     engine.set_supervised(True)
@@ -245,7 +267,7 @@ def test_the_end_of_a_promise_is_announced_once(engine_of):
     engine = engine_of(Size(pages=8, patience=1000))
     engine.set_supervised(True)
     ran = run(engine, ask("tight", prompt=5, promise=2), ask("wide", prompt=5, max_tokens=60), steps=45)
-    assert ran.of(OverflowAhead) == [OverflowAhead(R("tight"), 1, 2)]
+    assert ran.of(OverflowAhead) == [OverflowAhead(R("tight"), 1, 2, 1)]
     first = next(one for one in ran.outputs if one.request == "tight")
     assert first.index == 0
     assert len(ran.tokens["tight"]) == 28, "the token after the last entry that two pages hold"
@@ -287,11 +309,11 @@ def test_a_parked_sequence_frees_all_pages_and_later_continues_with_the_same_tok
     assert not engine.extend(R("a"), 1, promise, 4)
     assert not engine.park(R("a"), 1, promise, 4, method)
     run(engine, ran=ran)
-    assert ran.of(ParkedNow) == [ParkedNow(R("a"), 1, 4, method, by_itself=False)]
+    assert ran.of(ParkedNow) == [ParkedNow(R("a"), 1, 4, method, by_itself=False, number=2)]
     assert not engine.resume(R("a"), 2, 4)
     assert engine.resume(R("a"), 1, 4)
     run(engine, ran=ran)
-    assert ran.of(ResumedNow) == [ResumedNow(R("a"), 1, 4, method)]
+    assert ran.of(ResumedNow) == [ResumedNow(R("a"), 1, 4, method, 3)]
     assert ran.tokens["a"] == whole
     assert engine.report().host_bytes_free == 8 * engine.info.page_bytes
 

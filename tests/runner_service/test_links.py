@@ -477,6 +477,43 @@ async def test_park_and_resume_by_order_lose_no_token(folder):
         assert value_of(runner.service.metrics.resumes.labels("swap")) == 1
 
 
+async def test_orders_name_the_number_of_a_promise_and_old_ones_are_void(folder):
+    """The promise has as many pages as before, but it is another one."""
+    _, address = places(folder)
+    async with (
+        supervisor_at(address) as supervisor,
+        in_process_runner(folder, supervisor=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: supervisor.of("memory"))
+        await gateway.submit("a", max_tokens=2000, pages=120)
+
+        def now() -> common_pb2.Promise | None:
+            live = supervisor.of("memory")[-1].live
+            return next((one.promise for one in live if one.promise.number), None)
+
+        first = await until(now)
+        park = {"request": "a", "epoch": 1, "promise": first, "doubled": {"pages": 120}}
+        supervisor.send(supervisor_pb2.WatchDown(park=supervisor_pb2.Park(**park)))
+        (parked,) = await until(lambda: supervisor.of("parked"))
+        old = supervisor_pb2.Resume(request="a", epoch=1, promise=first)
+        supervisor.send(supervisor_pb2.WatchDown(resume=old))
+        reports = len(supervisor.of("memory"))
+        await until(lambda: len(supervisor.of("memory")) > reports + 1)
+        assert not supervisor.of("resumed")
+        resume = supervisor_pb2.Resume(request="a", epoch=1, promise=parked.promise)
+        supervisor.send(supervisor_pb2.WatchDown(resume=resume))
+        (resumed,) = await until(lambda: supervisor.of("resumed"))
+        assert first.number < parked.promise.number < resumed.promise.number
+        supervisor.send(supervisor_pb2.WatchDown(park=supervisor_pb2.Park(**park)))
+        extend = supervisor_pb2.Extend(request="a", epoch=1, promise=first, extended={"pages": 124})
+        supervisor.send(supervisor_pb2.WatchDown(extend=extend))
+        seen = len(gateway.tokens["a", 1])
+        await until(lambda: len(gateway.tokens["a", 1]) > seen + 10)
+        assert len(supervisor.of("parked")) == 1
+        assert await until(lambda: now() if now().number == resumed.promise.number else None) == resumed.promise
+
+
 async def test_the_supervisors_orders_of_a_past_term_are_ignored(folder):
     _, address = places(folder)
     async with (

@@ -64,6 +64,26 @@ def test_after_the_time_of_an_order_a_tick_decides_by_the_counters_of_the_last_r
     assert driver.of(effects.Extend) == [effects.Extend(R0, A, 1, 8, 16)]
 
 
+def test_a_report_with_a_later_promise_ends_the_order():
+    """The runner numbers the promises, so one report shows that the order was carried out."""
+    driver = SupervisorDriver(order_timeout=2.0)
+    driver.connect()
+    driver.overflow(overflowing("a", 4, promise_number=3))
+    assert driver.of(effects.Extend) == [effects.Extend(R0, A, 1, 4, 8, 3)]
+    assert not driver.report(overflowing("a", 4, promise_number=3)), "it was sent before the order came"
+    driver.report(overflowing("a", 8, promise_number=4))
+    assert driver.of(effects.Extend) == [effects.Extend(R0, A, 1, 8, 16, 4)]
+
+
+def test_a_scheduler_that_means_an_earlier_promise_is_told_the_one_of_now():
+    """It was parked, resumed and parked again with as many pages, and an old word of the scheduler comes late."""
+    driver = SupervisorDriver()
+    driver.connect(entry("a", 16))
+    driver.send(events.RequestParked(R0, A, 1, 16, ParkMethod.SWAP, 5))
+    assert driver.send(events.Resumable(1, R0, A, 1, 16, 3)) == [effects.ReportParked(R0, A, 1, 16, ParkMethod.SWAP, 5)]
+    assert driver.send(events.Resumable(1, R0, A, 1, 16, 5)) == [effects.Resume(R0, A, 1, 16, 5)]
+
+
 def test_a_request_that_no_longer_nears_its_promise_is_not_extended():
     driver = SupervisorDriver()
     driver.connect(entry("a", 10), entry("b", 10), pages=20)

@@ -147,8 +147,8 @@ async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder):
             seen.append(sequence.promise)
             super().add(sequence)
 
-        def extend(self, request, epoch, promise, extended):
-            done = super().extend(request, epoch, promise, extended)
+        def extend(self, request, epoch, promise, extended, *, number=0):
+            done = super().extend(request, epoch, promise, extended, number=number)
             if done:
                 seen.append(extended)
             return done

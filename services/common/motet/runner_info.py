@@ -251,6 +251,8 @@ class RunnerRequest(NamedTuple):
     gateway: str = ""
     charged_pages: int = 0
     """How many of the promised pages the runner's ledger charges to it. 0: all of them."""
+    promise_number: int = 0
+    """Which of its promises the runner keeps now, or asks for if it is parked. 0: the runner did not say."""
 
     @property
     def parked(self) -> bool:
@@ -282,6 +284,7 @@ class RunnerRequest(NamedTuple):
             it.parked_times,
             it.gateway,
             it.charged_pages,
+            it.promise.number,
         )
 
 

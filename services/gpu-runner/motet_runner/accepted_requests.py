@@ -140,6 +140,7 @@ class AcceptedRequests:
             known = reported.get((one.request, one.epoch))
             if known is not None:
                 entry.promise.pages = known.promise
+                entry.promise.number = known.promise_number
                 entry.pages_used = known.pages_used
                 entry.state = STATES[known.state]
                 entry.output_tokens = known.output_tokens

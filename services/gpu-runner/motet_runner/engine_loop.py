@@ -99,9 +99,9 @@ class EngineLoop:
         self._handlers: dict[type[Command], Callable[..., object]] = {
             Add: self._add,
             Cancel: self._cancel,
-            Extend: lambda c: engine.extend(c.request, c.epoch, c.promise, c.extended),
-            Park: lambda c: engine.park(c.request, c.epoch, c.promise, c.wanted, c.method),
-            Resume: lambda c: engine.resume(c.request, c.epoch, c.promise),
+            Extend: lambda c: engine.extend(c.request, c.epoch, c.promise, c.extended, number=c.number),
+            Park: lambda c: engine.park(c.request, c.epoch, c.promise, c.wanted, c.method, number=c.number),
+            Resume: lambda c: engine.resume(c.request, c.epoch, c.promise, number=c.number),
             SetSupervised: lambda c: engine.set_supervised(c.supervised),
             SetOvercommit: lambda c: engine.set_overcommit(c.factor),
             LoadAdapter: lambda c: engine.load_adapter(c.digest, c.layout),

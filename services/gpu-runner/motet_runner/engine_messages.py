@@ -40,6 +40,8 @@ class Extend:
     epoch: int
     promise: int
     extended: int
+    number: int = 0
+    """Of the promise; 0: an earlier supervisor names only its pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Park:
     promise: int
     wanted: int
     method: ParkMethod
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Resume:
     request: RequestId
     epoch: int
     promise: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

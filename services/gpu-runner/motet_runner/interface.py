@@ -123,6 +123,8 @@ class OverflowAhead:
     request: RequestId
     epoch: int
     promise: int
+    number: int = 0
+    """Of the promise, as of those below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class ParkedNow:
     """The promise that the sequence needs to resume, in pages."""
     method: ParkMethod
     by_itself: bool
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ class ResumedNow:
     epoch: int
     promise: int
     method: ParkMethod
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,7 @@ class EngineSequenceReport(NamedTuple):
     charged_pages: int | None = None
     """The pages of the promise that the engine's ledger charges to this sequence. They are fewer than the promise while
     another sequence pays for shared pages. None: the whole promise."""
+    promise_number: int = 0
 
 
 class EngineAdapterReport(NamedTuple):
@@ -353,11 +358,17 @@ class Engine(Protocol):
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool: ...
 
-    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool: ...
+    def extend(self, request: RequestId, epoch: int, promise: int, extended: int, *, number: int = 0) -> bool:
+        """`promise` and `number` are those for which this was decided. If the sequence has another promise now, nothing
+        happens. Without a number, the pages alone are compared."""
 
-    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool: ...
+    def park(
+        self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod, *, number: int = 0
+    ) -> bool:
+        """As `extend`."""
 
-    def resume(self, request: RequestId, epoch: int, promise: int) -> bool: ...
+    def resume(self, request: RequestId, epoch: int, promise: int, *, number: int = 0) -> bool:
+        """`promise`: the pages that it gets. `number`: of the promise that it asked for when it was parked."""
 
     def set_supervised(self, supervised: bool) -> None:
         """Without a supervisor the engine extends, parks and resumes by itself."""

@@ -30,14 +30,16 @@ class PlannedEngine:
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
         return self.planner.commands.cancel(request, epoch) is not None
 
-    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
-        return self.planner.commands.extend(request, epoch, promise, extended)
+    def extend(self, request: RequestId, epoch: int, promise: int, extended: int, *, number: int = 0) -> bool:
+        return self.planner.commands.extend(request, epoch, promise, extended, number=number)
 
-    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
-        return self.planner.commands.park(request, epoch, promise, wanted, method)
+    def park(
+        self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod, *, number: int = 0
+    ) -> bool:
+        return self.planner.commands.park(request, epoch, promise, wanted, method, number=number)
 
-    def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
-        return self.planner.commands.resume(request, epoch, promise)
+    def resume(self, request: RequestId, epoch: int, promise: int, *, number: int = 0) -> bool:
+        return self.planner.commands.resume(request, epoch, promise, number=number)
 
     def set_supervised(self, supervised: bool) -> None:
         self.planner.commands.supervised = supervised

@@ -99,7 +99,7 @@ class SupervisorLink:
             return
         if entry.charged_pages:  # pages added to the promise since the report are charged, too
             entry.charged_pages += max(0, event.promise - entry.promise.pages)
-        entry.promise.pages = event.promise
+        entry.promise.pages, entry.promise.number = event.promise, event.number
         free = report.pages_free if report is not None else 0
         sent = self.link.send(supervisor_pb2.WatchUp(overflow=supervisor_pb2.Overflow(request=entry, pages_free=free)))
         if sent:
@@ -112,7 +112,7 @@ class SupervisorLink:
         parked = supervisor_pb2.Parked(
             request=event.request,
             epoch=event.epoch,
-            promise=common_pb2.Promise(pages=event.wanted),
+            promise=common_pb2.Promise(pages=event.wanted, number=event.number),
             method=PARK_METHOD_TO_PROTO[event.method],
             by_itself=event.by_itself,
         )
@@ -122,7 +122,7 @@ class SupervisorLink:
         resumed = supervisor_pb2.Resumed(
             request=event.request,
             epoch=event.epoch,
-            promise=common_pb2.Promise(pages=event.promise),
+            promise=common_pb2.Promise(pages=event.promise, number=event.number),
             method=PARK_METHOD_TO_PROTO[event.method],
         )
         self.link.send(supervisor_pb2.WatchUp(resumed=resumed))
@@ -161,17 +161,20 @@ class SupervisorLink:
                 return
             case "extend":
                 extend = down.extend
-                self._post(Extend(RequestId(extend.request), extend.epoch, extend.promise.pages, extend.extended.pages))
+                of = extend.promise
+                self._post(Extend(RequestId(extend.request), extend.epoch, of.pages, extend.extended.pages, of.number))
                 self._on_answered(extend.request)
             case "park":
                 park = down.park
                 method = PARK_METHOD_FROM_PROTO.get(park.method, ParkMethod.RECOMPUTE)
-                self._post(Park(RequestId(park.request), park.epoch, park.promise.pages, park.doubled.pages, method))
+                of, doubled = park.promise, park.doubled.pages
+                self._post(Park(RequestId(park.request), park.epoch, of.pages, doubled, method, of.number))
                 # The supervisor may park one sequence so that another can continue. So a park answers all overflows.
                 self._forget_overflows()
             case "resume":
                 resume = down.resume
-                self._post(Resume(RequestId(resume.request), resume.epoch, resume.promise.pages))
+                of = resume.promise
+                self._post(Resume(RequestId(resume.request), resume.epoch, of.pages, of.number))
             case "overcommit":
                 # Runner and scheduler both keep the factor while the supervisor is down, so that both have the same
                 # limit.

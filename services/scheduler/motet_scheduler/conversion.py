@@ -55,11 +55,11 @@ _FINISHES = {
 
 
 def read_promise(it: common_pb2.Promise) -> Promise:
-    return Promise(it.pages, it.tokens, it.adapter_bytes)
+    return Promise(it.pages, it.tokens, it.adapter_bytes, it.number)
 
 
 def write_promise(it: Promise) -> common_pb2.Promise:
-    return common_pb2.Promise(pages=it.pages, tokens=it.tokens, adapter_bytes=it.adapter_bytes)
+    return common_pb2.Promise(pages=it.pages, tokens=it.tokens, adapter_bytes=it.adapter_bytes, number=it.number)
 
 
 def _read_estimate(it: common_pb2.Estimate) -> Estimate:

@@ -12,8 +12,8 @@ _METHODS = {
 }
 
 
-def _promise(pages: int) -> common_pb2.Promise:
-    return common_pb2.Promise(pages=pages, tokens=tokens_of(pages))
+def _promise(pages: int, number: int = 0) -> common_pb2.Promise:
+    return common_pb2.Promise(pages=pages, tokens=tokens_of(pages), number=number)
 
 
 def _read_method(it: "common_pb2.ParkMethod.ValueType") -> ParkMethod:
@@ -59,10 +59,12 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Ev
                 parked.epoch,
                 parked.promise.pages,
                 _read_method(parked.method),
+                parked.promise.number,
             )
         case "resumed":
             back = up.resumed
-            return events.RequestResumed(instance, RequestId(back.request), back.epoch, back.promise.pages)
+            promise = back.promise
+            return events.RequestResumed(instance, RequestId(back.request), back.epoch, promise.pages, promise.number)
         case "ended":
             return events.RequestEnded(instance, RequestId(up.ended.request), up.ended.epoch)
         case _:
@@ -80,7 +82,7 @@ def order(effect: effects.RunnerOrder, term: int) -> supervisor_pb2.WatchDown:
                 extend=supervisor_pb2.Extend(
                     request=effect.request,
                     epoch=effect.epoch,
-                    promise=_promise(effect.pages),
+                    promise=_promise(effect.pages, effect.number),
                     extended=_promise(effect.extended),
                     term=term,
                 )
@@ -90,7 +92,7 @@ def order(effect: effects.RunnerOrder, term: int) -> supervisor_pb2.WatchDown:
                 park=supervisor_pb2.Park(
                     request=effect.request,
                     epoch=effect.epoch,
-                    promise=_promise(effect.pages),
+                    promise=_promise(effect.pages, effect.number),
                     doubled=_promise(effect.doubled),
                     method=_METHODS[effect.method],
                     term=term,
@@ -99,7 +101,10 @@ def order(effect: effects.RunnerOrder, term: int) -> supervisor_pb2.WatchDown:
         case effects.Resume():
             return supervisor_pb2.WatchDown(
                 resume=supervisor_pb2.Resume(
-                    request=effect.request, epoch=effect.epoch, promise=_promise(effect.pages), term=term
+                    request=effect.request,
+                    epoch=effect.epoch,
+                    promise=_promise(effect.pages, effect.number),
+                    term=term,
                 )
             )
         case effects.SetOvercommit():
@@ -119,7 +124,12 @@ def advise_event(scheduler: int, up: supervisor_pb2.AdviseUp) -> events.Event | 
         case "resumable":
             it = up.resumable
             return events.Resumable(
-                it.term, InstanceName(it.instance), RequestId(it.request), it.epoch, it.promise.pages
+                it.term,
+                InstanceName(it.instance),
+                RequestId(it.request),
+                it.epoch,
+                it.promise.pages,
+                it.promise.number,
             )
         case _:
             return None
@@ -130,7 +140,7 @@ def _parked(effect: effects.ReportParked) -> supervisor_pb2.RequestParked:
         instance=effect.instance,
         request=effect.request,
         epoch=effect.epoch,
-        promise=_promise(effect.wanted),
+        promise=_promise(effect.wanted, effect.number),
         method=_METHODS[effect.method],
     )
 

@@ -142,8 +142,9 @@ class Cluster:
                 ):
                     self.clock.after(MESSAGE_SECONDS, self.runners[effect.instance].order, effect)
                 case scheduler_effects.AllowResume():
+                    promise = effect.promise
                     allowed = supervisor_events.Resumable(
-                        1, effect.instance, effect.request, effect.epoch, effect.promise.pages
+                        1, effect.instance, effect.request, effect.epoch, promise.pages, promise.number
                     )
                     self.clock.after(MESSAGE_SECONDS, self._tell_supervisor, allowed)
                 case _:
@@ -180,7 +181,7 @@ def _for_scheduler(effect: supervisor_effects.SchedulerMessage) -> list[schedule
             promise = Promise(effect.pages)
             return [scheduler_events.PromiseChanged(effect.instance, effect.request, effect.epoch, promise)]
         case supervisor_effects.ReportParked():
-            wanted = Promise(effect.wanted)
+            wanted = Promise(effect.wanted, number=effect.number)
             return [scheduler_events.RequestParked(effect.instance, effect.request, effect.epoch, wanted)]
         case supervisor_effects.ReportResumed():
             promise = Promise(effect.pages)

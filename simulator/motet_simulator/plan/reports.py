@@ -91,4 +91,5 @@ class Reports:
             parked_times=entry.parked_times,
             gateway=GATEWAY,
             charged_pages=0 if entry.charged_pages is None else max(1, entry.charged_pages),
+            promise_number=entry.promise_number,
         )

@@ -137,11 +137,13 @@ class SimulatedRunner:
             case scheduler_effects.CancelAtRunner():
                 self._post(Cancel(effect.request, effect.epoch, _STREAM, self._clock.now))
             case supervisor_effects.Extend():
-                self._post(Extend(effect.request, effect.epoch, effect.pages, effect.extended))
+                self._post(Extend(effect.request, effect.epoch, effect.pages, effect.extended, effect.number))
             case supervisor_effects.Park():
-                self._post(Park(effect.request, effect.epoch, effect.pages, effect.doubled, effect.method))
+                self._post(
+                    Park(effect.request, effect.epoch, effect.pages, effect.doubled, effect.method, effect.number)
+                )
             case supervisor_effects.Resume():
-                self._post(Resume(effect.request, effect.epoch, effect.pages))
+                self._post(Resume(effect.request, effect.epoch, effect.pages, effect.number))
             case supervisor_effects.SetOvercommit():
                 self._post(SetOvercommit(effect.factor))
             case _:
@@ -188,12 +190,14 @@ class SimulatedRunner:
             case ParkedNow():
                 self._to_supervisor(
                     supervisor_events.RequestParked(
-                        self.instance, event.request, event.epoch, event.wanted, event.method
+                        self.instance, event.request, event.epoch, event.wanted, event.method, event.number
                     )
                 )
             case ResumedNow():
                 self._to_supervisor(
-                    supervisor_events.RequestResumed(self.instance, event.request, event.epoch, event.promise)
+                    supervisor_events.RequestResumed(
+                        self.instance, event.request, event.epoch, event.promise, event.number
+                    )
                 )
             case AdapterLoaded() | AdapterEvicted() | AdapterFailed() | StateChanged():
                 pass  # the report that comes with it names the adapters

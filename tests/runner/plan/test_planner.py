@@ -108,7 +108,7 @@ def test_a_promise_is_announced_one_page_before_its_end_and_once() -> None:
         if happened(device, OverflowAhead) and announced_at is None:
             announced_at = len(planner.sequences.get(R("a")).tokens)
     assert announced_at == 17  # the first token of the last promised page
-    assert happened(device, OverflowAhead) == [OverflowAhead(R("a"), 1, 2)]
+    assert happened(device, OverflowAhead) == [OverflowAhead(R("a"), 1, 2, 1)]
 
 
 def test_a_promise_for_the_whole_answer_is_never_announced() -> None:
@@ -183,7 +183,7 @@ def test_a_parked_sequence_comes_back_with_its_tokens(method: ParkMethod) -> Non
     device.run()
     assert device.finished["a"] == alone.finished["a"]
     assert [event.method for event in happened(device, ParkedNow)] == [method]
-    assert happened(device, ResumedNow) == [ResumedNow(R("a"), 1, 5, method)]
+    assert happened(device, ResumedNow) == [ResumedNow(R("a"), 1, 5, method, 3)]
     assert planner.memory.host.free == 8
 
 

@@ -74,20 +74,22 @@ class Commands:
         self._lives.remove(sequence)
         return sequence
 
-    def extend(self, request: RequestId, epoch: int, promise: int, extended: int) -> bool:
-        sequence = self._promised(request, epoch, promise)
+    def extend(self, request: RequestId, epoch: int, promise: int, extended: int, *, number: int = 0) -> bool:
+        sequence = self._promised(request, epoch, promise, number)
         return sequence is not None and self._memory.extend(sequence, extended)
 
-    def park(self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod) -> bool:
-        sequence = self._promised(request, epoch, promise)
+    def park(
+        self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod, *, number: int = 0
+    ) -> bool:
+        sequence = self._promised(request, epoch, promise, number)
         if sequence is None or sequence.parked_times >= MAX_PARKED:
             return False
         self._memory.park(sequence, wanted, method, by_itself=False)
         return True
 
-    def resume(self, request: RequestId, epoch: int, promise: int) -> bool:
+    def resume(self, request: RequestId, epoch: int, promise: int, *, number: int = 0) -> bool:
         sequence = self._sequences.of_epoch(request, epoch)
-        if sequence is None or sequence.state is not State.PARKED:
+        if sequence is None or sequence.state is not State.PARKED or number not in (0, sequence.promise_number):
             return False
         return self._memory.resume(sequence, min(promise, max(sequence.most_pages, 1)))
 
@@ -131,9 +133,11 @@ class Commands:
         pages = self._memory.pages.capacity
         return too_long_beside_adapter(new, adapter_pages=self._adapters.pages_of(new.adapter), pages=pages)
 
-    def _promised(self, request: RequestId, epoch: int, promise: int) -> Sequence | None:
-        """The sequence that a command names, unless it is parked or its promise has changed."""
+    def _promised(self, request: RequestId, epoch: int, promise: int, number: int) -> Sequence | None:
+        """The sequence that a command names, unless it is parked or its promise has changed: also to one of as many
+        pages, as after a park and a resume."""
         sequence = self._sequences.of_epoch(request, epoch)
-        if sequence is None or sequence.promise != promise or sequence.state is State.PARKED:
+        if sequence is None or sequence.state is State.PARKED:
             return None
-        return sequence
+        same = sequence.promise_number == number if number else sequence.promise == promise
+        return sequence if same else None

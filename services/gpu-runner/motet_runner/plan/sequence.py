@@ -49,6 +49,8 @@ class Sequence:
     """The digests of its pages. None: it shares no pages."""
     left_pages: int = 0
     """How many pages before `pages` its attention's window has left. They were given back."""
+    promise_number: int = 1
+    """Of its promise, or of the one that it asks for while it is parked: each change makes a new one."""
     announced: bool = False
     """Whether the end of the present promise has been announced (S3-10: once per promise)."""
     waited: int = 0
@@ -175,4 +177,5 @@ class Sequence:
             priority=self.new.priority,
             parked_times=self.parked_times,
             charged_pages=charged_pages,
+            promise_number=self.promise_number,
         )

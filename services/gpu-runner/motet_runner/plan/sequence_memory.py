@@ -78,10 +78,13 @@ class SequenceMemory:
         """Report once per promise that its end is near (S3-10)."""
         if not sequence.announced and sequence.nears_promise:
             sequence.announced = True
-            self._table.events.append(OverflowAhead(sequence.request, sequence.new.epoch, sequence.promise))
+            self._table.events.append(
+                OverflowAhead(sequence.request, sequence.new.epoch, sequence.promise, sequence.promise_number)
+            )
 
     def _set_promise(self, sequence: Sequence, promise: int) -> None:
         sequence.promise = promise
+        sequence.promise_number += 1
         sequence.announced = False
         sequence.waited = 0
         self.announce_overflow(sequence)
@@ -236,8 +239,10 @@ class SequenceMemory:
         self._release_device(sequence)
         sequence.parked_by = method
         sequence.wanted = max(1, min(wanted, sequence.most_pages), pages_for(sequence.scheduled))
+        sequence.promise_number += 1
         sequence.waited = 0
-        parked = ParkedNow(sequence.request, sequence.new.epoch, sequence.wanted, method, by_itself)
+        number = sequence.promise_number
+        parked = ParkedNow(sequence.request, sequence.new.epoch, sequence.wanted, method, by_itself, number)
         self._table.events.append(parked)
         self._table.enter(sequence, State.PARKED)
 
@@ -266,7 +271,8 @@ class SequenceMemory:
         if shared * PAGE_TOKENS > sequence.scheduled:
             sequence.scheduled = sequence.computed = shared * PAGE_TOKENS
         sequence.parked_by, sequence.wanted = None, 0
-        self._table.events.append(ResumedNow(sequence.request, sequence.new.epoch, promise, method))
+        number = sequence.promise_number + 1  # which `_set_promise` makes
+        self._table.events.append(ResumedNow(sequence.request, sequence.new.epoch, promise, method, number))
         here = self.adapters.is_here(adapter)
         self._table.enter(sequence, _state_after_resume(sequence, adapter_is_here=here))
         self._set_promise(sequence, promise)

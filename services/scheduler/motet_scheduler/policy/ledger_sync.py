@@ -109,11 +109,11 @@ def _stays_parked(runner: Runner, key: PlacementKey, now: float, config: Schedul
 
 def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: float) -> None:
     known = runner.parked.get(entry.request)
-    if known is not None and known.epoch == entry.epoch:
+    if known is not None and known.epoch == entry.epoch and known.wanted.number in (0, entry.promise_number):
         return
     pages = max(entry.pages, entry.pages_used, 1)
     asked_at = request.asked_at if request is not None else now
-    wanted = Promise(pages, tokens_of(pages, runner.capacity.page_tokens))
+    wanted = Promise(pages, tokens_of(pages, runner.capacity.page_tokens), number=entry.promise_number)
     runner.park(entry.request, ParkedRequest(entry.epoch, wanted, entry.digest, (int(entry.request_class), asked_at)))
 
 

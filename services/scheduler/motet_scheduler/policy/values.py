@@ -68,6 +68,8 @@ class Promise:
     pages: int
     tokens: int = 0
     adapter_bytes: int = 0
+    number: int = 0
+    """By the runner, which counts the promises of a request; 0: it has not said."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -15,6 +15,8 @@ class Extend:
     epoch: int
     pages: int
     extended: int
+    number: int = 0
+    """Of the promise, by the runner; 0: the runner numbers none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Park:
     pages: int
     doubled: int
     method: ParkMethod
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Resume:
     request: RequestId
     epoch: int
     pages: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class ReportParked:
     epoch: int
     wanted: int
     method: ParkMethod
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

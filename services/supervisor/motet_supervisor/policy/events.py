@@ -56,6 +56,8 @@ class RequestParked:
     epoch: int
     wanted: int
     method: ParkMethod
+    number: int = 0
+    """Of the promise, by the runner; 0: it numbers none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class RequestResumed:
     request: RequestId
     epoch: int
     pages: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,8 @@ class Resumable:
     request: RequestId
     epoch: int
     pages: int
+    number: int = 0
+    """Of the promise for which it was decided; 0: the scheduler does not know it."""
 
 
 @dataclass(frozen=True, slots=True)

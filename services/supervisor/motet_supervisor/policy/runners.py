@@ -153,7 +153,8 @@ class WatchedRunner:
                     newly_parked.append(known)
                 continue
             known.reports += 1
-            if known.order_pending(now, order_timeout):
+            answered = 0 < known.entry.promise_number < entry.promise_number
+            if known.order_pending(now, order_timeout) and not answered:
                 # The report may have been sent before our order arrived: keep what was ordered, take the counters.
                 ordered = known.entry
                 self.change(

@@ -135,7 +135,13 @@ class Supervisor:
         times = entry.parked_times if sequence.freeing else entry.parked_times + 1
         runner.change(
             sequence,
-            entry._replace(pages=event.wanted, pages_used=0, state=SequenceState.PARKED, parked_times=times),
+            entry._replace(
+                pages=event.wanted,
+                pages_used=0,
+                state=SequenceState.PARKED,
+                parked_times=times,
+                promise_number=event.number,
+            ),
         )
         sequence.parked_at = self._now
         sequence.method = event.method
@@ -148,7 +154,8 @@ class Supervisor:
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None or sequence is None:
             return
-        runner.change(sequence, sequence.entry._replace(pages=event.pages, state=SequenceState.WAITING))
+        back = sequence.entry._replace(pages=event.pages, state=SequenceState.WAITING, promise_number=event.number)
+        runner.change(sequence, back)
         sequence.order_done()
         self._effects.append(effects.ReportResumed(event.instance, event.request, event.epoch, event.pages))
 
@@ -164,7 +171,7 @@ class Supervisor:
     def _scheduler_connected(self, event: events.SchedulerConnected) -> None:
         self._note_term(event.scheduler, event.term)
         parked = [
-            effects.ReportParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
+            _parked_report(runner, one)
             for runner in self.runners.values()
             for one in runner.sequences.values()
             if one.parked
@@ -195,7 +202,7 @@ class Supervisor:
         entry = sequence.entry
         if not sequence.parked:
             self._effects.append(effects.ReportResumed(event.instance, entry.request, entry.epoch, entry.pages))
-        elif event.pages != entry.pages:
+        elif event.pages != entry.pages or (event.number and event.number != entry.promise_number):
             # The scheduler has another promise for it: report it again.
             self._report_parked(runner, [sequence])
         else:
@@ -305,7 +312,8 @@ class Supervisor:
 
     def _extend(self, runner: WatchedRunner, sequence: TrackedRequest, pages: int) -> None:
         entry = sequence.entry
-        self._effects.append(effects.Extend(runner.instance, entry.request, entry.epoch, entry.pages, pages))
+        number = entry.promise_number
+        self._effects.append(effects.Extend(runner.instance, entry.request, entry.epoch, entry.pages, pages, number))
         self._effects.append(effects.ReportPromise(runner.instance, entry.request, entry.epoch, pages))
         runner.change(sequence, entry._replace(pages=pages))
         sequence.order(self._now)
@@ -314,7 +322,11 @@ class Supervisor:
     def _park(self, runner: WatchedRunner, sequence: TrackedRequest, doubled: int) -> None:
         entry = sequence.entry
         method = cheapest(runner, sequence, self.config.park_method)
-        self._effects.append(effects.Park(runner.instance, entry.request, entry.epoch, entry.pages, doubled, method))
+        self._effects.append(
+            effects.Park(
+                runner.instance, entry.request, entry.epoch, entry.pages, doubled, method, entry.promise_number
+            )
+        )
         if method == "swap":
             runner.host_bytes_free -= entry.pages_used * runner.capacity.page_bytes
         sequence.entry = entry._replace(parked_times=entry.parked_times + 1)
@@ -322,7 +334,9 @@ class Supervisor:
 
     def _resume(self, runner: WatchedRunner, sequence: TrackedRequest) -> None:
         entry = sequence.entry
-        self._effects.append(effects.Resume(runner.instance, entry.request, entry.epoch, entry.pages))
+        self._effects.append(
+            effects.Resume(runner.instance, entry.request, entry.epoch, entry.pages, entry.promise_number)
+        )
         sequence.order(self._now)
 
     def _resume_without_scheduler(self, runner: WatchedRunner) -> None:
@@ -351,10 +365,7 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------------------- bookkeeping
 
     def _report_parked(self, runner: WatchedRunner, sequences: Iterable[TrackedRequest]) -> None:
-        self._effects += [
-            effects.ReportParked(runner.instance, one.entry.request, one.entry.epoch, one.entry.pages, one.method)
-            for one in sequences
-        ]
+        self._effects += [_parked_report(runner, one) for one in sequences]
 
     def _find(
         self, instance: InstanceName, request: RequestId, epoch: int
@@ -380,3 +391,10 @@ class Supervisor:
         events.Resumable: _resumable,
         events.Tick: _tick,
     }
+
+
+def _parked_report(runner: WatchedRunner, one: TrackedRequest) -> effects.ReportParked:
+    entry = one.entry
+    return effects.ReportParked(
+        runner.instance, entry.request, entry.epoch, entry.pages, one.method, entry.promise_number
+    )

@@ -25,25 +25,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19motet/api/v1/common.proto\x12\x0cmotet.api.v1\"\x89\x01\n\x0eRunnerIdentity\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x10\n\x08pod_name\x18\x06 \x01(\t\x12\x0f\n\x07pod_uid\x18\x07 \x01(\t\"A\n\nAdapterRef\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\"q\n\tTimeSplit\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x1a\n\x12generation_seconds\x18\x02 \x01(\x01\x12\x17\n\x0fpenalty_seconds\x18\x03 \x01(\x01\x12\x18\n\x10overhead_seconds\x18\x04 \x01(\x01\"?\n\x07Promise\x12\r\n\x05pages\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x15\n\radapter_bytes\x18\x03 \x01(\x04\"\\\n\x08\x45stimate\x12\x0b\n\x03q50\x18\x01 \x01(\r\x12\x0b\n\x03q80\x18\x02 \x01(\r\x12\x0b\n\x03q90\x18\x03 \x01(\r\x12\x0b\n\x03q95\x18\x04 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\x02\x12\x0e\n\x06source\x18\x06 \x01(\t\"U\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1b\n\x13retry_after_seconds\x18\x03 \x01(\x01\x12\x0e\n\x06reason\x18\x04 \x01(\t\"*\n\x07Welcome\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x11\n\tscheduler\x18\x02 \x01(\t\"\x1c\n\tNotLeader\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\xb1\x02\n\x08\x43\x61pacity\x12\r\n\x05pages\x18\x01 \x01(\r\x12\x13\n\x0bpage_tokens\x18\x02 \x01(\r\x12\x12\n\npage_bytes\x18\x03 \x01(\x04\x12\x15\n\rmax_sequences\x18\x04 \x01(\r\x12\x18\n\x10max_model_length\x18\x05 \x01(\r\x12\x15\n\radapter_slots\x18\x06 \x01(\r\x12\x15\n\rmax_lora_rank\x18\x07 \x01(\r\x12\x12\n\nhost_bytes\x18\x08 \x01(\x04\x12\x14\n\x0cpromise_rule\x18\t \x01(\t\x12\x1a\n\x12\x61\x64\x61pter_rank_bytes\x18\n \x01(\x04\x12\x19\n\x11\x61\x64\x61pter_rank_tile\x18\x0b \x01(\r\x12\x18\n\x10promise_quantile\x18\x0c \x01(\r\x12\x13\n\x0b\x62y_forecast\x18\r \x01(\x08\"H\n\x0bKernelState\x12\x0f\n\x07serving\x18\x01 \x01(\t\x12\x1a\n\x12since_unix_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04note\x18\x03 \x01(\t\"f\n\x0fResidentAdapter\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12&\n\x04tier\x18\x02 \x01(\x0e\x32\x18.motet.api.v1.MemoryTier\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0c\n\x04live\x18\x04 \x01(\r\"\xf2\x02\n\rRunnerRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x07promise\x18\x03 \x01(\x0b\x32\x15.motet.api.v1.Promise\x12\x12\n\npages_used\x18\x04 \x01(\r\x12*\n\x05state\x18\x05 \x01(\x0e\x32\x1b.motet.api.v1.SequenceState\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\t \x01(\t\x12\x31\n\rrequest_class\x18\n \x01(\x0e\x32\x1a.motet.api.v1.RequestClass\x12\x14\n\x0cparked_times\x18\x0b \x01(\r\x12\x0f\n\x07gateway\x18\x0c \x01(\t\x12\x12\n\nmax_tokens\x18\r \x01(\r\x12\x15\n\rcharged_pages\x18\x0e \x01(\r*\x81\x01\n\x0cRequestClass\x12\x1d\n\x19REQUEST_CLASS_UNSPECIFIED\x10\x00\x12\x1d\n\x19REQUEST_CLASS_INTERACTIVE\x10\x01\x12\x1a\n\x16REQUEST_CLASS_STANDARD\x10\x02\x12\x17\n\x13REQUEST_CLASS_BATCH\x10\x03*\x96\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x04*\x97\x01\n\x0c\x41\x64\x61pterStage\x12\x1d\n\x19\x41\x44\x41PTER_STAGE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x44\x41PTER_STAGE_FETCHED\x10\x01\x12\x1b\n\x17\x41\x44\x41PTER_STAGE_CERTIFIED\x10\x02\x12\x16\n\x12\x41\x44\x41PTER_STAGE_HOST\x10\x03\x12\x18\n\x14\x41\x44\x41PTER_STAGE_DEVICE\x10\x04*Z\n\nParkMethod\x12\x1b\n\x17PARK_METHOD_UNSPECIFIED\x10\x00\x12\x14\n\x10PARK_METHOD_SWAP\x10\x01\x12\x19\n\x15PARK_METHOD_RECOMPUTE\x10\x02*m\n\nMemoryTier\x12\x1b\n\x17MEMORY_TIER_UNSPECIFIED\x10\x00\x12\x14\n\x10MEMORY_TIER_DISK\x10\x01\x12\x14\n\x10MEMORY_TIER_HOST\x10\x02\x12\x16\n\x12MEMORY_TIER_DEVICE\x10\x03*\xb9\x01\n\rSequenceState\x12\x1e\n\x1aSEQUENCE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SEQUENCE_STATE_LOADING\x10\x01\x12\x1a\n\x16SEQUENCE_STATE_WAITING\x10\x02\x12\x1a\n\x16SEQUENCE_STATE_PREFILL\x10\x03\x12\x19\n\x15SEQUENCE_STATE_DECODE\x10\x04\x12\x19\n\x15SEQUENCE_STATE_PARKED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19motet/api/v1/common.proto\x12\x0cmotet.api.v1\"\x89\x01\n\x0eRunnerIdentity\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x10\n\x08instance\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x10\n\x08pod_name\x18\x06 \x01(\t\x12\x0f\n\x07pod_uid\x18\x07 \x01(\t\"A\n\nAdapterRef\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\x03\"q\n\tTimeSplit\x12\x15\n\rqueue_seconds\x18\x01 \x01(\x01\x12\x1a\n\x12generation_seconds\x18\x02 \x01(\x01\x12\x17\n\x0fpenalty_seconds\x18\x03 \x01(\x01\x12\x18\n\x10overhead_seconds\x18\x04 \x01(\x01\"O\n\x07Promise\x12\r\n\x05pages\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x15\n\radapter_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06number\x18\x04 \x01(\r\"\\\n\x08\x45stimate\x12\x0b\n\x03q50\x18\x01 \x01(\r\x12\x0b\n\x03q80\x18\x02 \x01(\r\x12\x0b\n\x03q90\x18\x03 \x01(\r\x12\x0b\n\x03q95\x18\x04 \x01(\r\x12\x0c\n\x04rank\x18\x05 \x01(\x02\x12\x0e\n\x06source\x18\x06 \x01(\t\"U\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1b\n\x13retry_after_seconds\x18\x03 \x01(\x01\x12\x0e\n\x06reason\x18\x04 \x01(\t\"*\n\x07Welcome\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x11\n\tscheduler\x18\x02 \x01(\t\"\x1c\n\tNotLeader\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\xb1\x02\n\x08\x43\x61pacity\x12\r\n\x05pages\x18\x01 \x01(\r\x12\x13\n\x0bpage_tokens\x18\x02 \x01(\r\x12\x12\n\npage_bytes\x18\x03 \x01(\x04\x12\x15\n\rmax_sequences\x18\x04 \x01(\r\x12\x18\n\x10max_model_length\x18\x05 \x01(\r\x12\x15\n\radapter_slots\x18\x06 \x01(\r\x12\x15\n\rmax_lora_rank\x18\x07 \x01(\r\x12\x12\n\nhost_bytes\x18\x08 \x01(\x04\x12\x14\n\x0cpromise_rule\x18\t \x01(\t\x12\x1a\n\x12\x61\x64\x61pter_rank_bytes\x18\n \x01(\x04\x12\x19\n\x11\x61\x64\x61pter_rank_tile\x18\x0b \x01(\r\x12\x18\n\x10promise_quantile\x18\x0c \x01(\r\x12\x13\n\x0b\x62y_forecast\x18\r \x01(\x08\"H\n\x0bKernelState\x12\x0f\n\x07serving\x18\x01 \x01(\t\x12\x1a\n\x12since_unix_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04note\x18\x03 \x01(\t\"f\n\x0fResidentAdapter\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12&\n\x04tier\x18\x02 \x01(\x0e\x32\x18.motet.api.v1.MemoryTier\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0c\n\x04live\x18\x04 \x01(\r\"\xf2\x02\n\rRunnerRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12&\n\x07promise\x18\x03 \x01(\x0b\x32\x15.motet.api.v1.Promise\x12\x12\n\npages_used\x18\x04 \x01(\r\x12*\n\x05state\x18\x05 \x01(\x0e\x32\x1b.motet.api.v1.SequenceState\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x0e\n\x06tenant\x18\x08 \x01(\t\x12\x16\n\x0e\x61\x64\x61pter_digest\x18\t \x01(\t\x12\x31\n\rrequest_class\x18\n \x01(\x0e\x32\x1a.motet.api.v1.RequestClass\x12\x14\n\x0cparked_times\x18\x0b \x01(\r\x12\x0f\n\x07gateway\x18\x0c \x01(\t\x12\x12\n\nmax_tokens\x18\r \x01(\r\x12\x15\n\rcharged_pages\x18\x0e \x01(\r*\x81\x01\n\x0cRequestClass\x12\x1d\n\x19REQUEST_CLASS_UNSPECIFIED\x10\x00\x12\x1d\n\x19REQUEST_CLASS_INTERACTIVE\x10\x01\x12\x1a\n\x16REQUEST_CLASS_STANDARD\x10\x02\x12\x17\n\x13REQUEST_CLASS_BATCH\x10\x03*\x96\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x18\n\x14\x46INISH_REASON_FAILED\x10\x04*\x97\x01\n\x0c\x41\x64\x61pterStage\x12\x1d\n\x19\x41\x44\x41PTER_STAGE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41\x44\x41PTER_STAGE_FETCHED\x10\x01\x12\x1b\n\x17\x41\x44\x41PTER_STAGE_CERTIFIED\x10\x02\x12\x16\n\x12\x41\x44\x41PTER_STAGE_HOST\x10\x03\x12\x18\n\x14\x41\x44\x41PTER_STAGE_DEVICE\x10\x04*Z\n\nParkMethod\x12\x1b\n\x17PARK_METHOD_UNSPECIFIED\x10\x00\x12\x14\n\x10PARK_METHOD_SWAP\x10\x01\x12\x19\n\x15PARK_METHOD_RECOMPUTE\x10\x02*m\n\nMemoryTier\x12\x1b\n\x17MEMORY_TIER_UNSPECIFIED\x10\x00\x12\x14\n\x10MEMORY_TIER_DISK\x10\x01\x12\x14\n\x10MEMORY_TIER_HOST\x10\x02\x12\x16\n\x12MEMORY_TIER_DEVICE\x10\x03*\xb9\x01\n\rSequenceState\x12\x1e\n\x1aSEQUENCE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SEQUENCE_STATE_LOADING\x10\x01\x12\x1a\n\x16SEQUENCE_STATE_WAITING\x10\x02\x12\x1a\n\x16SEQUENCE_STATE_PREFILL\x10\x03\x12\x19\n\x15SEQUENCE_STATE_DECODE\x10\x04\x12\x19\n\x15SEQUENCE_STATE_PARKED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'motet.api.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REQUESTCLASS']._serialized_start=1545
-  _globals['_REQUESTCLASS']._serialized_end=1674
-  _globals['_FINISHREASON']._serialized_start=1677
-  _globals['_FINISHREASON']._serialized_end=1827
-  _globals['_ADAPTERSTAGE']._serialized_start=1830
-  _globals['_ADAPTERSTAGE']._serialized_end=1981
-  _globals['_PARKMETHOD']._serialized_start=1983
-  _globals['_PARKMETHOD']._serialized_end=2073
-  _globals['_MEMORYTIER']._serialized_start=2075
-  _globals['_MEMORYTIER']._serialized_end=2184
-  _globals['_SEQUENCESTATE']._serialized_start=2187
-  _globals['_SEQUENCESTATE']._serialized_end=2372
+  _globals['_REQUESTCLASS']._serialized_start=1561
+  _globals['_REQUESTCLASS']._serialized_end=1690
+  _globals['_FINISHREASON']._serialized_start=1693
+  _globals['_FINISHREASON']._serialized_end=1843
+  _globals['_ADAPTERSTAGE']._serialized_start=1846
+  _globals['_ADAPTERSTAGE']._serialized_end=1997
+  _globals['_PARKMETHOD']._serialized_start=1999
+  _globals['_PARKMETHOD']._serialized_end=2089
+  _globals['_MEMORYTIER']._serialized_start=2091
+  _globals['_MEMORYTIER']._serialized_end=2200
+  _globals['_SEQUENCESTATE']._serialized_start=2203
+  _globals['_SEQUENCESTATE']._serialized_end=2388
   _globals['_RUNNERIDENTITY']._serialized_start=44
   _globals['_RUNNERIDENTITY']._serialized_end=181
   _globals['_ADAPTERREF']._serialized_start=183
@@ -51,21 +51,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TIMESPLIT']._serialized_start=250
   _globals['_TIMESPLIT']._serialized_end=363
   _globals['_PROMISE']._serialized_start=365
-  _globals['_PROMISE']._serialized_end=428
-  _globals['_ESTIMATE']._serialized_start=430
-  _globals['_ESTIMATE']._serialized_end=522
-  _globals['_FAILURE']._serialized_start=524
-  _globals['_FAILURE']._serialized_end=609
-  _globals['_WELCOME']._serialized_start=611
-  _globals['_WELCOME']._serialized_end=653
-  _globals['_NOTLEADER']._serialized_start=655
-  _globals['_NOTLEADER']._serialized_end=683
-  _globals['_CAPACITY']._serialized_start=686
-  _globals['_CAPACITY']._serialized_end=991
-  _globals['_KERNELSTATE']._serialized_start=993
-  _globals['_KERNELSTATE']._serialized_end=1065
-  _globals['_RESIDENTADAPTER']._serialized_start=1067
-  _globals['_RESIDENTADAPTER']._serialized_end=1169
-  _globals['_RUNNERREQUEST']._serialized_start=1172
-  _globals['_RUNNERREQUEST']._serialized_end=1542
+  _globals['_PROMISE']._serialized_end=444
+  _globals['_ESTIMATE']._serialized_start=446
+  _globals['_ESTIMATE']._serialized_end=538
+  _globals['_FAILURE']._serialized_start=540
+  _globals['_FAILURE']._serialized_end=625
+  _globals['_WELCOME']._serialized_start=627
+  _globals['_WELCOME']._serialized_end=669
+  _globals['_NOTLEADER']._serialized_start=671
+  _globals['_NOTLEADER']._serialized_end=699
+  _globals['_CAPACITY']._serialized_start=702
+  _globals['_CAPACITY']._serialized_end=1007
+  _globals['_KERNELSTATE']._serialized_start=1009
+  _globals['_KERNELSTATE']._serialized_end=1081
+  _globals['_RESIDENTADAPTER']._serialized_start=1083
+  _globals['_RESIDENTADAPTER']._serialized_end=1185
+  _globals['_RUNNERREQUEST']._serialized_start=1188
+  _globals['_RUNNERREQUEST']._serialized_end=1558
 # @@protoc_insertion_point(module_scope)

@@ -264,7 +264,8 @@ Global___TimeSplit: _TypeAlias = TimeSplit  # noqa: Y015
 class Promise(_message.Message):
     """What the scheduler has set aside for a request: KV pages for `tokens` tokens (prompt included), and the adapter's
     bytes where the runner does not hold it yet. Commands name the promise they were decided on and are void once it has
-    changed; `pages` is what is compared.
+    changed; `number` is what is compared, and `pages` if it is 0. The runner numbers the promises of a request: each
+    change makes a new one, also a change back to as many pages.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -272,19 +273,23 @@ class Promise(_message.Message):
     PAGES_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     ADAPTER_BYTES_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     pages: _builtins.int
     tokens: _builtins.int
     adapter_bytes: _builtins.int
+    number: _builtins.int
+    """0: of an earlier version, or not at the runner yet"""
     def __init__(
         self,
         *,
         pages: _builtins.int = ...,
         tokens: _builtins.int = ...,
         adapter_bytes: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bytes", b"adapter_bytes", "pages", b"pages", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_bytes", b"adapter_bytes", "number", b"number", "pages", b"pages", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
