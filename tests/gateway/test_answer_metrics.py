@@ -78,6 +78,7 @@ async def test_an_answer_is_counted_and_the_predictor_hears_where_its_time_went(
     assert split.queue_seconds >= 0.2
     assert 0.2 <= sum(parts) <= whole
     assert outcome.promised_tokens > 0
+    assert outcome.finish == common_pb2.FINISH_REASON_STOP
     for part, seconds in zip(TimePart, parts, strict=True):
         assert value(served.registry, "motet_request_split_seconds", part=part) == pytest.approx(seconds, abs=0.05)
     assert value(served.registry, "motet_promised_tokens") == outcome.promised_tokens

@@ -157,10 +157,10 @@ async def test_a_restart_keeps_what_was_learned(tmp_path: Path) -> None:
 async def test_samples_hold_counts_and_hashes(tmp_path: Path) -> None:
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor, open_store(database(tmp_path)) as store:
-        believed = common_pb2.Estimate(q50=10, q95=40, source=f"model:{VERSION}")
-        await observe(
-            predictor.address, 25, features=[2**32 - 1, 1], feature_space=7, estimate=believed, prompt_tokens=9
-        )
+        believed = common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, source=f"model:{VERSION}")
+        how = {"promised_tokens": 48, "parks": 2, "finish": common_pb2.FINISH_REASON_LENGTH}
+        prompt = {"features": [2**32 - 1, 1], "feature_space": 7, "prompt_tokens": 9}
+        await observe(predictor.address, 25, estimate=believed, **how, **prompt)
         await predictor.persistence.flush()
         (sample,) = await length_samples.newest_samples(store, 10)
         assert sample == length_samples.LengthSample(
@@ -174,6 +174,11 @@ async def test_samples_hold_counts_and_hashes(tmp_path: Path) -> None:
             estimated_q95=40,
             estimate_source=f"model:{VERSION}",
             features=struct.pack("<I", 7) + b"\x01\0\0" + b"\xff" * 3,
+            estimated_q80=20,
+            estimated_q90=30,
+            promised_tokens=48,
+            parks=2,
+            finish="length",
         )
 
 

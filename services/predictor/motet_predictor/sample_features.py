@@ -15,7 +15,7 @@ MAX_SAMPLE_BYTES = 1024
 FEATURE_BYTES = 3
 """More bits of a feature than these would tell no two rows of the table of weights apart."""
 _SPACE_BYTES = 4
-_NUMBERS_BYTES = 40
+_NUMBERS_BYTES = 72
 """What a sample has beside names and features"""
 
 NO_FEATURES: Features = np.zeros(0, np.uint32)

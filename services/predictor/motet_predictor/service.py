@@ -19,6 +19,11 @@ log = structlog.get_logger(__name__)
 
 _SOURCE = "model:"
 _TENANT, _ADAPTER = 253, 512
+_FINISH = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+    common_pb2.FINISH_REASON_CANCELLED: "cancelled",
+}
 
 
 class PredictorService:
@@ -124,5 +129,10 @@ def _sample(outcome: predictor_pb2.Outcome, features: Features) -> LengthSample:
         estimated_q50=outcome.estimate.q50,
         estimated_q95=outcome.estimate.q95,
         estimate_source=source,
+        estimated_q80=outcome.estimate.q80,
+        estimated_q90=outcome.estimate.q90,
+        promised_tokens=outcome.promised_tokens,
+        parks=outcome.parks,
+        finish=_FINISH.get(outcome.finish, ""),
         features=to_bytes(outcome.feature_space, features, beside=sum(len(name.encode()) for name in names)),
     )

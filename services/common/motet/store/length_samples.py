@@ -28,6 +28,11 @@ class LengthSample:
     estimated_q95: int
     estimate_source: str
     features: bytes
+    estimated_q80: int = 0
+    estimated_q90: int = 0
+    promised_tokens: int = 0
+    parks: int = 0
+    finish: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,14 @@ class LengthSampleRow(Table):
     estimated_q50: Mapped[int] = mapped_column(Number)
     estimated_q95: Mapped[int] = mapped_column(Number)
     estimate_source: Mapped[str] = mapped_column(String(128))
+    estimated_q80: Mapped[int] = mapped_column(Number, server_default="0")
+    estimated_q90: Mapped[int] = mapped_column(Number, server_default="0")
+    promised_tokens: Mapped[int] = mapped_column(Number, server_default="0")
+    """Of prompt and answer, when the request was first placed; 0: not known."""
+    parks: Mapped[int] = mapped_column(Number, server_default="0")
+    """How often it was parked."""
+    finish: Mapped[str] = mapped_column(String(16), server_default=text("''"))
+    """`stop`, `length` or `cancelled`; empty: not known."""
     features: Mapped[bytes] = mapped_column(LargeBinary)
     """Keyed hashes of the prompt's tokens as little-endian 32-bit numbers, behind the number of their version and key;
     empty if there are none."""

@@ -72,6 +72,12 @@ MIN_TICK_SECONDS = 0.02
 MAX_RESOLVE_RETRIES = 3
 """An adapter's revision or the base model may be replaced after the name was resolved and before the first token. If
 that happens more often for one request, something else is wrong."""
+_FINISH = {
+    EndReason.STOP: common_pb2.FINISH_REASON_STOP,
+    EndReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    None: common_pb2.FINISH_REASON_CANCELLED,
+}
+"""In an outcome. Choices without an end of their own were cancelled; those that failed are not reported."""
 _REPLACED = ModelNotFound, BaseModelReplaced
 """With these the scheduler refuses a request whose name means other weights now."""
 _JSON = [(b"content-type", b"application/json")]
@@ -715,6 +721,7 @@ class AnswerResponse(Response):
                         split=_split_message(record.split.until(self._clock())),
                         promised_tokens=record.promised_tokens,
                         parks=record.parks,
+                        finish=_FINISH[choice.finish],
                     )
                 )
 

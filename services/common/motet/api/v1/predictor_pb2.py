@@ -26,7 +26,7 @@ _sym_db = _symbol_database.Default()
 from motet.api.v1 import common_pb2 as motet_dot_api_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmotet/api/v1/predictor.proto\x12\x0cmotet.api.v1\x1a\x19motet/api/v1/common.proto\"7\n\x0ePredictRequest\x12%\n\x07prompts\x18\x01 \x03(\x0b\x32\x14.motet.api.v1.Prompt\"\x8e\x01\n\x06Prompt\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x03(\x07\x12\x15\n\rfeature_space\x18\x07 \x01(\x07\"S\n\x0fPredictResponse\x12)\n\testimates\x18\x01 \x03(\x0b\x32\x16.motet.api.v1.Estimate\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"9\n\x0eObserveRequest\x12\'\n\x08outcomes\x18\x01 \x03(\x0b\x32\x15.motet.api.v1.Outcome\"\x9e\x02\n\x07Outcome\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x10\n\x08\x63\x65nsored\x18\x06 \x01(\x08\x12(\n\x08\x65stimate\x18\x07 \x01(\x0b\x32\x16.motet.api.v1.Estimate\x12\x10\n\x08\x66\x65\x61tures\x18\x08 \x03(\x07\x12\x15\n\rfeature_space\x18\t \x01(\x07\x12&\n\x05split\x18\n \x01(\x0b\x32\x17.motet.api.v1.TimeSplit\x12\x17\n\x0fpromised_tokens\x18\x0b \x01(\r\x12\r\n\x05parks\x18\x0c \x01(\r\"#\n\x0fObserveResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x32\x9b\x01\n\tPredictor\x12\x46\n\x07Predict\x12\x1c.motet.api.v1.PredictRequest\x1a\x1d.motet.api.v1.PredictResponse\x12\x46\n\x07Observe\x12\x1c.motet.api.v1.ObserveRequest\x1a\x1d.motet.api.v1.ObserveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cmotet/api/v1/predictor.proto\x12\x0cmotet.api.v1\x1a\x19motet/api/v1/common.proto\"7\n\x0ePredictRequest\x12%\n\x07prompts\x18\x01 \x03(\x0b\x32\x14.motet.api.v1.Prompt\"\x8e\x01\n\x06Prompt\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x03(\x07\x12\x15\n\rfeature_space\x18\x07 \x01(\x07\"S\n\x0fPredictResponse\x12)\n\testimates\x18\x01 \x03(\x0b\x32\x16.motet.api.v1.Estimate\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"9\n\x0eObserveRequest\x12\'\n\x08outcomes\x18\x01 \x03(\x0b\x32\x15.motet.api.v1.Outcome\"\xca\x02\n\x07Outcome\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x10\n\x08\x63\x65nsored\x18\x06 \x01(\x08\x12(\n\x08\x65stimate\x18\x07 \x01(\x0b\x32\x16.motet.api.v1.Estimate\x12\x10\n\x08\x66\x65\x61tures\x18\x08 \x03(\x07\x12\x15\n\rfeature_space\x18\t \x01(\x07\x12&\n\x05split\x18\n \x01(\x0b\x32\x17.motet.api.v1.TimeSplit\x12\x17\n\x0fpromised_tokens\x18\x0b \x01(\r\x12\r\n\x05parks\x18\x0c \x01(\r\x12*\n\x06\x66inish\x18\r \x01(\x0e\x32\x1a.motet.api.v1.FinishReason\"#\n\x0fObserveResponse\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x04\x32\x9b\x01\n\tPredictor\x12\x46\n\x07Predict\x12\x1c.motet.api.v1.PredictRequest\x1a\x1d.motet.api.v1.PredictResponse\x12\x46\n\x07Observe\x12\x1c.motet.api.v1.ObserveRequest\x1a\x1d.motet.api.v1.ObserveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,9 +42,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OBSERVEREQUEST']._serialized_start=360
   _globals['_OBSERVEREQUEST']._serialized_end=417
   _globals['_OUTCOME']._serialized_start=420
-  _globals['_OUTCOME']._serialized_end=706
-  _globals['_OBSERVERESPONSE']._serialized_start=708
-  _globals['_OBSERVERESPONSE']._serialized_end=743
-  _globals['_PREDICTOR']._serialized_start=746
-  _globals['_PREDICTOR']._serialized_end=901
+  _globals['_OUTCOME']._serialized_end=750
+  _globals['_OBSERVERESPONSE']._serialized_start=752
+  _globals['_OBSERVERESPONSE']._serialized_end=787
+  _globals['_PREDICTOR']._serialized_start=790
+  _globals['_PREDICTOR']._serialized_end=945
 # @@protoc_insertion_point(module_scope)

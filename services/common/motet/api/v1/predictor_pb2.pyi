@@ -143,6 +143,7 @@ class Outcome(_message.Message):
     SPLIT_FIELD_NUMBER: _builtins.int
     PROMISED_TOKENS_FIELD_NUMBER: _builtins.int
     PARKS_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     tenant: _builtins.str
     adapter: _builtins.str
@@ -155,6 +156,8 @@ class Outcome(_message.Message):
     """of prompt and answer, when it was first placed; 0: not known"""
     parks: _builtins.int
     """how often it was parked"""
+    finish: _common_pb2.FinishReason.ValueType
+    """UNSPECIFIED: a gateway of an older version does not say it"""
     @_builtins.property
     def estimate(self) -> _common_pb2.Estimate:
         """what was believed at admission"""
@@ -180,10 +183,11 @@ class Outcome(_message.Message):
         split: _common_pb2.TimeSplit | None = ...,
         promised_tokens: _builtins.int = ...,
         parks: _builtins.int = ...,
+        finish: _common_pb2.FinishReason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "censored", b"censored", "estimate", b"estimate", "feature_space", b"feature_space", "features", b"features", "output_tokens", b"output_tokens", "parks", b"parks", "promised_tokens", b"promised_tokens", "prompt_tokens", b"prompt_tokens", "request", b"request", "split", b"split", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "censored", b"censored", "estimate", b"estimate", "feature_space", b"feature_space", "features", b"features", "finish", b"finish", "output_tokens", b"output_tokens", "parks", b"parks", "promised_tokens", b"promised_tokens", "prompt_tokens", b"prompt_tokens", "request", b"request", "split", b"split", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
