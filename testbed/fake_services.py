@@ -567,6 +567,11 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
             self.outcomes.extend(request.outcomes)
         return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
 
+    async def ExplainEstimate(
+        self, request: predictor_pb2.ExplainEstimateRequest, context: Context
+    ) -> predictor_pb2.ExplainEstimateResponse:
+        raise NotImplementedError  # gateways never ask it
+
 
 @dataclass
 class FakeServices:

@@ -46,9 +46,9 @@ class Conversation:
 
 
 def chat(data_dir: Path, *, url: str | None, message: str | None, conversation: Conversation) -> int:
-    base = (url or _url_of(data_dir)).rstrip("/").removesuffix("/v1")
+    base = (url or url_of(data_dir)).rstrip("/").removesuffix("/v1")
     timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
-    with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=_credential()) as client:
+    with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=credential()) as client:
         try:
             conversation.model = conversation.model or _first_model(client)
             if message is not None:
@@ -62,7 +62,7 @@ def chat(data_dir: Path, *, url: str | None, message: str | None, conversation: 
             raise SetupError(f"no answer from {base} ({error}). Is Motet running? See `motet status`.") from error
 
 
-def _credential() -> dict[str, str]:
+def credential() -> dict[str, str]:
     key = read(Settings).api_key.strip()
     if not key:
         return {}
@@ -71,7 +71,7 @@ def _credential() -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def _url_of(data_dir: Path) -> str:
+def url_of(data_dir: Path) -> str:
     layout = StateDirectory.of(data_dir)
     url = read_status(layout).get("url")
     if not isinstance(url, str) or not url:
@@ -163,7 +163,7 @@ def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
             response.read()
-            raise GatewayRefused(_message_of(response))
+            raise GatewayRefused(message_of(response))
         for line in response.iter_lines():
             if not line.startswith("data:"):
                 continue  # a comment, which keeps the connection open
@@ -180,7 +180,7 @@ def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
 def _models(client: httpx.Client) -> list[dict[str, Any]]:
     response = client.get("/v1/models")
     if response.status_code != httpx.codes.OK:
-        raise GatewayRefused(_message_of(response))
+        raise GatewayRefused(message_of(response))
     models: list[dict[str, Any]] = response.json()["data"]
     return models
 
@@ -193,7 +193,7 @@ def _first_model(client: httpx.Client) -> str:
     return str(answering[0]["id"])
 
 
-def _message_of(response: httpx.Response) -> str:
+def message_of(response: httpx.Response) -> str:
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

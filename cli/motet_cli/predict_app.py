@@ -49,3 +49,29 @@ def rollback(data_dir: DataDir) -> None:
     from motet_cli.predict_commands import rollback as run
 
     raise typer.Exit(run(data_dir))
+
+
+@app.command(name="try")
+def try_(  # noqa: PLR0917 - typer calls it by name
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What a user would say, as the first message of a chat.")],
+    data_dir: DataDir,
+    adapter: Annotated[str, typer.Option("--adapter", metavar="NAME", help="The adapter: its name, or tenant/name.")],
+    tenant: Annotated[str, typer.Option("--tenant", metavar="NAMESPACE", help="Who asks.")] = "default",
+    max_tokens: Annotated[int, typer.Option(min=0, help="The longest answer; 0: as long as the model allows.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="How the answer would be sampled.")] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate the answer to a text, and name what moved the estimate. Only where the stack runs."""
+    from motet_cli.predict_try import try_ as run
+
+    raise typer.Exit(
+        run(
+            data_dir,
+            text,
+            adapter=adapter,
+            tenant=tenant,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            as_json=as_json,
+        )
+    )

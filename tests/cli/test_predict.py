@@ -7,13 +7,24 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
+from motet.clock import monotonic
 from motet.errors import NotFound, SetupError
 from motet.store import migrate, open_store, predictor_versions
 from motet.store.predictor_versions import VersionRecord
-from motet_cli import predict_commands
+from motet.transport.over_grpc import GrpcNetwork
+from motet_cli import predict_commands, predict_try
+from motet_gateway.features_key import FEATURES_KEY_FILE
+from motet_gateway.prompt_features import PromptFeatures
 from motet_operator.local.state_directory import StateDirectory
+from motet_predictor.length_model import LengthModel
+from motet_predictor.metrics import Metrics
+from motet_predictor.prompt_model import PromptModel
+from motet_predictor.prompt_weights import PromptWeights, rows_of
+from motet_predictor.service import PredictorService
 
 FIGURES = {
     "answers": 1000,
@@ -129,3 +140,52 @@ def test_without_a_database_there_are_no_versions(data_dir: Path, capsys: pytest
     with pytest.raises(SetupError, match="no version served before"):
         predict_commands.rollback(data_dir)
     assert not list(StateDirectory.of(data_dir).data.glob("*.db"))
+
+
+def test_an_estimate_is_explained_with_the_words_of_the_prompt(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The predictor is the real one, with weights for which ` poem` means longer answers."""
+    layout = StateDirectory.of(data_dir)
+    for folder in (layout.data, layout.sockets):
+        folder.mkdir(parents=True, exist_ok=True)
+    key = layout.data / FEATURES_KEY_FILE
+    monkeypatch.setattr(predict_try, "url_of", lambda _: "http://gateway")
+    tokens = {
+        "tokens": [5, 6],
+        "token_strs": ["A", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}poem"],
+        "max_model_len": 1000,
+    }
+    monkeypatch.setattr(predict_try, "_tokenized", lambda *_: tokens)
+
+    def explained() -> int:
+        asked = {"adapter": "poet", "tenant": "acme", "max_tokens": 0, "temperature": 1.0}
+        return predict_try.try_(data_dir, "A poem", as_json=True, **asked)  # type: ignore[arg-type]
+
+    with pytest.raises(SetupError, match="is missing: without the gateway's key"):
+        explained()
+    key.write_bytes(bytes(32))
+    with pytest.raises(SetupError, match="no answer from the predictor"):
+        explained()
+
+    made = PromptFeatures(bytes(32))
+    (poem,) = [number for number, name in made.named([5, 6]).items() if (name.kind, name.tokens) == ("token", (6,))]
+    weights = PromptWeights.zero(made.space)
+    weights.table[rows_of("acme", "acme/poet", np.array([poem], np.uint32))[:1], -8:] = 9.0
+    model = PromptModel(LengthModel(), weights)
+    for number in range(89):
+        model.observe("acme", "acme/poet", 10 + number * 37 % 89 * 10)
+    service = PredictorService(model, None, Metrics(CollectorRegistry()), monotonic)  # type: ignore[arg-type]
+
+    async def serve_and_ask() -> int:
+        async with GrpcNetwork().serving(layout.address("predictor"), service.handlers):
+            return await asyncio.to_thread(explained)
+
+    assert asyncio.run(serve_and_ask()) == 0
+    document = json.loads(capsys.readouterr().out)
+    (move,) = document["moves"]
+    assert move["feature"] == "token ' poem'"
+    assert move["factor"] > 1.2
+    assert document["answers"] == 89
+    assert [step["what"] for step in document["steps"]][2] == "the prompt, too"
+    assert document["features_known"]

@@ -122,3 +122,22 @@ async def test_others_go_on_between_the_features_of_many_prompts(
     assert (await served.http.post("/v1/completions", json=body)).status_code == 200
     counting.cancel()
     assert len(made_in) == len(set(made_in)) == 20
+
+
+def test_each_feature_has_a_name_for_people() -> None:
+    made, ids = PromptFeatures(bytes(32)), [7, 8, 9, 8]
+    numbers = (1, 4, 0, 10)
+    named = made.named(ids, numbers)
+    assert set(named) == set(made.of(ids, numbers).tolist())
+    texts = {(name.kind, name.tokens) for name in named.values()}
+    assert texts >= {
+        ("token", (7,)),
+        ("pair", (7, 8)),
+        ("pair", (9, 8)),
+        ("opening", (7, 8, 9)),
+        ("last token", (8,)),
+        ("last tokens", (9, 8)),
+        ("length of the prompt", ()),
+        ("temperature", ()),
+        ("max_tokens", ()),
+    }

@@ -6,6 +6,7 @@ cannot look tokens up by hashing a vocabulary."""
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import log2
 
 import numpy as np
@@ -37,24 +38,15 @@ class PromptFeatures:
 
     def of(self, ids: Sequence[int], numbers: Sequence[int] = ()) -> Features:
         """The features of a prompt, each once. `numbers` are those of the request, each of a few dozen values."""
-        edges = ids if len(ids) <= 2 * EDGE_TOKENS else [*ids[:EDGE_TOKENS], *ids[-EDGE_TOKENS:]]
-        tokens = np.array(edges, dtype=np.uint64)
-        lengths = len(ids).bit_length(), int(4 * log2(len(ids) + 1))
-        single = [_NUMBER | at << 32 | number for at, number in enumerate((*lengths, *numbers))]
-        joined = 0
-        for at, token in enumerate(ids[:OPENING_TOKENS]):
-            joined = (joined * 1_000_003 + token + 1) & 0xFFFF_FFFF_FFFF
-            single.append(_OPENING | at << 48 | joined)
-        if len(ids) > 1:
-            single += (_LAST | ids[-1], _LAST_PAIR | ids[-1] << 24 | ids[-2])
-        words = np.concatenate((np.array(single, np.uint64), np.unique(tokens) | np.uint64(_TOKEN)))
-        pairs = tokens[1:] << np.uint64(24)
-        pairs |= tokens[:-1]
-        pairs |= np.uint64(_PAIR)
-        room = max(0, MAX_FEATURES - len(words)) // 2
-        if len(pairs) > 2 * room:
-            pairs = np.concatenate((pairs[:room], pairs[len(pairs) - room :]))
-        return np.unique(self._hashed(np.concatenate((words, pairs))[:MAX_FEATURES]))
+        return np.unique(self._hashed(_words_of(ids, numbers)))
+
+    def named(self, ids: Sequence[int], numbers: Sequence[int] = ()) -> dict[int, "FeatureName"]:
+        """What each feature of a prompt stands for, for people."""
+        words = _words_of(ids, numbers)
+        return {
+            feature: _name_of(word, ids)
+            for feature, word in zip(self._hashed(words).tolist(), words.tolist(), strict=True)
+        }
 
     def _hashed(self, words: _Words) -> Features:
         """Some bits of the SipHash-1-3 of each word. All have one length, so that it is not hashed."""
@@ -66,6 +58,50 @@ class PromptFeatures:
         for _ in range(3):
             _mix(first, second, third, fourth)
         return ((first ^ second ^ third ^ fourth) & np.uint64(FEATURE_MASK)).astype(np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureName:
+    kind: str
+    tokens: tuple[int, ...] = ()
+
+
+def _words_of(ids: Sequence[int], numbers: Sequence[int]) -> _Words:
+    edges = ids if len(ids) <= 2 * EDGE_TOKENS else [*ids[:EDGE_TOKENS], *ids[-EDGE_TOKENS:]]
+    tokens = np.array(edges, dtype=np.uint64)
+    lengths = len(ids).bit_length(), int(4 * log2(len(ids) + 1))
+    single = [_NUMBER | at << 32 | number for at, number in enumerate((*lengths, *numbers))]
+    joined = 0
+    for at, token in enumerate(ids[:OPENING_TOKENS]):
+        joined = (joined * 1_000_003 + token + 1) & 0xFFFF_FFFF_FFFF
+        single.append(_OPENING | at << 48 | joined)
+    if len(ids) > 1:
+        single += (_LAST | ids[-1], _LAST_PAIR | ids[-1] << 24 | ids[-2])
+    words = np.concatenate((np.array(single, np.uint64), np.unique(tokens) | np.uint64(_TOKEN)))
+    pairs = tokens[1:] << np.uint64(24)
+    pairs |= tokens[:-1]
+    pairs |= np.uint64(_PAIR)
+    room = max(0, MAX_FEATURES - len(words)) // 2
+    if len(pairs) > 2 * room:
+        pairs = np.concatenate((pairs[:room], pairs[len(pairs) - room :]))
+    return np.concatenate((words, pairs))[:MAX_FEATURES]
+
+
+_NUMBERS = ("length of the prompt", "length of the prompt, finer", "turns", "temperature", "stop texts", "max_tokens")
+
+
+def _name_of(word: int, ids: Sequence[int]) -> FeatureName:
+    kind, low, high = word >> 58 << 58, word & 0xFFFFFF, word >> 24 & 0xFFFFFF
+    if kind == _NUMBER:
+        at = word >> 32 & 0xFFFFFF
+        return FeatureName(_NUMBERS[at] if at < len(_NUMBERS) else "number of the request")
+    if kind == _OPENING:
+        return FeatureName("opening", tuple(ids[: (word >> 48 & 0x3FF) + 1]))
+    if kind == _LAST:
+        return FeatureName("last token", (low,))
+    if kind == _LAST_PAIR:
+        return FeatureName("last tokens", (low, high))
+    return FeatureName("token", (low,)) if kind == _TOKEN else FeatureName("pair", (low, high))
 
 
 def _mix(a: _Words, b: _Words, c: _Words, d: _Words) -> None:

@@ -119,10 +119,10 @@ class PromptModel:
         what the weights were fitted to."""
         version = self.versions.serving
         correction = version.corrections.get((tenant, adapter))
-        plain = self._plain(self.adapters.get((tenant, adapter)), tenant, adapter)
-        shares = _tilted(version, correction, plain, Asked(tenant, adapter, features, space)).mixed
+        plain = self.plain(self.adapters.get((tenant, adapter)), tenant, adapter)
+        shares = tilted_shares(version, correction, plain, Asked(tenant, adapter, features, space)).mixed
         bound = max_tokens or MAX_TOKENS
-        q50, q80, q90, q95 = np.minimum(_quantiles(shares, correction), bound).tolist()
+        q50, q80, q90, q95 = np.minimum(quantiles_at(shares, correction), bound).tolist()
         expected = float(shares @ np.minimum(_LENGTHS, bound))
         return LengthEstimate(q50, q80, q90, q95, expected)
 
@@ -133,8 +133,8 @@ class PromptModel:
         between 0 and 1: so much of the bucket counts as shorter."""
         version = self.versions.serving
         correction = version.corrections.get((tenant, adapter))
-        plain = self._plain(self.adapters.get((tenant, adapter)), tenant, adapter)
-        shares = _tilted(version, correction, plain, Asked(tenant, adapter, features, None)).mixed
+        plain = self.plain(self.adapters.get((tenant, adapter)), tenant, adapter)
+        shares = tilted_shares(version, correction, plain, Asked(tenant, adapter, features, None)).mixed
         low, high = _interval(shares, bucket_of(tokens), False)
         q50, q80, q90, q95 = (low + part * (high - low) <= _positions(correction)).tolist()
         return q50, q80, q90, q95
@@ -153,11 +153,11 @@ class PromptModel:
         estimates it first. Returns what follows of that."""
         self.answers += 1
         state = self._state(tenant, adapter)
-        plain, asked = self._plain(state, tenant, adapter), Asked(tenant, adapter, features, space)
+        plain, asked = self.plain(state, tenant, adapter), Asked(tenant, adapter, features, space)
         losses = []
         for version in self.versions:
             correction = version.correction(tenant, adapter)
-            shares = _tilted(version, correction, plain, asked)
+            shares = tilted_shares(version, correction, plain, asked)
             losses.append(_loss(version, shares, correction, tokens, censored=censored))
             _correct(correction, shares, plain, tokens, censored=censored)
         if not censored:
@@ -193,7 +193,7 @@ class PromptModel:
         self.adapters.move_to_end((tenant, adapter))
         return state
 
-    def _plain(self, state: AdapterState | None, tenant: str, adapter: str) -> PlainShares:
+    def plain(self, state: AdapterState | None, tenant: str, adapter: str) -> PlainShares:
         lasting = np.asarray(self.lengths.shares(tenant, adapter))
         if state is None:
             return PlainShares(lasting, lasting, lasting)
@@ -204,7 +204,7 @@ class PromptModel:
         return PlainShares(lasting, recent, state.recent_trust * recent + (1 - state.recent_trust) * lasting)
 
 
-def _tilted(version: PromptVersion, correction: Correction | None, plain: PlainShares, asked: Asked) -> Shares:
+def tilted_shares(version: PromptVersion, correction: Correction | None, plain: PlainShares, asked: Asked) -> Shares:
     if version.weights is None or not len(asked.features) or not version.knows(asked.space):
         return Shares(None, plain.mixed)
     tilted = version.weights.tilted(plain.mixed, asked.tenant, asked.adapter, asked.features)
@@ -212,14 +212,14 @@ def _tilted(version: PromptVersion, correction: Correction | None, plain: PlainS
     return Shares(tilted, trust * tilted + (1 - trust) * plain.mixed)
 
 
-def _quantiles(shares: np.ndarray, correction: Correction | None) -> np.ndarray:
+def quantiles_at(shares: np.ndarray, correction: Correction | None) -> np.ndarray:
     at = np.minimum(np.searchsorted(np.cumsum(shares), _positions(correction)), len(EDGES) - 1)
     lengths: np.ndarray = _WHOLE_LENGTHS[at]
     return lengths
 
 
 def _loss(version: PromptVersion, shares: Shares, correction: Correction, tokens: int, *, censored: bool) -> float:
-    estimated = _quantiles(shares.mixed, correction)
+    estimated = quantiles_at(shares.mixed, correction)
     loss = pinball_loss(np.minimum(estimated, tokens) if censored else estimated, tokens)
     version.judged.count(estimated, tokens, loss, censored=censored)
     return loss

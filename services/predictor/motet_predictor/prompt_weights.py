@@ -48,8 +48,13 @@ class PromptWeights:
 
     def tilted(self, shares: np.ndarray, tenant: str, adapter: str, features: np.ndarray) -> np.ndarray:
         """The shares of all buckets, given the features of the prompt."""
-        sums = self.table[rows_of(tenant, adapter, features)].sum(axis=0) * scale_of(len(features))
-        tilted = shares * np.exp(sums - sums.max())[CLASS_OF_BUCKET]
+        return self.tilted_by(
+            shares, self.table[rows_of(tenant, adapter, features)].sum(axis=0) * scale_of(len(features))
+        )
+
+    def tilted_by(self, shares: np.ndarray, sums: np.ndarray) -> np.ndarray:
+        """The shares of all buckets, where each class gains the factor exp(sum)."""
+        tilted: np.ndarray = shares * np.exp(sums - sums.max())[CLASS_OF_BUCKET]
         total = tilted.sum()
         return tilted / total if total > 0 else shares
 

@@ -8,10 +8,12 @@ from motet.api.v1 import common_pb2, predictor_pb2
 from motet.clock import Clock
 from motet.store.length_samples import LengthSample
 from motet.transport import Handlers
-from motet.transport.methods import OBSERVE, PREDICT
+from motet.transport.methods import EXPLAIN_ESTIMATE, OBSERVE, PREDICT
+from motet_predictor.explanation import explain
+from motet_predictor.length_model import LengthEstimate
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import Persistence
-from motet_predictor.prompt_model import PromptModel
+from motet_predictor.prompt_model import Asked, PromptModel
 from motet_predictor.sample_features import Features, features_of, to_bytes
 from motet_predictor.versions import Change
 
@@ -35,7 +37,7 @@ class PredictorService:
 
     @property
     def handlers(self) -> Handlers:
-        return {PREDICT: self._predict, OBSERVE: self._observe}
+        return {PREDICT: self._predict, OBSERVE: self._observe, EXPLAIN_ESTIMATE: self._explain}
 
     async def _predict(self, request: predictor_pb2.PredictRequest) -> predictor_pb2.PredictResponse:
         started = self._clock()
@@ -67,6 +69,23 @@ class PredictorService:
         self._metrics.scopes.set(len(self._model.lengths))
         return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
 
+    async def _explain(self, request: predictor_pb2.ExplainEstimateRequest) -> predictor_pb2.ExplainEstimateResponse:
+        prompt = request.prompt
+        tenant, adapter = _text(prompt.tenant, _TENANT), _text(prompt.adapter, _ADAPTER)
+        asked = Asked(tenant, adapter, features_of(prompt.features), prompt.feature_space)
+        found = explain(self._model, asked, prompt.max_tokens)
+        source = _SOURCE + self._model.serving.name
+        return predictor_pb2.ExplainEstimateResponse(
+            steps=[
+                predictor_pb2.EstimateStep(what=what, estimate=_estimate(lengths, source))
+                for what, lengths in found.steps
+            ],
+            moves=[predictor_pb2.FeatureMove(feature=feature, factor=factor) for feature, factor in found.moves],
+            answers=found.answers,
+            trust=found.trust,
+            features_known=found.known,
+        )
+
     def _estimate(self, prompt: predictor_pb2.Prompt) -> common_pb2.Estimate:
         tenant, adapter = _text(prompt.tenant, _TENANT), _text(prompt.adapter, _ADAPTER)
         serving = self._model.serving
@@ -74,14 +93,7 @@ class PredictorService:
             self._metrics.features_ignored.inc()
         features = features_of(prompt.features)
         lengths = self._model.estimate(tenant, adapter, prompt.max_tokens, features, space=prompt.feature_space)
-        return common_pb2.Estimate(
-            q50=lengths.q50,
-            q80=lengths.q80,
-            q90=lengths.q90,
-            q95=lengths.q95,
-            rank=lengths.expected,
-            source=_SOURCE + serving.name,
-        )
+        return _estimate(lengths, _SOURCE + serving.name)
 
     def _report(self, change: Change) -> None:
         self._metrics.version_changes.labels(change.why.value).inc()
@@ -105,6 +117,17 @@ class PredictorService:
         for quantile, tokens in quantiles.items():
             if outcome.output_tokens <= tokens:
                 self._metrics.covered.labels(quantile).inc()
+
+
+def _estimate(lengths: LengthEstimate, source: str) -> common_pb2.Estimate:
+    return common_pb2.Estimate(
+        q50=lengths.q50,
+        q80=lengths.q80,
+        q90=lengths.q90,
+        q95=lengths.q95,
+        rank=lengths.expected,
+        source=source,
+    )
 
 
 def _text(text: str, max_length: int) -> str:

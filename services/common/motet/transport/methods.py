@@ -19,5 +19,10 @@ ADVISE = StreamMethod("/motet.api.v1.Supervisor/Advise", supervisor_pb2.AdviseUp
 
 PREDICT = UnaryMethod("/motet.api.v1.Predictor/Predict", predictor_pb2.PredictRequest, predictor_pb2.PredictResponse)
 OBSERVE = UnaryMethod("/motet.api.v1.Predictor/Observe", predictor_pb2.ObserveRequest, predictor_pb2.ObserveResponse)
+EXPLAIN_ESTIMATE = UnaryMethod(
+    "/motet.api.v1.Predictor/ExplainEstimate",
+    predictor_pb2.ExplainEstimateRequest,
+    predictor_pb2.ExplainEstimateResponse,
+)
 
-ALL = (SERVE, ATTACH, SYNC, EXPLAIN, SUCCEED, GENERATE, ASSETS, WATCH, ADVISE, PREDICT, OBSERVE)
+ALL = (SERVE, ATTACH, SYNC, EXPLAIN, SUCCEED, GENERATE, ASSETS, WATCH, ADVISE, PREDICT, OBSERVE, EXPLAIN_ESTIMATE)

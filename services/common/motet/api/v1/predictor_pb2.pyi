@@ -211,3 +211,109 @@ class ObserveResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ObserveResponse: _TypeAlias = ObserveResponse  # noqa: Y015
+
+@_typing.final
+class ExplainEstimateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def prompt(self) -> Global___Prompt: ...
+    def __init__(
+        self,
+        *,
+        prompt: Global___Prompt | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainEstimateRequest: _TypeAlias = ExplainEstimateRequest  # noqa: Y015
+
+@_typing.final
+class ExplainEstimateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
+    FEATURES_KNOWN_FIELD_NUMBER: _builtins.int
+    answers: _builtins.int
+    """that the adapter's statistics have counted"""
+    trust: _builtins.float
+    """the part of the estimate that the prompt decides"""
+    features_known: _builtins.bool
+    """false: the weights were fitted to features of another key or version"""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___EstimateStep]:
+        """the last one is what Predict answers"""
+
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___FeatureMove]:
+        """the largest first"""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[Global___EstimateStep] | None = ...,
+        moves: _abc.Iterable[Global___FeatureMove] | None = ...,
+        answers: _builtins.int = ...,
+        trust: _builtins.float = ...,
+        features_known: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "features_known", b"features_known", "moves", b"moves", "steps", b"steps", "trust", b"trust"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainEstimateResponse: _TypeAlias = ExplainEstimateResponse  # noqa: Y015
+
+@_typing.final
+class EstimateStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHAT_FIELD_NUMBER: _builtins.int
+    ESTIMATE_FIELD_NUMBER: _builtins.int
+    what: _builtins.str
+    @_builtins.property
+    def estimate(self) -> _common_pb2.Estimate: ...
+    def __init__(
+        self,
+        *,
+        what: _builtins.str = ...,
+        estimate: _common_pb2.Estimate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EstimateStep: _TypeAlias = EstimateStep  # noqa: Y015
+
+@_typing.final
+class FeatureMove(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FEATURE_FIELD_NUMBER: _builtins.int
+    FACTOR_FIELD_NUMBER: _builtins.int
+    feature: _builtins.int
+    factor: _builtins.float
+    """how many times as long the answer is expected to be as without this feature"""
+    def __init__(
+        self,
+        *,
+        feature: _builtins.int = ...,
+        factor: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["factor", b"factor", "feature", b"feature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureMove: _TypeAlias = FeatureMove  # noqa: Y015

@@ -45,6 +45,11 @@ class PredictorStub:
                 request_serializer=motet_dot_api_dot_v1_dot_predictor__pb2.ObserveRequest.SerializeToString,
                 response_deserializer=motet_dot_api_dot_v1_dot_predictor__pb2.ObserveResponse.FromString,
                 _registered_method=True)
+        self.ExplainEstimate = channel.unary_unary(
+                '/motet.api.v1.Predictor/ExplainEstimate',
+                request_serializer=motet_dot_api_dot_v1_dot_predictor__pb2.ExplainEstimateRequest.SerializeToString,
+                response_deserializer=motet_dot_api_dot_v1_dot_predictor__pb2.ExplainEstimateResponse.FromString,
+                _registered_method=True)
 
 
 class PredictorServicer:
@@ -62,6 +67,12 @@ class PredictorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExplainEstimate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PredictorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +85,11 @@ def add_PredictorServicer_to_server(servicer, server):
                     servicer.Observe,
                     request_deserializer=motet_dot_api_dot_v1_dot_predictor__pb2.ObserveRequest.FromString,
                     response_serializer=motet_dot_api_dot_v1_dot_predictor__pb2.ObserveResponse.SerializeToString,
+            ),
+            'ExplainEstimate': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainEstimate,
+                    request_deserializer=motet_dot_api_dot_v1_dot_predictor__pb2.ExplainEstimateRequest.FromString,
+                    response_serializer=motet_dot_api_dot_v1_dot_predictor__pb2.ExplainEstimateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +146,33 @@ class Predictor:
             '/motet.api.v1.Predictor/Observe',
             motet_dot_api_dot_v1_dot_predictor__pb2.ObserveRequest.SerializeToString,
             motet_dot_api_dot_v1_dot_predictor__pb2.ObserveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainEstimate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/motet.api.v1.Predictor/ExplainEstimate',
+            motet_dot_api_dot_v1_dot_predictor__pb2.ExplainEstimateRequest.SerializeToString,
+            motet_dot_api_dot_v1_dot_predictor__pb2.ExplainEstimateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,12 +34,14 @@ class PredictorStub:
     def __new__(cls, channel: _aio.Channel) -> PredictorAsyncStub: ...
     Predict: _grpc.UnaryUnaryMultiCallable[_predictor_pb2.PredictRequest, _predictor_pb2.PredictResponse]
     Observe: _grpc.UnaryUnaryMultiCallable[_predictor_pb2.ObserveRequest, _predictor_pb2.ObserveResponse]
+    ExplainEstimate: _grpc.UnaryUnaryMultiCallable[_predictor_pb2.ExplainEstimateRequest, _predictor_pb2.ExplainEstimateResponse]
 
 @_typing.type_check_only
 class PredictorAsyncStub(PredictorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Predict: _aio.UnaryUnaryMultiCallable[_predictor_pb2.PredictRequest, _predictor_pb2.PredictResponse]  # type: ignore[assignment]
     Observe: _aio.UnaryUnaryMultiCallable[_predictor_pb2.ObserveRequest, _predictor_pb2.ObserveResponse]  # type: ignore[assignment]
+    ExplainEstimate: _aio.UnaryUnaryMultiCallable[_predictor_pb2.ExplainEstimateRequest, _predictor_pb2.ExplainEstimateResponse]  # type: ignore[assignment]
 
 class PredictorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -55,5 +57,12 @@ class PredictorServicer(metaclass=_abc_1.ABCMeta):
         request: _predictor_pb2.ObserveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_predictor_pb2.ObserveResponse, _abc.Awaitable[_predictor_pb2.ObserveResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ExplainEstimate(
+        self,
+        request: _predictor_pb2.ExplainEstimateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_predictor_pb2.ExplainEstimateResponse, _abc.Awaitable[_predictor_pb2.ExplainEstimateResponse]]: ...
 
 def add_PredictorServicer_to_server(servicer: PredictorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -39,6 +39,7 @@ ROLES: Roles = {
     "/motet.api.v1.Supervisor/Advise": _only("scheduler"),
     "/motet.api.v1.Predictor/Predict": _only("gateway", "supervisor"),
     "/motet.api.v1.Predictor/Observe": _only("gateway", "supervisor"),
+    "/motet.api.v1.Predictor/ExplainEstimate": _only("cli"),
     "/grpc.health.v1.Health/Check": ANY_ROLE,
     "/grpc.health.v1.Health/List": ANY_ROLE,
     "/grpc.health.v1.Health/Watch": ANY_ROLE,

@@ -1,0 +1,125 @@
+"""`motet predict try`: how long the answer to a text would be estimated, and what moved that.
+
+The gateway tokenises the text, the predictor of this state directory explains its estimate, and only this process puts
+the two together: the predictor knows hashes of tokens, and the key is a file of the gateway."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import orjson
+import typer
+
+from motet.api.v1 import common_pb2, predictor_pb2
+from motet.errors import SetupError
+from motet.transport import CallFailed
+from motet.transport.methods import EXPLAIN_ESTIMATE
+from motet.transport.over_grpc import GrpcNetwork
+from motet_cli.chat import CONNECT_SECONDS, READ_TIMEOUT_SECONDS, credential, message_of, url_of
+from motet_cli.printer import Printer, visible
+from motet_gateway.features_key import FEATURES_KEY_FILE, read_key
+from motet_gateway.prompt_features import FeatureName, PromptFeatures
+from motet_operator.local.state_directory import StateDirectory
+
+EXPLAIN_SECONDS = 5.0
+_SPACES = str.maketrans("Ġ▁", "  ")
+"""How vocabularies write the space before a word"""
+
+
+def try_(
+    data_dir: Path, text: str, *, adapter: str, tenant: str, max_tokens: int, temperature: float, as_json: bool
+) -> int:
+    layout = StateDirectory.of(data_dir)
+    asked = _tokenized(url_of(data_dir), adapter, text)
+    ids, words = asked["tokens"], dict(zip(asked["tokens"], asked["token_strs"], strict=True))
+    limit = max_tokens or max(1, asked["max_model_len"] - len(ids))
+    made = _features(layout.data / FEATURES_KEY_FILE)
+    numbers = (1, round(4 * temperature), 0, limit.bit_length())
+    names = made.named(ids, numbers)
+    prompt = predictor_pb2.Prompt(
+        tenant=tenant,
+        adapter=adapter if "/" in adapter else f"{tenant}/{adapter}",
+        prompt_tokens=len(ids),
+        max_tokens=limit,
+        features=made.of(ids, numbers).tolist(),
+        feature_space=made.space,
+    )
+    explained = asyncio.run(_explained(layout.address("predictor"), prompt))
+    moves = [(move.factor, _in_words(names.get(move.feature), words)) for move in explained.moves]
+    if as_json:
+        typer.echo(orjson.dumps(_document(explained, moves), option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print(explained, moves)
+    return 0
+
+
+def _tokenized(base: str, adapter: str, text: str) -> dict[str, Any]:
+    body = {"model": adapter, "messages": [{"role": "user", "content": text}], "return_token_strs": True}
+    timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
+    with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=credential()) as client:
+        try:
+            answer = client.post("/tokenize", json=body)
+        except httpx.TransportError as error:
+            raise SetupError(f"no answer from {base} ({error}). Is Motet running? See `motet status`.") from error
+    if answer.status_code != httpx.codes.OK:
+        raise SetupError(visible(message_of(answer)))
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def _features(key_file: Path) -> PromptFeatures:
+    if not key_file.is_file():
+        raise SetupError(
+            f"{key_file} is missing: without the gateway's key nobody knows what features mean. "
+            "Run this on the machine of the gateway, with its --data-dir."
+        )
+    return PromptFeatures(read_key(key_file, named="--data-dir"))
+
+
+async def _explained(address: str, prompt: predictor_pb2.Prompt) -> predictor_pb2.ExplainEstimateResponse:
+    request = predictor_pb2.ExplainEstimateRequest(prompt=prompt)
+    try:
+        async with GrpcNetwork().channel(address, "predictor") as channel:
+            return await channel.call(EXPLAIN_ESTIMATE, request, seconds=EXPLAIN_SECONDS)
+    except CallFailed as error:
+        raise SetupError(
+            f"no answer from the predictor ({error.details}). Is it running? See `motet status`."
+        ) from error
+
+
+def _in_words(name: FeatureName | None, words: dict[int, str]) -> str:
+    if name is None:
+        return "?"
+    text = "".join(words.get(token, f"<{token}>") for token in name.tokens).translate(_SPACES)
+    return f"{name.kind} {text!r}" if name.tokens else name.kind
+
+
+def _quantiles(estimate: common_pb2.Estimate) -> dict[str, int]:
+    return {"q50": estimate.q50, "q80": estimate.q80, "q90": estimate.q90, "q95": estimate.q95}
+
+
+def _document(explained: predictor_pb2.ExplainEstimateResponse, moves: list[tuple[float, str]]) -> dict[str, Any]:
+    return {
+        "version": explained.steps[-1].estimate.source.partition(":")[2],
+        "answers": explained.answers,
+        "trust": explained.trust,
+        "features_known": explained.features_known,
+        "steps": [{"what": step.what, **_quantiles(step.estimate)} for step in explained.steps],
+        "moves": [{"factor": factor, "feature": text} for factor, text in moves],
+    }
+
+
+def _print(explained: predictor_pb2.ExplainEstimateResponse, moves: list[tuple[float, str]]) -> None:
+    printer = Printer(width_of_a_pipe=200)
+    document = _document(explained, moves)
+    printer.line(f"Version {document['version']}; the adapter has {explained.answers} answers.")
+    rows = [(step["what"], *(str(step[name]) for name in ("q50", "q80", "q90", "q95"))) for step in document["steps"]]
+    printer.table(("estimated by", "q50", "q80", "q90", "q95"), rows)
+    if not explained.features_known:
+        printer.line("The prompt does not count: the weights were fitted to features of another key or version.")
+    elif not moves:
+        printer.line("Nothing in the prompt moved the estimate.")
+    else:
+        printer.line(f"The prompt decides {100 * explained.trust:.0f} % of it. The expected length, with and without:")
+        printer.table(("factor", "feature"), [(f"{factor:.3f}", text) for factor, text in moves])
