@@ -42,7 +42,7 @@ DEFECTS = (
         "GatewayEvents._refusal",
         "if event.delivered:",
         "if False:",
-        seed=16,
+        seed=23,
     ),
     Defect(
         "an error of one step ends the election",
