@@ -45,11 +45,22 @@ class Metrics:
             registry=registry,
         )
         self.parked = Gauge("motet_parked_requests", "Parked requests of each runner.", ["instance"], registry=registry)
+        self.overcommit = Gauge(
+            "motet_pool_overcommit",
+            "Promises on a pool's runners may add up to their KV pages times this. It falls while requests are parked"
+            " often.",
+            ["pool_namespace", "pool"],
+            registry=registry,
+        )
         self._of_runners = LevelsByInstance(self.free, self.parked)
 
     def observe(self, supervisor: Supervisor) -> None:
         """Take the levels, now and then."""
         self.watched.set(sum(runner.connected for runner in supervisor.runners.values()))
+        self.overcommit.clear()
+        for pool in {runner.identity.pool for runner in supervisor.runners.values()}:
+            namespace, _, name = pool.partition("/")
+            self.overcommit.labels(namespace, name).set(supervisor.overcommit_of(pool).factor)
         self._of_runners.show(
             (runner.instance, (runner.ledger.free, runner.parked_requests)) for runner in supervisor.runners.values()
         )

@@ -9,9 +9,9 @@ from motet.domain import ParkMethod
 from motet.ledger import MAX_OVERCOMMIT, MIN_OVERCOMMIT
 from motet_supervisor.policy.values import SupervisorConfig
 
-MAX_SLEEP_SECONDS, REMIND_SECONDS, FORGET_SECONDS = 0.4, 10.0, 50.0
-"""The longest time between two ticks, how often a hang is reported again, and when a runner whose stream is down is
-forgotten, before the time scale."""
+MAX_SLEEP_SECONDS, REMIND_SECONDS, FORGET_SECONDS, OVERCOMMIT_WINDOW_SECONDS = 0.4, 10.0, 50.0, 10.0
+"""The longest time between two ticks, how often a hang is reported again, when a runner whose stream is down is
+forgotten, and how often the overcommit may change, before the time scale."""
 
 
 class Settings(BaseSettings):
@@ -44,8 +44,9 @@ class Settings(BaseSettings):
     """The share of a runner's KV pages, 0 to 1, that must stay free when a request resumes without the scheduler."""
 
     overcommit: float = Field(1.0, ge=MIN_OVERCOMMIT, le=MAX_OVERCOMMIT)
-    """Promises on a runner may add up to its KV pages times this; runners and schedulers are told. Above 1 more
-    requests run at once, and some are parked when their predictions are too short for all of them."""
+    """Promises on a runner may add up to its KV pages times this, at the most; runners and schedulers are told. Above 1
+    more requests run at once, and some are parked when their predictions are too short for all of them. While more than
+    one in twenty is parked, the supervisor lowers the factor, down to 1, and raises it again when hardly any is."""
 
     park_method: Literal["auto", "swap", "recompute"] = "auto"
     """What happens to a parked request's KV. `swap`: it is copied to host memory. `recompute`: it is dropped and
@@ -64,5 +65,6 @@ class Settings(BaseSettings):
             resume_without_scheduler=self.resume_alone_seconds * time_scale,
             resume_margin=self.resume_margin,
             overcommit=self.overcommit,
+            overcommit_window=OVERCOMMIT_WINDOW_SECONDS * time_scale,
             park_method=None if self.park_method == "auto" else ParkMethod(self.park_method),
         )

@@ -3,6 +3,7 @@
 Everything is decided again from the runners' reports: an order that was lost or late costs time, but no request gets
 stuck."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from math import inf, nextafter
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import RunnerIdentity, RunnerRequest, SequenceState
 from motet_supervisor.policy import effects, events
+from motet_supervisor.policy.overcommit import OvercommitControl
 from motet_supervisor.policy.overflow import ExtendTo, ParkVictim, cheapest, decide
 from motet_supervisor.policy.runners import TrackedRequest, WatchedRunner
 from motet_supervisor.policy.values import SupervisorConfig
@@ -29,6 +31,8 @@ class Supervisor:
         self._lateness = 0.0
         """How late ticks were recently."""
         self._effects: list[effects.Effect] = []
+        self._overcommit: dict[str, OvercommitControl] = {}
+        """By pool, of those with runners"""
 
     @property
     def has_leader(self) -> bool:
@@ -63,7 +67,7 @@ class Supervisor:
         runner = self.runners.get(instance)
         if runner is None or runner.identity.incarnation != event.identity.incarnation:
             runner = self.runners[instance] = WatchedRunner(
-                event.identity, event.capacity, self._now, overcommit=self.config.overcommit
+                event.identity, event.capacity, self._now, overcommit=self.overcommit_of(event.identity.pool).factor
             )
         runner.connected, runner.heartbeats = True, event.heartbeats
         runner.note_message(self._now, again=True)
@@ -74,9 +78,34 @@ class Supervisor:
 
     def _report_overcommit(self, runner: RunnerIdentity) -> None:
         """The runner first: it would decline requests of a scheduler that knows a larger factor earlier."""
-        factor = self.config.overcommit
+        factor = self.overcommit_of(runner.pool).factor
         self._effects.append(effects.SetOvercommit(InstanceName(runner.instance), runner.pool, factor))
         self._effects.append(effects.ReportOvercommit(runner.pool, factor))
+
+    def overcommit_of(self, pool: str) -> OvercommitControl:
+        if pool not in self._overcommit:
+            config = self.config
+            self._overcommit[pool] = OvercommitControl(config.overcommit, config.overcommit_window, self._now)
+        return self._overcommit[pool]
+
+    def _control_overcommit(self) -> None:
+        live: Counter[str] = Counter()
+        for runner in self.runners.values():
+            live[runner.identity.pool] += len(runner.sequences)
+        self._overcommit = {pool: control for pool, control in self._overcommit.items() if pool in live}
+        for pool, control in self._overcommit.items():
+            before = control.factor
+            if not control.look(live[pool], self._now):
+                continue
+            news: list[effects.Effect] = []
+            for runner in self.runners.values():
+                if runner.identity.pool == pool:
+                    runner.ledger.overcommit = control.factor
+                    news.append(effects.SetOvercommit(runner.instance, pool, control.factor))
+            # Whoever accepts hears of a larger factor first, whoever asks of a smaller one.
+            at = len(news) if control.factor > before else 0
+            news.insert(at, effects.ReportOvercommit(pool, control.factor))
+            self._effects += news
 
     def _runner_disconnected(self, event: events.RunnerDisconnected) -> None:
         runner = self.runners.get(event.instance)
@@ -147,6 +176,7 @@ class Supervisor:
         sequence.method = event.method
         sequence.order_done()
         sequence.overflowing_since = None
+        self.overcommit_of(runner.identity.pool).note_park()
         self._report_parked(runner, [sequence])
         self._answer_overflows(runner)
 
@@ -164,6 +194,7 @@ class Supervisor:
         if runner is None or sequence is None:
             return
         runner.remove(event.request)
+        self.overcommit_of(runner.identity.pool).note_end()
         self._answer_overflows(runner)
 
     # ----------------------------------------------------------------------------------------------------- scheduler
@@ -177,7 +208,7 @@ class Supervisor:
             if one.parked
         ]
         pools = sorted({runner.identity.pool for runner in self.runners.values()})
-        self._effects += [effects.ReportOvercommit(pool, self.config.overcommit) for pool in pools]
+        self._effects += [effects.ReportOvercommit(pool, self.overcommit_of(pool).factor) for pool in pools]
         self._effects.append(effects.ReportAllParked(tuple(parked)))
         for runner in self.runners.values():
             if runner.unhealthy:
@@ -219,6 +250,7 @@ class Supervisor:
             if runner.connected:
                 self._answer_overflows(runner)
                 self._resume_without_scheduler(runner)
+        self._control_overcommit()
 
     def _due_of(self, runner: WatchedRunner) -> float:
         """When it is reported or forgotten if it sends nothing: just after its time, as it has all of that."""

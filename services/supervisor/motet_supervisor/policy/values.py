@@ -34,6 +34,8 @@ class SupervisorConfig:
     resume_margin: float = 0.05
     """Share of a runner's pages that stays free when requests resume without the scheduler."""
     overcommit: float = 1.0
-    """Promises on a runner may add up to its pages times this."""
+    """Promises on a runner may add up to its pages times this, at the most."""
+    overcommit_window: float = 10.0
+    """How often it is looked whether that is too far, at the most."""
     park_method: ParkMethod | None = None
     """None: the cheaper one."""
