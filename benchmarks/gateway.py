@@ -60,9 +60,10 @@ BODY = {
     "model": "legal",
     "messages": [{"role": "user", "content": "The quick brown fox jumps over the lazy dog, as ever."}],
     "max_tokens": TOKENS,
-    "ignore_eos": True,
     "temperature": 0,
 }
+"""The fake runner repeats the prompt, which is longer than the answer may be. With `ignore_eos` the gateway would not ask
+for an estimate."""
 
 
 # ----------------------------------------------------------------------------------------------- the processes measured

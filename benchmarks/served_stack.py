@@ -98,7 +98,7 @@ class StreamingClient:
             "prompt": list(ask.prompt),
             "max_tokens": ask.output,
             "temperature": 0,
-            "ignore_eos": True,
+            "ignore_eos": True,  # as vLLM's own benchmark; Motet's gateway then asks for no estimate
             "stream": True,
             "stream_options": {"include_usage": True},
         }
