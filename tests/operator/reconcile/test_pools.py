@@ -61,6 +61,21 @@ def test_the_command_line_overrides_every_pools_replicas() -> None:
     assert [each.replicas for each in plan.pools] == [2, 2]
 
 
+@pytest.mark.parametrize(("of_before", "replicas"), [({}, 1), ({"engine": {"maxLoraRank": 8}}, 3)])
+def test_a_pool_takes_no_runner_away_while_one_has_another_template(of_before: dict[str, Any], replicas: int) -> None:
+    scaling = {"mode": "Builtin", "minReplicas": 1, "maxReplicas": 3}
+    one = replace(pool(autoscaling=scaling), wanted=3)
+    before = instance("a", revision(pool(autoscaling=scaling, **of_before)))
+    advice = {name("demo"): ScalingAdvice(replicas=1)}
+    assert reconcile(view(pools=[one], instances=[before], scaling_advice=advice)).pools[0].replicas == replicas
+
+
+@pytest.mark.parametrize(("engine", "told"), [({}, 0), ({"maxConcurrentSequences": 7}, 7)])
+def test_the_scheduler_is_told_how_many_sequences_a_runner_may_have(engine: dict[str, Any], told: int) -> None:
+    (entry,) = reconcile(view(pools=[pool(engine=engine)])).catalog.pools
+    assert entry.max_sequences == told
+
+
 def test_more_replicas_are_added_beside_the_others() -> None:
     one = pool(replicas=3)
     plan = reconcile(view(pools=[one], instances=[instance("a", revision(one))]))
