@@ -47,10 +47,13 @@ class ForecastLedger(PageLedger):
         if not others:
             return ""
         limit = self.limit_beside(pages_of_adapters)
-        need = largest_need([one.prospect for one in (*others, sequence)], shared=self._pages.repeated)
-        if need.pages <= limit:
+        all_of_them = (*others, sequence)
+        need = largest_need([one.prospect for one in all_of_them], shared=self._pages.repeated).pages
+        if sequence.is_spared:  # others make room for these, but they do not for each other
+            need = max(need, largest_need([one.longest_life for one in all_of_them if one.is_spared]).pages)
+        if need <= limit:
             return ""
-        return f"{need.pages} pages are expected to be needed with it, and {limit} can be given beside the adapters"
+        return f"{need} pages are expected to be needed with it, and {limit} can be given beside the adapters"
 
     @property
     def charges_all_whole(self) -> bool:

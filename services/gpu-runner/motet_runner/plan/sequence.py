@@ -13,7 +13,8 @@ _ENDLESS = LengthLaw.endless()
 
 MAX_PARKED_AS_VICTIM = 2
 """A sequence that was parked this often is never chosen as a victim. Its last parking asks for the whole remaining
-life, so it never stands at a promise again: there is no deadlock. A forecast counts its whole remaining life, too."""
+life, so it never stands at a promise again: there is no deadlock. By a forecast it resumes only where the whole lives
+of all such sequences fit."""
 
 PROVED_BY_TOKENS = 2
 """New tokens after which a sequence is no longer suspect: the first shows that its prompt and delivered tokens can be
@@ -155,13 +156,23 @@ class Sequence:
 
     @property
     def prospect(self) -> Prospect:
-        """Without an estimate, and when it must not be parked again, its answer is expected to end with its promise."""
-        tokens, generated = self.length - self.left_pages * PAGE_TOKENS, self.output_tokens + self.pending
-        most = self.new.sampling.max_tokens
-        if self.law is not None and self.parked_times < MAX_PARKED_AS_VICTIM:
-            return Prospect(tokens, generated, most, self.law)
+        """Without an estimate, its answer is expected to end with its promise."""
+        longest = self.longest_life
+        if self.law is not None:
+            return longest._replace(law=self.law)
         promised = max(self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens
-        return Prospect(tokens, generated, max(generated, min(most, promised)), _ENDLESS)
+        return longest._replace(most=max(longest.generated, min(longest.most, promised)))
+
+    @property
+    def longest_life(self) -> Prospect:
+        """What it needs if its answer becomes as long as it can."""
+        tokens, generated = self.length - self.left_pages * PAGE_TOKENS, self.output_tokens + self.pending
+        return Prospect(tokens, generated, self.new.sampling.max_tokens, _ENDLESS)
+
+    @property
+    def is_spared(self) -> bool:
+        """True if it was parked so often that it is no victim any more."""
+        return self.parked_times >= MAX_PARKED_AS_VICTIM
 
     def entry(self, charged_pages: int | None = None) -> EngineSequenceReport:
         return EngineSequenceReport(

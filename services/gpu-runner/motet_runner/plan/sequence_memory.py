@@ -17,7 +17,7 @@ from motet_runner.plan.prefix_cache import PageChain, PrefixCache
 from motet_runner.plan.prompt_scores import pages_before
 from motet_runner.plan.resident_adapters import ResidentAdapters
 from motet_runner.plan.row_assignment import RowAssignment
-from motet_runner.plan.sequence import MAX_PARKED_AS_VICTIM, Sequence
+from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_table import SequenceTable
 
 MAX_PARKED = 4
@@ -225,7 +225,7 @@ class SequenceMemory:
         An iteration that still computes it ends before the copy begins.
         """
         sequence.parked_times += 1
-        if sequence.parked_times >= MAX_PARKED_AS_VICTIM:
+        if sequence.is_spared:
             wanted = sequence.most_pages
         needed = _pages_of_kv(sequence)
         on_host = self.host.take(needed) if method is ParkMethod.SWAP else None

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from motet_runner.interface import State
-from motet_runner.plan.sequence import MAX_PARKED_AS_VICTIM, Sequence
+from motet_runner.plan.sequence import Sequence
 
 
 def victim_among(sequences: Iterable[Sequence], *, holding_pages: bool = False) -> Sequence | None:
@@ -11,9 +11,7 @@ def victim_among(sequences: Iterable[Sequence], *, holding_pages: bool = False) 
     candidates = [
         sequence
         for sequence in sequences
-        if sequence.state is not State.PARKED
-        and sequence.parked_times < MAX_PARKED_AS_VICTIM
-        and (sequence.pages or not holding_pages)
+        if sequence.state is not State.PARKED and not sequence.is_spared and (sequence.pages or not holding_pages)
     ]
     return max(candidates, key=newest_of_the_lowest_class, default=None)
 
