@@ -191,6 +191,28 @@ async def test_samples_of_another_key_do_not_teach_the_weights(tmp_path: Path) -
     assert candidate.knows(SPACE)
 
 
+async def test_a_candidate_of_another_key_is_not_waited_for(tmp_path: Path) -> None:
+    """It could take 4,000 answers until it is rejected."""
+    await migrate(url(tmp_path))
+    for space in (SPACE, SPACE + 1):
+        await keep_samples(tmp_path, 50, space=space)
+        if space == SPACE:
+            model, registry = PromptModel(LengthModel()), CollectorRegistry()
+            async with refitting(tmp_path, model, registry) as refits:
+                await refits.refit_if_due()
+    registry = CollectorRegistry()
+    async with refitting(tmp_path, model, registry) as refits:
+        for space, done in ((SPACE, {}), (SPACE + 1, {"done": 1})):
+            for one in answers(2, seed=4):
+                model.observe("acme", "a", one.tokens, features=one.features, space=space)
+            await refits.refit_if_due()
+            await refits.refit_if_due()
+            assert outcomes(registry) == done
+    candidate = model.versions.candidate
+    assert candidate is not None
+    assert candidate.knows(SPACE + 1)
+
+
 async def test_without_features_there_is_nothing_to_fit(tmp_path: Path) -> None:
     await migrate(url(tmp_path))
     await keep_samples(tmp_path, 50, space=0)

@@ -427,7 +427,9 @@ async def test_a_wrong_setting_is_named_without_a_traceback(
         assert "Traceback" not in error.decode()
 
 
-async def test_features_of_another_key_or_version_are_ignored_and_counted(tmp_path: Path) -> None:
+async def test_features_of_another_key_or_version_are_ignored_counted_and_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor:
         weights = predictor.model.serving.weights = PromptWeights.zero(7)
@@ -450,3 +452,6 @@ async def test_features_of_another_key_or_version_are_ignored_and_counted(tmp_pa
             outcome = predictor_pb2.Outcome(tenant="acme", output_tokens=9, features=[1], feature_space=8)
             await stub.Observe(predictor_pb2.ObserveRequest(outcomes=[outcome]), timeout=PATIENCE_S)
             assert predictor.metric("features_ignored_total") == 1, "it counts prompts"
+            await estimate(8)
+            assert predictor.metric("features_ignored_total") == 2
+    assert capsys.readouterr().out.count("features_ignored") == 1

@@ -89,12 +89,21 @@ class PromptModel:
         """Whose lengths have changed since the samples of the next refit were read"""
         self.answers = 0
         """How many were observed"""
+        self.space: int | None = None
+        """What the last features belonged to"""
         self.answers_since_change = 0
         """How many answers are left if the last one made a change known, else 0"""
 
     @property
     def serving(self) -> PromptVersion:
         return self.versions.serving
+
+    @property
+    def awaits_a_decision(self) -> bool:
+        """Whether a candidate is compared. One that was fitted to features of another key or version than the newest is
+        not worth waiting for."""
+        candidate = self.versions.candidate
+        return candidate is not None and candidate.knows(self.space)
 
     def refit_begins(self) -> None:
         self.changed.clear()
@@ -152,6 +161,8 @@ class PromptModel:
         """Learn from an answer of `tokens` tokens, or of at least that many if it was cut (`censored`). Each version
         estimates it first. Returns what follows of that."""
         self.answers += 1
+        if len(features) and space is not None:
+            self.space = space
         state = self._state(tenant, adapter)
         plain, asked = self.plain(state, tenant, adapter), Asked(tenant, adapter, features, space)
         losses = []

@@ -76,7 +76,7 @@ class Refits:
             # Without weights the first refit does not wait for new answers: the database may have samples.
             self._due_at_answers = self._model.answers + self._after if self._model.serving.weights is not None else 0
         return (
-            self._model.versions.candidate is None
+            not self._model.awaits_a_decision
             and self._model.answers >= self._due_at_answers
             and self._clock() >= self._not_before
         )

@@ -34,6 +34,7 @@ class PredictorService:
         self._persistence = persistence
         self._metrics = metrics
         self._clock = clock
+        self._ignored_by = ""
 
     @property
     def handlers(self) -> Handlers:
@@ -91,9 +92,21 @@ class PredictorService:
         serving = self._model.serving
         if len(prompt.features) and serving.weights is not None and not serving.knows(prompt.feature_space):
             self._metrics.features_ignored.inc()
+            self._report_ignored(serving.name)
         features = features_of(prompt.features)
         lengths = self._model.estimate(tenant, adapter, prompt.max_tokens, features, space=prompt.feature_space)
         return _estimate(lengths, _SOURCE + serving.name)
+
+    def _report_ignored(self, version: str) -> None:
+        """Once for each version, not for each prompt."""
+        if version != self._ignored_by:
+            self._ignored_by = version
+            log.warning(
+                "features_ignored",
+                version=version,
+                reason="its weights were fitted to features of another key or version",
+                hint="It estimates by running statistics. After a change of the key, the next refits make up for it.",
+            )
 
     def _report(self, change: Change) -> None:
         self._metrics.version_changes.labels(change.why.value).inc()
