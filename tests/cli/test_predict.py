@@ -83,7 +83,10 @@ def filled(data_dir: Path) -> Path:
 def ordered(data_dir: Path) -> str | None:
     async def take() -> VersionRecord | None:
         async with open_store(url(data_dir)) as store:
-            return await predictor_versions.take_order(store)
+            found = await predictor_versions.ordered_version(store)
+            if found is not None:
+                await predictor_versions.end_order(store, found)
+            return found
 
     found = asyncio.run(take())
     return None if found is None else found.version

@@ -20,6 +20,7 @@ from motet_predictor.prompt_model import VERSION, PromptModel
 from motet_predictor.prompt_version import Fitted
 from motet_predictor.prompt_weights import PromptWeights
 from tests.predictor.test_prompt_model import SPACE, answers
+from tests.support.postgresql import PostgreSQL
 
 
 class Kept:
@@ -36,8 +37,8 @@ class Kept:
 
 
 @asynccontextmanager
-async def running(folder: Path) -> AsyncIterator[Kept]:
-    async with open_store(f"sqlite+aiosqlite:///{folder}/motet.db", busy_seconds=0.05) as store:
+async def running(folder: Path, url: str = "") -> AsyncIterator[Kept]:
+    async with open_store(url or f"sqlite+aiosqlite:///{folder}/motet.db", busy_seconds=0.05) as store:
         model, clock = PromptModel(LengthModel()), FakeClock()
         await length_samples.activate_version(store, model.lengths.version)
         kept = Kept(model, KeptVersions(store, model, clock), clock)
@@ -160,6 +161,23 @@ async def test_an_order_is_carried_out_once_also_of_a_version_that_is_retired(fo
         assert roles == {STATISTICS: "serving", f"{VERSION}.1": "former"}
 
 
+async def test_an_order_outlives_an_outage_and_is_there_after_a_crash(folder: Path, data: bytes) -> None:
+    async with running(folder) as kept, open_store(f"sqlite+aiosqlite:///{folder}/motet.db") as store:
+        await kept.versions.offer(data)
+        await kept.flush()
+        await predictor_versions.order(store, f"{VERSION}.1")
+        holder = sqlite3.connect(folder / "motet.db", isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        await kept.versions.take_order()
+        assert await predictor_versions.ordered_version(store) is not None
+        holder.close()
+        await kept.versions.take_order()
+        assert kept.names == [f"{VERSION}.1", STATISTICS]
+        assert await predictor_versions.ordered_version(store) is None
+        async with running(folder) as later:  # as if the first one had ended without another write
+            assert later.names == [f"{VERSION}.1", STATISTICS]
+
+
 async def test_an_order_of_a_damaged_version_changes_nothing(
     folder: Path, data: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,3 +224,19 @@ async def test_damaged_bytes_of_a_refit_are_no_version(folder: Path) -> None:
         with pytest.raises(ValueError, match="damaged"):
             await kept.versions.offer(b"PK no weights")
         assert kept.names == [STATISTICS]
+
+
+async def test_postgresql_keeps_versions_and_orders_too(postgresql: PostgreSQL, tmp_path: Path, data: bytes) -> None:
+    url = await postgresql.new_database()
+    await migrate(url)
+    async with running(tmp_path, url) as kept:
+        for _ in range(MAX_VERSIONS + 1):
+            await kept.versions.offer(data)
+            await kept.flush()
+    async with running(tmp_path, url) as later, open_store(url) as store:
+        assert later.names == [STATISTICS, f"{VERSION}.{MAX_VERSIONS + 1}"]
+        assert len(await predictor_versions.all_versions(store)) == MAX_VERSIONS
+        await predictor_versions.order(store, f"{VERSION}.{MAX_VERSIONS}")
+        await later.versions.take_order()
+        assert later.names == [f"{VERSION}.{MAX_VERSIONS}", STATISTICS, f"{VERSION}.{MAX_VERSIONS + 1}"]
+        assert await predictor_versions.ordered_version(store) is None

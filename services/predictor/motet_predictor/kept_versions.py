@@ -75,17 +75,20 @@ class KeptVersions:
         """Let the version serve that `motet predict` has ordered, if there is one."""
         async with self._turn:
             try:
-                ordered = await table.take_order(self._store) if self._loaded else None
-                if ordered is None:
-                    return
-                known = next((one for one in self._model.versions if one.name == ordered.version), None)
-                version = known if known is not None else await self._read(ordered)
+                if self._loaded and (ordered := await table.ordered_version(self._store)) is not None:
+                    await self._serve(ordered)
+                    await table.end_order(self._store, ordered)  # last, so that an outage does not lose it
             except StoreUnavailable:
-                return
-            if version is not None:
-                self._model.versions.serve(version)
-                version.decision = "ordered"
-                log.info("version_serves", version=version.name, why=version.decision)
+                self._written.clear()
+
+    async def _serve(self, ordered: VersionRecord) -> None:
+        known = next((one for one in self._model.versions if one.name == ordered.version), None)
+        version = known if known is not None else await self._read(ordered)
+        if version is not None:
+            self._model.versions.serve(version)
+            version.decision = "ordered"
+            log.info("version_serves", version=version.name, why=version.decision)
+            await self._write_roles()
 
     async def _load(self) -> None:
         records = await table.all_versions(self._store)

@@ -89,17 +89,19 @@ async def order(store: Store, version: str) -> None:
         )
 
 
-async def take_order(store: Store) -> VersionRecord | None:
-    """The version that was ordered last, once."""
-    found = next((one for one in await all_versions(store) if one.ordered is not None), None)
-    if found is not None:
-        async with store.write() as connection:
-            await connection.execute(
-                update(PredictorVersionRow)
-                .where(PredictorVersionRow.version == found.version, PredictorVersionRow.ordered == found.ordered)
-                .values(ordered=None)
-            )
-    return found
+async def ordered_version(store: Store) -> VersionRecord | None:
+    """The version that was ordered last, until `end_order`."""
+    return next((one for one in await all_versions(store) if one.ordered is not None), None)
+
+
+async def end_order(store: Store, record: VersionRecord) -> None:
+    """It is carried out, or cannot be. A later order of the same version stays."""
+    async with store.write() as connection:
+        await connection.execute(
+            update(PredictorVersionRow)
+            .where(PredictorVersionRow.version == record.version, PredictorVersionRow.ordered == record.ordered)
+            .values(ordered=None)
+        )
 
 
 async def forget_retired(store: Store, *, keep: int) -> None:
