@@ -145,6 +145,7 @@ async def keep_two(url: str, weights: bytes) -> None:
     async with open_store(url) as store:
         model = PromptModel(LengthModel())
         versions = KeptVersions(store, model, time.monotonic)
+        await versions.flush(0)
         for number in range(2):
             await versions.offer(weights)
             candidate = model.versions.candidate
