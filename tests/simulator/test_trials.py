@@ -13,6 +13,7 @@ from motet.api.v1 import scheduler_pb2
 from motet.domain import RequestId
 from motet.errors import ModelNotFound, PoolSaturated
 from motet.sampling import Sampling
+from motet.time_split import TimePart, TimeSplit
 from motet_gateway.catalog import Catalog, Target
 from motet_runner.interface import NewSequence
 from motet_scheduler.policy.gateway_events import GatewayEvents
@@ -320,6 +321,20 @@ def test_a_stream_whose_revision_was_replaced_may_end_only_if_nobody_holds_that(
     client.tokens.append(1)
     client.end(ModelNotFound("This revision is no longer served."))
     assert ("ends with ModelNotFound" in client.problem) is held
+
+
+def test_the_times_of_an_attempt_are_not_those_of_the_next_one_that_never_starts():
+    """Its adapter was replaced, and is deleted when its client asks again."""
+    now = [1.0]
+    client = Client(draw_plan(1).asks[0], lambda: now[0], Catalog, lambda _: None, adapter_may_be_missing=True)
+    client.starts(Target(scheduler_pb2.CatalogGroup(), scheduler_pb2.CatalogAdapter(digest="sha256:old")))
+    client.split = TimeSplit(TimePart.QUEUE, now[0])
+    now[0] = 2.0
+    client.split.end(now[0])
+    client.end(ModelNotFound("This revision is no longer served."))
+    now[0], client.target = 3.0, None
+    client.end(ModelNotFound("The model does not exist."))
+    assert (client.attempts, client.problem) == (1, "")
 
 
 @pytest.mark.parametrize("error", [KeyError("gone"), SystemExit(3)])

@@ -140,7 +140,7 @@ class Client:
             self._object(f"ends again, with {how!r}")
         if isinstance(how, REPLACED) and self.target is not None and not self.tokens and self.attempts < MAX_ATTEMPTS:
             self.refused = self.target, self.catalog() if isinstance(how, BaseModelReplaced) else None
-            self.attempts += 1
+            self.attempts, self.split = self.attempts + 1, None
             self.start_again(self)
             return
         self.how, self.over_at = how, self.now()
