@@ -337,6 +337,13 @@ def test_the_times_of_an_attempt_are_not_those_of_the_next_one_that_never_starts
     assert (client.attempts, client.problem) == (1, "")
 
 
+def test_who_leaves_while_its_length_is_estimated_has_taken_no_other_time_than_its_gateway_says():
+    drawn = draw_plan(1)
+    asks = tuple(replace(ask, cancel_after=0.0003) for ask in drawn.asks)
+    outcome = run_trial(replace(drawn, asks=asks, faults=()))
+    assert (outcome.problem, outcome.answered) == ("", 0)
+
+
 @pytest.mark.parametrize("error", [KeyError("gone"), SystemExit(3)])
 def test_a_check_or_a_fault_that_fails_is_the_problem_of_its_seed(error, monkeypatch):
     def kill(*_, **__):
