@@ -2,6 +2,7 @@
 counts it, since its start."""
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ _BY_LABEL = {
     "motet_request_split_seconds_total": ("seconds", "part"),
     "motet_estimates_covered_total": ("covered", "quantile"),
 }
+_WEIGHTS_MADE = "motet_predictor_weights_made_seconds"
 _PARTS = ("queue", "generation", "penalty", "overhead")
 
 
@@ -42,6 +44,19 @@ def read_figures(socket: Path) -> list[dict[str, Any]]:
     answer."""
     text = asyncio.run(read_metrics(socket))
     return figures_of(text) if text else []
+
+
+def weights_made(socket: Path) -> str | None:
+    """When the predictor's weights were fitted; None if it does not answer, or has none yet."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text = asyncio.run(read_metrics(socket))
+    try:
+        families = list(text_string_to_metric_families(text or ""))
+    except ValueError:
+        return None  # another version of the predictor
+    values = [one.value for family in families for one in family.samples if one.name == _WEIGHTS_MADE]
+    return datetime.fromtimestamp(values[0], UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if any(values) else None
 
 
 def figures_of(text: str) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import orjson
 import typer
 
 from motet.processes import ProcessRecord, ProcessRecords
-from motet_cli.answer_figures import COLUMNS, read_figures, row
+from motet_cli.answer_figures import COLUMNS, read_figures, row, weights_made
 from motet_cli.printer import Part, Printer
 from motet_cli.readiness import read_status, ready_of
 from motet_operator.local.lock import is_held
@@ -28,6 +28,7 @@ def status(data_dir: Path, *, as_json: bool) -> int:
     running = any(record.alive for record in records)
     document = document_of(layout)
     document["answers"] = read_figures(layout.metrics_socket("gateway")) if running else []
+    document["weights_made"] = weights_made(layout.metrics_socket("predictor")) if running else None
     notes = _notes(layout, operator, running=running)
     if as_json:
         typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
@@ -94,6 +95,8 @@ def print_status(document: dict[str, Any], notes: list[str]) -> None:
         printer.line(f"{document['url']}\n")
     if services := [_service_row(service) for service in document["services"]]:
         printer.table(("service", "kind", "pid", "ready", "restarts"), services)
+    if made := document.get("weights_made"):
+        printer.line(f"Lengths are estimated with weights of {made}.")
     if answers := [row(one) for one in document["answers"] if one["promises"]]:
         printer.table(COLUMNS, answers)
     if runners := [_runner_row(runner) for runner in document["runners"]]:

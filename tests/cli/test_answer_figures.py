@@ -7,7 +7,7 @@ from motet.api.v1 import common_pb2
 from motet.clock import FakeClock
 from motet.time_split import TimePart, TimeSplit
 from motet_cli import status
-from motet_cli.answer_figures import COLUMNS, figures_of, read_figures, row
+from motet_cli.answer_figures import COLUMNS, figures_of, read_figures, row, weights_made
 from motet_gateway.answers.metrics import AnswerMetrics
 from motet_gateway.live_choice import ChoiceRecord
 
@@ -54,8 +54,29 @@ def test_metrics_of_another_version_are_no_error(said):
     assert figures_of(said) == []
 
 
-def test_a_gateway_that_does_not_answer_is_no_error(tmp_path):
+def test_a_gateway_or_predictor_that_does_not_answer_is_no_error(tmp_path):
     assert read_figures(tmp_path / "gateway.metrics.sock") == []
+    assert weights_made(tmp_path / "predictor.metrics.sock") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("motet_predictor_weights_made_seconds 1.7e9", "2023-11-14T22:13:20Z"),
+        ("motet_predictor_weights_made_seconds 0", None),
+        ("motet_other 1", None),
+        ("motet_other{ 7 7", None),
+    ],
+)
+def test_the_age_of_the_predictors_weights(monkeypatch, tmp_path, capsys, text, shown):
+    async def read(_path):
+        return text + "\n"
+
+    monkeypatch.setattr("motet_cli.answer_figures.read_metrics", read)
+    assert weights_made(tmp_path) == shown
+    document = {"services": [], "runners": [], "pools": [], "adapters": [], "problems": [], "url": "", "answers": []}
+    status.print_status(document | {"weights_made": shown}, [])
+    assert capsys.readouterr().out == (f"Lengths are estimated with weights of {shown}.\n" if shown else "")
 
 
 def test_the_table_has_a_column_for_each_part(capsys):

@@ -75,10 +75,11 @@ async def test_the_next_process_goes_on_with_all_three_and_their_figures(folder:
         await kept.versions.offer(data)
         for one in answers(20, seed=2):
             kept.model.observe(one.tenant, one.adapter, one.tokens, features=one.features)
-        loss = kept.model.serving.judged.loss
+        loss, made = kept.model.serving.judged.loss, candidate.made
     async with running(folder) as later:
         assert later.names == [f"{VERSION}.1", STATISTICS, f"{VERSION}.2"]
         assert later.model.serving.judged.answers == 20
+        assert later.model.serving.made == pytest.approx(made, abs=1e-3) != 0.0, "its age goes on"
         assert later.model.serving.judged.loss == pytest.approx(loss, abs=1e-3)
         assert later.model.serving.weights is not None
         await later.versions.offer(data)

@@ -113,10 +113,10 @@ class TestAQuarterOfTheMemory:
             counter_by_method(deployed.stack, "motet_resumes_total"),
         )
         print(f"parks {parks}, resumes {resumes}")
+        assert_parts_add_up(deployed.stack, parks=sum(parks.values()))
         for method in ("swap", "recompute"):
             assert parks[method] > 0
             assert resumes[method] > 0
-        assert_parts_add_up(deployed.stack, parks=sum(parks.values()))
 
     def test_the_length_header_names_the_source_of_the_estimate(self, deployed: Deployed) -> None:
         def source() -> str:

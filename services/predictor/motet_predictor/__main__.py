@@ -43,6 +43,7 @@ def main() -> None:
         metrics = Metrics(registry)
         lengths = LengthModel(max_scopes=settings.max_scopes)
         model = PromptModel(lengths, max_adapters=settings.max_scopes)
+        metrics.weights_made.set_function(lambda: model.serving.made)
         async with open_store(database.url(process)) as store:
             persistence = Persistence(
                 store,

@@ -4,6 +4,7 @@ why."""
 
 import asyncio
 import hashlib
+from datetime import UTC, datetime
 
 import structlog
 
@@ -55,6 +56,7 @@ class KeptVersions:
         async with self._turn:
             self._number += 1
             version = self._model.version_of(f"{VERSION}.{self._number}", fitted)
+            version.made = now().timestamp()
             self._model.versions.offer(version)
             log.info("version_in_shadow", version=version.name, adapters=len(fitted.corrections))
             await self._add(version, data)
@@ -115,6 +117,9 @@ class KeptVersions:
                 version = self._model.plain_version()
             else:
                 version = self._model.version_of(record.version, await self._weights(record))
+                version.made = (
+                    record.created if record.created.tzinfo else record.created.replace(tzinfo=UTC)
+                ).timestamp()
         except ValueError as error:
             log.warning(
                 "version_unreadable",
@@ -167,7 +172,7 @@ class KeptVersions:
         record = VersionRecord(
             version=version.name,
             role=self._model.versions.role_of(version.name).value,
-            created=now(),
+            created=datetime.fromtimestamp(version.made, UTC),
             size=len(data),
             digest=hashlib.sha256(data).hexdigest(),
         )

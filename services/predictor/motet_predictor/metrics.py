@@ -69,6 +69,11 @@ class Metrics:
             ["decision"],
             registry=registry,
         )
+        self.weights_made = Gauge(
+            "motet_predictor_weights_made_seconds",
+            "When the weights that serve were fitted, in Unix seconds. 0: running statistics alone serve.",
+            registry=registry,
+        )
         self.store_up = Gauge(
             "motet_predictor_store_up", "1 if the last write to the database succeeded, else 0.", registry=registry
         )

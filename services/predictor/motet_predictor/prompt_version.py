@@ -61,6 +61,8 @@ class PromptVersion:
         """Without weights, its estimates are those of the running statistics."""
         self.name = name
         self.weights = weights
+        self.made = 0.0
+        """When its weights were fitted, in Unix seconds; 0: it has none."""
         self.judged = Judged()
         self.decision = ""
         """Why it serves, or why it never will; empty: it is not decided"""
