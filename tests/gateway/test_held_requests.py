@@ -3,13 +3,21 @@
 import asyncio
 import time
 
+from prometheus_client import CollectorRegistry
+
 from motet.api.v1 import scheduler_pb2
 from motet.clock import FakeClock
+from motet.time_split import TimePart
 from motet_gateway.held_requests import HeldRequests
 from testbed.fake_services import GROUP, fake_services
 from tests.common.cpu_speed import cpu_unit_seconds
 from tests.gateway.conftest import eventually, serve
 from tests.gateway.test_streams import ReceivedStream, long_request, read
+
+
+def split_seconds(registry: CollectorRegistry, part: TimePart) -> float:
+    labels = {"tenant": "", "part": part.value}
+    return registry.get_sample_value("motet_request_split_seconds_total", labels) or 0.0
 
 
 async def test_requests_that_wait_for_a_first_runner_are_reported_and_placed_when_it_comes() -> None:
@@ -24,10 +32,14 @@ async def test_requests_that_wait_for_a_first_runner_are_reported_and_placed_whe
                 await eventually(lambda: scheduler.held and scheduler.held[-1].get(GROUP) == len(tasks))
             await eventually(lambda: "queued position=2 (waiting for a runner of tiny)" in streams[1].comments)
             assert "queued position=1 (waiting for a runner of tiny)" in streams[0].comments
+            await asyncio.sleep(0.5)
             scheduler.runners = runners
             scheduler.publish()
             await asyncio.gather(*tasks)
             assert [stream.finishes for stream in streams] == [["length"], ["length"]]
+            parts = {part: split_seconds(served.registry, part) for part in TimePart}
+            assert parts[TimePart.QUEUE] >= len(streams) * 0.5, parts
+            assert parts[TimePart.OVERHEAD] < parts[TimePart.QUEUE]
             await eventually(lambda: scheduler.held[-1] == {})
 
 

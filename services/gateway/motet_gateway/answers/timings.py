@@ -26,7 +26,6 @@ class RequestTimings:
 
     def mark_enqueued(self) -> None:
         self.enqueued = self.enqueued or self._clock()
-        self.split.enter(TimePart.QUEUE, self._clock())
 
     def mark_placed(self) -> None:
         self.placed = self.placed or self._clock()
