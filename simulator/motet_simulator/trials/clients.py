@@ -71,7 +71,7 @@ class Client:
     started_at: float = 0.0
     """When its latest attempt began."""
     split: TimeSplit | None = None
-    """Of its latest attempt, by its gateway."""
+    """Of its latest attempt, by its gateway. None: that has not been sent to a scheduler."""
     _expected: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Client:
         return f"{self.ask.name}-{self.attempts}" if self.attempts else self.ask.name
 
     def starts(self, target: Target) -> None:
-        self.target, self.moved_at, self.started_at = target, self.now(), self.now()
+        self.target, self.moved_at, self.started_at, self.split = target, self.now(), self.now(), None
         weights = "".join(target.weights)
         self._expected = tokens_of(self.ask.prompt, self.ask.seed, self.ask.max_tokens, weights)
 

@@ -92,14 +92,14 @@ class Gateway:
             self.unasked.append(client)
             return
         client.starts(target)
-        client.split = TimeSplit(TimePart.OVERHEAD, self._clock())
-        self.process.loop.create_task(self._start(client, target), name=client.request)
+        split = TimeSplit(TimePart.OVERHEAD, self._clock())
+        self.process.loop.create_task(self._start(client, target, split), name=client.request)
 
     def ask_again(self, client: Client) -> None:
         assert client.target is not None
         self.process.loop.call_soon(self._ask, client)
 
-    async def _start(self, client: Client, target: Target) -> None:
+    async def _start(self, client: Client, target: Target, split: TimeSplit) -> None:
         ask, request = client.ask, client.request
         prompt = predictor_pb2.Prompt(
             request=request,
@@ -134,8 +134,8 @@ class Gateway:
             request=request, tenant=ask.tenant, output_tokens=ask.max_tokens, estimate=estimate
         )
         client.ended = lambda: self.estimator.observe(outcome)
-        assert client.split is not None
-        self.dispatcher.start(order, client, ChoiceRecord(client.split))
+        client.split = split
+        self.dispatcher.start(order, client, ChoiceRecord(split))
 
     def _leave(self, client: Client) -> None:
         if not client.over:
