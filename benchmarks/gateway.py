@@ -62,8 +62,8 @@ BODY = {
     "max_tokens": TOKENS,
     "temperature": 0,
 }
-"""The fake runner repeats the prompt, which is longer than the answer may be. With `ignore_eos` the gateway would not ask
-for an estimate."""
+"""The fake runner repeats the prompt, which is longer than the answer may be. With `ignore_eos` the gateway would not
+ask for an estimate."""
 
 
 # ----------------------------------------------------------------------------------------------- the processes measured
