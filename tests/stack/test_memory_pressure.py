@@ -99,6 +99,7 @@ class TestAQuarterOfTheMemory:
         env = {
             "MOTET_STEP_TRACE": str(trace),
             "MOTET_RUNNER_KERNELS": "torch",
+            "MOTET_RUNNER_HOST_KV_MIB": "1",
             "MOTET_SCHEDULER_FORCE_PROMISE_PAGES": "4",  # as if all answers had been short before
         }
         with running_stack(folder, manifests=folder / "manifests", env=env) as stack:
