@@ -4,8 +4,8 @@ A run is copied when its adapter joins a stack, not in each iteration. The memor
 runs of one rank make a stack. Matrices that are multiplied together are contiguous there: otherwise torch would copy
 them in each product, and the copy takes several times as long as the product.
 
-Linears that are always added together have their Bs in blocks of one width: q of 512 columns, and k and v of 256 each,
-make four blocks. So one batched product computes the columns of all these linears, and reads nothing twice.
+Linears whose LoRA is always added in one call, such as q, k and v, have their Bs in blocks of one width: q of 512
+columns, and k and v of 256 each, make four blocks. So one batched product computes the columns of all these linears.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -153,7 +153,7 @@ class RunStacks:
         self._joined: dict[str, Blocks] = {}
 
     def join(self, group: LinearGroup) -> None:
-        """The linears of this group are added together from now on. Existing stacks do not change."""
+        """From now on, the LoRA of this group's linears is added in one call. Existing stacks do not change."""
         blocks = blocks_of(group, self._memory.device)
         if blocks is not None:
             self._joined |= dict.fromkeys(group.outputs, blocks)

@@ -1,4 +1,4 @@
-"""The steps of a forward pass; each step computes numbers of every row of an iteration (PU-21, OR-05, OR-17).
+"""The steps of a forward pass; each step computes numbers of rows (PU-21, OR-05, OR-17).
 
 `peepholes` fuses some steps. Then `program.py` runs all steps in one call of the compiled kernels.
 """
@@ -27,7 +27,7 @@ OPERATIONS = (
 """The operations that stand one per line are fused: see `peepholes`."""
 
 DIMENSIONS = 3
-"""The number of dimensions of an instruction's view of a row's numbers"""
+"""A step reads and writes the numbers of one row as arrays of this number of dimensions."""
 MAX_INPUTS = 5
 
 NUMBER_TYPES = (torch.float32, torch.bfloat16, torch.int64)
@@ -41,7 +41,7 @@ class Value:
     size: int
     dtype: torch.dtype
     kept: bool = False
-    """True if only the kept rows have these numbers"""
+    """True if only the kept rows have these numbers: the rows whose logits are wanted"""
 
     @property
     def row_bytes(self) -> int:
@@ -145,7 +145,7 @@ def written_by(step: Step) -> list[Value]:
 
 
 def needed(steps: Sequence[Step], logits: Value) -> list[Step]:
-    """The steps whose results are used"""
+    """The steps on which the logits depend, all writes into pages, and all attention"""
     values = {logits}
     found: list[Step] = []
     for step in reversed(steps):

@@ -8,7 +8,7 @@ from motet_kernels.cpp.steps import Compute, Place
 
 
 def rotate(uses: Uses, number: int) -> Found | None:
-    """x · cosines + [-second half of x, first half of x] · sines, found from its sum"""
+    """x · cosines + [-second half of x, first half of x] · sines. `number`: the step that adds the two products"""
     add = uses.compute(number, "add")
     if add is None:
         return None
@@ -33,7 +33,7 @@ def rotate(uses: Uses, number: int) -> Found | None:
 
 
 def _partners(uses: Uses, other: Numbers) -> tuple[Numbers, set[int]] | None:
-    """x = (first half, second half), and the steps, if `other` is (-second half, first half)."""
+    """x, and the numbers of the steps that compute `other`, if this is (-second half of x, first half of x)."""
     half = other.sizes[-1] // 2
     of_half = (*other.sizes[:-1], half)
     moved = uses.source(Numbers(other.place, of_half), "copy")

@@ -5,7 +5,7 @@
 #include "vectors.h"
 
 // Integers in the order of the numbers: a NaN is above infinity or below minus infinity, and -0 comes just before 0.
-// The compiler vectorizes the loops below for integers.
+// The compiler vectorizes the loops below for integers, but not for floats.
 INLINE int16_t ordered(bfloat number) {
     const int16_t bits = (int16_t)number.bits;
     return (int16_t)(bits ^ ((bits >> 15) & 0x7fff));

@@ -83,7 +83,7 @@ struct Job {
     std::vector<Part> parts;
     std::vector<Stage> stages;
     int64_t threads = 0;
-    std::vector<std::atomic<int64_t>> taken;  // [threads][parts] how many units of each share were taken
+    std::vector<std::atomic<int64_t>> taken;  // [threads][parts] the next unit of each share; may be beyond its end
     std::vector<Count> done;                  // units of each stage
     Sleepers sleepers;
     std::atomic<bool> failed{false};
@@ -121,7 +121,8 @@ struct Job {
         }
     }
 
-    // Computes all stages, on one of the threads.
+    // The work of one thread: in each stage, first its own share, then units that no other thread has begun. Then it
+    // waits for the stage's end.
     void work(int64_t thread, double *seconds) {
         double began = seconds ? now() : 0;
         for (size_t s = 0; s < stages.size(); ++s) {
