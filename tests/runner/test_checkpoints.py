@@ -184,7 +184,7 @@ BAD_SHARDS: dict[Callable[[Path, list[str]], None], str] = {
     _cut_in_its_header: "{shard} is damaged: .*. Copy it there again",
     _empty: "{shard} is damaged: .*. Copy it there again",
     _of_another_dtype: "{shard} has F16 weights and the other files have F32: .*. Copy {shard} there again",
-    _quantised: "{shard} has .* as F8_E4M3: .*. Use the unquantised weights",
+    _quantised: "{shard} has .* as F8_E4M3. .*. Use the unquantised weights",
     _of_integers: "{shard} has .* as I8.*. Use the unquantised weights",
     _of_another_shape: r"{shard} has .* with other shapes than config.json says .*. Copy {shard} and config.json",
     _without_a_tensor_of_the_index: r"{shard} has the tensor .*, but {shard} does not have it.*: copy {shard} and",

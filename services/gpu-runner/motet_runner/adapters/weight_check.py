@@ -1,8 +1,8 @@
 """Checks that an adapter's weights and products are finite, and that they change something. Needs no torch.
 
-The products of finite weights may be infinite. `check_products` computes with the worst input of numbers 1 and -1: each
-number has the sign of its weight. A norm gives hidden states about this size. Real adapters stay many orders of
-magnitude below the limits.
+The products of finite weights may be infinite. `check_products` bounds them for all inputs of numbers from -1 to 1, by
+the weights' absolute values. A norm gives hidden states about this size. Real adapters stay many orders of magnitude
+below the limits.
 """
 
 import math
@@ -53,10 +53,12 @@ def check_products(layout: AdapterLayout, dtype: str) -> None:
         for linear in layout.linears:
             reached = _reach(layout, linear)
             if not reached <= MAX_NUMBERS[dtype]:
+                fault = f"may reach {reached:.1e}, but {dtype} ends at {MAX_NUMBERS[dtype]:.1e}"
+                if math.isinf(reached):
+                    fault = "or the sum of its squares may overflow float32"
                 raise AdapterIncompatible(
-                    f"lora_B · lora_A of {linear.module} in {WEIGHTS_NAME} overflows {dtype}: for inputs of size 1 it "
-                    f"reaches {reached:.1e}, but {dtype} ends at {MAX_NUMBERS[dtype]:.1e}, and the square must fit "
-                    "float32. The training has diverged. Use an earlier checkpoint.",
+                    f"lora_B · lora_A of {linear.module} in {WEIGHTS_NAME} can't be computed in {dtype}: for inputs "
+                    f"from -1 to 1, it {fault}. The training has diverged. Use an earlier checkpoint.",
                     reason="FormatRejected",
                 )
 

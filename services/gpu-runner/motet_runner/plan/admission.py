@@ -10,7 +10,7 @@ from motet_runner.interface import NewSequence
 
 def admitted(new: NewSequence, *, max_length: int, vocabulary: int, promisable: int) -> NewSequence:
     """The sequence with its checked sampling options. Raises InvalidRequest. `promisable`: how many pages may be
-    promised while only its adapter is in use."""
+    promised while no adapter but the sequence's is in use."""
     sampling = new.sampling.checked(vocabulary)
     length = len(new.prompt) + sampling.max_tokens
     if not new.prompt:
@@ -28,7 +28,7 @@ def admitted(new: NewSequence, *, max_length: int, vocabulary: int, promisable: 
     if new.promise < 1:
         raise InvalidRequest(f"A promise is at least one page, not {new.promise}.")
     if new.promise > promisable:
-        raise InvalidRequest(f"{new.promise} pages were promised and this runner has {promisable} (OR-09).")
+        raise InvalidRequest(f"{new.promise} pages were promised, but at most {promisable} may be (OR-09).")
     fed = (*new.prompt, *new.delivered)
     check_tokens("prompt", fed, vocabulary)
     if (smallest := min(fed)) < 0:

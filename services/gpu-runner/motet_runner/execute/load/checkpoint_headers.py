@@ -51,7 +51,7 @@ class Checkpoint:
         names = sorted(set(index.values())) if index is not None else [ONE_FILE]
         self.tensors: dict[str, TensorEntry] = {}
         self.stored: str | None = None
-        """The type of most weights, by the files' name; None: there are no weights."""
+        """The floating-point type with the most bytes, as safetensors names it; None: no weight is of such a type."""
         for file in names:
             for entry in _read_header(folder / file):
                 other = self.tensors.setdefault(entry.name, entry)
@@ -117,8 +117,8 @@ class Checkpoint:
 
 def quantised(entry: TensorEntry) -> ModelFolderError:
     return ModelFolderError(
-        f"{entry.file.parent}: {entry.file.name} has {entry.name} as {entry.dtype}: it is of a quantised model, which "
-        "Motet does not serve yet. Use the unquantised weights."
+        f"{entry.file.parent}: {entry.file.name} has {entry.name} as {entry.dtype}. Motet does not serve "
+        "weights of this type yet. Use the unquantised weights."
     )
 
 

@@ -192,5 +192,5 @@ class DecodeGraphs:
 
 
 def _warn(rows: int, reason: str) -> None:
-    effect = "iterations of this number of decodes are launched kernel by kernel, which is slower"
+    effect = "iterations larger than every recorded graph are launched kernel by kernel, which is slower"
     log.warning("decodes_not_recorded", rows=rows, reason=reason, effect=effect)
