@@ -214,14 +214,15 @@ class Engine(PlannedEngine):
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def add(self, sequence: NewSequence) -> None:
-        self.idle()  # if each request comes right after another, only this call finds the engine idle
+        # If each request comes right after the previous one has ended, the loop does not call idle() between them.
+        self.idle()
         super().add(sequence)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
-        """Plan, launch and collect an iteration. With plan-ahead, a step plans and launches an iteration, and then
-        collects the iteration that the previous step launched."""
+        """Plan and launch iterations until one more than `plan_ahead` is launched, or nothing is left to plan. Then
+        collect the oldest."""
         try:
             while len(self._launched) <= self._ahead:
                 plan = self.plan()

@@ -13,6 +13,17 @@ from motet.time_split import PartSeconds
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import EngineConfig, EngineInfo, EngineReport, Event, Finish, NewSequence
 
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message to the engine's process."""
+
+    config: EngineConfig
+    parent: int
+    process: ProcessSettings
+    """How to log."""
+
+
 # ----------------------------------------------------------------------------------------------------------- commands
 
 
@@ -41,7 +52,7 @@ class Extend:
     promise: int
     extended: int
     number: int = 0
-    """Of the promise; 0: an earlier supervisor names only its pages."""
+    """The promise's number; 0: the supervisor is of an older release, which names only the promise's pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +105,6 @@ Command = Add | Cancel | Extend | Park | Resume | SetSupervised | SetOvercommit 
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The first message to the engine's process."""
-
-    config: EngineConfig
-    parent: int
-    process: ProcessSettings
-    """How to log."""
-
-
-@dataclass(frozen=True, slots=True)
 class Loading:
     """How much of the weights is read."""
 
@@ -151,8 +152,9 @@ class EngineOutputs:
     generated: int = 0
     """How many tokens are in `steps`."""
     report_now: bool = False
-    """True if the service must have these outputs before the next iteration begins: they say which sequence is computed
-    alone, or that none is any more."""
+    """True if the service must have these outputs before the next iteration begins: they say that a suspect is computed
+    alone from now on (see `plan.composer`), or no longer. If the engine then dies, the service knows which sequence it
+    was computing."""
     cancel_seconds: list[float] = field(default_factory=list)
     """For each cancel, the seconds from its sending until the pages were free."""
 

@@ -79,7 +79,8 @@ def _lower_priority() -> None:
     os.nice(5)  # the engine's own service runs first
     if os.getsid(0) == os.getppid():
         # If Linux first divides time between sessions (autogroup), niceness counts only within a session. So lower the
-        # session's priority, but only if the session has no other processes than service and engine.
+        # session's priority, but only if the service leads the session: then the session has only the service and
+        # processes that it has started.
         with suppress(OSError):
             Path("/proc/self/autogroup").write_text("5")
 
@@ -111,7 +112,8 @@ def main(load: Callable[[EngineConfig, LoadProgress], Engine] = load_engine) -> 
             configure_logging("runner-engine", start.process)
 
             def report(read_bytes: int, total_bytes: int) -> None:
-                pipe.send(Loading(read_bytes, total_bytes))  # nothing else is sent before the engine is loaded
+                # In a thread that reads weights: nothing else uses the pipe before the engine is loaded.
+                pipe.send(Loading(read_bytes, total_bytes))
 
             drive(lambda: _freeze_gc(load(start.config, report)), pipe)
         except EOFError:

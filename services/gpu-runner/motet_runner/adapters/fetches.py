@@ -79,7 +79,7 @@ class Fetches:
             finally:
                 self._bytes.pop(number, None)
                 await sources.tidy_partial(request.namespace)
-        except BaseException:  # also if the fetch is stopped in the `finally`, which a hanging disk delays
+        except BaseException:  # also if the fetch is stopped while a hanging disk delays the `finally`
             self.threads.submit(partial(_discard, held))  # closing a file may hang, too
             raise
         return held

@@ -24,10 +24,10 @@ class Preset:
     """The factor by which promises may exceed the pages. Only comparisons of presets use it: on a runner, the
     supervisor sets the factor."""
     admission: Literal["promises", "forecast"] = "promises"
-    """Which requests may join: those whose promise fits beside the other promises, or those with which the forecast of
-    the largest need fits (`plan.forecast`)."""
+    """Which requests may join: those whose promise fits beside the other promises, or those with which the largest
+    future need of the whole batch fits (see `plan.forecast`)."""
     prefill_tokens: int | None = None
-    """Prompt tokens in one iteration; None: any number."""
+    """Prompt tokens in one iteration, with decodes if there are `pauses`; None: any number."""
     prefills: int | None = None
     """Sequences in their prompt phase in one iteration; None: any number."""
     chunked: bool = False
@@ -38,8 +38,8 @@ class Preset:
     """Which sequence starts first when places or pages are short: by arrival (OR-07), or by promise, largest first
     (S3-05)."""
     pauses: int = 0
-    """How many iterations of one decoding sequence may be given to prompts instead (SW-13, SW-14); it keeps its KV. 0:
-    decodes are never paused."""
+    """How many times a decoding sequence may be left out of an iteration for prompts (SW-13, SW-14); it keeps its KV.
+    0: decodes are never paused."""
 
 
 PRESETS: dict[str, Preset] = {
@@ -59,7 +59,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "oracle": Preset(says="promise = prompt + true length, largest first", order="largest first"),
     "punica": Preset(
-        says="one whole prompt an iteration beside all decodes (PU-09); promise = prompt + one page, without a limit",
+        says="one whole prompt an iteration beside all decodes (PU-09); promise = prompt + one page, no limit in sum",
         promise=PromiseRule.NEXT_PAGE,
         overcommit=inf,
         prefills=1,

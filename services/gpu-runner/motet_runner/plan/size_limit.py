@@ -2,8 +2,7 @@
 again, up to the wanted size. Pure."""
 
 CALLS_UNTIL_LARGER = 64
-"""How many model calls must fit before a larger one is tried. If that one does not fit, only one attempt per this
-number of calls was in vain."""
+"""How many model calls must fit before a larger one is tried, so that few calls are tried in vain."""
 
 
 class SizeLimit:

@@ -1,4 +1,4 @@
-"""The texts of a judgement, in iterations like those that serve."""
+"""The texts on which the gate compares forward passes, in iterations like those of the running engine."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,8 @@ FAR = len(LENGTHS)
 """The index of one more text. Only its last token is computed; the pages before this token repeat first pages of other
 texts."""
 FAR_POSITION = 4608
-"""FAR's position, if the model has this position: beyond the usual windows, and where tables of positions have grown"""
+"""FAR's position, if the model has this position: beyond the usual windows, and beyond the first size of the tables of
+cosines and sines"""
 TOKENS = sum(LENGTHS) + 1
 """How many tokens of all texts are computed"""
 
@@ -61,7 +62,7 @@ PARTS = Session(
 """Computes each token once"""
 _MANY = (*WHOLE, *((row % 4, PAGE_TOKENS) for row in range(26)))
 CROWD = Session(_MANY, (Iteration({row: tokens for row, (_, tokens) in enumerate(_MANY)}, some=True),))
-"""The rows of a usual chunk, on few pages. Only fused forward passes compute it: modules would take long."""
+"""As many tokens as a usual chunk has, on few pages. Only fused forward passes compute it: modules would take long."""
 CROWD_TOKENS = sum(tokens for _, tokens in _MANY)
 SOME = 64
 """The most tokens whose logits are wanted in an iteration with `some`"""
@@ -95,9 +96,9 @@ def pages_before(position: int, windows: Sequence[int]) -> list[int]:
 
 
 def keep_some(batch: FlatBatch) -> None:
-    """Keep the logits of some tokens, in random order, so that logits of other tokens are found. Among the kept tokens
-    are the last token of each sequence, which depends on the whole sequence, and the last tokens of the batch, where
-    kernels have partial tiles."""
+    """Keep the logits of some tokens, in random order, so that the gate notices a pass that gives the logits of other
+    tokens. Among the kept tokens are the last token of each sequence, which depends on the whole sequence, and the last
+    tokens of the batch, where kernels have partial tiles."""
     random = torch.Generator().manual_seed(0)
     some = min(SOME, 3 * batch.tokens // 4)
     always = torch.from_numpy(np.diff(batch.line.sequence_of, append=-1) != 0)

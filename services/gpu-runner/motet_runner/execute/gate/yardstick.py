@@ -167,7 +167,7 @@ def find_yardstick(loaded: LoadedModel, kernels: Judged) -> Generator[None, None
     parts = in_parts(WIDE_LOGIT_BYTES // (loaded.vocabulary * dtype.itemsize))
     computed = yardstick.computed(replace(loaded, dtype=dtype, fused=None), parts, bound, yardstick.experts.noted)
     while True:
-        with wide(loaded, dtype):  # between two parts the engine computes, not wide
+        with wide(loaded, dtype):  # not between two parts: there the engine may compute, in its own dtype
             part = next(computed, None)
         if part is None:
             break

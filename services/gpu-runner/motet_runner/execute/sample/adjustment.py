@@ -26,7 +26,8 @@ class Adjustment:
         return bool(penalised or sampling.logit_bias or output_tokens < sampling.min_tokens)
 
     def follow(self, tokens: Sequence[int]) -> tuple[dict[int, float], Sequence[int]]:
-        """→ what is added to the logit of each token whose value has changed, and the row's new tokens.
+        """→ token → the total to add to its logit, for tokens whose total may have changed since the last call; and the
+        row's new tokens.
 
         Presence and frequency penalties count the output, as OpenAI specifies.
         """

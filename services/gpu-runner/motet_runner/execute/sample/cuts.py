@@ -1,8 +1,9 @@
 """Cuts each row of probabilities by top-k, top-p and min-p.
 
 The tokens of a row have an order: the most likely first, equally likely ones by id. Each cut keeps the first tokens of
-that order. top-k keeps `top_k` tokens. top-p keeps each token before which the sum is less than `top_p` of top-k's
-total. min-p keeps tokens with at least `min_p` times the largest probability. The first token is always kept.
+that order. top-k keeps `top_k` tokens. top-p keeps a token if the tokens before it sum to less than `top_p` times the
+sum of all that top-k keeps. min-p keeps tokens with at least `min_p` times the largest probability. The first token is
+always kept.
 """
 
 from dataclasses import dataclass
@@ -30,15 +31,14 @@ class Cuts:
 
 
 def is_cut_within(first: torch.Tensor, cuts: Cuts) -> bool:
-    """True if each row keeps only some of its first tokens, and no other tokens. `first`: the negated probabilities of
-    the first tokens."""
+    """True if it is certain that the cuts keep fewer tokens of each row than `first` has: then `first` is enough.
+    `first`: the negated probabilities of the first tokens."""
     numbers, top_k, top_p = first.numpy(), cuts.top_k.numpy(), cuts.top_p.numpy()
-    # Without the last token, which must be cut.
+    # top-p cuts the last of the first tokens if those before it already reach top_p.
     reached = -numbers[:, :-1].sum(axis=-1, keepdims=True, dtype=np.float64) >= top_p
     if cuts.min_p is not None:
-        # top-p depends on top-k's total, but min-p only on the largest probability.
         reached |= -numbers[:, -1:] < cuts.min_p.numpy() * -numbers[:, :1]
-    # If top-p cuts, top-k's total must be known.
+    # If both top-k and top-p cut, `cut` needs the sum of all that top-k keeps.
     reached &= (top_k == ALL) | (top_p >= 1)
     reached |= top_k < numbers.shape[1]
     return bool(reached.all())
@@ -47,9 +47,9 @@ def is_cut_within(first: torch.Tensor, cuts: Cuts) -> bool:
 def cut(
     likely: torch.Tensor, negated: torch.Tensor, cuts: Cuts, *, ask: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The probabilities with 0 for tokens that are cut, and the smallest kept probability. `likely`: some tokens of
-    each row in the order of their ids; `negated`: the same, negated, most likely first, because a search needs
-    ascending order; the last tokens may be missing if all of them are cut. `ask`: look whether a cut divides equally
+    """The probabilities with 0 for tokens that are cut, and the smallest kept probability. `likely`: probabilities
+    of some tokens of each row, in the order of their ids. `negated`: their negative values in ascending order, as a
+    search needs; the end may be missing if all tokens there are cut. `ask`: look whether a cut divides equally
     likely tokens, and save work if none does. This waits for the device.
     """
     upto = exact_sums(negated).neg_()

@@ -30,7 +30,7 @@ CPU_GROUP = 1 << 18
 @dataclass(frozen=True, slots=True)
 class Samples:
     tokens: list[int | None]
-    """In the order of the rows; None for a row whose logits are not finite"""
+    """In the order of the rows; None for a row whose largest logit is not finite, or with a NaN"""
     logprobs: dict[int, Logprobs]
     """Place of a row that asks for log probabilities → its log probabilities"""
 
@@ -44,12 +44,13 @@ class Sampler:
 
     @property
     def chose_largest(self) -> bool:
-        """True if the last rows wanted only the token of their largest logit. The same rows never want more later."""
+        """True if all rows of the last `sample` wanted only the token of their largest logit. The same rows never want
+        more later."""
         return self._batch is not None and self._batch.greedy
 
     def sample(self, logits: torch.Tensor, rows: list[TableRow], chosen: torch.Tensor | None = None) -> Samples:
         """Each row's next token, from its row of `logits`. `chosen`: the token of each row's largest logit, -1 where
-        the logits are not finite; None: not known."""
+        this is not finite or a logit is NaN; None: not known."""
         batch = self._batch
         if batch is None or not batch.has(rows):
             batch = self._batch = _Batch(list(rows), logits)
