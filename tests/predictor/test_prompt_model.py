@@ -135,6 +135,8 @@ def test_many_answers_to_one_prompt_are_no_change() -> None:
     for _ in range(100):
         model.observe("acme", "a", 3000, features=features(LONG, 7))
         assert model.answers_since_change == 0
+    asked = [*answers(800, seed=6), *[Sample("acme", "a", 3000, False, features(LONG, 7))] * 100]
+    assert len(since_last_change(asked)) == 900, "a refit keeps what was before"
 
 
 @pytest.mark.parametrize("asked", [[], [5]], ids=["without features", "one prompt"])

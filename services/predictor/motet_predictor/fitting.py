@@ -90,7 +90,7 @@ def since_last_change(samples: Sequence[Sample]) -> list[Sample]:
     for at, sample in enumerate(samples):
         own = kept[sample.tenant, sample.adapter]
         own.append(at)
-        model.observe(sample.tenant, sample.adapter, sample.tokens, censored=sample.censored)
+        model.observe(sample.tenant, sample.adapter, sample.tokens, censored=sample.censored, features=sample.features)
         since = model.answers_since_change
         if since:
             del own[:-since]
