@@ -131,10 +131,13 @@ def test_even_positions_are_no_change_however_lengths_tie() -> None:
 
 def test_many_answers_to_one_prompt_are_no_change() -> None:
     """The choices of one request, or one question that is asked again and again."""
-    model = model_with(None, answers(800, seed=6))
-    for _ in range(100):
-        model.observe("acme", "a", 3000, features=features(LONG, 7))
-        assert model.answers_since_change == 0
+    for weights in (None, PromptWeights.zero(SPACE + 1)):  # not known, or of features of another key
+        model = PromptModel(LengthModel(), weights)
+        for one in answers(800, seed=6):
+            model.observe(one.tenant, one.adapter, one.tokens, features=one.features, space=SPACE)
+        for _ in range(100):
+            model.observe("acme", "a", 3000, features=features(LONG, 7), space=SPACE)
+            assert model.answers_since_change == 0
     asked = [*answers(800, seed=6), *[Sample("acme", "a", 3000, False, features(LONG, 7))] * 100]
     assert len(since_last_change(asked)) == 900, "a refit keeps what was before"
 

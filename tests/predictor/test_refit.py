@@ -18,14 +18,14 @@ from motet.store import length_samples, migrate, open_store
 from motet_predictor import refits as refits_module
 from motet_predictor import sample_features
 from motet_predictor.fitted_bytes import MAX_ADAPTERS, MAX_FITTED_BYTES, from_bytes, take_file, to_bytes, write_file
-from motet_predictor.fitting import fit
+from motet_predictor.fitting import Sample, fit, since_last_change
 from motet_predictor.kept_versions import KeptVersions
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.prompt_model import PromptModel
-from motet_predictor.prompt_version import Correction, Fitted
+from motet_predictor.prompt_version import FIRST_TRUST, Correction, Fitted
 from motet_predictor.prompt_weights import PromptWeights
-from motet_predictor.refit import NOTHING_TO_FIT
+from motet_predictor.refit import NOTHING_TO_FIT, usable
 from motet_predictor.refits import Refits
 from tests.predictor.test_prompt_model import LONG, SHORT, SPACE, answers, features
 
@@ -34,22 +34,23 @@ def url(folder: Path) -> str:
     return f"sqlite+aiosqlite:///{folder}/motet.db"
 
 
+def row(one: Sample, space: int, tenant: str = "acme") -> length_samples.LengthSample:
+    return length_samples.LengthSample(
+        request="r",
+        tenant=tenant,
+        adapter="a",
+        prompt_tokens=9,
+        output_tokens=one.tokens,
+        censored=False,
+        estimated_q50=0,
+        estimated_q95=0,
+        estimate_source="",
+        features=sample_features.to_bytes(space, one.features),
+    )
+
+
 async def keep_samples(folder: Path, count: int, *, space: int = SPACE, tenant: str = "acme") -> None:
-    rows = [
-        length_samples.LengthSample(
-            request="r",
-            tenant=tenant,
-            adapter="a",
-            prompt_tokens=9,
-            output_tokens=one.tokens,
-            censored=False,
-            estimated_q50=0,
-            estimated_q95=0,
-            estimate_source="",
-            features=sample_features.to_bytes(space, one.features),
-        )
-        for one in answers(count, seed=3)
-    ]
+    rows = [row(one, space, tenant) for one in answers(count, seed=3)]
     async with open_store(url(folder)) as store:
         await length_samples.activate_version(store, "v")
         await length_samples.save(store, "v", [], rows, keep_samples=100_000)
@@ -189,6 +190,18 @@ async def test_samples_of_another_key_do_not_teach_the_weights(tmp_path: Path) -
     candidate = model.versions.candidate
     assert candidate is not None
     assert candidate.knows(SPACE)
+
+
+def test_features_of_another_key_tell_prompts_apart() -> None:
+    """The choices of one request are no change of lengths. What the features say is not learned."""
+    choices = [Sample("acme", "a", 3000, False, features(LONG, 7))] * 40
+    rows = [row(one, SPACE + 1) for one in [*answers(400, seed=6), *choices]]
+    newer = [row(one, SPACE, f"newer{at % 2}") for at, one in enumerate(answers(300, seed=1))]
+    space, samples = usable([*rows, *newer])
+    assert space == SPACE
+    assert len(since_last_change(samples)) == len(rows) + len(newer)
+    assert (fit(samples[: len(rows)], space).weights.table == 0).all()
+    assert fit(samples, space).corrections["acme", "a"].trust == FIRST_TRUST, "they have tilted no estimate"
 
 
 async def test_a_candidate_of_another_key_is_not_waited_for(tmp_path: Path) -> None:

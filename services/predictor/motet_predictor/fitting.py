@@ -35,6 +35,8 @@ class Sample:
     tokens: int
     censored: bool
     features: np.ndarray
+    space: int | None = None
+    """What the features belong to; None: what weights are fitted to"""
 
 
 def _targets() -> np.ndarray:
@@ -53,7 +55,7 @@ def fit_weights(samples: Sequence[Sample], lengths: LengthModel, space: int, *, 
     prepared = []
     priors: dict[tuple[str, str], np.ndarray] = {}
     for sample in samples:
-        if sample.censored or not len(sample.features):
+        if sample.censored or not len(sample.features) or sample.space not in (None, space):
             continue
         key = sample.tenant, sample.adapter
         if key not in priors:
@@ -108,7 +110,9 @@ def fit(samples: Sequence[Sample], space: int, *, max_scopes: int = 20_000) -> F
     model = PromptModel(LengthModel(max_scopes=max_scopes))
     for one, part in zip(samples, part_of, strict=True):
         model.serving.weights = parts[part]
-        model.observe(one.tenant, one.adapter, one.tokens, censored=one.censored, features=one.features)
+        model.observe(
+            one.tenant, one.adapter, one.tokens, censored=one.censored, features=one.features, space=one.space
+        )
     return Fitted(fit_weights(samples, statistics_of(samples, max_scopes), space), dict(model.serving.corrections))
 
 

@@ -35,18 +35,13 @@ NOTHING_TO_FIT = 3
 
 
 def usable(rows: Sequence[LengthSample]) -> tuple[int, list[Sample]]:
-    """The space that most tenants' newest features belong to, and all samples, without features of other spaces."""
+    """The space that most tenants' newest features belong to, and all samples. Features of other spaces only tell
+    prompts apart."""
     read_rows = [(row, *sample_features.from_bytes(row.features)) for row in rows]
     newest = {row.tenant: space for row, space, _ in read_rows if space}
     space = Counter(newest.values()).most_common(1)[0][0] if newest else 0
     return space, [
-        Sample(
-            row.tenant,
-            row.adapter,
-            row.output_tokens,
-            row.censored,
-            features if own == space else sample_features.NO_FEATURES,
-        )
+        Sample(row.tenant, row.adapter, row.output_tokens, row.censored, features, own)
         for row, own, features in read_rows
     ]
 
