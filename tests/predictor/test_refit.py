@@ -192,6 +192,16 @@ async def test_samples_of_another_key_do_not_teach_the_weights(tmp_path: Path) -
     assert candidate.knows(SPACE)
 
 
+def test_the_newest_features_say_which_key_is_in_use() -> None:
+    """Neither tenants that have not come back since it changed, nor one gateway that still has the old one."""
+    one = next(answers(1, seed=1))
+    gone = [row(one, SPACE, f"gone{at}") for at in range(300)]
+    busy = [row(one, SPACE + 1, f"busy{at % 2}") for at in range(300)]
+    assert usable([*gone, *busy, *gone[:20]])[0] == SPACE + 1
+    assert usable([*gone, *busy[:3], *[row(one, 0)] * 300])[0] == SPACE
+    assert usable([gone[0], busy[0]])[0] == SPACE + 1, "of equally many, that of the newest"
+
+
 def test_features_of_another_key_tell_prompts_apart() -> None:
     """The choices of one request are no change of lengths. What the features say is not learned."""
     choices = [Sample("acme", "a", 3000, False, features(LONG, 7))] * 40
