@@ -16,6 +16,7 @@ from motet.domain import BASE, RequestId
 from motet.errors import Declined
 from motet.prefix_hints import prefix_salt
 from motet.transport.over_grpc import is_healthy, open_channel
+from motet_gateway.estimator import longest
 from motet_runner import generate_service
 from motet_runner.engine_client import EngineClient
 from motet_runner.engine_messages import Add, EngineOutputs, SequenceRefused
@@ -246,6 +247,11 @@ def test_quantiles_that_no_lengths_have_are_no_estimate(said, read):
     estimate = common_pb2.Estimate(**dict(zip(("q50", "q80", "q90", "q95"), said, strict=True)))
     submit = runner_pb2.Submit(request="a", choices=[runner_pb2.Choice()], prompt_ids=[1], estimate=estimate)
     assert generate_service.sequence_of(submit, base_digest="").quantiles == read
+
+
+def test_the_most_tokens_of_an_answer_are_no_estimate_of_its_length():
+    submit = runner_pb2.Submit(request="a", choices=[runner_pb2.Choice()], prompt_ids=[1], estimate=longest(100))
+    assert generate_service.sequence_of(submit, base_digest="").quantiles is None
 
 
 async def test_a_request_that_cannot_be_sent_to_the_engine_fails_alone(folder, monkeypatch):

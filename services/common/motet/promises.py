@@ -20,6 +20,9 @@ PROMISE_QUANTILES: tuple[int, ...] = get_args(PromiseQuantile)
 
 USUAL_PROMISE_QUANTILE: PromiseQuantile = 80
 
+LENGTH_OF_MAX_TOKENS = "max_tokens"
+"""The source of an estimate that nobody learned from answers: each quantile is the client's `max_tokens`."""
+
 _MOST_TOKENS = 2**32 - 1
 """That the field of the message can hold."""
 

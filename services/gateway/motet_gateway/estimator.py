@@ -16,6 +16,7 @@ import structlog
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.errors import SetupError
 from motet.length_statistics import LengthStatistics, quantiles_of
+from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.transport import CallFailed, Channel, Network, StatusCode
 from motet.transport.methods import OBSERVE, PREDICT
 
@@ -36,7 +37,6 @@ FLUSH_SECONDS = 0.2
 PROBE_SECONDS = 0.2
 PROBE_TIMEOUT_SECONDS = 0.5
 
-MAX_TOKENS = "max_tokens"
 TENANT = "tenant"
 
 
@@ -64,7 +64,7 @@ class LocalLengths:
 
 def longest(tokens: int) -> common_pb2.Estimate:
     """The estimate of an answer that may have all tokens that its client lets it have, or surely has them."""
-    return common_pb2.Estimate(q50=tokens, q80=tokens, q90=tokens, q95=tokens, rank=tokens, source=MAX_TOKENS)
+    return common_pb2.Estimate(q50=tokens, q80=tokens, q90=tokens, q95=tokens, rank=tokens, source=LENGTH_OF_MAX_TOKENS)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from motet.clock import Clock
 from motet.domain import BASE, Digest, RequestId
 from motet.errors import Declined, InvalidRequest, MotetError, UnsupportedParameter
 from motet.prefix_hints import prefix_salt
+from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.rpc import Session, Sessions, known_error
 from motet.runner_info import RequestClass
 from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests
@@ -322,6 +323,9 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
 
 
 def _quantiles(estimate: common_pb2.Estimate) -> tuple[int, int, int, int] | None:
-    """None if the numbers are not positive and ascending: earlier gateways send zeros."""
+    """None if the numbers are not positive and ascending: earlier gateways send zeros. None, too, if they are only
+    `max_tokens`: a law through them would say that half of such answers end before."""
+    if estimate.source == LENGTH_OF_MAX_TOKENS:
+        return None
     quantiles = (estimate.q50, estimate.q80, estimate.q90, estimate.q95)
     return quantiles if quantiles[0] > 0 and list(quantiles) == sorted(quantiles) else None
