@@ -165,3 +165,21 @@ def test_the_whole_lives_of_those_that_must_not_be_parked_again_fit() -> None:
             resumed.append(planner.commands.resume(sequence.request, 1, sequence.wanted))
     assert resumed == [True, True, True, False]
     planner.check()
+
+
+def test_who_may_come_back_by_the_scheduler_s_ledger_comes_back_to_free_pages() -> None:
+    """The forecast for four exceeds ten pages. But the scheduler counts for each of three no more than its promise of
+    two pages, and lets the fourth come back."""
+    planner = make_planner(pages=10, preset=FORECAST)
+    planner.commands.supervised = True
+    likely = {"prompt": 2, "max_tokens": 140, "promise": 2, "quantiles": (20, 30, 140, 140)}
+    planner.commands.add(new("back", **likely))
+    assert planner.commands.park("back", 1, 2, 2, ParkMethod.RECOMPUTE)
+    for name in ("a", "b", "c"):
+        planner.commands.add(new(name, **likely))
+    with pytest.raises(Declined):
+        planner.commands.add(new("d", **likely))
+    charged = planner.memory.charges().values()
+    assert sum(min(pages, 2) for pages in charged) + 2 <= 10
+    assert planner.commands.resume("back", 1, 2)
+    planner.check()

@@ -91,7 +91,7 @@ class Commands:
         sequence = self._sequences.of_epoch(request, epoch)
         if sequence is None or sequence.state is not State.PARKED or number not in (0, sequence.promise_number):
             return False
-        return self._memory.resume(sequence, min(promise, max(sequence.most_pages, 1)))
+        return self._memory.resume(sequence, min(promise, max(sequence.most_pages, 1)), ordered=True)
 
     def load_adapter(self, adapter: Digest, layout: AdapterLayout) -> None:
         """Register where an adapter is on this machine. It loads as soon as it can get its pages."""

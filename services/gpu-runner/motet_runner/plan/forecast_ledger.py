@@ -41,14 +41,23 @@ class ForecastLedger(PageLedger):
         return UNBOUNDED
 
     def why_not(
-        self, sequence: Sequence, _pages: int, /, *, pages_of_adapters: int, parked: Collection[Sequence] = ()
+        self,
+        sequence: Sequence,
+        pages: int,
+        at_hand: int = 0,
+        /,
+        *,
+        pages_of_adapters: int,
+        parked: Collection[Sequence] = (),
     ) -> str:
         others = [*self._running(self._sequences), *parked]
         if not others:
             return ""
         limit = self.limit_beside(pages_of_adapters)
         all_of_them = (*others, sequence)
-        need = largest_need([one.prospect for one in all_of_them], shared=self._pages.repeated).pages
+        need = 0
+        if pages > at_hand:
+            need = largest_need([one.prospect for one in all_of_them], shared=self._pages.repeated).pages
         if sequence.is_spared:  # others make room for these, but they do not for each other
             need = max(need, largest_need([one.longest_life for one in all_of_them if one.is_spared]).pages)
         if need <= limit:

@@ -53,10 +53,18 @@ class PageLedger(Ledger[RequestId]):
         return self.free
 
     def why_not(
-        self, _sequence: Sequence, pages: int, /, *, pages_of_adapters: int, parked: Collection[Sequence] = ()
+        self,
+        _sequence: Sequence,
+        pages: int,
+        _at_hand: int = 0,
+        /,
+        *,
+        pages_of_adapters: int,
+        parked: Collection[Sequence] = (),
     ) -> str:
         """Why a sequence cannot be promised `pages` now, while adapters have `pages_of_adapters` and the `parked` ones
-        come back first; empty if it can."""
+        come back first; empty if it can. `_at_hand`: how many pages it can take if the scheduler lets it come back.
+        If they are enough, a forecast is not asked again."""
         free = self.limit_beside(pages_of_adapters) - self.promised - sum(one.wanted for one in parked)
         if pages <= free:
             return ""

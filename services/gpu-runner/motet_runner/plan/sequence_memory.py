@@ -246,9 +246,12 @@ class SequenceMemory:
         self._table.events.append(parked)
         self._table.enter(sequence, State.PARKED)
 
-    def resume(self, sequence: Sequence, promise: int) -> bool:
+    def resume(self, sequence: Sequence, promise: int, *, ordered: bool = False) -> bool:
         """Bring a parked sequence back under a new promise, if ledger and pages have room for it. Pages that are still
-        in the prefix cache are neither copied nor computed again. Its adapter loads again if it was evicted."""
+        in the prefix cache are neither copied nor computed again. Its adapter loads again if it was evicted.
+
+        `ordered`: the scheduler has found room in its copy of the ledger. That sums parts of a forecast, and the
+        forecast with one more may exceed the sum; the scheduler would not learn why its order has no effect."""
         needed = _pages_of_kv(sequence)
         if promise < max(1, pages_for(sequence.scheduled)):
             return False
@@ -257,8 +260,10 @@ class SequenceMemory:
             self._attach(sequence.chain, sequence, promise)
         shared, adapter = len(sequence.pages), sequence.adapter
         missing = max(0, needed - shared)
-        why_not = self.ledger.why_not(sequence, promise, pages_of_adapters=self.adapters.pages_in_use(adapter))
-        fits = not why_not and missing <= self.free_beside(adapter)
+        free, in_use = self.free_beside(adapter), self.adapters.pages_in_use(adapter)
+        at_hand = free + shared if ordered else 0
+        why_not = self.ledger.why_not(sequence, promise, at_hand, pages_of_adapters=in_use)
+        fits = not why_not and missing <= free
         pages = self._take(missing, spare=adapter) if fits else None
         if pages is None:
             self._give_pages(sequence)
