@@ -83,7 +83,7 @@ class Client:
         return f"{self.ask.name}-{self.attempts}" if self.attempts else self.ask.name
 
     def starts(self, target: Target) -> None:
-        self.target, self.moved_at, self.started_at, self.split = target, self.now(), self.now(), None
+        self.target, self.moved_at, self.started_at = target, self.now(), self.now()
         weights = "".join(target.weights)
         self._expected = tokens_of(self.ask.prompt, self.ask.seed, self.ask.max_tokens, weights)
 

@@ -141,6 +141,4 @@ class Gateway:
         if not client.over:
             client.leave()
             self.dispatcher.cancel(client.request, "the client went away")
-            if client.split is not None:  # while its length is estimated, the dispatcher does not know it
-                client.split.end(self._clock())
             client.check_split()
