@@ -344,6 +344,20 @@ def test_who_leaves_while_its_length_is_estimated_has_taken_no_other_time_than_i
     assert (outcome.problem, outcome.answered) == ("", 0)
 
 
+def test_a_service_whose_handler_fails_is_a_problem_although_all_go_on_without_it():
+    fails = Defect(
+        "",
+        "motet_predictor.service",
+        "PredictorService._predict",
+        "estimates=[self._estimate(",
+        "estimates=[self.gone(",
+    )
+    with put_back(fails):
+        said = run_trial(replace(draw_plan(1), faults=())).problem
+    assert said.startswith("predictor: the handler of ")
+    assert "AttributeError(" in said
+
+
 @pytest.mark.parametrize("error", [KeyError("gone"), SystemExit(3)])
 def test_a_check_or_a_fault_that_fails_is_the_problem_of_its_seed(error, monkeypatch):
     def kill(*_, **__):

@@ -75,6 +75,10 @@ class SimulatedServer:
             raise
         except Exception as error:
             end.end_now((StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}"))
+            # gRPC prints it to the server's log only, and many clients go on without an answer.
+            self.loop.call_exception_handler(
+                {"message": f"the handler of {end.stream.name!r} failed", "exception": error}
+            )
 
     async def stop(self, grace: float) -> None:
         """Take no more calls, and give those that run `grace` seconds to end."""
