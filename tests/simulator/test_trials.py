@@ -358,6 +358,15 @@ def test_a_service_whose_handler_fails_is_a_problem_although_all_go_on_without_i
     assert "AttributeError(" in said
 
 
+@pytest.mark.parametrize("why", ["OSError(28, 'No space left on device')", "ValueError('the answer is no JSON')"])
+def test_a_full_disk_or_a_garbled_lease_may_end_a_scheduler_only_until_it_leads(why, monkeypatch):
+    monkeypatch.setattr(System, "kill", lambda self, host, _: self.processes[host].end(why))
+    plan = replace(draw_plan(1), asks=(), settings=replace(draw_plan(1).settings, local=False))
+    assert run_trial(replace(plan, faults=(Fault("kill", 0.0001, "scheduler-0"),))).problem == ""
+    leaves = run_trial(replace(plan, faults=(Fault("kill", 5.0, LEADER),))).problem
+    assert re.fullmatch(r"scheduler-\d\.0 ended: " + re.escape(why), leaves)
+
+
 @pytest.mark.parametrize("error", [KeyError("gone"), SystemExit(3)])
 def test_a_check_or_a_fault_that_fails_is_the_problem_of_its_seed(error, monkeypatch):
     def kill(*_, **__):

@@ -57,8 +57,10 @@ from motet_supervisor.settings import Settings as SupervisorSettings
 
 LEASE = LeaseSettings(name="it", namespace="here", seconds=6, renew_seconds=4, retry_seconds=1)
 NO_LONGER_LEADS = "it no longer leads"
-MAY_END = ("EngineDied", NO_LONGER_LEADS, GARBLED, "No space left")
-"""Why a process may end by itself. The last two are at its start only: later it goes on."""
+MAY_END = "EngineDied", NO_LONGER_LEADS
+"""Why a process may end by itself."""
+MAY_NOT_BEGIN = GARBLED, "No space left"
+"""And why a scheduler may, until it leads. Later it goes on."""
 LOAD_SECONDS = 0.5
 REPLACED_AFTER_SECONDS, NEXT_REPLACED_AFTER_SECONDS = 3.0, 4.0
 """When the base model is replaced: from a runner's drain to its end, and from the drain of one runner to the next."""
@@ -209,8 +211,10 @@ class System:
             process.close()
 
     def _on_end(self, process: Process) -> None:
+        begins = process.host.startswith("scheduler") and process.host not in self.schedulers
+        may_end = MAY_END + MAY_NOT_BEGIN if begins else MAY_END
         self._forget(process.host)
-        if not any(why in process.ended for why in MAY_END):
+        if not any(why in process.ended for why in may_end):
             self.object_to(f"{process.name} ended: {process.ended}")
         self.world.after(RESTART_SECONDS, self.start, process.host)
 
