@@ -11,7 +11,7 @@ import pytest
 
 from motet.api.v1 import scheduler_pb2
 from motet.domain import RequestId
-from motet.errors import ModelNotFound, PoolSaturated
+from motet.errors import DeadlineExceeded, ModelNotFound, PoolSaturated
 from motet.sampling import Sampling
 from motet.time_split import TimePart, TimeSplit
 from motet_gateway.catalog import Catalog, Target
@@ -365,6 +365,18 @@ def test_a_full_disk_or_a_garbled_lease_may_end_a_scheduler_only_until_it_leads(
     assert run_trial(replace(plan, faults=(Fault("kill", 0.0001, "scheduler-0"),))).problem == ""
     leaves = run_trial(replace(plan, faults=(Fault("kill", 5.0, LEADER),))).problem
     assert re.fullmatch(r"scheduler-\d\.0 ended: " + re.escape(why), leaves)
+
+
+@pytest.mark.parametrize("may_drain", [False, True])
+def test_a_stream_may_end_before_its_deadline_only_if_its_runner_may_have_drained(may_drain):
+    now = [1.0]
+    ask = replace(draw_plan(1).asks[0], deadline=4.0)
+    client = Client(ask, lambda: now[0], Catalog, lambda _: None, may_drain=may_drain)
+    client.starts(Target(scheduler_pb2.CatalogGroup(), scheduler_pb2.CatalogAdapter()))
+    client.tokens.append(1)
+    now[0] = 3.5
+    client.end(DeadlineExceeded("It waited too long."))
+    assert ("was silent for 2.5 s only" in client.problem) is not may_drain
 
 
 @pytest.mark.parametrize("error", [KeyError("gone"), SystemExit(3)])

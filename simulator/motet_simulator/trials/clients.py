@@ -47,6 +47,8 @@ class Client:
     adapter_may_fail: bool = False
     adapter_may_be_missing: bool = False
     base_may_change: bool = False
+    may_drain: bool = False
+    """Whether its runner may."""
     revision_is_gone: Callable[[Target], bool] = lambda _: False
     """Whether what it was asked for was replaced, and no runner holds it."""
     target: Target | None = None
@@ -157,7 +159,7 @@ class Client:
                     self._object(f"is refused for room, but at most {others} others waited")
             case DeadlineExceeded() | NoRunner():
                 silent = self.now() - self.moved_at
-                waited = silent + (MAX_GOING_ON_SECONDS if self.tokens else 0.0)
+                waited = silent + (MAX_GOING_ON_SECONDS if self.tokens and self.may_drain else 0.0)
                 if waited < 0.95 * self.ask.deadline:
                     self._object(
                         f"ends by its deadline of {self.ask.deadline:.1f} s, but was silent for {silent:.1f} s only"

@@ -283,6 +283,7 @@ class System:
             adapter_may_fail=self.plan.may_fail(ask.adapter),
             adapter_may_be_missing=self.plan.may_be_missing(ask.adapter),
             base_may_change=any(fault.kind == "new base" for fault in self.plan.faults),
+            may_drain=any(fault.kind in ("drain", "new base") for fault in self.plan.faults),
             revision_is_gone=self._is_gone,
         )
         self.clients.append(client)
