@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from motet.length_statistics import LengthStatistics
-from motet.promises import PROMISE_QUANTILES
+from motet.promises import LENGTH_OF_MAX_TOKENS, PROMISE_QUANTILES
 from motet_gateway.estimator import KEPT_STATISTICS, MIN_ANSWERS
 from motet_scheduler.policy.values import Estimate
 from motet_simulator.plan.setup import Lengths
@@ -25,7 +25,7 @@ class Estimates:
             return _estimate((length,) * 4, "exact")
         statistics = self._statistics.get((asked.tenant, asked.adapter))
         if statistics is None or statistics.count < MIN_ANSWERS:
-            return _estimate((most,) * 4, "max_tokens")
+            return _estimate((most,) * 4, LENGTH_OF_MAX_TOKENS)
         return _estimate([min(statistics.quantile(share) or most, most) for share in _SHARES], "tenant")
 
     def observe(self, asked: WorkloadRequest, tokens: int, most: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
+from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.runner_info import Failure, RequestClass, RunnerIdentity
 from motet_runner.engine_messages import (
     Add,
@@ -99,7 +100,7 @@ class SimulatedRunner:
 
     def submit(self, answer: Answer) -> None:
         """What its gateway does with a placement here."""
-        asked, promise = answer.asked, answer.promise
+        asked, promise, estimate = answer.asked, answer.promise, answer.estimate
         assert promise is not None
         if answer.digest != BASE:
             self._use_adapter(answer.digest)
@@ -114,7 +115,7 @@ class SimulatedRunner:
                     delivered=(answer.name,) * delivered,
                     adapter=answer.digest,
                     promise=promise.pages,
-                    quantiles=answer.estimate.quantiles,
+                    quantiles=estimate.quantiles if estimate.source != LENGTH_OF_MAX_TOKENS else None,
                     sampling=_sampling(answer.max_tokens),
                     priority=RequestClass[asked.request_class.upper()],
                     tenant=asked.tenant,
