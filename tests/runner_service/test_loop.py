@@ -16,7 +16,7 @@ from motet.clock import FakeClock, monotonic
 from motet.domain import ParkMethod, pages_for
 from motet_runner import pipe as pipes
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
-from motet_runner.engine_loop import REPORT_CHECK_SECONDS, EngineLoop
+from motet_runner.engine_loop import EngineLoop
 from motet_runner.engine_messages import (
     Add,
     Cancel,
@@ -30,6 +30,7 @@ from motet_runner.engine_messages import (
     SetOvercommit,
 )
 from motet_runner.engine_process import drive
+from motet_runner.free_levels import CHECK_SECONDS
 from motet_runner.interface import AdapterFailed, Finish, NewSequence, Sampling
 from motet_runner.pipe import Pipe
 from motet_simulator.fake_engine import FakeEngine, tokens_of
@@ -111,7 +112,7 @@ def test_a_report_is_made_and_sent_only_when_the_free_pages_cross_a_level():
     loop.apply([add("a", max_tokens=128)])  # nine pages
     sent = []
     while engine.has_work():
-        clock.advance(REPORT_CHECK_SECONDS)
+        clock.advance(CHECK_SECONDS)
         batch = loop.turn()
         if batch.report is not None:
             sent.append(batch.report.pages_free)
@@ -126,7 +127,7 @@ def test_the_free_pages_are_compared_with_those_that_kv_can_have_now():
     loop.apply([add("a", max_tokens=110)])  # seven pages
     sent = []
     while not sent:
-        clock.advance(REPORT_CHECK_SECONDS)
+        clock.advance(CHECK_SECONDS)
         batch = loop.turn()
         sent += [batch.report.pages_free] if batch.report is not None else []
     assert sent == [3], "below a half of 8"

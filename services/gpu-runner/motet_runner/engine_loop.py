@@ -32,6 +32,7 @@ from motet_runner.engine_messages import (
     SetOvercommit,
     SetSupervised,
 )
+from motet_runner.free_levels import FreeLevels
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
@@ -54,12 +55,6 @@ log = structlog.get_logger(__name__)
 UNPRODUCTIVE_WAIT_SECONDS = 0.002
 """Seconds to wait after an iteration that computed nothing, because all sequences wait for an order or an adapter. A
 command ends the wait."""
-
-REPORT_CHECK_SECONDS = 0.05
-"""Seconds between two checks of the free pages while the engine works: pages come and go in each step."""
-
-FREE_LEVELS = (0.5, 0.25, 0.1, 0.05)
-"""When the share of free pages crosses one of these, the loop reports at once."""
 
 REPORT_AT_ONCE = (OverflowAhead, ParkedNow, ResumedNow, AdapterLoaded, AdapterEvicted, AdapterFailed)
 
@@ -91,8 +86,7 @@ class EngineLoop:
         self._batch = EngineOutputs()
         self._messages: dict[int, runner_pb2.GenerateDown] = {}
         self._report_wanted = False
-        self._level = 0
-        self._report_checked = clock()
+        self._free_levels = FreeLevels(clock())
         self._productive = True
         self._idle_wait: float | None = 0.0
         """The seconds after which the engine wants `idle` to be called again; None: not before it has had work"""
@@ -153,7 +147,7 @@ class EngineLoop:
             for event in output.events:
                 self._on_event(event)
             self._productive = bool(output.decoded or output.others or output.events)
-            self._check_report_due(now)
+            self._report_wanted |= self._free_levels.ask_for_a_report(now, self._engine.free_share)
             self._idle_wait = 0.0
         else:
             self._idle_wait = self._engine.idle()
@@ -360,15 +354,6 @@ class EngineLoop:
         split = live.split.until(self._clock())
         self._batch.ended.append(SequenceEnded(request, live.epoch, live.stream, live.next_index, finish, split))
 
-    def _check_report_due(self, now: float) -> None:
-        if now - self._report_checked < REPORT_CHECK_SECONDS:
-            return
-        self._report_checked = now
-        level = _level_of(self._engine.free_share())
-        if level != self._level:
-            self._level = level
-            self._report_wanted = True
-
     def _anything_to_tell(self) -> bool:
         return self._report_wanted or self._anything_else_to_tell()
 
@@ -390,18 +375,12 @@ class EngineLoop:
 
     def quiet_at(self, free_share: float) -> bool:
         """True if a check of the free pages would ask for no report at this share."""
-        return _level_of(free_share) == self._level
+        return self._free_levels.quiet_at(free_share)
 
     def leapt(self, ends: Iterable[float]) -> None:
         """The engine has computed iterations by itself, which ended at these times. They gave only tokens, which no
         gateway needs, and after each the free pages were `quiet_at`."""
-        for now in ends:
-            if now - self._report_checked >= REPORT_CHECK_SECONDS:
-                self._report_checked = now
-
-
-def _level_of(free_share: float) -> int:
-    return sum(free_share < share for share in FREE_LEVELS)
+        self._free_levels.leapt(ends)
 
 
 def _add_logprobs(to: "RepeatedCompositeFieldContainer[runner_pb2.TokenLogprobs]", logprobs: list[Logprobs]) -> None:

@@ -364,8 +364,7 @@ class Engine(Protocol):
 
     def park(
         self, request: RequestId, epoch: int, promise: int, wanted: int, method: ParkMethod, *, number: int = 0
-    ) -> bool:
-        """As `extend`."""
+    ) -> bool: ...
 
     def resume(self, request: RequestId, epoch: int, promise: int, *, number: int = 0) -> bool:
         """`promise`: the pages that it gets. `number`: of the promise that it asked for when it was parked."""
@@ -374,17 +373,11 @@ class Engine(Protocol):
         """Without a supervisor the engine extends, parks and resumes by itself."""
 
     def set_overcommit(self, factor: float) -> None:
-        """Allow promises whose sum is `factor` × the pages. If the pages run out, the newest sequence is parked.
-
-        Raises InvalidRequest for a factor that no pool may choose.
-        """
+        """Allow promises whose sum is `factor` × the pages. Raises InvalidRequest if no pool may choose it."""
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
         """Register where an adapter's checked bytes are, and load the adapter once the device has pages for it.
-        Idempotent.
-
-        `motet_runner.adapters.certification` checks a folder and makes its layout.
-        """
+        Idempotent. `motet_runner.adapters.certification` makes the layout."""
 
     def drop_adapter(self, digest: Digest) -> None:
         """Forget an adapter once no live sequence uses it."""

@@ -1,5 +1,4 @@
-"""The policy for the adapters of one runner: it gets events and the time, and returns effects. The docstring of this
-package has the table of stages."""
+"""The policy for the adapters of one runner: it gets events and the time, and returns effects."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -156,8 +155,7 @@ class AdapterPolicy:
     # ------------------------------------------------------------------------------------------------------- requests
 
     def request_waits(self, waiter: int, digest: Digest, manifest: str) -> None:
-        """`manifest`: the adapter that the request's client named, as namespace/name. Empty: the gateway does not
-        tell."""
+        """`manifest`: the adapter that the client named, as namespace/name. Empty: the gateway does not tell."""
         life = self._life(digest)
         life.waiters[waiter] = manifest
         life.look = True
