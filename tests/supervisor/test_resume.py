@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet.domain import ParkMethod
+from motet.domain import ParkMethod, RequestId
 from motet.runner_info import RequestClass
 from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver, entry
@@ -67,6 +67,33 @@ def test_a_supervisor_that_comes_back_learns_from_the_runner_who_is_parked():
     driver = with_scheduler()
     driver.connect(entry("a", 16, parked=True))
     assert driver.of(effects.ReportParked)[0].wanted == 16
+
+
+def test_a_request_that_was_parked_again_while_nobody_listened_asks_for_what_it_wants_now():
+    """Its runner resumed it and parked it again while the stream was down: pages of the first time would be too few."""
+    driver = with_scheduler()
+    driver.connect(entry("a", 2, promise_number=1))
+    driver.send(events.RequestParked(R0, RequestId("a"), 1, 4, ParkMethod.RECOMPUTE, 2))
+    driver.send(events.RunnerDisconnected(R0, "1"))
+    again = entry("a", 8, parked=True, promise_number=4)
+    driver.connect(again)
+    asks = effects.ReportParked(R0, RequestId("a"), 1, 8, ParkMethod.RECOMPUTE, 4)
+    assert driver.of(effects.ReportParked) == [asks]
+    driver.report(again)
+    assert not driver.of(effects.ReportParked), "once"
+    allowed = driver.send(events.Resumable(1, R0, RequestId("a"), 1, 8, 4))
+    assert allowed == [effects.Resume(R0, RequestId("a"), 1, 8, 4)]
+
+
+def test_a_request_that_was_parked_again_waits_from_then_on():
+    driver = SupervisorDriver(resume_without_scheduler=2.0, heartbeat=100.0)
+    driver.connect(entry("a", 4, parked=True, promise_number=2))
+    driver.wait(0.0)
+    driver.clock.advance(1.5)
+    driver.report(entry("a", 8, parked=True, promise_number=4))
+    assert not driver.wait(1.9)
+    driver.wait(0.1)
+    assert driver.of(effects.Resume) == [effects.Resume(R0, RequestId("a"), 1, 8, 4)]
 
 
 def test_without_a_scheduler_parked_requests_resume_after_a_while_if_enough_pages_are_free():

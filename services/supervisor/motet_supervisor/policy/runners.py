@@ -164,8 +164,8 @@ class WatchedRunner:
                 )
                 continue
             known.order_done()
-            if entry.parked and known.parked:
-                # Its wanted pages were reported when it was parked.
+            if entry.parked and known.parked and entry.promise_number == known.entry.promise_number:
+                # Its wanted pages were reported when it was parked. With another number it was parked again meanwhile.
                 self.change(known, entry._replace(pages=known.entry.pages))
                 continue
             self.change(known, entry, shared=entry.shared_pages)
