@@ -187,6 +187,22 @@ def test_a_parked_sequence_comes_back_with_its_tokens(method: ParkMethod) -> Non
     assert planner.memory.host.free == 8
 
 
+def test_a_resume_of_the_present_number_gives_what_the_sequence_asks_for() -> None:
+    """Who orders it may still know the pages of an earlier parking. With them its KV on the host would have no room,
+    and it would never come back."""
+    planner = make_planner(host_pages=8)
+    planner.commands.supervised = True
+    device = FakeDevice(planner)
+    sequence = planner.commands.add(new("a", prompt=30, max_tokens=40))
+    for _ in range(10):
+        device.step()
+    assert planner.commands.park(R("a"), 1, sequence.promise, wanted=5, method=ParkMethod.SWAP)
+    assert not planner.commands.resume(R("a"), 1, promise=1)
+    assert planner.commands.resume(R("a"), 1, promise=1, number=sequence.promise_number)
+    assert sequence.promise == 5
+    device.run()
+
+
 def test_swap_without_room_on_the_host_becomes_recompute() -> None:
     planner = make_planner(host_pages=1)
     planner.commands.supervised = True

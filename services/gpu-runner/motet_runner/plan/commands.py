@@ -91,6 +91,8 @@ class Commands:
         sequence = self._sequences.of_epoch(request, epoch)
         if sequence is None or sequence.state is not State.PARKED or number not in (0, sequence.promise_number):
             return False
+        if number:  # whoever orders means what it asks for, whatever pages the order names
+            promise = max(promise, sequence.wanted)
         return self._memory.resume(sequence, min(promise, max(sequence.most_pages, 1)), ordered=True)
 
     def load_adapter(self, adapter: Digest, layout: AdapterLayout) -> None:
