@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet.domain import ParkMethod, pages_for
+from motet.domain import PAGE_TOKENS, ParkMethod, pages_for
 from motet.errors import Declined
 from motet_runner.plan import PRESETS
 from motet_runner.plan.forecast import LengthLaw, Prospect, largest_need, log_survival
@@ -27,6 +27,12 @@ prospects = st.builds(
 
 def survival(law: LengthLaw, *lengths: int) -> list[float]:
     return np.exp(log_survival(np.array(lengths, dtype=float), [np.asarray(one) for one in law])).tolist()
+
+
+def pages_of_whole_lives(of: list[Prospect]) -> int:
+    """The most at any step, each counted until its last one."""
+    steps = np.arange(max(one.most - one.generated for one in of))
+    return int(sum(-(-(one.tokens + steps) // PAGE_TOKENS) * (one.generated + steps < one.most) for one in of).max())
 
 
 @pytest.mark.parametrize("at", [(100, 230, 360, 520), (1, 2, 3, 4), (10, 11, 900, 5000)])
@@ -54,6 +60,20 @@ def test_the_need_is_between_what_is_held_and_what_the_longest_lives_hold(of: li
 @given(of=st.lists(prospects, min_size=1, max_size=12), another=prospects)
 def test_one_more_never_needs_less(of: list[Prospect], another: Prospect) -> None:
     assert largest_need([*of, another], deviations=0).pages >= largest_need(of, deviations=0).pages
+
+
+@given(of=st.lists(prospects, min_size=1, max_size=12))
+def test_of_answers_that_surely_become_as_long_as_they_can_the_need_is_exact(of: list[Prospect]) -> None:
+    """It is the largest at the last step of one of them."""
+    surely = [one._replace(law=LengthLaw.endless()) for one in of]
+    assert largest_need(surely).pages == pages_of_whole_lives(surely)
+
+
+def test_of_many_such_answers_it_is_nearly_exact() -> None:
+    """They have 200 different last steps, and not each is looked at."""
+    surely = [Prospect(50, 0, most, LengthLaw.endless()) for most in (*range(801, 1000), 3000)]
+    truly = pages_of_whole_lives(surely)
+    assert 0.98 * truly <= largest_need(surely).pages <= truly
 
 
 def test_sequences_that_end_at_different_times_need_less_than_the_sum() -> None:
