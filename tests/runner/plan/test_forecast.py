@@ -172,10 +172,12 @@ def test_everybody_finishes_whatever_the_estimates_say(
     assert len(device.finished) == len(asked)
 
 
-def test_the_whole_lives_of_those_that_must_not_be_parked_again_fit() -> None:
+@pytest.mark.parametrize("overcommit", [1, 2])
+def test_the_whole_lives_of_those_that_must_not_be_parked_again_fit(overcommit: float) -> None:
     """By their estimates both would fit. But these were wrong, and who was parked twice is no victim any more: one of
     two that together have no room would be given up."""
     planner = make_planner(pages=10, preset=FORECAST)
+    planner.commands.set_overcommit(overcommit)
     planner.commands.supervised = True
     resumed = []
     for name in ("a", "b"):

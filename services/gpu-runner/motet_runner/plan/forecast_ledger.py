@@ -58,8 +58,10 @@ class ForecastLedger(PageLedger):
         need = 0
         if pages > at_hand:
             need = largest_need([one.prospect for one in all_of_them], shared=self._pages.repeated).pages
-        if sequence.is_spared:  # others make room for these, but they do not for each other
-            need = max(need, largest_need([one.longest_life for one in all_of_them if one.is_spared]).pages)
+        if need <= limit and sequence.is_spared:
+            # Others make room for these, but they do not for each other: all of it must be there.
+            limit = max(0, self.capacity - pages_of_adapters)
+            need = largest_need([one.longest_life for one in all_of_them if one.is_spared]).pages
         if need <= limit:
             return ""
         return f"{need} pages are expected to be needed with it, and {limit} can be given beside the adapters"
