@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet.domain import PAGE_TOKENS, ParkMethod, pages_for
+from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
 from motet.errors import Declined
+from motet.shared_pages import ReportedLedger
 from motet_runner.plan import PRESETS
 from motet_runner.plan.forecast import LengthLaw, Prospect, largest_need, log_survival
 from tests.runner.plan.fake_device import FakeDevice, make_planner, new
@@ -190,18 +191,20 @@ def test_the_whole_lives_of_those_that_must_not_be_parked_again_fit(overcommit: 
 
 
 def test_who_may_come_back_by_the_scheduler_s_ledger_comes_back_to_free_pages() -> None:
-    """The forecast for four exceeds ten pages. But the scheduler counts for each of three no more than its promise of
-    two pages, and lets the fourth come back."""
-    planner = make_planner(pages=10, preset=FORECAST)
+    """Its sum of the parts of three leaves two pages. The forecast for four exceeds all pages: the runner would refuse
+    again and again what the scheduler allows."""
+    planner = make_planner(pages=11, preset=FORECAST)
     planner.commands.supervised = True
     likely = {"prompt": 2, "max_tokens": 140, "promise": 2, "quantiles": (20, 30, 140, 140)}
-    planner.commands.add(new("back", **likely))
+    back = planner.commands.add(new("back", **likely))
     assert planner.commands.park("back", 1, 2, 2, ParkMethod.RECOMPUTE)
     for name in ("a", "b", "c"):
         planner.commands.add(new(name, **likely))
+    scheduler: ReportedLedger[RequestId] = ReportedLedger(11, by_forecast=True)
+    for request, charged in planner.memory.charges().items():
+        scheduler.record(request, 2, shared=2 - charged)
+    assert scheduler.free == back.wanted
     with pytest.raises(Declined):
         planner.commands.add(new("d", **likely))
-    charged = planner.memory.charges().values()
-    assert sum(min(pages, 2) for pages in charged) + 2 <= 10
-    assert planner.commands.resume("back", 1, 2)
+    assert planner.commands.resume("back", 1, scheduler.free)
     planner.check()
