@@ -5,14 +5,18 @@ import functools
 import threading
 from dataclasses import replace
 
+import pytest
+
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.digest import adapter_digest
+from motet.domain import RequestId
 from motet.health import Health
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.promises import PromiseRule
 from motet.runner_info import KernelState
 from motet_runner import scheduler_link
 from motet_runner.adapters.cache import CERTIFICATE
+from motet_runner.interface import OverflowAhead
 from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.in_process_runner import in_process_runner, write_adapter
@@ -448,6 +452,23 @@ async def test_an_overflow_is_extended_by_the_supervisors_order(folder):
         (ended,) = await until(lambda: supervisor.of("ended"))
         assert (ended.request, ended.output_tokens) == ("a", 60)
         assert not supervisor.of("parked")
+
+
+@pytest.mark.parametrize(("preset", "charged"), [("paged-chunk", 1), ("paged-promises", 5)])
+async def test_an_overflow_says_what_is_charged_for_a_promise_that_grew_since_the_report(folder, preset, charged):
+    """Its new pages are charged, too; but a part of a forecast stays what it was."""
+    _, address = places(folder)
+    engine = functools.partial(SharingEngine, step_seconds=0.02, preset=preset)
+    async with (
+        supervisor_at(address) as supervisor,
+        in_process_runner(folder, supervisor=address, engine=engine, supervisor_answer_seconds=1000) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await gateway.submit("a", max_tokens=1000, pages=100)
+        await until(lambda: any(x.pages_used for report in supervisor.of("memory") for x in report.live))
+        runner.service.loaded.supervisor.overflow(OverflowAhead(RequestId("a"), 1, promise=104, number=2))
+        (overflow,) = await until(lambda: supervisor.of("overflow"))
+        assert (overflow.request.promise.pages, overflow.request.charged_pages) == (104, charged)
 
 
 async def test_park_and_resume_by_order_lose_no_token(folder):

@@ -61,6 +61,16 @@ def test_where_the_runner_admits_by_forecast_a_promise_always_doubles():
     assert driver.effects == [effects.Extend(R0, "a", 1, 4, 8), effects.ReportPromise(R0, "a", 1, 8)]
 
 
+@pytest.mark.parametrize(("by_forecast", "charged"), [(True, 19), (False, 39)])
+def test_a_part_of_a_forecast_does_not_grow_with_a_promise_that_was_ordered(by_forecast, charged):
+    """A report that was sent before the order came says what is charged; shared pages do not become more."""
+    driver = SupervisorDriver()
+    driver.connect(overflowing("a", 20, promise_number=1, charged_pages=18), pages=100, by_forecast=by_forecast)
+    assert [one.extended for one in driver.of(effects.Extend)] == [40]
+    driver.report(overflowing("a", 20, promise_number=1, charged_pages=19))
+    assert driver.supervisor.runners[R0].ledger.promised == charged
+
+
 def test_at_its_maximum_a_promise_is_not_extended():
     driver = SupervisorDriver()
     driver.connect()

@@ -97,7 +97,8 @@ class SupervisorLink:
         )
         if entry is None or entry.epoch != event.epoch:
             return
-        if entry.charged_pages:  # pages added to the promise since the report are charged, too
+        if entry.charged_pages and not self._facts.info.by_forecast:
+            # Pages added to the promise since the report are charged, too. A part of a forecast does not grow with it.
             entry.charged_pages += max(0, event.promise - entry.promise.pages)
         entry.promise.pages, entry.promise.number = event.promise, event.number
         free = report.pages_free if report is not None else 0

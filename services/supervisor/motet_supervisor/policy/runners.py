@@ -157,11 +157,10 @@ class WatchedRunner:
             if known.order_pending(now, order_timeout) and not answered:
                 # The report may have been sent before our order arrived: keep what was ordered, take the counters.
                 ordered = known.entry
-                self.change(
-                    known,
-                    entry._replace(pages=ordered.pages, state=ordered.state, parked_times=ordered.parked_times),
-                    shared=entry.shared_pages,
-                )
+                kept = entry._replace(pages=ordered.pages, state=ordered.state, parked_times=ordered.parked_times)
+                # A part of a forecast does not grow with the promise, shared pages stay as they are.
+                shared = ordered.pages - entry.pages_to_charge if self.capacity.by_forecast else entry.shared_pages
+                self.change(known, kept, shared=shared)
                 continue
             known.order_done()
             if entry.parked and known.parked and entry.promise_number == known.entry.promise_number:
