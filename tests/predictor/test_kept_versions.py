@@ -128,6 +128,56 @@ async def test_a_damaged_version_is_named_and_the_others_go_on(
     assert "bytes are there, or they were changed" in said[0]
 
 
+DAMAGED_ROWS = {
+    "time": "UPDATE predictor_versions SET created = 'yesterday' WHERE size > 0",
+    "order": "UPDATE predictor_versions SET ordered = 'x' WHERE size > 0",
+    "figures": f"UPDATE predictor_versions SET figures = '{3900 * '['}' WHERE size > 0",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_ROWS.values(), ids=DAMAGED_ROWS)
+async def test_weights_are_read_although_what_is_beside_them_is_damaged(folder: Path, data: bytes, damage: str) -> None:
+    async with running(folder) as kept:
+        await kept.versions.offer(data)
+    rows(folder, damage)
+    async with running(folder) as later:
+        assert later.names == [STATISTICS, f"{VERSION}.1"]
+        await later.versions.take_order()
+        assert later.names == [STATISTICS, f"{VERSION}.1"]
+
+
+async def test_weights_of_another_type_change_nothing(
+    folder: Path, data: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running(folder) as kept:
+        await kept.versions.offer(data)
+    rows(folder, "UPDATE predictor_weights SET data = 'text' WHERE part = 0")
+    async with running(folder) as later:
+        assert later.names == [STATISTICS]
+        assert later.versions.loaded
+    assert capsys.readouterr().out.count("version_unreadable") == 1
+
+
+async def test_any_error_of_the_database_is_one_line_and_the_predictor_goes_on(
+    folder: Path, data: bytes, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(folder) as kept:
+        monkeypatch.setattr(predictor_versions, "set_roles", broken)
+        await kept.versions.offer(data)
+        for _ in range(3):
+            await kept.flush()
+            await kept.versions.take_order()
+        monkeypatch.undo()
+        await kept.flush()
+        assert capsys.readouterr().out.count("versions_not_written") == 1
+    async with running(folder) as later:
+        assert later.names == [STATISTICS, f"{VERSION}.1"]
+
+
+async def broken(*_: object) -> None:
+    raise TypeError("a row that nobody expects")
+
+
 async def test_a_version_of_another_layout_does_not_serve(
     folder: Path, data: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:

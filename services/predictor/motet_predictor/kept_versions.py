@@ -4,6 +4,8 @@ why."""
 
 import asyncio
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import structlog
@@ -27,7 +29,7 @@ MAX_VERSIONS = 8
 FIGURES_SECONDS = 30.0
 """How often figures are written while roles do not change."""
 
-_UNWRITTEN_HINT = "It stays in memory, and is lost when the predictor ends."
+_UNWRITTEN_HINT = "They stay in memory, and are lost if the predictor ends before they are written."
 
 
 class KeptVersions:
@@ -43,6 +45,8 @@ class KeptVersions:
         self._figures_at = clock()
         self._may_write = 0
         self._loaded = False
+        self._failed = False
+        """Whether the last write did"""
         self._turn = asyncio.Lock()
         """Offers, orders and writes wait for one another"""
 
@@ -62,26 +66,34 @@ class KeptVersions:
             await self._add(version, data)
 
     async def flush(self, at_most: int) -> None:
-        """Write what has changed: of weights about `at_most` bytes, the rest the next time. Does nothing while the
-        database can't be reached."""
+        """Write what has changed: of weights about `at_most` bytes, the rest the next time. Never raises but by
+        cancellation: the predictor estimates without a database, too."""
         async with self._turn:
-            try:
+            with self._surviving():
                 if not self._loaded:
                     await self._load()
                 await self._write_roles()
                 await self._write_parts(at_most)
-            except StoreUnavailable:
-                self._written.clear()  # it may be another, empty one when it returns
+                self._failed = False
 
     async def take_order(self) -> None:
         """Let the version serve that `motet predict` has ordered, if there is one."""
         async with self._turn:
-            try:
+            with self._surviving():
                 if self._loaded and (ordered := await table.ordered_version(self._store)) is not None:
                     await self._serve(ordered)
                     await table.end_order(self._store, ordered)  # last, so that an outage does not lose it
-            except StoreUnavailable:
-                self._written.clear()
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Everything is tried again the next time. The first error is logged."""
+        try:
+            yield
+        except Exception as error:  # a row that others wrote can be damaged in any way
+            if not self._failed:
+                log.warning("versions_not_written", reason=str(error) or repr(error), hint=_UNWRITTEN_HINT)
+            self._failed = True
+            self._written.clear()  # it may be another, empty database when it returns
 
     async def _serve(self, ordered: VersionRecord) -> None:
         known = next((one for one in self._model.versions if one.name == ordered.version), None)
@@ -117,10 +129,11 @@ class KeptVersions:
                 version = self._model.plain_version()
             else:
                 version = self._model.version_of(record.version, await self._weights(record))
-                version.made = (
-                    record.created if record.created.tzinfo else record.created.replace(tzinfo=UTC)
-                ).timestamp()
-        except ValueError as error:
+                version.made = record.created.timestamp()
+            restore(version, record.figures)
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # damaged rows end in errors of many kinds
             log.warning(
                 "version_unreadable",
                 version=record.version,
@@ -129,7 +142,6 @@ class KeptVersions:
                 hint="It does not serve. The next refit makes a new one.",
             )
             return None
-        restore(version, record.figures)
         return version
 
     async def _weights(self, record: VersionRecord) -> Fitted:

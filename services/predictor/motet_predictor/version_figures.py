@@ -31,7 +31,7 @@ def restore(version: PromptVersion, figures: str) -> None:
         covered = np.array([int(count) for count in kept["covered"]], float)
         judged = Judged(int(kept["answers"]), float(kept["loss"]), covered, int(kept["complete"]))
         decision = str(kept["decision"])
-    except (ValueError, KeyError, TypeError, OverflowError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return
     if covered.shape == (len(QUANTILES),) and np.isfinite(judged.loss):
         version.judged, version.decision = judged, decision

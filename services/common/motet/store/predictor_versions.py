@@ -3,12 +3,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import String, delete, func, insert, select, type_coerce, update
 
 from motet.store.database import Store
 from motet.store.tables import PredictorVersionRow, PredictorWeightsRow, now
+
+_UNKNOWN = datetime(1970, 1, 1, tzinfo=UTC)
 
 PART_BYTES = 64 * 1024
 """Of the weights, in one row."""
@@ -28,15 +30,29 @@ class VersionRecord:
 
 
 async def all_versions(store: Store) -> list[VersionRecord]:
-    """Those that have or had a role, the newest first."""
-    columns = [getattr(PredictorVersionRow, name) for name in VersionRecord.__dataclass_fields__]
+    """Those that have or had a role, the newest first. A time that cannot be read does not hide the other rows."""
+    columns = {name: getattr(PredictorVersionRow, name) for name in VersionRecord.__dataclass_fields__}
+    times = {name: type_coerce(columns[name], String).label(name) for name in ("created", "ordered")}
     query = (
-        select(*columns)
+        select(*(columns | times).values())
         .where(PredictorVersionRow.role != "")
         .order_by(PredictorVersionRow.created.desc(), PredictorVersionRow.version.desc())
     )
     async with store.read() as connection:
-        return [VersionRecord(**row) for row in (await connection.execute(query)).mappings()]
+        rows = (await connection.execute(query)).mappings().all()
+    return [
+        VersionRecord(**dict(row) | {"created": _time(row["created"]) or _UNKNOWN, "ordered": _time(row["ordered"])})
+        for row in rows
+    ]
+
+
+def _time(stored: object) -> datetime | None:
+    """Of a column that was read as it is: SQLite keeps text, which may be damaged."""
+    try:
+        time = stored if isinstance(stored, datetime) else datetime.fromisoformat(str(stored))
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 async def add(store: Store, record: VersionRecord) -> None:
