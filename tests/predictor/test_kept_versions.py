@@ -1,14 +1,17 @@
 """Versions in a real database: what is written is what the next process serves, and damage changes nothing."""
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from motet.clock import FakeClock
+from motet.errors import StoreUnavailable
 from motet.store import length_samples, migrate, open_store, predictor_versions
 from motet.store.predictor_versions import PART_BYTES
 from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, to_bytes
@@ -59,6 +62,14 @@ def data() -> bytes:
     return to_bytes(fit(list(answers(50, seed=1)), SPACE))
 
 
+@pytest.fixture(scope="module")
+def large() -> bytes:
+    """Of many parts"""
+    weights = PromptWeights.zero(SPACE)
+    weights.table[:] = np.random.default_rng(1).uniform(-3, 3, weights.table.shape)
+    return to_bytes(Fitted(weights, {}))
+
+
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
     await migrate(f"sqlite+aiosqlite:///{tmp_path}/motet.db")
@@ -86,10 +97,7 @@ async def test_the_next_process_goes_on_with_all_three_and_their_figures(folder:
         assert later.names[-1] == f"{VERSION}.3"
 
 
-async def test_weights_are_written_no_faster_than_allowed(folder: Path) -> None:
-    weights = PromptWeights.zero(SPACE)
-    weights.table[:] = np.random.default_rng(1).uniform(-3, 3, weights.table.shape)
-    large = to_bytes(Fitted(weights, {}))
+async def test_weights_are_written_no_faster_than_allowed(folder: Path, large: bytes) -> None:
     async with running(folder) as kept:
         await kept.versions.offer(large)
         written = []
@@ -176,6 +184,84 @@ async def test_any_error_of_the_database_is_one_line_and_the_predictor_goes_on(
 
 async def broken(*_: object) -> None:
     raise TypeError("a row that nobody expects")
+
+
+@pytest.mark.parametrize("lost", ["add", "add_part"])
+async def test_weights_are_there_although_the_answer_to_a_write_was_lost(
+    folder: Path, large: bytes, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """The database has stored it, and the connection broke before it said so."""
+    write = getattr(predictor_versions, lost)
+
+    async def unanswered(*what: object) -> None:
+        await write(*what)
+        raise StoreUnavailable("the connection is gone")
+
+    async with running(folder) as kept:
+        monkeypatch.setattr(predictor_versions, lost, unanswered)
+        await kept.versions.offer(large)
+        await kept.flush()
+        await kept.flush()
+        monkeypatch.undo()
+        await kept.flush()
+    async with running(folder) as later:
+        assert later.names == [STATISTICS, f"{VERSION}.1"]
+
+
+async def test_a_stop_in_the_middle_of_a_write_leaves_no_damaged_version(
+    folder: Path, large: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = predictor_versions.add_part
+
+    async def stopped(*what: Any) -> bool:
+        await write(*what)
+        raise asyncio.CancelledError
+
+    async with running(folder) as kept:
+        await kept.versions.offer(large)
+        monkeypatch.setattr(predictor_versions, "add_part", stopped)
+        with pytest.raises(asyncio.CancelledError):
+            await kept.flush()
+        monkeypatch.undo()
+    async with running(folder) as later:
+        assert later.names == [STATISTICS, f"{VERSION}.1"]
+
+
+@pytest.mark.parametrize("table", ["predictor_weights", "predictor_versions"])
+async def test_what_was_deleted_while_it_was_written_is_written_again(folder: Path, large: bytes, table: str) -> None:
+    async with running(folder) as kept:
+        await kept.versions.offer(large)
+        await kept.flush(at_most=PART_BYTES)
+        rows(folder, "DELETE FROM predictor_weights")
+        rows(folder, f"DELETE FROM {table} WHERE version != '{STATISTICS}'")
+        await kept.flush()
+        if table == "predictor_weights":
+            holder = sqlite3.connect(folder / "motet.db", isolation_level=None)
+            holder.execute("BEGIN IMMEDIATE")
+            await kept.flush()  # it is away: afterwards everything is compared
+            holder.close()
+        await kept.flush()
+    async with running(folder) as later:
+        assert len(later.names) == 2
+
+
+async def test_a_name_that_another_predictor_has_used_is_not_used_again(folder: Path, data: bytes) -> None:
+    """Two of them are a mistake. What serves after a restart was compared nevertheless."""
+    other = fit(list(answers(50, seed=2)), SPACE)
+    async with running(folder) as first, running(folder) as second:
+        await first.versions.offer(data)
+        await first.flush()
+        await second.versions.offer(to_bytes(other))
+        await second.flush()
+        candidate = second.model.versions.candidate
+        assert candidate is not None
+        assert candidate.name == f"{VERSION}.2"
+        second.model.versions.serve(candidate)
+        await second.flush()
+        async with running(folder) as later:
+            assert later.names == [f"{VERSION}.2", STATISTICS]
+            assert later.model.serving.weights is not None
+            assert (later.model.serving.weights.table == other.weights.table.astype(np.float16)).all()
 
 
 async def test_a_version_of_another_layout_does_not_serve(

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import structlog
 
 from motet.clock import Clock
-from motet.errors import StoreRefused, StoreUnavailable
+from motet.errors import StoreUnavailable
 from motet.store import Store
 from motet.store import predictor_versions as table
 from motet.store.predictor_versions import PART_BYTES, VersionRecord
@@ -63,7 +63,8 @@ class KeptVersions:
             version.made = now().timestamp()
             self._model.versions.offer(version)
             log.info("version_in_shadow", version=version.name, adapters=len(fitted.corrections))
-            await self._add(version, data)
+            with self._surviving():
+                await self._add(version, data)
 
     async def flush(self, at_most: int) -> None:
         """Write what has changed: of weights about `at_most` bytes, the rest the next time. Never raises but by
@@ -129,7 +130,7 @@ class KeptVersions:
                 version = self._model.plain_version()
             else:
                 version = self._model.version_of(record.version, await self._weights(record))
-                version.made = record.created.timestamp()
+                version.made, version.digest = record.created.timestamp(), record.digest
             restore(version, record.figures)
         except StoreUnavailable:
             raise
@@ -153,14 +154,14 @@ class KeptVersions:
         return await asyncio.to_thread(from_bytes, data)
 
     async def _write_roles(self) -> None:
+        if not self._written:
+            await self._add_missing()
         versions = self._model.versions
         roles = {one.name: (one, versions.role_of(one.name)) for one in versions}
         moment = self._clock()
         known = {name: role for name, (_, role) in self._written.items()}
         if known == {name: role for name, (_, role) in roles.items()} and moment < self._figures_at + FIGURES_SECONDS:
             return
-        if not self._written:
-            await self._add_missing()
         gone = {name: (one, Role.RETIRED) for name, (one, _) in self._written.items() if name not in roles}
         await table.set_roles(
             self._store,
@@ -173,46 +174,56 @@ class KeptVersions:
         await table.forget_retired(self._store, keep=MAX_VERSIONS)
 
     async def _add_missing(self) -> None:
-        """Add the versions that the database does not have: it may have been replaced."""
-        there = {record.version for record in await table.all_versions(self._store)}
+        """Add the versions that the database does not have: it may have been replaced. Where another predictor has
+        used the name, or where parts were deleted, it gets a new one."""
+        there = {record.version: record for record in await table.all_versions(self._store)}
+        stored = await table.stored_bytes(self._store)
+        waiting = {name for name, _, _ in self._parts}
+
+        def is_there(name: str, digest: str) -> bool:
+            record = there.get(name)
+            return (
+                record is not None and record.digest == digest and (name in waiting or stored.get(name) == record.size)
+            )
+
         for version in list(self._model.versions):
-            if version.weights is not None and version.name not in there:
-                fitted = Fitted(version.weights, dict(version.corrections))
-                await self._add(version, await asyncio.to_thread(to_bytes, fitted))
+            if version.weights is None or is_there(version.name, version.digest):
+                continue
+            if version.name in there:
+                self._number = max(self._number, *map(_number_of, there.values())) + 1
+                version.name, before = f"{VERSION}.{self._number}", version.name
+                log.warning("version_renamed", version=version.name, before=before)
+            fitted = Fitted(version.weights, dict(version.corrections))
+            await self._add(version, await asyncio.to_thread(to_bytes, fitted))
 
     async def _add(self, version: PromptVersion, data: bytes) -> None:
-        record = VersionRecord(
-            version=version.name,
-            role=self._model.versions.role_of(version.name).value,
-            created=datetime.fromtimestamp(version.made, UTC),
-            size=len(data),
-            digest=hashlib.sha256(data).hexdigest(),
-        )
-        try:
-            await table.add(self._store, record)
-        except (StoreRefused, StoreUnavailable) as error:
-            log.warning("version_not_written", version=version.name, reason=error.message, hint=_UNWRITTEN_HINT)
-            self._written.clear()  # so that it is added later
-            return
+        version.digest = hashlib.sha256(data).hexdigest()
         others = {one.name for one in self._model.versions} - {version.name}
+        # Before the row is added: that may succeed, and its answer be lost.
         self._parts = [part for part in self._parts if part[0] in others]
         self._parts += [
             (version.name, start // PART_BYTES, data[start : start + PART_BYTES])
             for start in range(0, len(data), PART_BYTES)
         ]
+        record = VersionRecord(
+            version=version.name,
+            role=self._model.versions.role_of(version.name).value,
+            created=datetime.fromtimestamp(version.made, UTC),
+            size=len(data),
+            digest=version.digest,
+        )
+        await table.add(self._store, record)
 
     async def _write_parts(self, at_most: int) -> None:
         self._may_write = min(self._may_write, 0) + at_most
         while self._parts and self._may_write > 0:
             name, number, data = self._parts[0]
-            try:
-                await table.add_parts(self._store, name, number, [data])
-            except StoreRefused as error:  # the version was deleted
-                log.warning("version_not_written", version=name, reason=error.message, hint=_UNWRITTEN_HINT)
+            if await table.add_part(self._store, name, number, data):
+                self._may_write -= len(data)
+                self._parts.pop(0)
+            else:  # the version was deleted
                 self._parts = [part for part in self._parts if part[0] != name]
-                continue
-            self._may_write -= len(data)
-            self._parts.pop(0)
+                self._written.clear()  # so that it is added again if it has a role
 
 
 def _number_of(record: VersionRecord) -> int:

@@ -63,6 +63,8 @@ class PromptVersion:
         self.weights = weights
         self.made = 0.0
         """When its weights were fitted, in Unix seconds; 0: it has none."""
+        self.digest = ""
+        """Of its bytes in the database, as they were last written or read"""
         self.judged = Judged()
         self.decision = ""
         """Why it serves, or why it never will; empty: it is not decided"""

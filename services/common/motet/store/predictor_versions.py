@@ -1,11 +1,12 @@
 """Versions of the predictor: their roles and figures, and the weights that refits have made. The predictor writes them;
 `motet predict` reads them, and orders that one of them serves."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from sqlalchemy import String, delete, func, insert, select, type_coerce, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from motet.store.database import Store
 from motet.store.tables import PredictorVersionRow, PredictorWeightsRow, now
@@ -56,17 +57,34 @@ def _time(stored: object) -> datetime | None:
 
 
 async def add(store: Store, record: VersionRecord) -> None:
-    """Add a version, whose weights follow in parts. Raises StoreRefused if there is one with its name."""
+    """Add a version, whose weights follow in parts. Raises StoreUnavailable if there is one with its name."""
     async with store.write() as connection:
         await connection.execute(insert(PredictorVersionRow).values(**asdict(record), active=False))
 
 
-async def add_parts(store: Store, version: str, first: int, parts: Sequence[bytes]) -> None:
+async def add_part(store: Store, version: str, part: int, data: bytes) -> bool:
+    """Add a part, also if it is there already: whoever writes may not have learned that. False if the version is
+    gone."""
+    statement = (postgresql if store.dialect == "postgresql" else sqlite).insert(PredictorWeightsRow)
     async with store.write() as connection:
-        await connection.execute(
-            insert(PredictorWeightsRow),
-            [{"version": version, "part": first + number, "data": data} for number, data in enumerate(parts)],
+        found = await connection.scalar(
+            select(PredictorVersionRow.version).where(PredictorVersionRow.version == version)
         )
+        if found is not None:
+            await connection.execute(
+                statement.values(version=version, part=part, data=data).on_conflict_do_update(
+                    index_elements=["version", "part"], set_={"data": statement.excluded.data}
+                )
+            )
+    return found is not None
+
+
+async def stored_bytes(store: Store) -> dict[str, int]:
+    """How many bytes of each version's weights are there."""
+    size = func.sum(func.length(PredictorWeightsRow.data))
+    async with store.read() as connection:
+        rows = await connection.execute(select(PredictorWeightsRow.version, size).group_by(PredictorWeightsRow.version))
+        return {version: int(count) for version, count in rows}
 
 
 async def load_weights(store: Store, version: str, *, most: int) -> bytes:
