@@ -5,7 +5,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from motet_predictor.comparison import EQUAL_SAY_ABOVE, LOOKS, MAX_TENANTS, Comparison, Verdict, pinball_loss
+from motet_predictor.comparison import (
+    EQUAL_SAY_ABOVE,
+    LOOKS,
+    MIN_OTHERS,
+    MIN_PROMPTS,
+    Comparison,
+    Verdict,
+    pinball_loss,
+)
 
 
 def compared(differences: Iterator[tuple[str, float]], most: int = LOOKS[-1]) -> tuple[Verdict | None, int]:
@@ -13,7 +21,7 @@ def compared(differences: Iterator[tuple[str, float]], most: int = LOOKS[-1]) ->
     comparison = Comparison()
     for _ in range(most):
         tenant, difference = next(differences)
-        verdict = comparison.observe(tenant, 1.0, 1.0 + difference)
+        verdict = comparison.observe(tenant, 0, 1.0, 1.0 + difference)
         if verdict is not None:
             return verdict, comparison.answers
     return None, most
@@ -67,7 +75,7 @@ def test_a_tenant_with_many_answers_has_no_more_say_than_one_with_some_hundreds(
 
     comparison = Comparison()
     for _, (tenant, difference) in zip(range(2000), mostly_one(1), strict=False):
-        comparison.observe(tenant, 1.0, 1.0 + difference)
+        comparison.observe(tenant, 0, 1.0, 1.0 + difference)
     gain = comparison.gain()
     few = 2000 / 10
     assert gain.mean == pytest.approx((0.5 * EQUAL_SAY_ABOVE - few) / (EQUAL_SAY_ABOVE + few), abs=0.05)
@@ -78,16 +86,39 @@ def test_the_error_is_that_of_a_mean_where_each_counts_the_same() -> None:
     chance, comparison = np.random.default_rng(3), Comparison()
     differences = chance.normal(0.1, 1.0, 600)
     for number, difference in enumerate(differences):
-        comparison.observe(f"t{number % 6}", 0.0, float(difference))
+        comparison.observe(f"t{number % 6}", 0, 0.0, float(difference))
     assert comparison.gain().mean == pytest.approx(differences.mean())
     assert comparison.gain().error == pytest.approx(differences.std() / 600**0.5)
 
 
-def test_strangers_do_not_make_it_grow() -> None:
+def test_answers_to_one_prompt_are_one_difference() -> None:
+    """Eight choices each, which differ alike: as eight, an equal version would be promoted in a third of the cases."""
+    found = []
+    for seed in range(100):
+        chance, comparison, verdict, prompt = np.random.default_rng(seed), Comparison(), None, 0
+        while verdict is None:
+            prompt, difference = prompt + 1, chance.normal(0, 0.1)
+            for _ in range(8):
+                verdict = verdict or comparison.observe(f"t{prompt % 5}", prompt, 1.0, 1.0 + difference)
+        found.append(verdict)
+    assert found.count(Verdict.BETTER) <= 0.08 * 100
+
+
+def test_a_few_prompts_that_are_repeated_decide_nothing() -> None:
     comparison = Comparison()
-    for number in range(MAX_TENANTS + 100):
-        comparison.observe(f"t{number}", 1.0, 1.0)
-    assert comparison.tenants == MAX_TENANTS + 1
+    verdicts = [comparison.observe("one", number % (MIN_PROMPTS - 1) + 1, 1.0, 1.001) for number in range(LOOKS[-1])]
+    assert [verdict for verdict in verdicts if verdict is not None] == [Verdict.ALIKE]
+
+
+@pytest.mark.parametrize(("others", "verdict"), [(MIN_OTHERS - 1, Verdict.BETTER), (50, Verdict.WORSE)])
+def test_a_tenant_has_no_more_say_than_all_others_together(others: int, verdict: Verdict) -> None:
+    """It gains a little in nearly all answers, they lose twice as much. Hardly any others keep nobody from deciding."""
+    chance, comparison, found = np.random.default_rng(1), Comparison(), []
+    for number in range(LOOKS[0]):
+        tenant, gain = (f"t{number}", -0.1) if number < others else ("most", 0.05)
+        found.append(comparison.observe(tenant, 0, 1.0, 1.0 + gain + chance.normal(0, 0.1)))
+    assert found[-1] is verdict
+    assert (comparison.gain().mean > 0) == (verdict is Verdict.BETTER)
 
 
 def test_the_loss_is_least_at_the_quantiles_of_what_came() -> None:

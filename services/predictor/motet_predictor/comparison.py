@@ -5,9 +5,11 @@ the logarithm of the length: a quantile of a length is that of its logarithm, to
 does not decide against a hundred of 40.
 
 The test is a one-sided z test of the paired differences' mean, at fixed numbers of answers. The chance to be wrong is
-divided among them (Bonferroni), so that looking several times does not make a worse version the better one by luck. A
-tenant with many answers has the say of some hundreds at most: its answers count for less, in the mean and in its
-error."""
+divided among them (Bonferroni), so that looking several times does not make a worse version the better one by luck.
+
+Answers to one prompt of a tenant are alike (the choices of a request, a question that is asked again and again), so
+they are one difference: their mean. A tenant has the say of some hundred prompts at most, and no more than all others
+together. Differences of one tenant's prompts are taken as independent."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -22,10 +24,12 @@ LOOKS = (500, 1000, 2000, 4000)
 """After how many answers it is decided. After the last there is no more than chance between the two."""
 CONFIDENCE = 0.95
 """Of all looks together"""
+MIN_PROMPTS = 100
+"""Of fewer prompts the error is not known well enough."""
 EQUAL_SAY_ABOVE = 200
-"""A tenant with more answers than this has no more say than one with this number."""
-MAX_TENANTS = 4096
-"""Of which the answers are kept apart. Those of later ones are added to one more."""
+"""A tenant with more prompts than this has no more say than one with this number."""
+MIN_OTHERS = 20
+"""If all tenants but one have fewer prompts than this together, that one decides."""
 
 _CRITICAL = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / len(LOOKS))
 _QUANTILES = np.asarray(QUANTILES)
@@ -62,38 +66,40 @@ def pinball_loss(estimated: np.ndarray, tokens: int) -> float:
 class Comparison:
     def __init__(self) -> None:
         self.answers = 0
-        self._of: dict[str, tuple[int, float, float]] = {}
-        """Of each tenant: how many answers, the sum of the differences, and that of their squares"""
+        self._of: dict[tuple[str, int], tuple[int, float]] = {}
+        """Of each prompt of a tenant: how many answers, and the sum of their differences. At the last look a comparison
+        ends, so there are no more."""
 
-    def observe(self, tenant: str, loss: float, other: float) -> Verdict | None:
-        """Count an answer by the losses of both versions. Returns what is decided now."""
+    def observe(self, tenant: str, prompt: int, loss: float, other: float) -> Verdict | None:
+        """Count an answer by the losses of both versions. Returns what is decided now.
+
+        `prompt` is a number for its text; 0: not known."""
         self.answers += 1
-        name = tenant if tenant in self._of or len(self._of) < MAX_TENANTS else ""
-        count, total, squares = self._of.get(name, (0, 0.0, 0.0))
-        difference = other - loss
-        self._of[name] = count + 1, total + difference, squares + difference**2
+        key = tenant, prompt or -self.answers
+        count, total = self._of.get(key, (0, 0.0))
+        self._of[key] = count + 1, total + other - loss
         return self._verdict() if self.answers in LOOKS else None
-
-    @property
-    def tenants(self) -> int:
-        return len(self._of)
 
     def gain(self) -> Gain:
         """Of the version over the other one. Its error is infinite before the second answer."""
         if self.answers < 2:
             return Gain(0.0, inf)
-        rows = np.array(list(self._of.values()))
-        counts, totals, squares = rows.T
-        say = np.minimum(1.0, EQUAL_SAY_ABOVE / counts)
-        weight = float((say * counts).sum())
-        mean = float((say * totals).sum()) / weight
-        spread = squares - 2 * mean * totals + mean**2 * counts
-        return Gain(mean, float(np.maximum((say**2 * spread).sum(), 0.0)) ** 0.5 / weight)
+        differences = np.array([total / count for count, total in self._of.values()])
+        _, tenants, counts = np.unique([tenant for tenant, _ in self._of], return_inverse=True, return_counts=True)
+        say = np.minimum(counts, EQUAL_SAY_ABOVE)
+        most = counts.argmax()
+        others = say.sum() - say[most]
+        if others >= MIN_OTHERS:
+            say[most] = min(say[most], others)
+        weights = (say / counts)[tenants]
+        mean = float(weights @ differences) / float(weights.sum())
+        return Gain(mean, float(np.linalg.norm(weights * (differences - mean))) / float(weights.sum()))
 
     def _verdict(self) -> Verdict | None:
         gain = self.gain()
-        if gain.least > _ROUNDING:
-            return Verdict.BETTER
-        if Gain(-gain.mean, gain.error).least > _ROUNDING:
-            return Verdict.WORSE
+        if len(self._of) >= MIN_PROMPTS:
+            if gain.least > _ROUNDING:
+                return Verdict.BETTER
+            if Gain(-gain.mean, gain.error).least > _ROUNDING:
+                return Verdict.WORSE
         return Verdict.ALIKE if self.answers >= LOOKS[-1] else None

@@ -176,9 +176,9 @@ class PromptModel:
             state.recent_trust = _trust(state.recent_trust, plain.recent, plain.lasting, bucket)
             state.recent *= _RECENT_DECAY
             state.recent[CLASS_OF_BUCKET[bucket]] += 1.0
+        prompt = crc32(features.tobytes()) if len(features) else 0
         since: list[tuple[int, bool]] = []
         if self.lengths.count(Scope("adapter", tenant, adapter)) >= MIN_ANSWERS_BEFORE_CHANGE:
-            prompt = crc32(features.tobytes()) if len(features) else 0
             since = state.change.observe(
                 prompt, tokens, censored, *_interval(plain.lasting, bucket_of(tokens), censored)
             )
@@ -190,7 +190,7 @@ class PromptModel:
             for version in self.versions:
                 version.correction(tenant, adapter).restart()
         self.lengths.observe(tenant, adapter, tokens, censored=censored)
-        return self.versions.judge(tenant, losses)
+        return self.versions.judge(tenant, prompt, losses)
 
     def _version(self, name: str, weights: PromptWeights | None) -> PromptVersion:
         return PromptVersion(name, weights, max_adapters=self.max_adapters)

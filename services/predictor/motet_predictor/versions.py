@@ -78,17 +78,18 @@ class Versions:
         # Both were compared with the version that served until now.
         self._of_former, self._of_candidate = Comparison(), Comparison()
 
-    def judge(self, tenant: str, losses: list[float]) -> Change | None:
-        """Compare those in shadow with the serving one by an answer. `losses`: of each version, in their order."""
+    def judge(self, tenant: str, prompt: int, losses: list[float]) -> Change | None:
+        """Compare those in shadow with the serving one by an answer. `losses`: of each version, in their order;
+        `prompt`: a number for its text, 0 if it is not known."""
         mine, *others = losses
         if self.former is not None:
-            verdict = self._of_former.observe(tenant, others.pop(0), mine)
+            verdict = self._of_former.observe(tenant, prompt, others.pop(0), mine)
             if verdict is Verdict.BETTER:
                 return self._serve(Why.ROLLED_BACK, self.former, self._of_former)
             if verdict is not None:  # it stays: later answers may be others
                 self._of_former = Comparison()
         if self.candidate is not None:
-            verdict = self._of_candidate.observe(tenant, others.pop(0), mine)
+            verdict = self._of_candidate.observe(tenant, prompt, others.pop(0), mine)
             if verdict is Verdict.BETTER:
                 return self._serve(Why.PROMOTED, self.candidate, self._of_candidate)
             if verdict is not None:
