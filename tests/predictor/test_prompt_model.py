@@ -224,3 +224,15 @@ def test_the_adapters_with_the_oldest_answers_are_forgotten() -> None:
         model.observe("acme", f"a{number}", 10)
         model.observe("acme", "a0", 10)
     assert [adapter for _, adapter in model.adapters] == ["a8", "a9", "a0"]
+
+
+def test_one_gateway_with_another_key_does_not_end_a_comparison(fitted: Fitted) -> None:
+    """Each look could find that the last answer was of that one."""
+    model = PromptModel(LengthModel())
+    model.versions.offer(model.version_of("candidate", fitted))
+    for number, one in enumerate(answers(400, seed=2)):
+        model.observe(one.tenant, one.adapter, one.tokens, features=one.features, space=SPACE + (number % 5 == 0))
+        assert model.awaits_a_decision == (number > 0)
+    for one in answers(110, seed=3):
+        model.observe(one.tenant, one.adapter, one.tokens, features=one.features, space=SPACE + 1)
+    assert not model.awaits_a_decision, "most of the newest are of the other one"

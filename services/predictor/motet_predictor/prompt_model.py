@@ -5,7 +5,7 @@ the weights of the prompt's features tilt that. Distributions are mixed by how w
 answers: where nothing has changed, or where the prompt says nothing, or its weights come from other answers, they soon
 count for nothing. Quantiles of the mixture are read where the adapter's calibration says."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -18,7 +18,7 @@ from motet_predictor.length_classes import CLASS_OF_BUCKET, CLASSES, class_share
 from motet_predictor.length_model import QUANTILES, LengthEstimate, LengthModel, Scope
 from motet_predictor.prompt_version import FIRST_TRUST, Correction, Fitted, PromptVersion
 from motet_predictor.prompt_weights import PromptWeights
-from motet_predictor.sample_features import NO_FEATURES, Features
+from motet_predictor.sample_features import NEWEST, NO_FEATURES, Features, space_in_use
 from motet_predictor.versions import Change, Versions
 
 VERSION = "prompts-2"
@@ -89,8 +89,8 @@ class PromptModel:
         """Whose lengths have changed since the samples of the next refit were read"""
         self.answers = 0
         """How many were observed"""
-        self.space: int | None = None
-        """What the last features belonged to"""
+        self._spaces: deque[int] = deque(maxlen=NEWEST)
+        """What the newest features belong to, the newest first"""
         self.answers_since_change = 0
         """How many answers are left if the last one made a change known, else 0"""
 
@@ -100,10 +100,10 @@ class PromptModel:
 
     @property
     def awaits_a_decision(self) -> bool:
-        """Whether a candidate is compared. One that was fitted to features of another key or version than the newest is
-        not worth waiting for."""
+        """Whether a candidate is compared. One that was fitted to features of another key or version than most of the
+        newest is not worth waiting for."""
         candidate = self.versions.candidate
-        return candidate is not None and candidate.knows(self.space)
+        return candidate is not None and candidate.knows(space_in_use(self._spaces) or None)
 
     def refit_begins(self) -> None:
         self.changed.clear()
@@ -162,7 +162,7 @@ class PromptModel:
         estimates it first. Returns what follows of that."""
         self.answers += 1
         if len(features) and space is not None:
-            self.space = space
+            self._spaces.appendleft(space)
         state = self._state(tenant, adapter)
         plain, asked = self.plain(state, tenant, adapter), Asked(tenant, adapter, features, space)
         losses = []

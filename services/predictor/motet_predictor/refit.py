@@ -9,9 +9,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 import structlog
@@ -33,18 +31,13 @@ LOWEST_PRIORITY = 19
 _PR_SET_PDEATHSIG = 1
 NOTHING_TO_FIT = 3
 """Exit status: no sample has features yet."""
-NEWEST = 200
-"""By this number of samples the space is chosen. Tenants that do not come back must not keep an old one, and one
-gateway that still has another key must not decide."""
 
 
 def usable(rows: Sequence[LengthSample]) -> tuple[int, list[Sample]]:
     """The space that most of the newest features belong to, and all samples, oldest first like `rows`. Features of
     other spaces only tell prompts apart."""
     read_rows = [(row, *sample_features.from_bytes(row.features)) for row in rows]
-    newest = Counter(islice((space for _, space, _ in reversed(read_rows) if space), NEWEST))
-    space = max(newest, key=newest.__getitem__, default=0)  # of equally many, that of the newest
-    return space, [
+    return sample_features.space_in_use(space for _, space, _ in reversed(read_rows)), [
         Sample(row.tenant, row.adapter, row.output_tokens, row.censored, features, own)
         for row, own, features in read_rows
     ]

@@ -2,7 +2,9 @@
 
 They arrive from another process, so all of it is checked: how many there are, and which version and key made them."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -17,6 +19,10 @@ FEATURE_BYTES = 3
 _SPACE_BYTES = 4
 _NUMBERS_BYTES = 72
 """What a sample has beside names and features"""
+
+NEWEST = 200
+"""By this number of answers it is known which space is in use. Tenants that do not come back must not keep an old one,
+and one gateway that still has another key must not decide."""
 
 NO_FEATURES: Features = np.zeros(0, np.uint32)
 
@@ -45,3 +51,10 @@ def from_bytes(data: bytes) -> tuple[int, Features]:
     features = np.zeros((count, 4), np.uint8)
     features[:, :FEATURE_BYTES] = np.frombuffer(data, np.uint8, offset=_SPACE_BYTES).reshape(count, FEATURE_BYTES)
     return int.from_bytes(data[:_SPACE_BYTES], "little"), features.reshape(-1).view("<u4").astype(np.uint32)
+
+
+def space_in_use(newest: Iterable[int]) -> int:
+    """The space that most of the newest features belong to; 0: not known. `newest`: the newest first, 0 where an answer
+    has no features."""
+    counts = Counter(islice((space for space in newest if space), NEWEST))
+    return max(counts, key=counts.__getitem__, default=0)  # of equally many, that of the newest
