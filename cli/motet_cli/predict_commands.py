@@ -146,8 +146,12 @@ def _json(document: dict[str, Any]) -> str:
 def _named(found: Sequence[VersionRecord], version: str) -> VersionRecord:
     record = next((one for one in found if one.version == version), None)
     if record is None:
-        raise NotFound(f"there is no version {version} in this database. `motet predict ls` lists those that are kept.")
+        raise _unknown(version)
     return record
+
+
+def _unknown(version: str) -> NotFound:
+    return NotFound(f"there is no version {version} in this database. `motet predict ls` lists those that are kept.")
 
 
 def _versions(data_dir: Path) -> list[VersionRecord]:
@@ -166,14 +170,15 @@ def _order(data_dir: Path, choose: Callable[[Sequence[VersionRecord]], VersionRe
     url = database_url(data_dir)
     chosen = choose(_versions(data_dir))
 
-    async def run() -> None:
+    async def run() -> bool:
         async with open_store(url) as store:
-            await table.order(store, chosen.version)
+            return await table.order(store, chosen.version)
 
-    _run(run)
+    if not _run(run):
+        raise _unknown(chosen.version)  # deleted since it was chosen
     typer.echo(
-        f"Version {chosen.version} serves as soon as the predictor has seen this: within 5 seconds if it runs. "
-        "`motet predict ls` shows it.",
+        f"Version {chosen.version} serves as soon as the predictor has seen this: within 5 seconds if it runs and can "
+        f"read the weights. `motet predict ls` shows it; `motet predict show {chosen.version}` says why not.",
         err=True,
     )
     return 0

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -135,6 +136,12 @@ def test_what_cannot_be_ordered_is_refused_with_what_to_do(filled: Path, data_di
     with pytest.raises(NotFound, match="motet predict ls"):
         predict_commands.promote(filled, "prompts-2.9")
     assert ordered(data_dir) is None
+
+
+def test_an_order_of_a_version_that_was_just_deleted_is_refused(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict_commands, "_versions", lambda _: [replace(RECORDS[2], version="prompts-2.6")])
+    with pytest.raises(NotFound, match="motet predict ls"):
+        predict_commands.promote(filled, "prompts-2.6")
 
 
 def test_without_a_database_there_are_no_versions(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Versions in a real database: what is written is what the next process serves, and damage changes nothing."""
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -324,9 +325,13 @@ async def test_an_order_of_a_damaged_version_changes_nothing(
         kept.model.versions.candidate = None
         await kept.flush()
         rows(folder, "DELETE FROM predictor_weights")
-        await predictor_versions.order(store, f"{VERSION}.1")
+        assert await predictor_versions.order(store, f"{VERSION}.1")
         await kept.versions.take_order()
         assert kept.names == [STATISTICS]
+        ordered = (await predictor_versions.all_versions(store))[0]
+        assert json.loads(ordered.figures)["answers"] == 0
+        assert "does not serve: 0 of " in json.loads(ordered.figures)["decision"]
+        assert not await predictor_versions.order(store, f"{VERSION}.9")
     assert "version_unreadable" in capsys.readouterr().out
 
 

@@ -19,7 +19,7 @@ from motet.store.tables import now
 from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, from_bytes, to_bytes
 from motet_predictor.prompt_model import VERSION, PromptModel
 from motet_predictor.prompt_version import Fitted, PromptVersion
-from motet_predictor.version_figures import as_json, restore
+from motet_predictor.version_figures import as_json, restore, with_decision
 from motet_predictor.versions import Role, Versions
 
 log = structlog.get_logger(__name__)
@@ -28,6 +28,7 @@ MAX_VERSIONS = 8
 """In the database, with those that serve and that estimate in shadow."""
 FIGURES_SECONDS = 30.0
 """How often figures are written while roles do not change."""
+MAX_REASON = 500
 
 _UNWRITTEN_HINT = "They stay in memory, and are lost if the predictor ends before they are written."
 
@@ -142,6 +143,8 @@ class KeptVersions:
                 reason=str(error),
                 hint="It does not serve. The next refit makes a new one.",
             )
+            figures = with_decision(record.figures, f"does not serve: {error}"[:MAX_REASON])
+            await table.set_figures(self._store, record.version, figures)  # `motet predict show` prints it
             return None
         return version
 

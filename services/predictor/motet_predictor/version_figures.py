@@ -8,6 +8,9 @@ from motet_predictor.comparison import Comparison
 from motet_predictor.length_model import QUANTILES
 from motet_predictor.prompt_version import Judged, PromptVersion
 
+MAX_FIGURES = 4000
+"""Of the column"""
+
 
 def as_json(version: PromptVersion, comparison: Comparison | None) -> str:
     judged = version.judged
@@ -22,6 +25,16 @@ def as_json(version: PromptVersion, comparison: Comparison | None) -> str:
         gain = comparison.gain()
         figures |= {"compared": comparison.answers, "gain": round(gain.mean, 5), "error": round(gain.error, 5)}
     return json.dumps(figures)
+
+
+def with_decision(figures: str, decision: str) -> str:
+    """The same figures with another decision. Damaged ones are left out."""
+    try:
+        kept = json.loads(figures)
+    except (ValueError, RecursionError):
+        kept = {}
+    text = json.dumps((kept if isinstance(kept, dict) else {}) | {"decision": decision})
+    return text if len(text) <= MAX_FIGURES else json.dumps({"decision": decision})
 
 
 def restore(version: PromptVersion, figures: str) -> None:

@@ -114,13 +114,21 @@ async def set_roles(store: Store, roles: Mapping[str, tuple[str, str]]) -> None:
             )
 
 
-async def order(store: Store, version: str) -> None:
-    """Order that a version serves. A later order replaces an earlier one."""
+async def set_figures(store: Store, version: str, figures: str) -> None:
+    async with store.write() as connection:
+        await connection.execute(
+            update(PredictorVersionRow).where(PredictorVersionRow.version == version).values(figures=figures)
+        )
+
+
+async def order(store: Store, version: str) -> bool:
+    """Order that a version serves. A later order replaces an earlier one. False if there is no such version."""
     async with store.write() as connection:
         await connection.execute(update(PredictorVersionRow).values(ordered=None))
-        await connection.execute(
+        done = await connection.execute(
             update(PredictorVersionRow).where(PredictorVersionRow.version == version).values(ordered=now())
         )
+    return bool(done.rowcount)
 
 
 async def ordered_version(store: Store) -> VersionRecord | None:
