@@ -55,7 +55,9 @@ def rollback(data_dir: DataDir) -> None:
 def try_(  # noqa: PLR0917 - typer calls it by name
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What a user would say, as the first message of a chat.")],
     data_dir: DataDir,
-    adapter: Annotated[str, typer.Option("--adapter", metavar="NAME", help="The adapter: its name, or tenant/name.")],
+    adapter: Annotated[
+        str, typer.Option("--adapter", metavar="NAME", help="The model: an adapter's name, tenant/name, or a base.")
+    ],
     tenant: Annotated[str, typer.Option("--tenant", metavar="NAMESPACE", help="Who asks.")] = "default",
     max_tokens: Annotated[int, typer.Option(min=0, help="The longest answer; 0: as long as the model allows.")] = 0,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="How the answer would be sampled.")] = 1.0,

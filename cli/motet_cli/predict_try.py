@@ -6,6 +6,7 @@ the two together: the predictor knows hashes of tokens, and the key is a file of
 import asyncio
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx2 as httpx
 import orjson
@@ -31,7 +32,13 @@ def try_(
     data_dir: Path, text: str, *, adapter: str, tenant: str, max_tokens: int, temperature: float, as_json: bool
 ) -> int:
     layout = StateDirectory.of(data_dir)
-    asked = _tokenized(url_of(data_dir), adapter, text)
+    base = url_of(data_dir)
+    asked = _asked(
+        base,
+        "/tokenize",
+        {"model": adapter, "messages": [{"role": "user", "content": text}], "return_token_strs": True},
+    )
+    card = _asked(base, f"/v1/models/{quote(adapter)}")
     ids, words = asked["tokens"], dict(zip(asked["tokens"], asked["token_strs"], strict=True))
     limit = max_tokens or max(1, asked["max_model_len"] - len(ids))
     made = _features(layout.data / FEATURES_KEY_FILE)
@@ -39,7 +46,7 @@ def try_(
     names = made.named(ids, numbers)
     prompt = predictor_pb2.Prompt(
         tenant=tenant,
-        adapter=adapter if "/" in adapter else f"{tenant}/{adapter}",
+        adapter=full_name(card, adapter),
         prompt_tokens=len(ids),
         max_tokens=limit,
         features=made.of(ids, numbers).tolist(),
@@ -54,12 +61,18 @@ def try_(
     return 0
 
 
-def _tokenized(base: str, adapter: str, text: str) -> dict[str, Any]:
-    body = {"model": adapter, "messages": [{"role": "user", "content": text}], "return_token_strs": True}
+def full_name(card: dict[str, Any], adapter: str) -> str:
+    """As the gateway asks the predictor: tenant/name, and no name for a base model."""
+    if card["tenant"] is None:
+        return ""
+    return f"{card['tenant']}/{adapter.rpartition(':')[2].rpartition('/')[2]}"
+
+
+def _asked(base: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
     with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=credential()) as client:
         try:
-            answer = client.post("/tokenize", json=body)
+            answer = client.get(path) if body is None else client.post(path, json=body)
         except httpx.TransportError as error:
             raise SetupError(f"no answer from {base} ({error}). Is Motet running? See `motet status`.") from error
     if answer.status_code != httpx.codes.OK:

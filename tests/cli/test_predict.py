@@ -166,10 +166,11 @@ def test_an_estimate_is_explained_with_the_words_of_the_prompt(
         "token_strs": ["A", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}poem"],
         "max_model_len": 1000,
     }
-    monkeypatch.setattr(predict_try, "_tokenized", lambda *_: tokens)
+    cards = {"/v1/models/poet": {"tenant": "acme"}, "/v1/models/org/base": {"tenant": None}}
+    monkeypatch.setattr(predict_try, "_asked", lambda _base, path, body=None: tokens if body else cards[path])
 
-    def explained() -> int:
-        asked = {"adapter": "poet", "tenant": "acme", "max_tokens": 0, "temperature": 1.0}
+    def explained(adapter: str = "poet") -> int:
+        asked = {"adapter": adapter, "tenant": "acme", "max_tokens": 0, "temperature": 1.0}
         return predict_try.try_(data_dir, "A poem", as_json=True, **asked)  # type: ignore[arg-type]
 
     with pytest.raises(SetupError, match="is missing: without the gateway's key"):
@@ -185,13 +186,17 @@ def test_an_estimate_is_explained_with_the_words_of_the_prompt(
     model = PromptModel(LengthModel(), weights)
     for number in range(89):
         model.observe("acme", "acme/poet", 10 + number * 37 % 89 * 10)
+    for _ in range(7):
+        model.observe("acme", "", 10)
     service = PredictorService(model, None, Metrics(CollectorRegistry()), monotonic)  # type: ignore[arg-type]
 
-    async def serve_and_ask() -> int:
+    async def serve_and_ask(adapter: str) -> int:
         async with GrpcNetwork().serving(layout.address("predictor"), service.handlers):
-            return await asyncio.to_thread(explained)
+            return await asyncio.to_thread(explained, adapter)
 
-    assert asyncio.run(serve_and_ask()) == 0
+    assert asyncio.run(serve_and_ask("org/base")) == 0
+    assert json.loads(capsys.readouterr().out)["answers"] == 7
+    assert asyncio.run(serve_and_ask("poet")) == 0
     document = json.loads(capsys.readouterr().out)
     (move,) = document["moves"]
     assert move["feature"] == "token ' poem'"
@@ -199,3 +204,8 @@ def test_an_estimate_is_explained_with_the_words_of_the_prompt(
     assert document["answers"] == 89
     assert [step["what"] for step in document["steps"]][2] == "the prompt, too"
     assert document["features_known"]
+
+
+@pytest.mark.parametrize("said", ["poet", "acme/poet", "pool:poet", "pool:acme/poet"])
+def test_an_adapter_is_named_as_the_gateway_does(said: str) -> None:
+    assert predict_try.full_name({"tenant": "acme"}, said) == "acme/poet"

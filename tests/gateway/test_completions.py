@@ -329,6 +329,10 @@ async def test_tokens_can_be_counted_and_read_back(served: Served) -> None:
     counted = (await served.http.post("/tokenize", json={"model": "tiny", "prompt": PROMPT})).json()
     assert counted["count"] == count(served, PROMPT)
     assert counted["max_model_len"] == 512
+    for group in served.gateway.catalog.current.groups:
+        group.max_model_length = 0  # no runner has said it yet
+    unknown = (await served.http.post("/tokenize", json={"model": "tiny", "prompt": PROMPT})).json()
+    assert unknown["max_model_len"] == 512, "that of the model's own files"
     read = await served.http.post("/detokenize", json={"model": "tiny", "tokens": counted["tokens"]})
     assert read.json() == {"prompt": PROMPT}
     messages = [{"role": "user", "content": PROMPT}]

@@ -50,7 +50,8 @@ def token_routes(gateway: Gateway) -> APIRouter:
             body = await read(TokenizeBody, request, held)
             target, text = text_of(body.model, caller_of(request.scope))
             tokens = await counted(body, text)
-            content: dict[str, Any] = {"count": len(tokens), "max_model_len": target.group.max_model_length}
+            longest = target.group.max_model_length or text.context_length
+            content: dict[str, Any] = {"count": len(tokens), "max_model_len": longest}
             strings = bool(body.return_token_strs)
             answer = partial(_counted_response, content, tokens, text, strings=strings)
             return await gateway.encoder.run(len(tokens), answer)
