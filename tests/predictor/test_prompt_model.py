@@ -13,7 +13,7 @@ from motet_predictor.fitting import Sample, fit, since_last_change, statistics_o
 from motet_predictor.length_change import LengthChange
 from motet_predictor.length_model import LengthModel
 from motet_predictor.prompt_model import PromptModel
-from motet_predictor.prompt_version import TRUST_AFTER_CHANGE, Fitted
+from motet_predictor.prompt_version import TRUST_AFTER_CHANGE, Correction, Fitted, PromptVersion
 from motet_predictor.prompt_weights import PromptWeights
 from motet_predictor.sample_features import Features
 
@@ -202,6 +202,17 @@ def test_what_a_refit_made_does_not_correct_an_adapter_that_has_changed_since(fi
     model.refit_begins()
     correction = model.version_of("new", fitted).corrections["acme", "a"]
     assert correction.calibration is fitted.corrections["acme", "a"].calibration
+
+
+def test_a_version_of_thousands_of_adapters_is_made_in_time_for_the_next_predict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its corrections are taken as they are: a new one for each took 16 ms, and a Predict has 5."""
+    corrections = {("acme", f"a{number}"): Correction() for number in range(5)}
+    monkeypatch.setattr(Calibration, "__init__", None)
+    made = PromptVersion.of("new", Fitted(PromptWeights.zero(SPACE), corrections), max_adapters=3)
+    assert list(made.corrections) == [("acme", "a2"), ("acme", "a3"), ("acme", "a4")]
+    assert made.corrections["acme", "a4"] is not corrections["acme", "a4"]
 
 
 def test_a_tenant_with_many_answers_has_no_more_say_in_the_weights_for_everybody() -> None:

@@ -77,9 +77,10 @@ class PromptVersion:
     ) -> "PromptVersion":
         """`restarted`: adapters whose lengths have changed since the refit began, so that its samples say nothing."""
         made = cls(name, fitted.weights, max_adapters=max_adapters)
-        for adapter, correction in fitted.corrections.items():
-            own = made.correction(*adapter)
-            own.calibration, own.trust = correction.calibration, correction.trust
+        made.corrections.update(
+            (adapter, Correction(correction.calibration, correction.trust))
+            for adapter, correction in list(fitted.corrections.items())[-max_adapters:]
+        )
         for adapter in restarted:
             made.correction(*adapter).restart()
         return made
