@@ -187,6 +187,15 @@ async def broken(*_: object) -> None:
     raise TypeError("a row that nobody expects")
 
 
+async def test_a_stop_loses_no_figures(folder: Path) -> None:
+    async with running(folder) as kept:
+        for one in answers(20, seed=2):
+            kept.model.observe(one.tenant, one.adapter, one.tokens, features=one.features)
+        await kept.versions.flush(0, last=True)
+        async with running(folder) as later:
+            assert later.model.serving.judged.answers == 20
+
+
 @pytest.mark.parametrize("lost", ["add", "add_part"])
 async def test_weights_are_there_although_the_answer_to_a_write_was_lost(
     folder: Path, large: bytes, monkeypatch: pytest.MonkeyPatch, lost: str

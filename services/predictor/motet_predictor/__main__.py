@@ -82,7 +82,7 @@ def main() -> None:
                     every(LOOK_SECONDS * process.time_scale, versions.take_order, name="order"),
                 )
             await persistence.flush()
-            await versions.flush(MAX_FITTED_BYTES)
+            await versions.flush(MAX_FITTED_BYTES, last=True)
 
     run("predictor", process, predict)
 

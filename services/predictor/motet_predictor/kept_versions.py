@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from math import inf
 
 import structlog
 
@@ -67,10 +68,12 @@ class KeptVersions:
             with self._surviving():
                 await self._add(version, data)
 
-    async def flush(self, at_most: int) -> None:
-        """Write what has changed: of weights about `at_most` bytes, the rest the next time. Never raises but by
-        cancellation: the predictor estimates without a database, too."""
+    async def flush(self, at_most: int, *, last: bool = False) -> None:
+        """Write what has changed: of weights about `at_most` bytes, the rest the next time; figures every 30 seconds,
+        and the `last` time. Never raises but by cancellation: the predictor estimates without a database, too."""
         async with self._turn:
+            if last:
+                self._figures_at = -inf
             with self._surviving():
                 if not self._loaded:
                     await self._load()

@@ -56,8 +56,8 @@ class LengthSampleRow(Table):
     finish: Mapped[str] = mapped_column(String(16), server_default=text("''"))
     """`stop`, `length` or `cancelled`; empty: not known."""
     features: Mapped[bytes] = mapped_column(LargeBinary)
-    """Keyed hashes of the prompt's tokens as little-endian 32-bit numbers, behind the number of their version and key;
-    empty if there are none."""
+    """Keyed hashes of the prompt's tokens as little-endian numbers of 24 bits, behind one of 32 for their version and
+    key; empty if there are none."""
     created: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)
 
 
