@@ -12,18 +12,18 @@ from tests.supervisor.builders import R0, SupervisorDriver, entry
 WINDOW = 10.0
 
 
-def after(control, *windows, live=100):
-    """The factors after windows with this number of parks each."""
+def after(control, *windows, ended=100):
+    """The factors after windows in which this number of those that ended was parked."""
     factors = []
-    for parks in windows:
-        for _ in range(parks):
-            control.note_park()
-        control.look(live, control.began + WINDOW)
+    for parked in windows:
+        for number in range(ended):
+            control.note_end(parked=number < parked)
+        control.look(control.began + WINDOW)
         factors.append(control.factor)
     return factors
 
 
-def test_many_parks_halve_the_excess_and_few_raise_it_in_small_steps_after_a_while():
+def test_many_parked_halve_the_excess_and_few_raise_it_in_small_steps_after_a_while():
     control = OvercommitControl(2.0, WINDOW, 0.0)
     assert after(control, 6, 6, 6) == [1.5, 1.25, 1.125]
     rises = [1.125] * (QUIET_WINDOWS - 1) + [1.225, 1.325]
@@ -39,11 +39,11 @@ def test_between_the_two_shares_nothing_changes():
 @given(st.floats(1, 4), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 200), st.floats(0, 30))))
 def test_the_factor_stays_within_its_bounds_and_changes_once_a_window_at_most(most, turns):
     control, now, changed = OvercommitControl(most, WINDOW, 0.0), 0.0, -WINDOW
-    for parks, live, later in turns:
+    for parked, others, later in turns:
         now += later
-        for _ in range(parks):
-            control.note_park()
-        if control.look(live, now):
+        for number in range(parked + others):
+            control.note_end(parked=number < parked)
+        if control.look(now):
             assert now - changed >= WINDOW
             changed = now
         assert 1.0 <= control.factor <= most
@@ -55,22 +55,75 @@ def test_it_comes_down_to_one_and_back_to_the_most():
     assert after(control, *[0] * 15)[-1] == pytest.approx(1.5)
 
 
-def test_a_window_goes_on_until_it_has_seen_enough_sequences():
+def test_a_window_goes_on_until_enough_sequences_have_ended():
     control = OvercommitControl(2.0, WINDOW, 0.0)
-    control.note_park()
-    assert not control.look(MIN_SEQUENCES - 1, 100.0)
-    control.note_end()
-    assert not control.look(MIN_SEQUENCES - 1, 100.0), "one of twenty is not more than one in twenty"
-    control.note_park()
-    control.note_park()
-    assert control.look(MIN_SEQUENCES, 120.0)
+    for _ in range(MIN_SEQUENCES - 1):
+        control.note_end(parked=True)
+    assert not control.look(100.0)
+    control.note_end(parked=False)
+    assert control.look(100.0)
+    assert after(control, 1, ended=MIN_SEQUENCES) == [1.5], "one of twenty is not more than one in twenty"
+
+
+def enough_end(driver, *, parked):
+    names = [f"q{number}" for number in range(MIN_SEQUENCES)]
+    driver.connect(*(entry(name, 4) for name in names), pages=100)
+    for name in names[:parked]:
+        driver.parked(name, 8)
+    for name in names:
+        driver.send(events.RequestEnded(R0, RequestId(name), 1))
 
 
 def parked_often(driver):
+    enough_end(driver, parked=3)
+
+
+LIVE = 40
+
+
+@pytest.mark.parametrize("life", [10.0, 200.0])
+@pytest.mark.parametrize(("one_in", "factor"), [(5, 1.0), (1000, 2.0)], ids=["many parked", "none parked"])
+def test_however_long_answers_are_the_share_of_parked_ones_decides(life, one_in, factor):
+    """A long answer stands in many windows and is parked in one of them."""
+    driver = SupervisorDriver(overcommit=2.0, most_heartbeats=1e9, heartbeat=1e9, hang=1e9)
+    live = {f"q{number}": entry(f"q{number}", 4) for number in range(1, LIVE + 1)}
+    driver.connect(*live.values(), pages=1000)
+    control = driver.supervisor.overcommit_of("default/demo")
+    control.factor = 1.5
+    for number in range(LIVE + 1, LIVE + 500):
+        driver.wait(life / LIVE)
+        oldest, new = next(iter(live)), f"q{number}"
+        driver.send(events.RequestEnded(R0, RequestId(oldest), 1))
+        del live[oldest]
+        live[new] = entry(new, 4)
+        driver.report(*live.values(), pages=1000)
+        if number % one_in == 0:
+            driver.parked(new, 8)
+            driver.resumed(new, 8)
+            live[new] = live[new]._replace(pages=8, parked_times=1)
+    assert control.factor == factor
+
+
+def test_a_park_that_was_ordered_and_did_not_happen_is_none():
+    driver = SupervisorDriver(overcommit=1.5)
     names = [f"q{number}" for number in range(MIN_SEQUENCES)]
-    driver.connect(*(entry(name, 4) for name in names), pages=100)
-    for name in names[:3]:
-        driver.parked(name, 8)
+    driver.connect(*(entry(name, 4) for name in names), pages=53)
+    driver.overflow(entry(names[0], 4, used=4))
+    assert len(driver.of(effects.Park)) == 1
+    driver.parked(names[1], 8)  # by itself
+    for name in names:
+        driver.send(events.RequestEnded(R0, RequestId(name), 1))
+    driver.wait(WINDOW)
+    assert driver.supervisor.overcommit_of("default/demo").factor == 1.5, "one of twenty was parked"
+
+
+def test_requests_that_ended_before_a_report_named_them_count():
+    driver = SupervisorDriver(overcommit=1.5)
+    parked_often(driver)
+    for number in range(2 * MIN_SEQUENCES):
+        driver.send(events.RequestEnded(R0, RequestId(f"short{number}"), 1))
+    driver.wait(WINDOW)
+    assert driver.supervisor.overcommit_of("default/demo").factor == 1.5, "three of sixty were parked"
 
 
 def test_a_lower_factor_is_told_to_the_scheduler_first_and_limits_extensions():
@@ -95,6 +148,7 @@ def test_a_larger_factor_is_told_to_the_runners_first():
     driver.wait(WINDOW)
     told = []
     while not told:
+        enough_end(driver, parked=0)
         driver.wait(WINDOW)
         told = [
             type(one) for one in driver.effects if isinstance(one, effects.ReportOvercommit | effects.SetOvercommit)

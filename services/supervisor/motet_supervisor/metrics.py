@@ -47,8 +47,8 @@ class Metrics:
         self.parked = Gauge("motet_parked_requests", "Parked requests of each runner.", ["instance"], registry=registry)
         self.overcommit = Gauge(
             "motet_pool_overcommit",
-            "Promises on a pool's runners may add up to their KV pages times this. It falls while requests are parked"
-            " often.",
+            "Promises on a pool's runners may add up to their KV pages times this. It falls while more than"
+            " one in twenty of the requests that end was parked.",
             ["pool_namespace", "pool"],
             registry=registry,
         )

@@ -46,7 +46,8 @@ class Settings(BaseSettings):
     overcommit: float = Field(1.0, ge=MIN_OVERCOMMIT, le=MAX_OVERCOMMIT)
     """Promises on a runner may add up to its KV pages times this, at the most; runners and schedulers are told. Above 1
     more requests run at once, and some are parked when their predictions are too short for all of them. While more than
-    one in twenty is parked, the supervisor lowers the factor, down to 1, and raises it again when hardly any is."""
+    one in twenty of the requests that end was parked, the supervisor lowers the factor, down to 1, and raises it again
+    when hardly any was."""
 
     park_method: Literal["auto", "swap", "recompute"] = "auto"
     """What happens to a parked request's KV. `swap`: it is copied to host memory. `recompute`: it is dropped and

@@ -3,7 +3,6 @@
 Everything is decided again from the runners' reports: an order that was lost or late costs time, but no request gets
 stuck."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from math import inf, nextafter
 from typing import Any, ClassVar
@@ -89,13 +88,11 @@ class Supervisor:
         return self._overcommit[pool]
 
     def _control_overcommit(self) -> None:
-        live: Counter[str] = Counter()
-        for runner in self.runners.values():
-            live[runner.identity.pool] += len(runner.sequences)
-        self._overcommit = {pool: control for pool, control in self._overcommit.items() if pool in live}
+        pools = {runner.identity.pool for runner in self.runners.values()}
+        self._overcommit = {pool: control for pool, control in self._overcommit.items() if pool in pools}
         for pool, control in self._overcommit.items():
             before = control.factor
-            if not control.look(live[pool], self._now):
+            if not control.look(self._now):
                 continue
             news: list[effects.Effect] = []
             for runner in self.runners.values():
@@ -176,7 +173,6 @@ class Supervisor:
         sequence.method = event.method
         sequence.order_done()
         sequence.overflowing_since = None
-        self.overcommit_of(runner.identity.pool).note_park()
         self._report_parked(runner, [sequence])
         self._answer_overflows(runner)
 
@@ -191,10 +187,15 @@ class Supervisor:
 
     def _ended(self, event: events.RequestEnded) -> None:
         runner, sequence = self._find(event.instance, event.request, event.epoch)
-        if runner is None or sequence is None:
+        if runner is None:
+            return
+        control = self.overcommit_of(runner.identity.pool)
+        if sequence is None:
+            control.note_end(parked=False)  # it was too short for a report
             return
         runner.remove(event.request)
-        self.overcommit_of(runner.identity.pool).note_end()
+        parks = sequence.entry.parked_times - bool(sequence.freeing)  # a park that was only ordered is none
+        control.note_end(parked=parks > 0)
         self._answer_overflows(runner)
 
     # ----------------------------------------------------------------------------------------------------- scheduler
