@@ -85,6 +85,23 @@ async def test_an_answer_is_counted_and_the_predictor_hears_where_its_time_went(
     assert value(served.registry, "motet_estimates_judged") == 1
 
 
+async def test_max_tokens_in_place_of_an_estimate_is_not_judged(served: Served) -> None:
+    await served.cluster.predictor.stop()
+    body = {"model": "legal", "prompt": "Hi there", "max_tokens": 30}
+    response = await served.http.post("/v1/completions", json=body)
+    assert response.headers["x-motet-length"] == "max_tokens"
+    assert response.json()["choices"][0]["finish_reason"] == "stop"
+    assert value(served.registry, "motet_promises") == 1, "it is counted"
+    assert value(served.registry, "motet_estimates_judged") == 0
+
+
+async def test_a_forced_length_is_not_judged(served: Served) -> None:
+    body = {"model": "legal", "prompt": "Hi there", "max_tokens": 30, "ignore_eos": True, "stop": "there"}
+    response = await served.http.post("/v1/completions", json=body)
+    assert response.json()["choices"][0]["finish_reason"] == "stop"
+    assert value(served.registry, "motet_estimates_judged") == 0
+
+
 async def test_parks_that_a_runner_reports_are_counted_and_their_time_is_a_penalty(served: Served) -> None:
     (runner,) = served.cluster.runners[:1]
     runner.step_seconds = 0.05

@@ -28,6 +28,7 @@ from motet.errors import (
     Overloaded,
 )
 from motet.prefix_hints import prefix_salt, prompt_hints
+from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.runner_info import RequestClass
 from motet.time_split import PartSeconds
 from motet_gateway import direct_writes, sse
@@ -689,16 +690,17 @@ class AnswerResponse(Response):
         )
 
     def _count_choices(self) -> None:
-        now, forced = self._clock(), bool(self._body.options.get("ignore_eos"))
+        now = self._clock()
         for choice, order, record in zip(self.choices, self._generation_requests, self._records, strict=True):
-            by_itself = choice.error is None and choice.finish is EndReason.STOP and not forced
+            by_itself = choice.error is None and choice.finish is EndReason.STOP
+            estimated = order.estimate.source != LENGTH_OF_MAX_TOKENS  # so it is with ignore_eos, too
             self._gateway.metrics.answers.count(
                 order.tenant,
                 record,
                 now=now,
                 prompt_tokens=len(order.prompt_ids),
                 answer_tokens=choice.tokens,
-                estimate=order.estimate if by_itself else None,
+                estimate=order.estimate if by_itself and estimated else None,
             )
 
     def _report_lengths(self) -> None:

@@ -31,12 +31,14 @@ class AnswerMetrics:
         )
         self.judged = counter(
             "motet_estimates_judged",
-            "Choices that ended by themselves, so that their estimate can be compared with their length.",
+            "Choices that ended by themselves, so that their estimate can be compared with their length. Those for "
+            "which max_tokens stood in for an estimate are not counted.",
         )
         self.covered = counter(
             "motet_estimates_covered",
             "Of those that motet_estimates_judged_total counts, the ones no longer than this quantile of their "
-            "estimate. The share should be near the quantile.",
+            "estimate. The share should be near the quantile. Choices that were cut at max_tokens are not judged: "
+            "where there are many, it is higher, because those that end by themselves are the shorter ones.",
             "quantile",
         )
         self.promised = counter(
