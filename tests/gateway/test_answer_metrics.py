@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import FakeClock
+from motet.errors import ModelNotFound
 from motet.time_split import TimePart, TimeSplit
 from motet_gateway.answers.metrics import MAX_TENANTS, AnswerMetrics
 from motet_gateway.live_choice import ChoiceRecord
@@ -100,6 +101,25 @@ async def test_a_forced_length_is_not_judged(served: Served) -> None:
     response = await served.http.post("/v1/completions", json=body)
     assert response.json()["choices"][0]["finish_reason"] == "stop"
     assert value(served.registry, "motet_estimates_judged") == 0
+
+
+async def test_the_time_in_the_queue_before_the_model_was_replaced_is_queue_time(served: Served) -> None:
+    cluster = served.cluster
+    cluster.scheduler.holds = True
+    body = {"model": "legal", "prompt": "Hi there", "max_tokens": 30}
+    answer = asyncio.create_task(served.http.post("/v1/completions", json=body))
+    await eventually(lambda: cluster.scheduler.enqueued)
+    await asyncio.sleep(0.5)
+    cluster.scheduler.adapters[0].digest = "sha256:" + "e" * 64
+    cluster.scheduler.publish()
+    cluster.scheduler.holds = False
+    gone = ModelNotFound("this revision of the adapter is no longer served").to_proto()
+    cluster.scheduler.say(cluster.scheduler.refusal(cluster.scheduler.enqueued[0].request, 0, gone))
+    assert (await answer).status_code == 200
+    assert len(cluster.scheduler.enqueued) == 2
+    await eventually(lambda: cluster.predictor.outcomes)
+    (outcome,) = cluster.predictor.outcomes
+    assert outcome.split.queue_seconds >= 0.5
 
 
 async def test_parks_that_a_runner_reports_are_counted_and_their_time_is_a_penalty(served: Served) -> None:

@@ -362,6 +362,7 @@ class AnswerResponse(Response):
         self._refusal_noted = False
         self._resolve_retries += 1
         self._cancel_all("its model was replaced")
+        self._timings.take_back(self._records[0].split)
         for started in (self.choices, self._generation_requests, self._records, self._requests, self._changed):
             started.clear()
         return True

@@ -24,6 +24,12 @@ class RequestTimings:
     def mark_ready(self) -> None:
         self.split.enter(TimePart.OVERHEAD, self._clock())
 
+    def take_back(self, ended: TimeSplit) -> None:
+        """Of a choice that ended before its first token, because its model was replaced: its time counts for those that
+        are enqueued next."""
+        self.split = ended.copy()
+        self.split.enter(TimePart.OVERHEAD, self.arrived)  # from the end of `ended` on
+
     def mark_enqueued(self) -> None:
         self.enqueued = self.enqueued or self._clock()
 
