@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from motet.domain import RequestId
 from motet_supervisor.policy import effects, events
-from motet_supervisor.policy.overcommit import MIN_SEQUENCES, QUIET_WINDOWS, OvercommitControl
+from motet_supervisor.policy.overcommit import MANY_PARKED, MIN_SEQUENCES, QUIET_WINDOWS, OvercommitControl
 from tests.supervisor.builders import R0, SupervisorDriver, entry
 
 WINDOW = 10.0
+MANY = round(MANY_PARKED * MIN_SEQUENCES)
+"""One more is too many."""
 
 
 def after(control, *windows, ended=100):
@@ -57,12 +59,16 @@ def test_it_comes_down_to_one_and_back_to_the_most():
 
 def test_a_window_goes_on_until_enough_sequences_have_ended():
     control = OvercommitControl(2.0, WINDOW, 0.0)
-    for _ in range(MIN_SEQUENCES - 1):
-        control.note_end(parked=True)
-    assert not control.look(100.0)
-    control.note_end(parked=False)
-    assert control.look(100.0)
-    assert after(control, 1, ended=MIN_SEQUENCES) == [1.5], "one of twenty is not more than one in twenty"
+    after(control, 0, ended=MIN_SEQUENCES - 1)
+    assert control.began == 0.0
+    after(control, 0, ended=1)
+    assert control.began == WINDOW
+    assert after(control, MANY, ended=MIN_SEQUENCES) == [2.0], "one of twenty is not more than one in twenty"
+
+
+def test_a_window_ends_early_when_many_were_parked_for_certain():
+    control = OvercommitControl(2.0, WINDOW, 0.0)
+    assert after(control, MANY, 1, ended=MANY) == [2.0, 1.5]
 
 
 def enough_end(driver, *, parked):
@@ -75,14 +81,14 @@ def enough_end(driver, *, parked):
 
 
 def parked_often(driver):
-    enough_end(driver, parked=3)
+    enough_end(driver, parked=MANY + 1)
 
 
 LIVE = 40
 
 
 @pytest.mark.parametrize("life", [10.0, 200.0])
-@pytest.mark.parametrize(("one_in", "factor"), [(5, 1.0), (1000, 2.0)], ids=["many parked", "none parked"])
+@pytest.mark.parametrize(("one_in", "factor"), [(5, 1.0), (50, 1.5), (1000, 2.0)], ids=["many", "some", "none"])
 def test_however_long_answers_are_the_share_of_parked_ones_decides(life, one_in, factor):
     """A long answer stands in many windows and is parked in one of them."""
     driver = SupervisorDriver(overcommit=2.0, most_heartbeats=1e9, heartbeat=1e9, hang=1e9)
@@ -90,7 +96,7 @@ def test_however_long_answers_are_the_share_of_parked_ones_decides(life, one_in,
     driver.connect(*live.values(), pages=1000)
     control = driver.supervisor.overcommit_of("default/demo")
     control.factor = 1.5
-    for number in range(LIVE + 1, LIVE + 500):
+    for number in range(LIVE + 1, LIVE + 800):
         driver.wait(life / LIVE)
         oldest, new = next(iter(live)), f"q{number}"
         driver.send(events.RequestEnded(R0, RequestId(oldest), 1))
@@ -107,10 +113,11 @@ def test_however_long_answers_are_the_share_of_parked_ones_decides(life, one_in,
 def test_a_park_that_was_ordered_and_did_not_happen_is_none():
     driver = SupervisorDriver(overcommit=1.5)
     names = [f"q{number}" for number in range(MIN_SEQUENCES)]
-    driver.connect(*(entry(name, 4) for name in names), pages=53)
+    driver.connect(*(entry(name, 4) for name in names), pages=4 * MIN_SEQUENCES * 2 // 3)
     driver.overflow(entry(names[0], 4, used=4))
     assert len(driver.of(effects.Park)) == 1
-    driver.parked(names[1], 8)  # by itself
+    for name in names[1 : MANY + 1]:
+        driver.parked(name, 8)  # by itself
     for name in names:
         driver.send(events.RequestEnded(R0, RequestId(name), 1))
     driver.wait(WINDOW)
@@ -123,7 +130,7 @@ def test_requests_that_ended_before_a_report_named_them_count():
     for number in range(2 * MIN_SEQUENCES):
         driver.send(events.RequestEnded(R0, RequestId(f"short{number}"), 1))
     driver.wait(WINDOW)
-    assert driver.supervisor.overcommit_of("default/demo").factor == 1.5, "three of sixty were parked"
+    assert driver.supervisor.overcommit_of("default/demo").factor == 1.5, "two in a hundred were parked"
 
 
 def test_a_lower_factor_is_told_to_the_scheduler_first_and_limits_extensions():

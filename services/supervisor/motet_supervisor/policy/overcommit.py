@@ -13,8 +13,9 @@ MANY_PARKED, FEW_PARKED = 0.05, 0.01
 """Sequences that were parked, as a share of those that ended in a window: with more than the first the factor falls,
 with fewer than the second it rises."""
 
-MIN_SEQUENCES = 20
-"""A window goes on until as many have ended: the share of fewer says nothing."""
+MIN_SEQUENCES = 100
+"""A window goes on until as many have ended, or until it is certain that many of them were parked. Fewer cannot show
+whether it was one in a hundred."""
 
 RISE = 0.1
 """Of the distance from 1 to the most, with each window in which few were parked."""
@@ -52,7 +53,8 @@ class OvercommitControl:
 
     def look(self, now: float) -> bool:
         """Whether the factor has changed."""
-        if self.most <= 1.0 or now - self.began < self.window or self._ended < MIN_SEQUENCES:
+        enough = self._ended >= MIN_SEQUENCES or self._parked > MANY_PARKED * MIN_SEQUENCES
+        if self.most <= 1.0 or now - self.began < self.window or not enough:
             return False
         share = self._parked / self._ended
         self.began, self._ended, self._parked = now, 0, 0
