@@ -12,7 +12,7 @@ from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
 from motet.errors import Declined
 from motet.shared_pages import ReportedLedger
 from motet_runner.plan import PRESETS
-from motet_runner.plan.forecast import LengthLaw, Prospect, largest_need, log_survival
+from motet_runner.plan.forecast import LengthLaw, Prospect, largest_need, log_survival, pages_of_longest_lives
 from tests.runner.plan.fake_device import FakeDevice, make_planner, new
 
 FORECAST, PROMISES = PRESETS["paged-chunk"], PRESETS["paged-promises"]
@@ -28,12 +28,6 @@ prospects = st.builds(
 
 def survival(law: LengthLaw, *lengths: int) -> list[float]:
     return np.exp(log_survival(np.array(lengths, dtype=float), [np.asarray(one) for one in law])).tolist()
-
-
-def pages_of_whole_lives(of: list[Prospect]) -> int:
-    """The most at any step, each counted until its last one."""
-    steps = np.arange(max(one.most - one.generated for one in of))
-    return int(sum(-(-(one.tokens + steps) // PAGE_TOKENS) * (one.generated + steps < one.most) for one in of).max())
 
 
 @pytest.mark.parametrize("at", [(100, 230, 360, 520), (1, 2, 3, 4), (10, 11, 900, 5000)])
@@ -64,17 +58,10 @@ def test_one_more_never_needs_less(of: list[Prospect], another: Prospect) -> Non
 
 
 @given(of=st.lists(prospects, min_size=1, max_size=12))
-def test_of_answers_that_surely_become_as_long_as_they_can_the_need_is_exact(of: list[Prospect]) -> None:
-    """It is the largest at the last step of one of them."""
-    surely = [one._replace(law=LengthLaw.endless()) for one in of]
-    assert largest_need(surely).pages == pages_of_whole_lives(surely)
-
-
-def test_of_many_such_answers_it_is_nearly_exact() -> None:
-    """They have 200 different last steps, and not each is looked at."""
-    surely = [Prospect(50, 0, most, LengthLaw.endless()) for most in (*range(801, 1000), 3000)]
-    truly = pages_of_whole_lives(surely)
-    assert 0.98 * truly <= largest_need(surely).pages <= truly
+def test_the_pages_of_the_longest_lives_are_exact(of: list[Prospect]) -> None:
+    steps = np.arange(max(one.most - one.generated for one in of))
+    each = [-(-(one.tokens + steps) // PAGE_TOKENS) * (one.generated + steps < one.most) for one in of]
+    assert pages_of_longest_lives(of) == np.sum(each, axis=0).max()
 
 
 def test_sequences_that_end_at_different_times_need_less_than_the_sum() -> None:
@@ -173,16 +160,22 @@ def test_everybody_finishes_whatever_the_estimates_say(
     assert len(device.finished) == len(asked)
 
 
-@pytest.mark.parametrize("overcommit", [1, 2])
-def test_the_whole_lives_of_those_that_must_not_be_parked_again_fit(overcommit: float) -> None:
+@pytest.mark.parametrize(
+    ("pages", "prompt", "lives", "overcommit"),
+    [(10, 16, (128, 128), 1), (10, 16, (128, 128), 2), (147, 200, (1000, 1500), 1)],
+)
+def test_the_whole_lives_of_those_that_must_not_be_parked_again_fit(
+    pages: int, prompt: int, lives: tuple[int, int], overcommit: float
+) -> None:
     """By their estimates both would fit. But these were wrong, and who was parked twice is no victim any more: one of
     two that together have no room would be given up."""
-    planner = make_planner(pages=10, preset=FORECAST)
+    planner = make_planner(pages=pages, preset=FORECAST)
     planner.commands.set_overcommit(overcommit)
     planner.commands.supervised = True
     resumed = []
-    for name in ("a", "b"):
-        sequence = planner.commands.add(new(name, prompt=16, max_tokens=128, promise=2, quantiles=(1,) * 4))
+    for name, most in zip("ab", lives, strict=True):
+        promise = pages_for(prompt + 1)
+        sequence = planner.commands.add(new(name, prompt=prompt, max_tokens=most, promise=promise, quantiles=(1,) * 4))
         for _ in range(2):
             assert planner.commands.park(sequence.request, 1, sequence.promise, 2, ParkMethod.RECOMPUTE)
             resumed.append(planner.commands.resume(sequence.request, 1, sequence.wanted))

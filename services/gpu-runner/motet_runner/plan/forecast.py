@@ -22,9 +22,6 @@ MAX_STEPS = 1 << 20
 """How far the forecast looks ahead."""
 _GROWTH = 1.3
 """From one step that is looked at to the next."""
-MAX_SURE_ENDS = 64
-"""Of sequences that probably become as long as they can, how many last steps are looked at, at the most. The need falls
-after each of them, and may be the largest there."""
 DEVIATIONS = 1.5
 """The margin, in standard deviations of the need."""
 _NARROWEST = 0.01
@@ -91,12 +88,8 @@ def largest_need(prospects: Collection[Prospect], *, shared: int = 0, deviations
         return Need(0, ())
     columns = np.array([(one.tokens, one.generated, one.most, *one.law) for one in prospects]).T[:, :, np.newaxis]
     tokens, generated, most, *law = columns
-    ends = np.maximum(0, most - generated - 1)
-    last = ends.max()
-    sure = np.unique(ends[law[0] >= np.log(most + 1)])
-    if sure.size > MAX_SURE_ENDS:
-        sure = sure[np.linspace(0, sure.size - 1, MAX_SURE_ENDS).astype(int)]
-    steps = np.concatenate((_STEPS[: int(np.searchsorted(_STEPS, last))], [last], sure))
+    last = (most - generated).max() - 1
+    steps = np.append(_STEPS[: int(np.searchsorted(_STEPS, last))], max(0.0, last))
     lengths = generated + steps
     survival = log_survival(lengths, law)
     runs = np.exp(survival - survival[:, :1])
@@ -111,6 +104,15 @@ def largest_need(prospects: Collection[Prospect], *, shared: int = 0, deviations
     at = int(needs.argmax())
     share = expected[:, at] * (needs[at] / mean[at])
     return Need(int(np.ceil(needs[at])), tuple(np.maximum(1, np.rint(share)).astype(int).tolist()))
+
+
+def pages_of_longest_lives(prospects: Collection[Prospect]) -> int:
+    """The largest need if each answer becomes as long as it can. It is at the last step of one of them, just before the
+    need falls; the steps of a forecast may miss that."""
+    tokens, generated, most = np.array([one[:3] for one in prospects]).T[:, :, np.newaxis]
+    ends = np.maximum(0, most - generated - 1)
+    pages = -(-(tokens + ends.T) // PAGE_TOKENS) * (ends >= ends.T)
+    return int(pages.sum(axis=0).max())
 
 
 def log_survival(lengths: _Numbers, law: Sequence[_Numbers]) -> _Numbers:

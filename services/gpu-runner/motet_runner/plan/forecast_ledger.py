@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from motet.domain import RequestId
 from motet.ledger import Shortfall
-from motet_runner.plan.forecast import largest_need
+from motet_runner.plan.forecast import largest_need, pages_of_longest_lives
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.presets import UNBOUNDED
@@ -61,7 +61,7 @@ class ForecastLedger(PageLedger):
         if need <= limit and sequence.is_spared:
             # Others make room for these, but they do not for each other: all of it must be there.
             limit = max(0, self.capacity - pages_of_adapters)
-            need = largest_need([one.longest_life for one in all_of_them if one.is_spared]).pages
+            need = pages_of_longest_lives([one.longest_life for one in all_of_them if one.is_spared])
         if need <= limit:
             return ""
         return f"{need} pages are expected to be needed with it, and {limit} can be given beside the adapters"
