@@ -95,7 +95,7 @@ class LocalStack:
         return self.motet("down")
 
     def status(self) -> dict[str, Any]:
-        """What `motet status --json` prints, read without starting a process."""
+        """What `motet status --json` prints but the figures of metrics, read without starting a process."""
         return document_of(StateDirectory.of(self.data))
 
     # ------------------------------------------------------------------------------------------------- observations

@@ -94,7 +94,8 @@ def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None
 
 def assert_working(stack: LocalStack) -> None:
     status = json.loads(stack.motet("status", "--json").stdout)
-    assert status.keys() == stack.status().keys() == {"services", "pools", "adapters", "runners", "problems", "url"}
+    assert stack.status().keys() == {"services", "pools", "adapters", "runners", "problems", "url"}
+    assert status.keys() - stack.status().keys() == {"answers", "weights_made"}, "from the metrics of running services"
     assert {one["kind"] for one in status["services"]} == SERVICES
     assert all(one["ready"] for one in status["services"])
     assert [(pool["ready"], pool["replicas"]) for pool in status["pools"]] == [(1, 1)]
