@@ -111,3 +111,13 @@ def test_time_without_runners_is_no_pause():
     pass_time(driver, 1000)
     driver.connect()
     assert driver.supervisor.tick_by == driver.clock() + 0.5
+
+
+def test_a_runner_that_was_silent_for_long_is_forgotten_when_it_disconnects():
+    driver = SupervisorDriver(forget=50.0)
+    driver.connect()
+    pass_time(driver, 60)
+    driver.send(events.RunnerDisconnected(R0, "1"))
+    assert driver.supervisor.next_due() == driver.clock()
+    driver.send(events.Tick())
+    assert not driver.supervisor.runners

@@ -56,8 +56,10 @@ class Supervisor:
 
     def next_due(self) -> float:
         """When to send the next Tick, if no other event makes it earlier. What has no time of its own, such as orders
-        without effect, is looked at with each."""
-        return min(self.tick_by, *map(self._due_of, self.runners.values())) if self.runners else inf
+        without effect, is looked at with each. Never in the past: a runner that was long silent may disconnect after it
+        should have been forgotten."""
+        due = min(self.tick_by, *map(self._due_of, self.runners.values())) if self.runners else inf
+        return max(due, self._now)
 
     # ------------------------------------------------------------------------------------------------------- runners
 
