@@ -107,7 +107,9 @@ def test_integers_in_use_stay_and_idle_ones_go(folders: Sequence[Path]) -> None:
     a, b, c, _ = NAMES
     alone = {name: say(engine, name) for name in (a, b, c)}
     ran = run(engine, *(ask(name, prompt=PROMPT, adapter=name, max_tokens=2) for name in (b, c)), steps=1)
-    with pytest.raises(Declined, match="0 can be given beside the adapters"):
+    with pytest.raises(
+        Declined, match="3 pages are expected to be needed with it, and 0 can be given beside the adapters"
+    ):
         engine.add(ask(a, prompt=PROMPT, adapter=a, max_tokens=2))
     run(engine, ran=ran)
     assert on_device(engine) == {b, c}
