@@ -12,7 +12,14 @@ from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
 from motet.errors import Declined
 from motet.shared_pages import ReportedLedger
 from motet_runner.plan import PRESETS
-from motet_runner.plan.forecast import LengthLaw, Prospect, largest_need, log_survival, pages_of_longest_lives
+from motet_runner.plan.forecast import (
+    LengthLaw,
+    Prospect,
+    largest_need,
+    log_survival,
+    pages_of_longest_lives,
+    sum_of_ends,
+)
 from tests.runner.plan.fake_device import FakeDevice, make_planner, new
 
 FORECAST, PROMISES = PRESETS["paged-chunk"], PRESETS["paged-promises"]
@@ -55,6 +62,11 @@ def test_the_need_is_between_what_is_held_and_what_the_longest_lives_hold(of: li
 @given(of=st.lists(prospects, min_size=1, max_size=12), another=prospects)
 def test_one_more_never_needs_less(of: list[Prospect], another: Prospect) -> None:
     assert largest_need([*of, another], deviations=0).pages >= largest_need(of, deviations=0).pages
+
+
+@given(of=st.lists(prospects, min_size=1, max_size=12), shared=st.integers(0, 20))
+def test_no_need_exceeds_the_sum_of_all_ends(of: list[Prospect], shared: int) -> None:
+    assert largest_need(of, shared=shared).pages <= sum_of_ends(of)
 
 
 @given(of=st.lists(prospects, min_size=1, max_size=12))

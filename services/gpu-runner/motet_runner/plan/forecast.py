@@ -9,7 +9,7 @@ sequences, and so is its variance. The forecast is the largest need over all s, 
 deviations. LightLLM's scheduler looks for the same maximum with one drawn length for each sequence. Pure arithmetic.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import log
 from typing import NamedTuple
 
@@ -104,6 +104,11 @@ def largest_need(prospects: Collection[Prospect], *, shared: int = 0, deviations
     at = int(needs.argmax())
     share = expected[:, at] * (needs[at] / mean[at])
     return Need(int(np.ceil(needs[at])), tuple(np.maximum(1, np.rint(share)).astype(int).tolist()))
+
+
+def sum_of_ends(prospects: Iterable[Prospect]) -> int:
+    """The pages of all of them, each at its own end. No need exceeds this sum, and it costs little."""
+    return sum(-(-(tokens + max(0, most - generated - 1)) // PAGE_TOKENS) for tokens, generated, most, _ in prospects)
 
 
 def pages_of_longest_lives(prospects: Collection[Prospect]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from motet.domain import RequestId
 from motet.ledger import Shortfall
-from motet_runner.plan.forecast import largest_need, pages_of_longest_lives
+from motet_runner.plan.forecast import largest_need, pages_of_longest_lives, sum_of_ends
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.presets import UNBOUNDED
@@ -57,7 +57,9 @@ class ForecastLedger(PageLedger):
         all_of_them = (*others, sequence)
         need = 0
         if pages > at_hand:
-            need = largest_need([one.prospect for one in all_of_them], shared=self._pages.repeated).pages
+            prospects = [one.prospect for one in all_of_them]
+            if sum_of_ends(prospects) > limit:  # mostly it is not
+                need = largest_need(prospects, shared=self._pages.repeated).pages
         if need <= limit and sequence.is_spared:
             # Others make room for these, but they do not for each other: all of it must be there.
             limit = max(0, self.capacity - pages_of_adapters)

@@ -157,17 +157,18 @@ class Sequence:
     @property
     def prospect(self) -> Prospect:
         """Without an estimate, its answer is expected to end with its promise."""
-        longest = self.longest_life
+        tokens, generated, most, _ = longest = self.longest_life
         if self.law is not None:
-            return longest._replace(law=self.law)
+            return Prospect(tokens, generated, most, self.law)
         promised = max(self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens
-        return longest._replace(most=max(longest.generated, min(longest.most, promised)))
+        return longest._replace(most=max(generated, min(most, promised)))
 
     @property
     def longest_life(self) -> Prospect:
         """What it needs if its answer becomes as long as it can."""
-        tokens, generated = self.length - self.left_pages * PAGE_TOKENS, self.output_tokens + self.pending
-        return Prospect(tokens, generated, self.new.sampling.max_tokens, _ENDLESS)
+        tokens = len(self.tokens) + self.pending  # see `length`, which a forecast would ask for very often
+        generated = tokens - self.prompt_tokens
+        return Prospect(tokens - self.left_pages * PAGE_TOKENS, generated, self.new.sampling.max_tokens, _ENDLESS)
 
     @property
     def is_spared(self) -> bool:
