@@ -9,9 +9,10 @@ Van Ryzin): a tenant with few answers is estimated mostly by the lengths of othe
 import math
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Self
+
+import numpy as np
 
 MAX_TOKENS = 1 << 20
 BUCKETS_PER_OCTAVE = 16
@@ -31,7 +32,7 @@ def _upper_edges() -> tuple[int, ...]:
 EDGES = _upper_edges()
 """The longest length in each bucket. Short lengths have a bucket each; the others are at most 5 % apart."""
 
-BucketShares = Sequence[float]
+BucketShares = np.ndarray
 """One share for each bucket of EDGES. The shares add up to 1."""
 
 
@@ -41,23 +42,22 @@ def bucket_of(tokens: int) -> int:
 
 def quantiles_of(masses: BucketShares, quantiles: Sequence[float]) -> list[int]:
     """For each quantile q, the shortest length that at least the share q of all answers does not exceed."""
-    cumulated = list(accumulate(masses))
-    last = len(EDGES) - 1
     # The tolerance is for a share that is q except for rounding: its bucket still counts.
-    return [EDGES[min(bisect_left(cumulated, q - 1e-9), last)] for q in quantiles]
+    at = np.searchsorted(np.cumsum(masses), np.asarray(quantiles) - 1e-9)
+    return [EDGES[one] for one in np.minimum(at, len(EDGES) - 1).tolist()]
 
 
 class LengthStatistics:
     """What is known about the lengths of one kind of answers."""
 
     _HEADER = struct.Struct("<BQdH")
-    _ENTRY = struct.Struct("<Hdd")
+    _ENTRY = np.dtype([("bucket", "<u2"), ("ended", "<f8"), ("censored", "<f8")])
     _VERSION = 1
     _RENORMALISE_ABOVE = 1e9
 
     def __init__(self) -> None:
-        self._ended = [0.0] * len(EDGES)
-        self._censored = [0.0] * len(EDGES)
+        self._ended = np.zeros(len(EDGES))
+        self._censored = np.zeros(len(EDGES))
         self._total = 0.0
         self._unit = 1.0  # the weight of the next answer; making it larger is cheaper than making all others smaller
         self._count = 0
@@ -72,11 +72,9 @@ class LengthStatistics:
         """How many answers still count. Older ones count less than 1."""
         return self._total / self._unit
 
-    def weights(self) -> Iterator[tuple[float, float]]:
+    def weights(self) -> tuple[np.ndarray, np.ndarray]:
         """Of each bucket: how many complete answers still count, and how many censored ones."""
-        scale = 1.0 / self._unit
-        for ended, censored in zip(self._ended, self._censored, strict=True):
-            yield ended * scale, censored * scale
+        return self._ended / self._unit, self._censored / self._unit
 
     def observe(self, tokens: int, *, censored: bool = False) -> None:
         if tokens < 0:
@@ -96,30 +94,21 @@ class LengthStatistics:
         The weight of censored answers that are longer than all complete ones goes to twice the longest known length,
         as a promise doubles (S3-13).
         """
-        ended: Sequence[float] = self._ended
-        total = self._total
+        ended, total = self._ended, self._total
         if prior is not None and strength > 0:
             weight = strength * self._unit
-            ended = [own + weight * share for own, share in zip(ended, prior, strict=True)]
+            ended = ended + weight * prior
             total += weight
         if total <= 0:
             return None
-        if not any(self._censored):  # the usual case, several times faster
-            return [died / total for died in ended]
-        masses = [0.0] * len(EDGES)
-        surviving, at_risk, last = 1.0, total, 0
-        for i, (died, left) in enumerate(zip(ended, self._censored, strict=True)):
-            if died > 0:
-                hazard = min(died / at_risk, 1.0) if at_risk > 0 else 1.0
-                masses[i] = surviving * hazard
-                surviving *= 1.0 - hazard
-            if died > 0 or left > 0:
-                last = i
-                at_risk -= died + left
-            if surviving <= 0:
-                break
-        if surviving > 0:
-            masses[bucket_of(EDGES[last] * 2)] += surviving
+        if not self._censored.any():  # the usual case
+            return ended / total
+        left = ended + self._censored
+        at_risk = np.cumsum(left[::-1])[::-1]
+        hazards = ended / np.where(at_risk > 0, at_risk, 1.0)
+        surviving = np.cumprod(1.0 - hazards)
+        masses: BucketShares = np.concatenate(([1.0], surviving[:-1])) * hazards
+        masses[bucket_of(EDGES[int(left.nonzero()[0][-1])] * 2)] += surviving[-1]
         return masses
 
     def quantile(self, q: float) -> int | None:
@@ -132,21 +121,22 @@ class LengthStatistics:
     def merge(self, other: "LengthStatistics") -> None:
         """Add the answers of `other`, as if they were as recent as our own."""
         self._renormalise()
-        for i, (ended, censored) in enumerate(other.weights()):
-            self._ended[i] += ended
-            self._censored[i] += censored
-        self._total = sum(self._ended) + sum(self._censored)
+        ended, censored = other.weights()
+        self._ended += ended
+        self._censored += censored
+        self._total = float(self._ended.sum() + self._censored.sum())
         self._count += other.count
 
     def to_bytes(self) -> bytes:
         """Everything as bytes, a few kilobytes at most. Empty buckets are left out."""
-        entries = [
-            (i, ended, censored)
-            for i, (ended, censored) in enumerate(zip(self._ended, self._censored, strict=True))
-            if ended or censored
-        ]
-        header = self._HEADER.pack(self._VERSION, self._count, self._unit, len(entries))
-        return header + b"".join(self._ENTRY.pack(*entry) for entry in entries)
+        buckets = (self._ended + self._censored).nonzero()[0]
+        entries = np.empty(len(buckets), self._ENTRY)
+        entries["bucket"], entries["ended"], entries["censored"] = (
+            buckets,
+            self._ended[buckets],
+            self._censored[buckets],
+        )
+        return self._HEADER.pack(self._VERSION, self._count, self._unit, len(entries)) + entries.tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -154,15 +144,17 @@ class LengthStatistics:
         statistics = cls()
         try:
             version, statistics._count, statistics._unit, entries = cls._HEADER.unpack_from(data)
-            if version != cls._VERSION or len(data) != cls._HEADER.size + entries * cls._ENTRY.size:
+            if version != cls._VERSION or len(data) != cls._HEADER.size + entries * cls._ENTRY.itemsize:
                 raise ValueError(f"length statistics of another version ({version}) or of a wrong size")
-            for i, ended, censored in cls._ENTRY.iter_unpack(data[cls._HEADER.size :]):
-                if not (0 <= ended < math.inf and 0 <= censored < math.inf):
-                    raise ValueError(f"damaged length statistics: {ended} and {censored} are no weights")
-                statistics._ended[i], statistics._censored[i] = ended, censored
+            kept = np.frombuffer(data[cls._HEADER.size :], cls._ENTRY)
+            weights = np.stack((kept["ended"], kept["censored"]))
+            if not ((weights >= 0) & (weights < math.inf)).all():
+                raise ValueError("damaged length statistics: some weights are no numbers, or below 0")
+            statistics._ended[kept["bucket"]], statistics._censored[kept["bucket"]] = weights
         except (struct.error, IndexError) as error:
             raise ValueError(f"damaged length statistics: {error}") from error
-        statistics._total = sum(statistics._ended) + sum(statistics._censored)
+        with np.errstate(over="ignore"):
+            statistics._total = float(statistics._ended.sum() + statistics._censored.sum())
         # A single row that is not a number would spoil the mean over all tenants.
         if not (0 < statistics._unit < math.inf and statistics._total < math.inf):
             raise ValueError(
@@ -171,7 +163,7 @@ class LengthStatistics:
         return statistics
 
     def _renormalise(self) -> None:
-        scale, self._unit = 1.0 / self._unit, 1.0
-        self._ended = [mass * scale for mass in self._ended]
-        self._censored = [mass * scale for mass in self._censored]
-        self._total = sum(self._ended) + sum(self._censored)
+        self._ended /= self._unit
+        self._censored /= self._unit
+        self._unit = 1.0
+        self._total = float(self._ended.sum() + self._censored.sum())

@@ -8,6 +8,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
 
 from motet.length_statistics import EDGES, MAX_TOKENS, BucketShares, LengthStatistics, bucket_of, quantiles_of
 from motet_predictor.mean_over_tenants import MeanOverTenants
@@ -30,14 +33,15 @@ CHANGE_THRESHOLD = 1 / 16
 answers is new, or of what the mean over all tenants counts. The adapter's own level is always current."""
 
 
+_EDGES = np.asarray(EDGES, float)
+
+
 def _log_uniform(shortest: int, longest: int) -> BucketShares:
     first, last = bucket_of(shortest), bucket_of(longest)
-    shares = [
-        (edge - previous) / edge if first <= i <= last else 0.0
-        for i, (previous, edge) in enumerate(zip((0, *EDGES), EDGES, strict=False))
-    ]
-    total = sum(shares)
-    return [share / total for share in shares]
+    shares: BucketShares = np.diff(_EDGES, prepend=0.0) / _EDGES
+    shares[:first] = shares[last + 1 :] = 0.0
+    shares /= shares.sum()
+    return shares
 
 
 PRIOR = _log_uniform(8, 8192)
@@ -45,8 +49,7 @@ PRIOR = _log_uniform(8, 8192)
 that is below some thousands."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """Whose answers: of a tenant's adapter (`namespace/name`, empty for the base), or of a tenant."""
 
     level: str
@@ -105,8 +108,8 @@ class LengthModel:
         q50, q80, q90, q95 = (min(tokens, bound) for tokens in quantiles_of(masses, QUANTILES))
         last = bucket_of(bound)
         within = masses[:last]
-        expected = sum(map(float.__mul__, within, _EDGES)) + bound * (1.0 - sum(within))
-        return LengthEstimate(q50, q80, q90, q95, expected)
+        expected = within @ _EDGES[:last] + bound * (1.0 - within.sum())
+        return LengthEstimate(q50, q80, q90, q95, float(expected))
 
     def shares(self, tenant: str, adapter: str) -> BucketShares:
         """The share of each bucket of lengths among the next answers of a tenant's adapter."""
@@ -202,6 +205,3 @@ class LengthModel:
             if scope.level == "tenant":
                 self._mean.forget(scope.tenant)
                 self._moved += 1
-
-
-_EDGES = tuple(float(edge) for edge in EDGES)

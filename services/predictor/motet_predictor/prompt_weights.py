@@ -48,9 +48,10 @@ class PromptWeights:
 
     def tilted(self, shares: np.ndarray, tenant: str, adapter: str, features: np.ndarray) -> np.ndarray:
         """The shares of all buckets, given the features of the prompt."""
-        return self.tilted_by(
-            shares, self.table[rows_of(tenant, adapter, features)].sum(axis=0) * scale_of(len(features))
-        )
+        rows = rows_of(tenant, adapter, features)
+        # Several times faster than to index and to sum: all of a row is read at once, and no row is checked.
+        of_rows = self.table.take(rows.view(np.int64), axis=0, mode="clip")
+        return self.tilted_by(shares, np.ones(len(rows), np.float32) @ of_rows * scale_of(len(features)))
 
     def tilted_by(self, shares: np.ndarray, sums: np.ndarray) -> np.ndarray:
         """The shares of all buckets, where each class gains the factor exp(sum)."""
