@@ -26,19 +26,26 @@ Features = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 _TOKEN, _PAIR, _OPENING, _LAST, _LAST_PAIR, _NUMBER = (kind << 58 for kind in range(1, 7))
 _CONSTANTS = (0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573)
+_END, _MASK = np.uint64(0xFF), np.uint64(FEATURE_MASK)
+_BITS = np.repeat(np.array(((13, 16), (21, 17)), np.uint64)[:, :, None], MAX_FEATURES, axis=2)
+"""Of each word: to shift words by as many numbers takes a third of the time of shifting all by one number."""
+_HALVES = [(bits, 64 - bits) for bits in _BITS]
+_SWAP = np.full(MAX_FEATURES, 32, np.uint64)
+_FIRST = np.ones(1, bool)
 
 
 class PromptFeatures:
     def __init__(self, key: bytes) -> None:
         digest = hashlib.blake2b(key, digest_size=20, salt=VERSION.to_bytes(16, "little"), person=b"prompt features")
         halves = [int.from_bytes(digest.digest()[at : at + 8], "little") for at in (0, 8, 0, 8)]
-        self._state = tuple(constant ^ half for constant, half in zip(_CONSTANTS, halves, strict=True))
+        state = np.array(_CONSTANTS, np.uint64) ^ np.array(halves, np.uint64)
+        self._state = state[0::2, None], state[1::2, None]
         self.space = int.from_bytes(digest.digest()[16:], "little") | 1
         """Names the version and the key: features of two spaces have nothing in common. Never 0."""
 
     def of(self, ids: Sequence[int], numbers: Sequence[int] = ()) -> Features:
         """The features of a prompt, each once. `numbers` are those of the request, each of a few dozen values."""
-        return np.unique(self._hashed(_words_of(ids, numbers)))
+        return _each_once(self._hashed(_words_of(ids, numbers)))
 
     def named(self, ids: Sequence[int], numbers: Sequence[int] = ()) -> dict[int, "FeatureName"]:
         """What each feature of a prompt stands for, for people."""
@@ -50,14 +57,15 @@ class PromptFeatures:
 
     def _hashed(self, words: _Words) -> Features:
         """Some bits of the SipHash-1-3 of each word. All have one length, so that it is not hashed."""
-        first, second, third, fourth = (np.full(len(words), part, np.uint64) for part in self._state)
-        fourth ^= words
-        _mix(first, second, third, fourth)
-        first ^= words
-        third ^= np.uint64(0xFF)
+        mixed = _Mixed(self._state, len(words))
+        mixed.right[1] ^= words
+        mixed.round()
+        mixed.left[0] ^= words
+        mixed.left[1] ^= _END
         for _ in range(3):
-            _mix(first, second, third, fourth)
-        return ((first ^ second ^ third ^ fourth) & np.uint64(FEATURE_MASK)).astype(np.uint32)
+            mixed.round()
+        both = mixed.left ^ mixed.right
+        return ((both[0] ^ both[1]) & _MASK).astype(np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ def _words_of(ids: Sequence[int], numbers: Sequence[int]) -> _Words:
         single.append(_OPENING | at << 48 | joined)
     if len(ids) > 1:
         single += (_LAST | ids[-1], _LAST_PAIR | ids[-1] << 24 | ids[-2])
-    words = np.concatenate((np.array(single, np.uint64), np.unique(tokens) | np.uint64(_TOKEN)))
+    words = np.concatenate((np.array(single, np.uint64), _each_once(tokens) | np.uint64(_TOKEN)))
     pairs = tokens[1:] << np.uint64(24)
     pairs |= tokens[:-1]
     pairs |= np.uint64(_PAIR)
@@ -104,24 +112,34 @@ def _name_of(word: int, ids: Sequence[int]) -> FeatureName:
     return FeatureName("token", (low,)) if kind == _TOKEN else FeatureName("pair", (low, high))
 
 
-def _mix(a: _Words, b: _Words, c: _Words, d: _Words) -> None:
-    a += b
-    _rotate(b, 13)
-    b ^= a
-    _rotate(a, 32)
-    c += d
-    _rotate(d, 16)
-    d ^= c
-    a += d
-    _rotate(d, 21)
-    d ^= a
-    c += b
-    _rotate(b, 17)
-    b ^= c
-    _rotate(c, 32)
+class _Mixed:
+    """The state of SipHash for some words. Its first and third part are mixed with the second and the fourth in the
+    same way, so one operation does it for both: most of the time of an operation does not depend on the size."""
+
+    def __init__(self, state: tuple[_Words, _Words], words: int) -> None:
+        self.left, self.right, self._high = (np.empty((2, words), np.uint64) for _ in range(3))
+        self.left[:], self.right[:] = state
+        self._halves = [(bits[:, :words], rest[:, :words]) for bits, rest in _HALVES]
+        self._swap = _SWAP[:words]
+
+    def round(self) -> None:
+        for at, (bits, rest) in enumerate(self._halves):
+            self.left += self.right
+            _rotate(self.right, bits, rest, self._high)
+            self.right ^= self.left
+            _rotate(self.left[at], self._swap, self._swap, self._high[0])
+            self.right = self.right[::-1].copy()  # now the other one of its parts is mixed with the first
 
 
-def _rotate(words: _Words, bits: int) -> None:
-    high = words << np.uint64(bits)
-    words >>= np.uint64(64 - bits)
+def _rotate(words: _Words, bits: _Words, rest: _Words, high: _Words) -> None:
+    """Each word by its bits; `rest` are the others of its 64."""
+    np.left_shift(words, bits, out=high)
+    np.right_shift(words, rest, out=words)
     words |= high
+
+
+def _each_once(words: np.ndarray) -> np.ndarray:
+    """In order. Several times faster than numpy.unique for some hundred."""
+    ordered = np.sort(words)
+    new: np.ndarray = ordered[np.concatenate((_FIRST[: len(ordered)], ordered[1:] != ordered[:-1]))]
+    return new
