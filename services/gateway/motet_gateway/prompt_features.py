@@ -65,7 +65,8 @@ class PromptFeatures:
         for _ in range(3):
             mixed.round()
         both = mixed.left ^ mixed.right
-        return ((both[0] ^ both[1]) & _MASK).astype(np.uint32)
+        hashed: Features = ((both[0] ^ both[1]) & _MASK).astype(np.uint32)
+        return hashed
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class _Mixed:
             self.right = self.right[::-1].copy()  # now the other one of its parts is mixed with the first
 
 
-def _rotate(words: _Words, bits: _Words, rest: _Words, high: _Words) -> None:
+def _rotate(words: np.ndarray, bits: np.ndarray, rest: np.ndarray, high: np.ndarray) -> None:
     """Each word by its bits; `rest` are the others of its 64."""
     np.left_shift(words, bits, out=high)
     np.right_shift(words, rest, out=words)
