@@ -46,7 +46,8 @@ class PlainQueue(Queue):
     def oldest_of_each_flow(class_queue):
         oldest = {}
         for _, _, request in sorted(class_queue.unordered()):
-            oldest.setdefault((request.tenant, request.base, request.adapter if request.limited else ""), request)
+            apart = request.adapter if request.limited else ""
+            oldest.setdefault((request.tenant, request.base, apart, request.size), request)
         return list(oldest.values())
 
 

@@ -6,6 +6,7 @@ the slots of the adapters count for its first pool that is scaled."""
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
+from operator import attrgetter
 
 from motet.domain import Digest
 from motet.runner_info import Capacity
@@ -177,7 +178,8 @@ class Autoscaler:
             sample = requests[:: ceil(len(requests) / SAMPLE)]
             wanted = sum(self._promised_pages(request, capacity) for _, _, request in sample)
             pages = round(wanted / len(sample) * len(requests))
-        return _Waiting(len(requests), pages, self._state.now - min(requests)[2].waits_since, held)
+        oldest = min((request for _, _, request in requests), key=attrgetter("asked_at"))
+        return _Waiting(len(requests), pages, self._state.now - oldest.waits_since, held)
 
     def _served_by_more_runners(self, group: GroupName) -> Sequence[Head]:
         """The waiting requests, but for those whose adapter's `maxReplicas` allows no more runners."""

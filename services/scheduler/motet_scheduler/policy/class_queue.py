@@ -10,8 +10,9 @@ from motet_scheduler.policy.requests import CapacityId, PageNeed, QueueKey, Requ
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.waiting_heads import Head, Waiting, discard
 
-Flow = tuple[Tenant, str, str]
-"""Tenant, base model, and what may wait for other runners: an adapter with `maxReplicas`, or a replaced revision."""
+Flow = tuple[Tenant, str, str, int]
+"""Tenant, base model, what may wait for other runners (an adapter with `maxReplicas`, or a replaced revision), and the
+size: where the largest go first, smaller ones take the room that is left (S3-05)."""
 
 FEW_OF = 100
 """To remove fewer than one in a hundred from lists, each is searched for. For more it is faster to go through the lists
@@ -19,12 +20,12 @@ once: all that wait for an adapter may count as untried at once."""
 
 
 def _head(request: Request) -> Head:
-    return (request.asked_at, request.sequence, request)
+    return (request.turn_at, request.sequence, request)
 
 
-def _flow(request: Request) -> Flow:
+def flow_of(request: Request) -> Flow:
     apart = request.digest if request.replaced else request.adapter if request.limited else ""
-    return (request.tenant, request.base, apart)
+    return (request.tenant, request.base, apart, request.size)
 
 
 class ClassQueue:
@@ -117,7 +118,7 @@ class ClassQueue:
             for head in flow:
                 if head[2].adapter in adapters:
                     head[2].limited = has_limit(head[2].adapter)
-                flows.setdefault(_flow(head[2]), []).append(head)
+                flows.setdefault(flow_of(head[2]), []).append(head)
         for flow in flows.values():
             flow.sort()
         self._flows, self._heads = flows, sorted(flow[0] for flow in flows.values())
@@ -165,8 +166,8 @@ class ClassQueue:
     def passed_by_less_urgent(self) -> None:
         """A less urgent request was placed because the requests here did not fit."""
         if self._size:
-            asked_at, sequence = self._youngest
-            self._add_pass((asked_at, sequence + 1))
+            turn_at, sequence = self._youngest
+            self._add_pass((turn_at, sequence + 1))
 
     def _add_pass(self, key: QueueKey) -> None:
         insort(self._passes, key)
@@ -187,20 +188,20 @@ class ClassQueue:
         return sorted([one.heads[0] for one in self.waiting.values() if one.heads[0] < self._passes[0]])
 
     def _join_flow(self, request: Request) -> None:
-        flow = self._flows.setdefault(_flow(request), [])
+        flow = self._flows.setdefault(flow_of(request), [])
         before = flow[0] if flow else None
         insort(flow, _head(request))
         self._move_head(before, flow[0])
 
     def _leave_flow(self, request: Request) -> None:
-        flow = self._flows[_flow(request)]
+        flow = self._flows[flow_of(request)]
         before = flow[0]
         at = bisect_left(flow, _head(request))
         assert flow[at][2] is request, f"{request.id} is not where its age says"
         del flow[at]
         self._move_head(before, flow[0] if flow else None)
         if not flow:
-            del self._flows[_flow(request)]
+            del self._flows[flow_of(request)]
 
     def _move_head(self, before: Head | None, after: Head | None) -> None:
         if before is after:

@@ -2,8 +2,9 @@
 
 Class first, then age, whoever asked: a tenant with many old requests is served before one with a single younger one. A
 flow is the requests of one tenant and class for one base model; those for an adapter with `maxReplicas` or for a
-replaced revision, which may wait for other runners, are a flow of their own. A request never passes an older one of its
-own flow, so only the oldest of each flow, its head, is tried. Younger requests of the same class and less urgent
+replaced revision, which may wait for other runners, are a flow of their own, and so is each size of class Batch, where
+the larger ones count as older than they are (`Request.turn_at`). A request never passes an older one of its own flow,
+so only the oldest of each flow, its head, is tried. Younger requests of the same class and less urgent
 requests may pass a request that does not fit, at most `max_passed_over` times. Then it is overdue, and one runner is
 reserved for it: there, nothing of its class and nothing less urgent is placed before it. More urgent requests always go
 first, which is not counted. Of the overdue requests that wait for the same runners, one at a time has a reservation.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import log2
 
 from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
@@ -9,7 +10,14 @@ from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy.values import Estimate, GroupName, Promise, SchedulerConfig
 
 QueueKey = tuple[float, int]
-"""Time of the client's request, then order of arrival here. Unique; smaller is older."""
+"""`turn_at`, then order of arrival here. Unique; the smallest has its turn first."""
+
+SIZES_PER_DOUBLING = 2
+"""How finely the sizes of class Batch are told apart: each size of a tenant is a flow."""
+
+HEAD_START_PER_SIZE = 5.0
+"""Of class Batch, a request goes before one of the next smaller size that was asked for at most these seconds before
+it (S3-05). All sizes together are less than the deadlines that gateways set, or the smallest would reach theirs."""
 
 CapacityId = int
 """The identity of a Capacity: runners of equal capacity share one object."""
@@ -97,10 +105,20 @@ class Request:
     """Of the first pages of its prompt."""
     need: Requirement | None = None
     """Cached: a request is tried many times before it is placed."""
+    size: int = field(init=False, default=0)
+    """Of class Batch: by what it is expected to hold in the end. Other classes have none."""
+    turn_at: float = field(init=False)
+    """Its age as the queue counts it: when it was asked for, and for class Batch earlier, the larger it is."""
+
+    def __post_init__(self) -> None:
+        if self.request_class is RequestClass.BATCH:
+            tokens = self.prompt_tokens + min(self.max_tokens, self.estimate.q80 or self.max_tokens)
+            self.size = int(SIZES_PER_DOUBLING * log2(max(1, tokens)))
+        self.turn_at = self.asked_at - HEAD_START_PER_SIZE * self.size
 
     @property
     def key(self) -> QueueKey:
-        return (self.asked_at, self.sequence)
+        return (self.turn_at, self.sequence)
 
     @property
     def waits_since(self) -> float:
