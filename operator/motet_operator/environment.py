@@ -16,6 +16,7 @@ def runner_environment(pool: str, revision: str, template: RunnerTemplate) -> di
         "MODEL_REVISION": template.model_revision,
         "MODEL_CREDENTIALS": template.model_credentials,
         "PRESET": engine.preset,
+        "CONTIGUOUS": engine.contiguous,
         "PROMISE_QUANTILE": engine.promise_quantile,
         "DTYPE": engine.dtype,
         "DEVICE": engine.device,

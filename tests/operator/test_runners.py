@@ -97,6 +97,16 @@ def test_a_runner_reads_from_its_environment_whether_it_has_a_prefix_cache(
     assert RunnerSettings(model_uri="file:///model").prefix_cache is wanted
 
 
+def test_a_runner_reads_from_its_environment_whether_sequences_have_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool("acme/demo", engine={"preset": "s3", "contiguous": True}))
+    (spec,) = table.specs()
+    monkeypatch.setenv("MOTET_RUNNER_CONTIGUOUS", spec.env["MOTET_RUNNER_CONTIGUOUS"])
+    assert RunnerSettings(model_uri="file:///model").contiguous
+
+
 def test_a_runner_reads_from_its_environment_which_quantile_its_pool_promises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,10 @@ def test_the_bundled_manifests_are_valid() -> None:
             "engine: {maxResidentAdapters: 9, maxCachedAdapters: 8}",
             "engine.maxResidentAdapters: maxResidentAdapters must be less than or equal to maxCachedAdapters",
         ),
+        (
+            "engine: {contiguous: true}",
+            "engine.contiguous: contiguous needs a preset that admits by promises, not paged-chunk, the default",
+        ),
         ("engine: {promiseQuantile: 85}", "engine.promiseQuantile: must be one of 50, 80, 90, 95, not 85"),
         ("engine: 7", "engine: must be a mapping, not a number"),
         (

@@ -83,7 +83,7 @@ class Engine(PlannedEngine):
             config = exact_mode.exact_settings(config)
         self._config = config
         self._clock = clock
-        preset = preset_named(config.preset)
+        preset = preset_named(config.preset, contiguous=config.contiguous)
         self._kernel_choice = choice = KernelChoice(
             config.kernels,
             device_named(config.device),

@@ -302,6 +302,8 @@ class EngineInfo:
 class EngineConfig:
     model: Path
     preset: str = "paged-chunk"
+    contiguous: bool = False
+    """True if the pages of each sequence are one run, for its whole promise."""
     dtype: str = "auto"
     device: str = "auto"
     kernels: str = "auto"

@@ -155,7 +155,7 @@ class RunnerService:
             self._process.cache_dir.absolute() / "adapters", max_adapter_bytes=settings.max_adapter_mib << 20
         )
         await asyncio.to_thread(cache.prepare)
-        promise_rule = preset_named(settings.preset).promise
+        promise_rule = preset_named(settings.preset, contiguous=settings.contiguous).promise
         facts = RunnerFacts(
             self.identity, settings.reachable_at, info, base, assets, promise_rule, settings.promise_quantile
         )

@@ -66,6 +66,11 @@ class Settings(BaseSettings):
     preset: str = "paged-chunk"
     """How the engine forms batches and reserves memory: one of the engine's presets."""
 
+    contiguous: bool = False
+    """Whether a sequence that begins takes pages for its whole promise, as one run of memory, and runs are moved
+    together when no gap is large enough. Otherwise a sequence takes each page when it needs it. Only for presets that
+    admit by promises, and without a prefix cache: for comparisons."""
+
     promise_quantile: Annotated[PromiseQuantile, BeforeValidator(int)] = USUAL_PROMISE_QUANTILE
     """A request is promised pages for this quantile of its estimated length, in percent: 50, 80, 90 or 95. Larger
     values keep more memory unused, and fewer answers outgrow their promise. Only presets that promise by an estimate

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from motet.domain import Digest
 from motet_runner.plan import Copy, DeviceBudget, PageAllocator, Tier, Wipe
-from motet_runner.plan.device_budget import AdapterRun, Effect
+from motet_runner.plan.device_budget import Effect, PageRun
 
 A, B, C, D = map(Digest, "ABCD")
 
@@ -181,8 +181,8 @@ TestAnyLife = AnyLife.TestCase
 
 def test_adapters_lie_at_one_end_and_kv_at_the_other() -> None:
     device = Device(10)
-    assert device.load(A, 3).run == AdapterRun(7, 3)
-    assert device.load(B, 2).run == AdapterRun(5, 2)
+    assert device.load(A, 3).run == PageRun(7, 3)
+    assert device.load(B, 2).run == PageRun(5, 2)
     assert list(device.take(4) or ()) == [0, 1, 2, 3]
 
 
@@ -190,7 +190,7 @@ def test_kv_in_the_way_is_moved_where_the_fewest_pages_are() -> None:
     device = Device(6)
     device.hold(1, 3, 5)
     grant = device.load(A, 3)
-    assert grant.run == AdapterRun(2, 3), "one page in the way; the high end would have two"
+    assert grant.run == PageRun(2, 3), "one page in the way; the high end would have two"
     assert grant.effects == (Copy(Tier.DEVICE, (3,), Tier.DEVICE, (0,)),)
     assert grant.moved == {3: 0}
     device.check()
@@ -205,8 +205,8 @@ def test_adapters_are_moved_together_before_another_one_is_evicted() -> None:
     device.take(1)
     grant = device.load(B, 5)
     assert grant.evicted == ()
-    assert device.budget.run_of(C) == AdapterRun(6, 2), "it was moved beside A"
-    assert grant.run == AdapterRun(1, 5)
+    assert device.budget.run_of(C) == PageRun(6, 2), "it was moved beside A"
+    assert grant.run == PageRun(1, 5)
     device.check()
 
 
@@ -231,9 +231,9 @@ def lay_out(pages: int, runs: dict[int, int], kv: tuple[int, ...]) -> Device:
 def test_an_adapter_and_kv_that_change_places_use_a_free_page_between() -> None:
     device = lay_out(8, {2: 1, 5: 1}, kv=(0, 1, 6))
     grant = device.load(A, 3)
-    assert grant.run == AdapterRun(3, 3)
+    assert grant.run == PageRun(3, 3)
     assert grant.moved == {6: 2}
-    assert device.budget.run_of(Digest("2")) == AdapterRun(6, 1)
+    assert device.budget.run_of(Digest("2")) == PageRun(6, 1)
     assert sum(len(effect.pages) for effect in grant.effects) == 4, "three moves and a copy to the page between"
     device.check()
 

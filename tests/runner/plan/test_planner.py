@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
 from motet_runner.interface import Finish, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
+from motet_runner.plan import preset_named
 from motet_runner.plan.sequence_memory import MAX_PARKED
 from motet_runner.plan.sequence_table import SequenceTable
 from tests.runner.plan.fake_device import VOCABULARY, FakeDevice, adapter_layout, make_planner, new
@@ -303,12 +304,13 @@ class Runner(RuleBasedStateMachine):
     ahead = 0
     window: int | None = None
     preset = "paged-chunk"
+    contiguous = False
 
     def __init__(self) -> None:
         super().__init__()
         self.planner = make_planner(
-            preset=self.preset, pages=PAGES, places=3, host_pages=5, protect_after_steps=2, window=self.window,
-            max_adapters=2,
+            preset=preset_named(self.preset, contiguous=self.contiguous), pages=PAGES, places=3, host_pages=5,
+            protect_after_steps=2, window=self.window, max_adapters=2,
             cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
         )  # fmt: skip
         self.device = FakeDevice(self.planner, ahead=self.ahead)
@@ -479,6 +481,17 @@ class RunnerOfPromisesWithWindow(RunnerOfPromises):
     window = 20
 
 
+class RunnerOfRuns(RunnerOfPromises):
+    """The same where the pages of each sequence are contiguous."""
+
+    contiguous = True
+
+
+class RunnerOfRunsWithWindow(RunnerOfRuns):
+    ahead = 1
+    window = 20
+
+
 def case_of(machine: type[Runner]):
     machine.TestCase.settings = settings(
         max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -488,3 +501,4 @@ def case_of(machine: type[Runner]):
 
 TestRunner, TestRunnerAhead, TestRunnerWithWindow = map(case_of, (Runner, RunnerAhead, RunnerWithWindow))
 TestRunnerOfPromises, TestRunnerOfPromisesWithWindow = map(case_of, (RunnerOfPromises, RunnerOfPromisesWithWindow))
+TestRunnerOfRuns, TestRunnerOfRunsWithWindow = map(case_of, (RunnerOfRuns, RunnerOfRunsWithWindow))

@@ -119,6 +119,11 @@ class EngineSpec(ResourceModel):
     a request while the largest need of memory that is forecast fits. By `paged-promises` the promises of all requests
     must fit together: fewer run at once, and fewer are paused. The others are of published systems."""
 
+    contiguous: bool | None = None
+    """Whether a request takes pages for its whole promise when it begins, as one run of memory, as FasterTransformer
+    and S3 do. Otherwise it takes each page when it needs it. Such a pool has no prefix cache, and its preset cannot be
+    `paged-chunk`. Absent: false."""
+
     promise_quantile: PromiseQuantile | None = None
     """The quantile of the estimated length of an answer, in percent, that a request is promised pages for. Presets that
     promise without an estimate ignore it. Absent: 80."""
@@ -169,6 +174,12 @@ class EngineSpec(ResourceModel):
                 or engine.max_cached_adapters is None
                 or engine.max_resident_adapters <= engine.max_cached_adapters
             ),
+        ),
+        Rule(
+            field="contiguous",
+            cel="!has(self.contiguous) || !self.contiguous || (has(self.preset) && self.preset != 'paged-chunk')",
+            message="contiguous needs a preset that admits by promises, not paged-chunk, the default",
+            holds=lambda engine: not engine.contiguous or engine.preset not in (None, "paged-chunk"),
         ),
     )
 

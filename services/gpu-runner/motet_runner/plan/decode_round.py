@@ -43,8 +43,9 @@ class DecodeRound:
         self._rows = tuple(sequence.row for sequence in sequences if sequence.row is not None)
         self._first_starts = starts = tuple(sequence.scheduled for sequence in sequences)
         self._left = min(map(_iterations_left, sequences))
-        self._beginning = _by_turn(starts)
-        """Per iteration (modulo PAGE_TOKENS), the sequences that begin a page"""
+        grows = [one.left_pages + len(one.pages) < one.promise for one in sequences]
+        self._beginning = [[place for place in turn if grows[place]] for turn in _by_turn(starts)]
+        """Per iteration (modulo PAGE_TOKENS), the sequences that begin a page which they do not have yet"""
         self._leaving = None if window is None else _by_turn(start - window + 2 for start in starts)
         """Per iteration (modulo PAGE_TOKENS), the sequences whose window leaves a page"""
         self._window = window or 0

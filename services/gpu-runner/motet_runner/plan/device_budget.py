@@ -4,6 +4,9 @@ An adapter has a run, which is a number of contiguous pages. Runs are allocated 
 low end. KV pages in the way of a new run are moved, and runs are compacted if no gap is large enough. The pages of an
 adapter that no live sequence uses become KV pages when they are needed, and the other way round.
 
+By some presets the pages of a sequence are a run, too (S3-08). Such runs are allocated from the low end, and compacted
+there (S3-12).
+
 Pure: it computes numbers, and effects that the engine carries out in order before the next model call.
 """
 
@@ -22,11 +25,14 @@ from motet_runner.plan.pages import PageAllocator
 IsLive = Callable[[Digest], bool]
 """True if live sequences use an adapter: it may then be moved, but not evicted."""
 
+_Owner = Digest | int
+"""The adapter that has a run, or the first page of a sequence's run"""
+
 _Marks = npt.NDArray[np.bool_]
 
 
-class AdapterRun(NamedTuple):
-    """The contiguous pages of one adapter."""
+class PageRun(NamedTuple):
+    """The contiguous pages of one adapter or sequence."""
 
     start: int
     length: int
@@ -38,9 +44,9 @@ class AdapterRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A run for an adapter, and the changes that it needs. The adapter's bytes are written after the effects."""
+    """A run, and the changes that it needs. An adapter's bytes are written after the effects."""
 
-    run: AdapterRun
+    run: PageRun
     evicted: tuple[Digest, ...]
     moved: Mapping[int, int]
     """KV page → the page to which it is moved: its holders, the prefix cache included, must be told."""
@@ -58,9 +64,9 @@ class Reclaimed:
 class _Arrangement(NamedTuple):
     """The places of all runs and pages after a grant."""
 
-    run: AdapterRun
-    starts: Mapping[Digest, int]
-    """Adapter → where its run begins, for the others that stay"""
+    run: PageRun
+    starts: Mapping[_Owner, int]
+    """Owner → where its run begins, for the others that stay"""
     dropped: Sequence[int]
     moves: Mapping[int, int]
     """Old page → new page, of KV and of adapters"""
@@ -69,10 +75,18 @@ class _Arrangement(NamedTuple):
 class DeviceBudget:
     """Adapters hold their pages in `pages`, like sequences."""
 
-    def __init__(self, pages: PageAllocator, *, max_adapters: int) -> None:
+    def __init__(
+        self,
+        pages: PageAllocator,
+        *,
+        max_adapters: int,
+        kv_runs: Callable[[], Iterable[Sequence[int]]] = lambda: (),
+    ) -> None:
+        """`kv_runs`: the pages of each sequence that has some, if they must stay contiguous."""
         self.pages = pages
         self.max_adapters = max_adapters
-        self._runs: OrderedDict[Digest, AdapterRun] = OrderedDict()  # least recently used first
+        self._kv_runs = kv_runs
+        self._runs: OrderedDict[Digest, PageRun] = OrderedDict()  # least recently used first
 
     # -- what there is -----------------------------------------------------------------------------------------------
 
@@ -82,11 +96,11 @@ class DeviceBudget:
         return list(self._runs)
 
     @property
-    def runs(self) -> ItemsView[Digest, AdapterRun]:
+    def runs(self) -> ItemsView[Digest, PageRun]:
         """In the same order."""
         return self._runs.items()
 
-    def run_of(self, adapter: Digest) -> AdapterRun:
+    def run_of(self, adapter: Digest) -> PageRun:
         return self._runs[adapter]
 
     def could_grant(self, count: int, is_live: IsLive) -> bool:
@@ -123,7 +137,25 @@ class DeviceBudget:
         for number in range(over, len(idle) + 1):
             arrangement = self._arrange(count, idle[:number], evict=evict)
             if arrangement is not None:
-                return self._make(adapter, arrangement, tuple(idle[:number]))
+                return self._make(arrangement, tuple(idle[:number]), adapter=adapter)
+        return None
+
+    def lengthen(self, pages: Sequence[int], count: int, is_live: IsLive) -> Grant | None:
+        """A run of `count` pages for a sequence. It begins with the contents of `pages`, which are the sequence's run
+        so far, and may be none. None, without any change, if there is no room.
+
+        The run grows in place if the pages after it are empty. Otherwise it is moved, and pages of idle adapters are
+        taken if the others do not suffice.
+        """
+        after = range(pages[-1] + 1, pages[0] + count) if pages else range(0)
+        if after and after.stop <= self.pages.capacity and all(map(self.pages.is_empty, after)):
+            self.pages.take_these(after)
+            return Grant(PageRun(pages[0], count), (), {}, ())
+        idle = [one for one in self._runs if not is_live(one)]
+        for number in range(len(idle) + 1):
+            arrangement = self._arrange(count, idle[:number], evict=True, kv=pages)
+            if arrangement is not None:
+                return self._make(arrangement, tuple(idle[:number]), kv=pages)
         return None
 
     def release(self, adapter: Digest) -> tuple[Effect, ...]:
@@ -148,41 +180,60 @@ class DeviceBudget:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _arrange(self, count: int, evicted: Collection[Digest], *, evict: bool) -> _Arrangement | None:
-        free = len(self.pages.empty_pages) + sum(self._runs[adapter].length for adapter in evicted)
+    def _arrange(
+        self, count: int, evicted: Collection[Digest], *, evict: bool, kv: Sequence[int] | None = None
+    ) -> _Arrangement | None:
+        """`kv`: the run is for a sequence that has these pages now."""
+        free = len(self.pages.empty_pages) + sum(self._runs[adapter].length for adapter in evicted) + len(kv or ())
         dropped = self.pages.first_cached(max(0, count - free)) if evict else []
         if free + len(dropped) < count:
             return None
+        runs: dict[_Owner, PageRun] = {one: run for one, run in self._runs.items() if one not in evicted}
+        runs |= {pages[0]: PageRun(pages[0], len(pages)) for pages in self._kv_runs() if pages is not kv}
         held = self.pages.in_use()
-        held[dropped] = False
-        for run in self._runs.values():
+        held[[*dropped, *(kv or ())]] = False
+        for run in (*self._runs.values(), *runs.values()):
             held[run.start : run.start + run.length] = False
-        runs = {adapter: run for adapter, run in self._runs.items() if adapter not in evicted}
-        starts = {adapter: run.start for adapter, run in runs.items()}
-        start = self._place(count, runs, starts, held, moves=evict)
+        starts = {owner: run.start for owner, run in runs.items()}
+        lowest = kv is not None
+        start = self._place(count, runs, starts, held, moves=evict, lowest=lowest)
         if start is None and evict:
             starts = _packed(runs, self.pages.capacity)
-            start = self._place(count, runs, starts, held, moves=True)
+            start = self._place(count, runs, starts, held, moves=True, lowest=lowest)
         if start is None:
             return None
-        run = AdapterRun(start, count)
-        return _Arrangement(run, starts, dropped, _moves(run, runs, starts, held))
+        run = PageRun(start, count)
+        return _Arrangement(run, starts, dropped, _moves(run, runs, starts, held, kv or ()))
 
     @staticmethod
     def _place(
-        count: int, runs: Mapping[Digest, AdapterRun], starts: Mapping[Digest, int], held: _Marks, *, moves: bool
+        count: int,
+        runs: Mapping[_Owner, PageRun],
+        starts: Mapping[_Owner, int],
+        held: _Marks,
+        *,
+        moves: bool,
+        lowest: bool,
     ) -> int | None:
-        """Where the run begins: the place with the fewest KV pages in the way, the highest of equal ones."""
+        """Where the run begins: the place with the fewest KV pages in the way, of equal ones the highest, or the
+        `lowest`."""
         if count > len(held):
             return None
         blocked = np.zeros_like(held) if moves else held.copy()
-        for adapter, start in starts.items():
-            blocked[start : start + runs[adapter].length] = True
+        for owner, start in starts.items():
+            blocked[start : start + runs[owner].length] = True
         in_the_way = np.where(_in_windows(blocked, count) > 0, len(held) + 1, _in_windows(held, count))
-        start = len(in_the_way) - 1 - int(in_the_way[::-1].argmin())
+        start = int(in_the_way.argmin()) if lowest else len(in_the_way) - 1 - int(in_the_way[::-1].argmin())
         return start if in_the_way[start] <= len(held) else None
 
-    def _make(self, adapter: Digest, arrangement: _Arrangement, evicted: tuple[Digest, ...]) -> Grant:
+    def _make(
+        self,
+        arrangement: _Arrangement,
+        evicted: tuple[Digest, ...],
+        *,
+        adapter: Digest | None = None,
+        kv: Sequence[int] = (),
+    ) -> Grant:
         run, starts, dropped, moves = arrangement
         vacated = {page for one, each in self._runs.items() if starts.get(one) != each.start for page in each.pages}
         self.pages.take_from_cache(dropped)
@@ -191,12 +242,14 @@ class DeviceBudget:
         targets = set(moves.values())
         copies, scratch = _copies(moves, next((page for page in self.pages.empty_pages if page not in targets), None))
         self.pages.relocate(moves)
-        self.pages.take_these(run.pages)
-        for one, start in starts.items():
-            self._runs[one] = AdapterRun(start, self._runs[one].length)
-        self._runs[adapter] = run
-        # Free pages may become KV, so they are wiped; a page that a KV page was moved to is already overwritten.
-        wiped = tuple(sorted(page for page in vacated | scratch if self.pages.is_empty(page)))
+        self.pages.take_these(run.pages[len(kv) :])
+        for one, each in self._runs.items():
+            self._runs[one] = PageRun(starts[one], each.length)
+        if adapter is not None:
+            self._runs[adapter] = run
+        # These may become KV, so they are wiped, unless KV or an adapter was moved there.
+        of_adapters = {page for each in self._runs.values() for page in each.pages}
+        wiped = tuple(sorted((vacated | scratch) - targets - of_adapters))
         effects: list[Effect] = [*copies, *([Wipe(Tier.DEVICE, wiped)] if wiped else [])]
         moved = {old: new for old, new in moves.items() if old not in vacated}
         return Grant(run, evicted, moved, tuple(effects))
@@ -208,30 +261,38 @@ def _in_windows(marks: _Marks, count: int) -> npt.NDArray[np.int64]:
     return until[count:] - until[:-count]
 
 
-def _packed(runs: Mapping[Digest, AdapterRun], capacity: int) -> dict[Digest, int]:
-    """The starts of all runs when they are compacted at the high end, in their order."""
-    starts, end = {}, capacity
-    for adapter, run in sorted(runs.items(), key=lambda each: -each[1].start):
-        end -= run.length
-        starts[adapter] = end
+def _packed(runs: Mapping[_Owner, PageRun], capacity: int) -> dict[_Owner, int]:
+    """The starts of all runs when they are compacted in their order: adapters at the high end, sequences at the low
+    one."""
+    starts: dict[_Owner, int] = {}
+    begin, end = 0, capacity
+    in_order = sorted(runs.items(), key=lambda each: each[1].start)
+    for owner, run in in_order:
+        if isinstance(owner, int):
+            starts[owner] = begin
+            begin += run.length
+    for owner, run in reversed(in_order):
+        if not isinstance(owner, int):
+            end -= run.length
+            starts[owner] = end
     return starts
 
 
 def _moves(
-    new: AdapterRun, runs: Mapping[Digest, AdapterRun], starts: Mapping[Digest, int], held: _Marks
+    new: PageRun, runs: Mapping[_Owner, PageRun], starts: Mapping[_Owner, int], held: _Marks, kv: Sequence[int]
 ) -> dict[int, int]:
-    """Old page → new page, for everything that is moved."""
-    adapters = np.zeros(len(held), dtype=np.bool_)
-    for start, count in (new, *((start, runs[adapter].length) for adapter, start in starts.items())):
-        adapters[start : start + count] = True
-    in_the_way = np.flatnonzero(held & adapters)
-    others = np.flatnonzero(~held & ~adapters)[: len(in_the_way)]
+    """Old page → new page, for everything that is moved. `kv`: pages that become the beginning of the new run."""
+    of_runs = np.zeros(len(held), dtype=np.bool_)
+    for start, count in (new, *((start, runs[owner].length) for owner, start in starts.items())):
+        of_runs[start : start + count] = True
+    in_the_way = np.flatnonzero(held & of_runs)
+    others = np.flatnonzero(~held & ~of_runs)[: len(in_the_way)]
     moves = dict(zip(in_the_way.tolist(), others.tolist(), strict=True))
-    for adapter, start in starts.items():
-        run = runs[adapter]
+    for owner, start in starts.items():
+        run = runs[owner]
         if start != run.start:
             moves |= {page: page - run.start + start for page in run.pages}
-    return moves
+    return moves | {page: to for page, to in zip(kv, new.pages, strict=False) if page != to}
 
 
 def _copies(moves: Mapping[int, int], spare: int | None) -> tuple[list[Copy], set[int]]:
@@ -244,8 +305,8 @@ def _copies(moves: Mapping[int, int], spare: int | None) -> tuple[list[Copy], se
     ready = [old for old, new in pending.items() if new not in pending]
     while pending:
         if not ready:
-            # Only cycles are left: one page of each is copied to a scratch page. One exists: a run has at least one
-            # page, which is free or has become free.
+            # Only cycles are left: one page of each is copied to a scratch page. One exists: a new run has at least one
+            # page that is free or has become free.
             if spare is None:
                 spare = next(old for old in moves if old not in pending and old not in source_of)
             used.add(spare)

@@ -61,8 +61,9 @@ class Planner:
             host_pages=host_pages,
             max_adapters=max_adapters,
             pages_of_rank=pages_of_rank,
-            prefix_cache=prefix_cache and window is None,
+            prefix_cache=prefix_cache and window is None and not preset.contiguous,
             by_forecast=preset.admission == "forecast",
+            contiguous=preset.contiguous,
         )
         self.adapters = self._memory.adapters
         self.chunk = SizeLimit(chunk_tokens, least=PAGE_TOKENS)

@@ -4,7 +4,7 @@ A preset sets what the composer reads: how much prefill an iteration takes, and 
 what the scheduler promises a request on such a runner, by the rules of `motet.promises`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
@@ -26,6 +26,9 @@ class Preset:
     admission: Literal["promises", "forecast"] = "promises"
     """Which requests may join: those whose promise fits beside the other promises, or those with which the largest
     future need of the whole batch fits (see `plan.forecast`)."""
+    contiguous: bool = False
+    """Whether a sequence takes pages for its whole promise when it begins, as one run, and appends in place (S3-08).
+    Otherwise it takes each page when it needs it. `engine.contiguous` sets this."""
     prefill_tokens: int | None = None
     """Prompt tokens in one iteration, with decodes if there are `pauses`; None: any number."""
     prefills: int | None = None
@@ -85,9 +88,16 @@ roles as well, so it cannot be chosen yet."""
 NOT_YET = ("splitwise", "flexgen")
 
 
-def preset_named(name: str) -> Preset:
+def preset_named(name: str, *, contiguous: bool = False) -> Preset:
     if name in PRESETS:
-        return PRESETS[name]
+        preset = PRESETS[name]
+        if contiguous and preset.admission == "forecast":
+            allowed = ", ".join(one for one, each in PRESETS.items() if each.admission == "promises")
+            raise SetupError(
+                f"engine.contiguous needs a preset that admits by promises, and {name} admits by a forecast. Choose "
+                f"one of {allowed}, or omit engine.contiguous."
+            )
+        return replace(preset, contiguous=contiguous)
     known = ", ".join(PRESETS)
     if name in NOT_YET:
         raise SetupError(f"not yet: engine.preset {name!r}. Choose one of {known}.")

@@ -40,8 +40,14 @@ class ResidentAdapters:
         *,
         max_adapters: int,
         pages_of_rank: Callable[[int], int],
+        contiguous: bool = False,
     ) -> None:
-        self._budget = DeviceBudget(pages, max_adapters=max_adapters)
+        """`contiguous`: the pages of each sequence are a run."""
+        self._budget = DeviceBudget(
+            pages,
+            max_adapters=max_adapters,
+            kv_runs=lambda: [one.pages for one in table if contiguous and one.pages],
+        )
         self._pages = pages
         self._table = table
         self._pages_of_rank = pages_of_rank
@@ -174,6 +180,13 @@ class ResidentAdapters:
         for digest in reclaimed.evicted:
             self._gone(digest)
         return reclaimed.effects
+
+    def lengthen(self, pages: Sequence[int], count: int, *, spare: Digest | None = None) -> Grant | None:
+        """A run of `count` pages for a sequence that has the run `pages` now; see `DeviceBudget.lengthen`."""
+        grant = self._budget.lengthen(pages, count, lambda one: self._stays(one, spare))
+        for digest in grant.evicted if grant is not None else ():
+            self._gone(digest)
+        return grant
 
     def begin_load(self) -> Grant | None:
         """Give pages to the next adapter to load, and evict others for it."""

@@ -35,9 +35,14 @@ class SequenceMemory:
         pages_of_rank: Callable[[int], int],
         prefix_cache: bool = True,
         by_forecast: bool = False,
+        contiguous: bool = False,
     ) -> None:
+        """`contiguous`: a sequence that begins takes pages for its whole promise, as one run (S3-08). The prefix cache
+        must be off: the pages of a run belong to one sequence."""
         self.pages = PageAllocator(pages)
-        self.adapters = ResidentAdapters(self.pages, table, max_adapters=max_adapters, pages_of_rank=pages_of_rank)
+        self.adapters = ResidentAdapters(
+            self.pages, table, max_adapters=max_adapters, pages_of_rank=pages_of_rank, contiguous=contiguous
+        )
         self.ledger: PageLedger
         if by_forecast:
             self.ledger = ForecastLedger(self.pages, self.adapters.pages_in_use, table)
@@ -45,6 +50,7 @@ class SequenceMemory:
             self.ledger = PageLedger(self.pages, self.adapters.pages_in_use)
         self.cache = PrefixCache(self.pages)
         self._cache_on = prefix_cache
+        self._contiguous = contiguous
         self.host = PageAllocator(host_pages)
         self.rows = RowAssignment()
         self.copies: list[Effect] = []
@@ -71,6 +77,10 @@ class SequenceMemory:
             return False
         if self.ledger.promise(sequence.request, min(extended, max(sequence.promise, sequence.most_pages))) is not None:
             return False
+        longer = self._contiguous and bool(sequence.pages)
+        if longer and not self._lengthen(sequence, self.ledger.promise_of(sequence.request)):
+            self.ledger.promise(sequence.request, sequence.promise)
+            return False
         self._set_promise(sequence, self.ledger.promise_of(sequence.request))
         return True
 
@@ -96,6 +106,8 @@ class SequenceMemory:
         missing = pages_for(tokens) - sequence.left_pages - len(sequence.pages)
         if missing <= 0:
             return True
+        if self._contiguous:
+            return self._lengthen(sequence, sequence.promise)
         taken = self._take(missing)
         if taken is None:
             return False
@@ -110,6 +122,16 @@ class SequenceMemory:
                 return None
             self.copies += effects
         return self.pages.take(count)
+
+    def _lengthen(self, sequence: Sequence, promise: int, *, spare: Digest | None = None) -> bool:
+        """Take the pages of a promise that are missing, so that all of them are one run. False, without any change, if
+        there are too few. Other runs may be moved together first (S3-12)."""
+        grant = self.adapters.lengthen(sequence.pages, promise - sequence.left_pages, spare=spare)
+        if grant is None:
+            return False
+        self.move_pages(grant.moved, grant.effects)
+        sequence.pages = list(grant.run.pages)
+        return True
 
     def begin_load(self) -> None:
         """Begin to load the next adapter that can get its pages."""
@@ -260,18 +282,18 @@ class SequenceMemory:
             self._attach(sequence.chain, sequence, promise)
         shared, adapter = len(sequence.pages), sequence.adapter
         missing = max(0, needed - shared)
+        if self._contiguous and missing:
+            missing = promise - sequence.left_pages
         free, in_use = self.free_beside(adapter), self.adapters.pages_in_use(adapter)
         at_hand = free + shared if ordered else 0
         why_not = self.ledger.why_not(sequence, promise, at_hand, pages_of_adapters=in_use)
-        fits = not why_not and missing <= free
-        pages = self._take(missing, spare=adapter) if fits else None
-        if pages is None:
+        if why_not or missing > free or not self._take_to_resume(sequence, missing, promise):
             self._give_pages(sequence)
             return False
         self.ledger.promise(sequence.request, promise)
-        sequence.pages += pages
-        if pages:
-            self.copies.append(Copy(Tier.HOST, tuple(sequence.host_pages[shared:]), Tier.DEVICE, tuple(pages)))
+        if missing:
+            to = tuple(sequence.pages[shared:needed])
+            self.copies.append(Copy(Tier.HOST, tuple(sequence.host_pages[shared:]), Tier.DEVICE, to))
         self._release_host(sequence)
         if shared * PAGE_TOKENS > sequence.scheduled:
             sequence.scheduled = sequence.computed = shared * PAGE_TOKENS
@@ -285,6 +307,15 @@ class SequenceMemory:
             self.adapters.want(adapter)
         return True
 
+    def _take_to_resume(self, sequence: Sequence, missing: int, promise: int) -> bool:
+        if not missing:
+            return True
+        if self._contiguous:
+            return self._lengthen(sequence, promise, spare=sequence.adapter)
+        pages = self._take(missing, spare=sequence.adapter)
+        sequence.pages += pages or []
+        return pages is not None
+
     def check(self) -> None:
         """Recount both books; raises AssertionError with the numbers."""
         self.ledger.check()
@@ -296,6 +327,9 @@ class SequenceMemory:
             assert (sequence.request in self.ledger) == (sequence.state is not State.PARKED), sequence.request
             assert len(sequence.pages) <= max(sequence.promise, 0), (sequence.request, len(sequence.pages))
             held = (sequence.left_pages + max(len(sequence.pages), len(sequence.host_pages))) * PAGE_TOKENS
+            if self._contiguous and sequence.pages:
+                first, count = sequence.pages[0], sequence.promise - sequence.left_pages
+                assert sequence.pages == [*range(first, first + count)], (sequence.request, sequence.pages, count)
             assert sequence.computed <= sequence.scheduled <= held, (sequence.request, sequence.scheduled, held)
 
 
