@@ -30,7 +30,15 @@ def profile(*, noise: float = 0.3, seed: int = 1, law: StepLaw = LAW, **size: An
 
 
 def workload(
-    seed: int, count: int, *, rate: float, adapters: int = 0, blocks: int = 0, output: float = 60, max_tokens: int = 0
+    seed: int,
+    count: int,
+    *,
+    rate: float,
+    adapters: int = 0,
+    blocks: int = 0,
+    prompt: float = 30,
+    output: float = 60,
+    max_tokens: int = 0,
 ) -> Iterator[WorkloadRequest]:
     chance = random.Random(seed)
     at = 0.0
@@ -39,7 +47,7 @@ def workload(
         named = tuple(chance.choices(range(blocks), k=chance.randrange(3))) if blocks else ()
         yield WorkloadRequest(
             at=at,
-            prompt_tokens=len(named) * 32 + 1 + int(chance.expovariate(1 / 30)),
+            prompt_tokens=len(named) * 32 + 1 + min(1000, int(chance.expovariate(1 / prompt))),
             output_tokens=1 + min(300, int(chance.expovariate(1 / output))),
             max_tokens=max_tokens,
             tenant=f"t{chance.randrange(3)}",

@@ -34,6 +34,8 @@ class StepCosts:
         self._slowdown = decode_slowdown
         self._decode_seconds: dict[int, float] = {}
         """Number of rows → the time of a decode-only iteration"""
+        self._nearest: dict[int, int] = {}
+        """Number of rows → the nearest one in `_decode_seconds`, once it was asked for"""
         self._seconds_beside = prefill_seconds_per_token
         """The time of a prompt token beside decodes. This time differs from `prefill_seconds_per_token`: decodes and
         prompt share the reading of the weights, small pieces multiply less efficiently, and later pieces of a prompt
@@ -44,24 +46,24 @@ class StepCosts:
             per_page = result.swap_seconds / result.swapped_pages
             self.swap_seconds_per_page += _NEW_SHARE_OF_COPIES * (per_page - self.swap_seconds_per_page)
         decodes, prompt_tokens = len(plan.decodes), plan.prefill_tokens
-        if decodes and not plan.prefills and not result.retries:
+        if result.retries or not decodes:
+            self._learn_prefill(decodes, prompt_tokens, result.seconds)
+            if decodes and not plan.prefills:
+                self._learn_step(result.seconds)
+        elif plan.prefills:
+            self.learn_chunk(decodes, prompt_tokens, result.seconds)
+        else:
             self.learn_decodes(decodes, result.seconds)
-            return
-        if decodes and not result.retries:
-            self._learn_beside(decodes, prompt_tokens, result.seconds)
-        if prompt_tokens >= PAGE_TOKENS:
-            # Compare with the same number of decodes: with the time of more decodes, prompts would seem free.
-            beside = self._seconds_of(decodes) if decodes else 0.0
-            if beside is not None:
-                per_token = max(0.0, result.seconds - beside) / prompt_tokens
-                self.prefill_seconds_per_token += _NEW_SHARE * (per_token - self.prefill_seconds_per_token)
-        elif decodes and not plan.prefills:
-            self._learn_step(result.seconds)
 
     def learn_decodes(self, decodes: int, seconds: float) -> None:
         """Learn from an iteration of only `decodes` decodes, for which memory sufficed."""
         self._learn_beside(decodes, 0, seconds)
         self._learn_step(seconds)
+
+    def learn_chunk(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
+        """Learn from an iteration of decodes and prompt tokens, at least one of each, for which memory sufficed."""
+        self._learn_beside(decodes, prompt_tokens, seconds)
+        self._learn_prefill(decodes, prompt_tokens, seconds)
 
     def cheaper_park(self, sequence: Sequence) -> ParkMethod:
         """Compares two copies of the sequence's pages with computing its tokens again."""
@@ -86,8 +88,19 @@ class StepCosts:
         share = _NEW_SHARE if self.step_seconds else 1.0
         self.step_seconds += share * (seconds - self.step_seconds)
 
+    def _learn_prefill(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
+        if prompt_tokens < PAGE_TOKENS:
+            return
+        # Compare with the same number of decodes: with the time of more decodes, prompts would seem free.
+        beside = self._seconds_of(decodes) if decodes else 0.0
+        if beside is not None:
+            per_token = max(0.0, seconds - beside) / prompt_tokens
+            self.prefill_seconds_per_token += _NEW_SHARE * (per_token - self.prefill_seconds_per_token)
+
     def _learn_beside(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
         if prompt_tokens == 0:
+            if decodes not in self._decode_seconds:
+                self._nearest.clear()
             self._decode_seconds[decodes] = _towards(self._decode_seconds.get(decodes, seconds), seconds)
             return
         alone = self._seconds_of(decodes)
@@ -98,9 +111,11 @@ class StepCosts:
     def _seconds_of(self, decodes: int) -> float | None:
         """The time of an iteration with `decodes` decodes or, if unknown, with the nearest known number of decodes."""
         known = self._decode_seconds
-        if decodes in known:
-            return known[decodes]
-        return known[min(known, key=lambda rows: abs(rows - decodes))] if known else None
+        if not known:
+            return None
+        if decodes not in self._nearest:
+            self._nearest[decodes] = min(known, key=lambda rows: abs(rows - decodes))
+        return known[self._nearest[decodes]]
 
 
 def _towards(figure: float, seen: float) -> float:

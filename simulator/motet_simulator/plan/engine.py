@@ -7,7 +7,6 @@ or steps, the same happens at the same times.
 
 from bisect import bisect_left
 from collections.abc import Callable
-from itertools import accumulate
 from pathlib import Path
 
 from motet.domain import MAX_LORA_RANK, PAGE_TOKENS, RequestId
@@ -17,12 +16,12 @@ from motet_runner.interface import (
     StepOutput,
 )
 from motet_runner.plan import Copy, LoadArrived, Planner, StepPlan, StepResult, preset_named
-from motet_runner.plan.decode_round import DecodeRound
 from motet_runner.planned_engine import PlannedEngine
 from motet_runner.step_costs import StepCosts
 from motet_simulator.plan.answer import Answer
 from motet_simulator.plan.engine_tokens import EOS, VOCABULARY
 from motet_simulator.plan.gaps import Gaps
+from motet_simulator.plan.leaps import MAX_LEAPT_ITERATIONS, Leaps
 from motet_simulator.profiles.profile import EngineSize, Profile, StepTimes, Work
 
 HURRY_SECONDS = 0.01
@@ -30,9 +29,6 @@ HURRY_SECONDS = 0.01
 
 WAIT_SECONDS = 0.002
 """How long the loop waits after an iteration that could compute nothing."""
-
-MAX_LEAPT_ITERATIONS = 64
-"""Iterations at once. Mostly a command comes before, and what was found out about the rest is in vain."""
 
 
 class SimulatedEngine(PlannedEngine):
@@ -72,10 +68,7 @@ class SimulatedEngine(PlannedEngine):
         self._rows: dict[int, Answer] = {}
         self._loads: dict[int, tuple[float, float]] = {}
         """Loads under way: when each began, and when it ends."""
-        self._round: DecodeRound | None = None
-        self._of_round: list[Answer] = []
-        self._foreseen: list[float] = []
-        """The seconds of the iterations that were foreseen last."""
+        self._leaps = Leaps(self.planner, self._times, self.costs, answers, gaps)
         self.computed = False
         """Whether the newest iteration computed something."""
 
@@ -108,54 +101,13 @@ class SimulatedEngine(PlannedEngine):
     # -- leaps -------------------------------------------------------------------------------------------------------
 
     def foresee(self, start: float, quiet: Callable[[float], bool], *, most: int = MAX_LEAPT_ITERATIONS) -> list[float]:
-        """When the next iterations end, which only go on, if no command comes; none if the next one may be another.
-
-        `quiet`: whether nobody wants a report when this share of the pages is free.
-        """
-        decoding = self.planner.plain_round()
-        if decoding is None:
-            return []
-        memory = self.planner.memory
-        most = min(decoding.plain_iterations(memory), most)
-        answers = self._leaping(decoding)
-        most = min(most, min(answer.left for answer in answers) - 1)
-        if most < 1:
-            return []
-        free, kv_pages = memory.free, max(1, memory.ledger.kv_pages)
-        if not quiet(min(1.0, free / kv_pages)):
-            return []
-        if not quiet(min(1.0, (free - (most // PAGE_TOKENS + 1) * len(answers)) / kv_pages)):
-            for count in range(most):
-                taken = decoding.pages_beginning(count)
-                free -= taken
-                if taken and not quiet(min(1.0, free / kv_pages)):
-                    most = count
-                    break
-        context = sum(answer.length for answer in answers)
-        work = Work(decodes=len(answers), context=context, adapters=len(decoding.adapters))
-        self._foreseen = self._times.decoding(self.planner.steps + 1, most, work)
-        return list(accumulate(self._foreseen, initial=start))[1:]
+        """See `Leaps.foresee`."""
+        return self._leaps.foresee(start, quiet, most)
 
     def leap(self, start: float, ends: list[float]) -> None:
-        """Take the first of the iterations that `foresee` has foreseen. They began at `start`."""
-        decoding = self.planner.plain_round()
-        assert decoding is not None
-        answers = self._leaping(decoding)
-        self.planner.leap(len(ends), tuple(answer.name for answer in answers))
-        decodes = len(answers)
-        for seconds, end in zip(self._foreseen, ends, strict=False):
-            self.costs.learn_decodes(decodes, seconds)
-            self._gaps.add(end - start, decodes)
-            start = end
-        for answer in answers:
-            answer.leapt(len(ends), start)
-        self.now, self.computed = start, True
-
-    def _leaping(self, decoding: DecodeRound) -> list[Answer]:
-        if self._round is not decoding:
-            self._round = decoding
-            self._of_round = [self._answers[sequence.request] for sequence in decoding.sequences]
-        return self._of_round
+        """See `Leaps.take`."""
+        self._leaps.take(start, ends)
+        self.now, self.computed = ends[-1], True
 
     # -- one iteration -----------------------------------------------------------------------------------------------
 

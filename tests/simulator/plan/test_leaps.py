@@ -1,12 +1,13 @@
 """A simulated engine that leaps over plain iterations does exactly what one does that takes each of them."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from motet_runner.plan import Planner
 from motet_simulator.plan.cluster import Cluster
-from motet_simulator.plan.engine import SimulatedEngine
 from motet_simulator.plan.setup import Setup
 from motet_supervisor.policy.values import SupervisorConfig
 from tests.simulator.setups import profile, workload
@@ -24,6 +25,7 @@ def all_that_happens(seed: int, *, leaps: bool) -> tuple[list[Any], Any]:
             adapter_slots=chance.choice([2, 8]),
             cached_adapters=chance.choice([4, 64]),
             host_pages=chance.choice([0, 64]),
+            decode_slowdown=chance.choice([1.1, 1.5, 2.0]),
         ),
         runners=chance.choice([1, 2, 3]),
         seed=seed,
@@ -43,6 +45,7 @@ def all_that_happens(seed: int, *, leaps: bool) -> tuple[list[Any], Any]:
         rate=chance.choice([1, 8, 60]),
         adapters=adapters,
         blocks=chance.choice([0, 6]),
+        prompt=chance.choice([30, 30, 300]),
         output=chance.choice([20, 90]),
     )
     outcome = cluster.run(asked)
@@ -55,15 +58,16 @@ def all_that_happens(seed: int, *, leaps: bool) -> tuple[list[Any], Any]:
 @pytest.mark.parametrize("first", range(0, 100, 10))
 def test_leaping_is_the_same_as_stepping(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All events of scheduler and supervisor, with their times, and all that the gateway has seen."""
-    leapt = 0
-    leap = SimulatedEngine.leap
+    leapt = beside_chunks = 0
+    leap = Planner.leap
 
-    def counted(self: SimulatedEngine, start: float, ends: list[float]) -> None:
-        nonlocal leapt
-        leapt += len(ends)
-        leap(self, start, ends)
+    def counted(self: Planner, count: int, tokens: Sequence[int], prompt_tokens: int = 0) -> None:
+        nonlocal leapt, beside_chunks
+        leapt += count
+        beside_chunks += count if prompt_tokens else 0
+        leap(self, count, tokens, prompt_tokens)
 
-    monkeypatch.setattr(SimulatedEngine, "leap", counted)
+    monkeypatch.setattr(Planner, "leap", counted)
     for seed in range(first, first + 10):
         events, outcome = all_that_happens(seed, leaps=True)
         stepped_events, stepped_outcome = all_that_happens(seed, leaps=False)
@@ -74,3 +78,4 @@ def test_leaping_is_the_same_as_stepping(first: int, monkeypatch: pytest.MonkeyP
         assert outcome.busy_seconds == pytest.approx(stepped_outcome.busy_seconds)
         assert outcome.requests == 40
     assert leapt > 100
+    assert beside_chunks > 100

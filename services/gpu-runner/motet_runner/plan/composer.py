@@ -46,6 +46,8 @@ class Iteration:
     """Decoding sequences that this iteration leaves out for prompts."""
     passed_over: list[Sequence] = field(default_factory=list)
     """Sequences that do not start although a later one does."""
+    prompts: int = 0
+    """How many sequences share the prompt tokens beside its decodes; 0: none, or others come before them."""
 
     @property
     def work(self) -> list[Work]:
@@ -150,6 +152,7 @@ def _rows(
             tokens_left -= count
     if preset.chunked and beside is not None and iteration.decodes and prompts:
         tokens_left = min(tokens_left, beside(len(iteration.decodes), len(prompts)))
+        iteration.prompts = 0 if resuming else len(prompts)
     prefills_left = preset.prefills or UNBOUNDED
     for sequence in prompts:
         wanted = min(sequence.to_schedule, sequence.room)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod
 from motet_runner.interface import DecodedTokens, Event, SequenceOutput, State
+from motet_runner.plan.chunk_round import ChunkRound, chunk_of, may_go_on_beside
 from motet_runner.plan.commands import Commands
 from motet_runner.plan.composer import PromptTokensBeside, Work
 from motet_runner.plan.decode_round import DecodeRound, may_go_on
@@ -151,21 +152,22 @@ class Planner:
         self._launched.append(Launched(decoding.sequences, decodes, decoding.restarts, round=decoding))
         return StepPlan(number=self.steps, decodes=decodes, adapters=decoding.adapters)
 
-    def _round_now(self) -> DecodeRound | None:
-        """The latest iteration's round, unless the next iteration may differ."""
+    def _round_now(self, *, beside_chunk: bool = False) -> DecodeRound | None:
+        """The latest iteration's round, unless the next iteration may differ. `beside_chunk`: that of the decodes
+        beside a chunk of a prompt, and none otherwise."""
         latest, memory = self._latest, self._memory
         if (
             latest is None
+            or (latest.chunk is not None) is not beside_chunk
             or latest.runnable is not self._sequences.runnable()
             or memory.copies
             or not self.adapters.still
             or (not self._commands.supervised and self._sequences.parked())
         ):
             return None
-        if self._round is None and may_go_on(latest.decodes, latest.runnable):
-            self._round = DecodeRound(
-                latest.runnable, latest.adapters, eos_token_ids=self._eos_token_ids, window=self.window
-            )
+        if self._round is None and latest.may_go_on:
+            decoding = [work.sequence for work in latest.decodes]
+            self._round = DecodeRound(decoding, latest.adapters, eos_token_ids=self._eos_token_ids, window=self.window)
         return self._round
 
     def _plan_anew(self) -> StepPlan | None:
@@ -209,9 +211,11 @@ class Planner:
                 [work.sequence.restarts for work in iteration.prefills],
             )
         )
+        chunk = chunk_of(iteration)
         # After a suspect, the others have their turn.
-        if iteration.decodes and not iteration.prefills and iteration.suspect is None:
-            self._latest = _Latest(self._sequences.runnable(), iteration.decodes, plan.adapters)
+        if chunk is not None or (iteration.decodes and not iteration.prefills and iteration.suspect is None):
+            runnable = self._sequences.runnable()
+            self._latest = _Latest(runnable, iteration.decodes, plan.adapters, chunk, iteration.prompts)
         return plan
 
     def _schedule(self, work: Work) -> RowStep:
@@ -231,12 +235,23 @@ class Planner:
         """The round that just continues, if nothing is launched: `leap` may take its `plain_iterations`."""
         return None if self._launched else self._round_now()
 
-    def leap(self, count: int, tokens: Series[int]) -> None:
-        """Take `count` plain iterations of the round at once, as if each had been planned and its result were `tokens`:
-        for a simulator, which knows the tokens beforehand. Only page numbers may differ."""
-        decoding = self.plain_round()
+    def chunk_round(self) -> ChunkRound | None:
+        """The same, beside chunks of one prompt. As much as keeps a token of it for later may be leapt, too."""
+        decoding, latest = None if self._launched else self._round_now(beside_chunk=True), self._latest
+        if decoding is None or latest is None or latest.chunk is None:
+            return None
+        return ChunkRound(decoding, latest.chunk.sequence, latest.prompts, self.chunk.size)
+
+    def leap(self, count: int, tokens: Series[int], prompt_tokens: int = 0) -> None:
+        """Take `count` plain iterations of the round at once, as if each had been planned and its result were `tokens`,
+        with `prompt_tokens` in all: for a simulator, which knows the tokens beforehand. Only page numbers may differ.
+        """
+        chunks = self.chunk_round() if prompt_tokens else None
+        decoding = chunks.decoding if chunks is not None else self.plain_round()
         assert decoding is not None
         decoding.leap(count, tokens, self._memory)
+        if chunks is not None:
+            chunks.leap(prompt_tokens, self._memory)
         self.steps += count
         self.chunk.fitted(count)
 
@@ -294,9 +309,19 @@ class Planner:
 
 
 class _Latest(NamedTuple):
-    """The latest iteration, if it only decoded."""
+    """The latest iteration, if it only decoded, or did so beside a chunk that does not end its prompt."""
 
     runnable: list[Sequence]
     """The sequences that were runnable when it was planned"""
     decodes: list[Work]
     adapters: dict[Digest, int]
+    chunk: Work | None
+    prompts: int
+    """How many sequences were in their prompt phase"""
+
+    @property
+    def may_go_on(self) -> bool:
+        """True if the next iteration is alike, while the runnable sequences are the same."""
+        if self.chunk is None:
+            return may_go_on(self.decodes, self.runnable)
+        return may_go_on_beside(self.decodes, self.chunk.sequence, self.runnable)
