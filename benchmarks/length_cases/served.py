@@ -7,6 +7,7 @@ work. In the end it also writes to its database while a refit runs beside it.
 """
 
 import asyncio
+import itertools
 import os
 import random
 import sys
@@ -117,17 +118,19 @@ async def p99_while_saving(
 ) -> float:
     """Of single prompts, while others' answers arrive and are written, and weights are fitted again."""
     made, figures = Prompts(99), []
+    # Before the clock runs: to make them takes this process longer than the predictor takes for its answer.
+    answers = [made.outcomes(made.adapters(10)) for _ in range(ASKED // 5)]
+    requests = [made.prompts(made.adapters(1)) for _ in range(ASKED)]
     child = await asyncio.create_subprocess_exec(*refit, env=environment)
 
     async def learn() -> None:
-        while True:
-            await stub.Observe(made.outcomes(made.adapters(10)), timeout=10)
+        for outcomes in itertools.cycle(answers):
+            await stub.Observe(outcomes, timeout=10)
             await asyncio.sleep(5 * PAUSE)
 
     learning = asyncio.create_task(learn())
     try:
-        for _ in range(ASKED):
-            request = made.prompts(made.adapters(1))
+        for request in requests:
             started = time.perf_counter()
             await stub.Predict(request, timeout=10)
             figures.append((time.perf_counter() - started) * 1000)

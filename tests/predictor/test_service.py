@@ -217,7 +217,7 @@ async def test_a_save_writes_no_more_than_it_may_and_the_rest_later(tmp_path: Pa
             await observe(predictor.address, 25, adapter=f"acme/{number}")
         counts = []
         for _ in range(60):
-            await predictor.persistence.flush(at_most=20 * MAX_SAMPLE_BYTES)
+            await predictor.persistence.flush(at_most=ROWS_PER_WRITE // 5 * MAX_SAMPLE_BYTES)
             counts.append(await length_samples.count_samples(store))
         assert counts[0] == ROWS_PER_WRITE, "one batch at least"
         assert max(counts[n + 10] - counts[n] for n in range(50)) <= 2 * ROWS_PER_WRITE

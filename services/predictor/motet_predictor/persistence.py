@@ -14,9 +14,9 @@ from motet_predictor.waiting_samples import WaitingSamples
 
 log = structlog.get_logger(__name__)
 
-ROWS_PER_WRITE = 100
-"""Scopes that are packed or unpacked without a pause: about 5 ms of the event loop, which must also answer Predict in
-time. The same number of samples is written with them."""
+ROWS_PER_WRITE = 50
+"""Scopes that are packed or unpacked without a pause, and the same number of samples is written with them: about 1 ms
+of the event loop, which must also answer Predict in time."""
 
 _Row = table.PredictorState | table.LengthSample
 
