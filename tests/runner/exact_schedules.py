@@ -25,11 +25,16 @@ from motet.domain import BASE, Digest, ParkMethod, RequestId, pages_for
 from motet.errors import MotetError
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Finish, Logprobs, NewSequence, Sampling, State
+from motet_runner.plan import StepPlan
 from tests.runner.engines import load
 from tests.runner.random_models import ENDS, VOCABULARY, RandomAdapter, configs, save_adapter, save_base
 
 SHAPES = 18
 ENGINES = 6
+RUNS = (2, 3)
+"""The engines where the pages of a sequence are contiguous"""
+LARGER = 8
+"""How many times as large promises are there, so that they fill the pages"""
 MOST_LIVE = 20
 DRAIN_STEPS = 5_000
 
@@ -132,7 +137,8 @@ class Schedules:
         )
 
     def _engine(self, number: int) -> Engine:
-        """Each with settings of its own."""
+        """Each with settings of its own. In two of them the pages of a sequence are contiguous."""
+        contiguous = number in RUNS
 
         def tap(requests: list[RequestId], logits: torch.Tensor) -> None:
             for request, row in zip(requests, logits, strict=True):
@@ -140,8 +146,10 @@ class Schedules:
 
         config = EngineConfig(
             model=self.base,
+            preset="paged-promises" if contiguous else "paged-chunk",
+            contiguous=contiguous,
             kernels="exact",
-            kv_cache_mib=[1, 2, 4][number % 3],
+            kv_cache_mib=1 if contiguous else [1, 2, 4][number % 3],
             host_kv_mib=1,
             plan_ahead=number % 2,
             prefix_cache=number % 4 < 2,
@@ -150,9 +158,22 @@ class Schedules:
             max_resident_adapters=[4, 2][number // 2 % 2],
         )
         engine = Engine(config, on_logits=tap)
+        if contiguous:
+            self._count_moves(engine)
         for digest, folder in self.adapters.items():
             load(engine, digest, folder)
         return engine
+
+    def _count_moves(self, engine: Engine) -> None:
+        plan = engine.planner.plan
+
+        def counted() -> StepPlan | None:
+            made = plan()
+            for moved in made.moves if made is not None else ():
+                self.happened["pages of runs moved"] += len(moved)
+            return made
+
+        engine.planner.plan = counted  # type: ignore[method-assign]
 
     def _see(self, request: RequestId, row: torch.Tensor) -> None:
         """One row of logits. One that a sequence lost when it was parked comes once more."""
@@ -234,6 +255,8 @@ class Schedules:
 
     def _give(self, new: NewSequence, number: int) -> None:
         engine = self.engines[number]
+        if number in RUNS:
+            new = replace(new, promise=LARGER * new.promise)
         while True:
             try:
                 engine.add(new)
