@@ -3,19 +3,27 @@
 import asyncio
 import json
 import os
+import select
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from motet import telemetry
 from motet.clock import FakeClock
 from motet.errors import SetupError
 from motet.health import Health
 from motet.telemetry import KEEP_NAME_SECONDS, OTHER_LABEL, BoundedLabels, new_registry, serving_metrics
 from motet.transport.over_grpc import is_healthy, serving
+from tests.common.waiting import until
+
+PATIENCE_SECONDS = 10.0
 
 
 async def ask(path: Path, request: str) -> tuple[list[str], str]:
@@ -96,6 +104,47 @@ async def test_a_scraper_that_disconnects_disturbs_no_other(tmp_path: Path) -> N
             writer.close()
         head, _ = await ask(path, "GET / HTTP/1.0\r\n\r\n")
         assert head[0].endswith("200 OK")
+
+
+class Slow:
+    """Metrics that are not written before somebody says so."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+        self.at_once = self.most_at_once = 0
+
+    def collect(self) -> list[Metric]:
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self.asked.set()
+        assert self.go_on.wait(PATIENCE_SECONDS), "the event loop stands still meanwhile"
+        self.at_once -= 1
+        return []
+
+
+async def test_metrics_that_take_long_to_write_stop_nothing_else(tmp_path: Path) -> None:
+    path, registry, slow = tmp_path / "m.sock", CollectorRegistry(), Slow()
+    registry.register(slow)  # type: ignore[arg-type]
+    async with serving_metrics(f"unix:{path}", registry), asyncio.timeout(PATIENCE_SECONDS):
+        readers = [asyncio.create_task(ask(path, "GET /metrics HTTP/1.1\r\n\r\n")) for _ in range(3)]
+        assert await asyncio.to_thread(slow.asked.wait, PATIENCE_SECONDS)
+        assert (await ask(path, "GET /livez HTTP/1.1\r\n\r\n"))[0][0] == "HTTP/1.1 200 OK"
+        slow.go_on.set()
+        assert {head[0] for head, _ in await asyncio.gather(*readers)} == {"HTTP/1.1 200 OK"}
+    assert slow.most_at_once == 1
+
+
+async def test_a_scraper_that_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "READ_SECONDS", 0.05)
+    path, registry = tmp_path / "m.sock", CollectorRegistry()
+    Counter("motet_test", "long " * 1_000_000, registry=registry)
+    async with serving_metrics(f"unix:{path}", registry):
+        with socket.socket(socket.AF_UNIX) as reader:
+            reader.connect(str(path))
+            reader.send(b"GET /metrics HTTP/1.1\r\n\r\n")
+            ended = select.poll()
+            ended.register(reader, select.POLLHUP)
+            await until(lambda: ended.poll(0), PATIENCE_SECONDS)
 
 
 async def test_a_dead_processes_socket_is_replaced(tmp_path: Path) -> None:

@@ -142,6 +142,11 @@ class BoundedLabels:
         return True
 
 
+ASK_SECONDS = 5.0
+READ_SECONDS = 30.0
+"""How long a client may take to ask, and to read its answer."""
+
+
 @asynccontextmanager
 async def serving_metrics(
     address: str, registry: CollectorRegistry, health: Health | None = None
@@ -149,16 +154,17 @@ async def serving_metrics(
     """Answer GET and HEAD on `unix:/path` or `host:port`. With an empty address, serve nothing.
 
     `/livez` and `/readyz` answer what `health` says: status 200, or 503 with the reason. Any other path answers with
-    the metrics.
+    the metrics. With many names these take seconds to write, so that happens in a thread, for one reader at a time.
     """
     if not address:
         yield
         return
     health = health or Health()
+    writing = asyncio.Lock()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(ASK_SECONDS):
                 request = await reader.readuntil(b"\r\n\r\n")
             method, target, *_ = *request.split(b" ", 2), b""
             match target.partition(b"?")[0]:
@@ -167,16 +173,18 @@ async def serving_metrics(
                 case b"/readyz":
                     status, kind, body = _verdict(health.unready_reason())
                 case _:
-                    status, kind, body = "200 OK", CONTENT_TYPE_LATEST, generate_latest(registry)
+                    async with writing:
+                        status, kind = "200 OK", CONTENT_TYPE_LATEST
+                        body = await asyncio.to_thread(generate_latest, registry)
             head = (
                 f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             writer.write(head.encode() + (b"" if method == b"HEAD" else body))
-            await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass  # the client is gone and needs no answer
         finally:
             writer.close()
+            asyncio.get_running_loop().call_later(READ_SECONDS, writer.transport.abort)
 
     path = socket_path(address)
     try:
