@@ -11,7 +11,7 @@ import math
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from motet.api.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from motet.digest import ContentDigest
 from motet.domain import Digest
 from motet.errors import BaseModelReplaced, ModelNotFound, MotetError
 from motet.rpc import Session, Sessions
@@ -37,7 +38,6 @@ from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.generate_service import sequence_of
 
 BASE_DIGEST = "sha256:" + "b" * 64
-ASSET_DIGEST = "sha256:" + "a" * 64
 GROUP = "default/tiny"
 EOS = "<|end|>"
 END = 0
@@ -82,6 +82,14 @@ def model_assets(*, template: str | None = TEMPLATE, vocabulary: int = 400) -> d
     return assets | ({"chat_template.jinja": template.encode()} if template is not None else {})
 
 
+def assets_digest(assets: Mapping[str, bytes]) -> Digest:
+    content = ContentDigest()
+    for name, data in sorted(assets.items()):
+        content.begin(name, len(data))
+        content.update(data)
+    return content.digest()
+
+
 Stream = Session[int, runner_pb2.GenerateDown]
 """One connection of a gateway to a runner."""
 
@@ -116,7 +124,7 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.incarnation = f"{instance}-1"
         self.assets = assets
         self.base_digest = BASE_DIGEST
-        self.asset_digest = ASSET_DIGEST
+        self.asset_digest = assets_digest(assets)
         self.step_seconds = 0.0
         self.tokens_per_step = 1
         self.scores_per_step = 1 << 30

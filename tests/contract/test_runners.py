@@ -12,7 +12,7 @@ from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc
 from motet.digest import asset_digest
 from motet.transport.over_grpc import open_channel
 from motet_simulator.fake_engine import FakeEngine
-from testbed.fake_services import ASSET_DIGEST, FakeRunner, model_assets
+from testbed.fake_services import FakeRunner, model_assets
 from tests.runner_service.fake_peers import CheckingGateway, gateway_to, until
 from tests.support.in_process_runner import in_process_runner, short_folder
 
@@ -26,7 +26,7 @@ async def small(folder: Path) -> AsyncIterator[tuple[str, str]]:
     runner.step_seconds = STEP_SECONDS
     await runner.start()
     try:
-        yield runner.address, ASSET_DIGEST
+        yield runner.address, runner.asset_digest
     finally:
         await runner.stop()
 

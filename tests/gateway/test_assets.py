@@ -1,22 +1,77 @@
 """The files of base models that a gateway keeps."""
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
+from motet.digest import ASSET_FILES, asset_digest, hex_of
 from motet.errors import MotetError
 from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway.assets import AssetStore
+from testbed.fake_services import FakeServices, assets_digest, fake_services, model_assets
 from tests.common.waiting import until
 
 
-async def test_files_that_cannot_be_used_cost_no_memory_with_each_request(tmp_path):
-    (tmp_path / "0").mkdir()
+async def test_files_that_cannot_be_used_cost_no_memory_with_each_request(tmp_path: Path) -> None:
+    digest = asset_digest(tmp_path)
+    (tmp_path / hex_of(digest)).mkdir()
     loaded = []
     store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork())
-    store.fetch("sha256:0", list)
+    store.fetch(digest, list)
     await until(lambda: loaded)
     depths = set()
     for _ in range(3):
         with pytest.raises(MotetError) as raised:
-            store.get("sha256:0")
+            store.get(digest)
         depths.add(len(raised.traceback))
     assert len(depths) == 1
+
+
+async def fetched(cluster: FakeServices, folder: Path) -> AssetStore:
+    loaded = asyncio.Event()
+    store = AssetStore(folder, loaded.set, network=GrpcNetwork())
+    store.fetch(cluster.runners[-1].asset_digest, lambda: [runner.address for runner in cluster.runners])
+    await until(loaded.is_set)
+    await store.close()
+    return store
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+async def test_files_that_a_power_failure_has_damaged_are_fetched_again(tmp_path: Path, damage: str) -> None:
+    """Some of it nobody would notice: without its template, the model would have none."""
+    files = model_assets() | {"special_tokens_map.json": b"{}"}
+    assert files.keys() == set(ASSET_FILES)
+    digest = assets_digest(files)
+    kept = tmp_path / hex_of(digest)
+    kept.mkdir()
+    for name, content in files.items():
+        (kept / name).write_bytes(content)
+    match damage:
+        case "cut":
+            (kept / "tokenizer.json").write_bytes(files["tokenizer.json"][:4096])
+        case "empty":
+            (kept / "chat_template.jinja").write_bytes(b"")
+        case "gone":
+            (kept / "generation_config.json").unlink()
+    async with fake_services(assets=files) as cluster:
+        store = await fetched(cluster, tmp_path)
+        model = store.get(digest)
+        assert model is not None
+        assert model.template is not None
+        assert asset_digest(kept) == digest
+        assert [runner.asset_requests for runner in cluster.runners] == [1]
+        await fetched(cluster, tmp_path)
+        assert [runner.asset_requests for runner in cluster.runners] == [1], "what is whole stays"
+
+
+async def test_files_that_have_changed_under_a_runner_are_not_taken(tmp_path: Path) -> None:
+    async with fake_services(runners=2) as cluster:
+        changed, good = cluster.runners
+        changed.assets = changed.assets | {"chat_template.jinja": b"something else"}
+        store = await fetched(cluster, tmp_path)
+        model = store.get(good.asset_digest)
+        assert model is not None
+        assert model.template is not None
+        assert model.template.text.encode() == good.assets["chat_template.jinja"]
+        assert [runner.asset_requests for runner in cluster.runners] == [1, 1]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from motet.asset_fields import check_asset_files
+from motet.digest import asset_digest, hex_of
 from motet.errors import Internal, ModelFolderError
 from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway.assets import AssetStore
@@ -82,12 +83,14 @@ async def test_requests_for_a_model_that_cannot_be_used_get_an_error_at_once(
         (folder / MALFORMED[how][0]).write_bytes(MALFORMED[how][1])
     else:
         monkeypatch.setattr(ModelTokenizer, "from_folder", breaks)
+    digest = asset_digest(folder)
+    folder.rename(folder.parent / hex_of(digest))
     ended = asyncio.Event()
     store = AssetStore(folder.parent, ended.set, network=GrpcNetwork())
     nowhere: Callable[[], list[str]] = list
-    store.fetch("sha256:abc", nowhere)
+    store.fetch(digest, nowhere)
     async with asyncio.timeout(PATIENCE_S):
         await ended.wait()
     with pytest.raises(Internal, match=r"temperature must be|nobody thought of this"):
-        store.get("sha256:abc")
+        store.get(digest)
     await store.close()

@@ -8,7 +8,7 @@ import pytest
 
 from motet.api.v1 import scheduler_pb2
 from motet.errors import BaseModelReplaced, ModelNotFound
-from testbed.fake_services import BASE_DIGEST, FakeServices, byte_tokenizer, model_assets
+from testbed.fake_services import BASE_DIGEST, FakeServices, assets_digest, byte_tokenizer, model_assets
 from tests.gateway.conftest import Served, eventually, serve
 
 NEW = "sha256:" + "e" * 64
@@ -117,8 +117,8 @@ async def test_a_request_names_the_base_model_that_it_was_tokenised_for(served: 
 def change_base(cluster: FakeServices) -> None:
     """The group's runner gets other weights, and another tokenizer."""
     runner = cluster.runners[0]
-    runner.base_digest, runner.asset_digest = NEW, "sha256:" + "f" * 64
     runner.assets = model_assets(vocabulary=260)
+    runner.base_digest, runner.asset_digest = NEW, assets_digest(runner.assets)
     cluster.scheduler.publish()
 
 
@@ -132,7 +132,7 @@ async def test_a_waiting_request_is_tokenised_again_for_the_base_model_that_repl
     await eventually(lambda: cluster.scheduler.enqueued)
     change_base(cluster)
     waiting = list(cluster.scheduler.enqueued)
-    await eventually(lambda: served.gateway.assets.get("sha256:" + "f" * 64))
+    await eventually(lambda: served.gateway.assets.get(cluster.runners[0].asset_digest))
     cluster.scheduler.holds = False
     for enqueue in waiting:
         cluster.scheduler.refuse_replaced(enqueue.request)

@@ -13,11 +13,12 @@ from pathlib import Path
 import structlog
 
 from motet.api.v1 import runner_pb2
+from motet.digest import ASSET_FILES, asset_digest
 from motet.errors import Internal, MotetError, SetupError
 from motet.rpc import Backoff
 from motet.transport import CallFailed, Network
 from motet.transport.methods import ASSETS
-from motet_gateway.tokens.text_model import ASSET_FILES, ModelTokenizer
+from motet_gateway.tokens.text_model import ModelTokenizer
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +59,7 @@ class AssetStore:
     async def _load(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
         folder = self._folder / digest.rpartition(":")[2]
         try:
-            if not folder.is_dir():
+            if not await asyncio.to_thread(_is_whole, folder, digest):
                 await self._fetch_from_any(digest, addresses, folder)
             self._models[digest] = await asyncio.to_thread(ModelTokenizer.from_folder, folder)
             self._failures.pop(digest, None)
@@ -92,11 +93,24 @@ class AssetStore:
                 chunks = channel.download(ASSETS, runner_pb2.AssetsRequest(digest=digest))
                 async with contextlib.aclosing(chunks):
                     await _write_files(chunks, unfinished)
+            if (received := await asyncio.to_thread(asset_digest, unfinished)) != digest:
+                raise ValueError(f"its files have the digest {received}: they have changed since it started")
             # Another process may have put the same files there meanwhile.
             with contextlib.suppress(OSError):
                 unfinished.replace(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _is_whole(folder: Path, digest: str) -> bool:
+    """Whether it has the files of this digest. If not, it is removed: a power failure may have cut its files."""
+    with contextlib.suppress(OSError):
+        if asset_digest(folder) == digest:
+            return True
+    if folder.exists():
+        log.warning("assets_damaged", folder=str(folder), hint="They are fetched again from a runner.")
+        shutil.rmtree(folder, ignore_errors=True)
+    return False
 
 
 async def _write_files(chunks: AsyncIterator[runner_pb2.AssetChunk], folder: Path) -> None:

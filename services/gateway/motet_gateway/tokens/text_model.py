@@ -21,13 +21,6 @@ from motet_gateway.tokens.token_bytes import TokenBytes
 # and each of them keeps memory.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-ASSET_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "config.json",
-)
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
