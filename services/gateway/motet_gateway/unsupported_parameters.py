@@ -52,5 +52,10 @@ def refuse_known_to_others(extra: Mapping[str, Any]) -> None:
     for name in extra.keys() & UNSUPPORTED.keys():
         why, harmless = UNSUPPORTED[name]
         value = extra[name]
-        if value is not None and value not in harmless:
+        if value is not None and not any(_is_same(value, one) for one in harmless):
             raise UnsupportedParameter(f"{name}: {why}", param=name)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """To Python, 0 equals false: vLLM's `prompt_logprobs: 0` asks for something."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
