@@ -4,6 +4,7 @@ The gateway tokenises the text, the predictor of this state directory explains i
 the two together: the predictor knows hashes of tokens, and the key is a file of the gateway."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,16 +15,20 @@ import typer
 
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.errors import SetupError
+from motet.service_main import read
 from motet.transport import CallFailed
 from motet.transport.methods import EXPLAIN_ESTIMATE
 from motet.transport.over_grpc import GrpcNetwork
 from motet_cli.chat import CONNECT_SECONDS, READ_TIMEOUT_SECONDS, credential, message_of, url_of
 from motet_cli.printer import Printer, visible
+from motet_cli.readiness import read_status
 from motet_gateway.features_key import FEATURES_KEY_FILE, read_key
 from motet_gateway.prompt_features import FeatureName, PromptFeatures
+from motet_gateway.settings import Settings
 from motet_operator.local.state_directory import StateDirectory
 
 EXPLAIN_SECONDS = 5.0
+KEY_SETTING = "MOTET_GATEWAY_FEATURES_KEY_FILE"
 _SPACES = str.maketrans("Ġ▁", "  ")
 """How vocabularies write the space before a word"""
 
@@ -41,12 +46,12 @@ def try_(
     card = _asked(base, f"/v1/models/{quote(adapter)}")
     ids, words = asked["tokens"], dict(zip(asked["tokens"], asked["token_strs"], strict=True))
     limit = max_tokens or max(1, asked["max_model_len"] - len(ids))
-    made = _features(layout.data / FEATURES_KEY_FILE)
+    made = _features(read(Settings).features_key_file or layout.data / FEATURES_KEY_FILE)
     numbers = (1, round(4 * temperature), 0, limit.bit_length())
     names = made.named(ids, numbers)
     prompt = predictor_pb2.Prompt(
         tenant=tenant,
-        adapter=full_name(card, adapter),
+        adapter=full_name(card, adapter, read_status(layout).get("adapters", [])),
         prompt_tokens=len(ids),
         max_tokens=limit,
         features=made.of(ids, numbers).tolist(),
@@ -61,11 +66,16 @@ def try_(
     return 0
 
 
-def full_name(card: dict[str, Any], adapter: str) -> str:
-    """As the gateway asks the predictor: tenant/name, and no name for a base model."""
+def full_name(card: dict[str, Any], said: str, adapters: Sequence[dict[str, Any]]) -> str:
+    """As the gateway asks the predictor: namespace and name of the object, whatever its model name is, and no name for
+    a base model. `adapters`: those of the status."""
     if card["tenant"] is None:
         return ""
-    return f"{card['tenant']}/{adapter.rpartition(':')[2].rpartition('/')[2]}"
+    model = f"{card['tenant']}/{said.rpartition(':')[2].rpartition('/')[2]}"
+    found = [one for one in adapters if one["model"] == model]
+    # Several pools may have one model name: then it is the one with these bytes.
+    found.sort(key=lambda one: (one["certificate"] or {}).get("digest") != card["digest"])
+    return f"{found[0]['namespace']}/{found[0]['name']}" if found else model
 
 
 def _asked(base: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -85,9 +95,9 @@ def _features(key_file: Path) -> PromptFeatures:
     if not key_file.is_file():
         raise SetupError(
             f"{key_file} is missing: without the gateway's key nobody knows what features mean. "
-            "Run this on the machine of the gateway, with its --data-dir."
+            f"Run this on the machine of the gateway, with its --data-dir and its {KEY_SETTING}, if it has one."
         )
-    return PromptFeatures(read_key(key_file, named="--data-dir"))
+    return PromptFeatures(read_key(key_file, named=f"{KEY_SETTING} or --data-dir"))
 
 
 async def _explained(address: str, prompt: predictor_pb2.Prompt) -> predictor_pb2.ExplainEstimateResponse:

@@ -166,10 +166,14 @@ def test_an_estimate_is_explained_with_the_words_of_the_prompt(
         "token_strs": ["A", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}poem"],
         "max_model_len": 1000,
     }
-    cards = {"/v1/models/poet": {"tenant": "acme"}, "/v1/models/org/base": {"tenant": None}}
+    cards = {
+        "/v1/models/bard": {"tenant": "acme", "digest": "sha256:1"},
+        "/v1/models/org/base": {"tenant": None},
+    }
+    layout.status.write_text(json.dumps({"adapters": ADAPTERS}))
     monkeypatch.setattr(predict_try, "_asked", lambda _base, path, body=None: tokens if body else cards[path])
 
-    def explained(adapter: str = "poet") -> int:
+    def explained(adapter: str = "bard") -> int:
         asked = {"adapter": adapter, "tenant": "acme", "max_tokens": 0, "temperature": 1.0}
         return predict_try.try_(data_dir, "A poem", as_json=True, **asked)  # type: ignore[arg-type]
 
@@ -196,7 +200,8 @@ def test_an_estimate_is_explained_with_the_words_of_the_prompt(
 
     assert asyncio.run(serve_and_ask("org/base")) == 0
     assert json.loads(capsys.readouterr().out)["answers"] == 7
-    assert asyncio.run(serve_and_ask("poet")) == 0
+    monkeypatch.setenv("MOTET_GATEWAY_FEATURES_KEY_FILE", str(key.rename(layout.data / "mounted.key")))
+    assert asyncio.run(serve_and_ask("bard")) == 0
     document = json.loads(capsys.readouterr().out)
     (move,) = document["moves"]
     assert move["feature"] == "token ' poem'"
@@ -206,6 +211,16 @@ def test_an_estimate_is_explained_with_the_words_of_the_prompt(
     assert document["features_known"]
 
 
-@pytest.mark.parametrize("said", ["poet", "acme/poet", "pool:poet", "pool:acme/poet"])
+ADAPTERS = [
+    {"namespace": "acme", "name": "other", "model": "acme/bard", "certificate": {"digest": "sha256:2"}},
+    {"namespace": "acme", "name": "new", "model": "acme/bard", "certificate": None},
+    {"namespace": "acme", "name": "poet", "model": "acme/bard", "certificate": {"digest": "sha256:1"}},
+    {"namespace": "else", "name": "theirs", "model": "else/bard", "certificate": {"digest": "sha256:1"}},
+]
+
+
+@pytest.mark.parametrize("said", ["bard", "acme/bard", "pool:bard", "pool:acme/bard"])
 def test_an_adapter_is_named_as_the_gateway_does(said: str) -> None:
-    assert predict_try.full_name({"tenant": "acme"}, said) == "acme/poet"
+    """By its object, whose name is not the one in requests; several pools may have that."""
+    assert predict_try.full_name({"tenant": "acme", "digest": "sha256:1"}, said, ADAPTERS) == "acme/poet"
+    assert predict_try.full_name({"tenant": "acme", "digest": None}, said, []) == "acme/bard"
