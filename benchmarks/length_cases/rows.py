@@ -33,9 +33,18 @@ TASKS = SETS[-1]
 class Row:
     set: str
     fold: int
-    """By the hash of the prompt"""
     sample: Sample
-    """Its tenant is the set, or the task"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    tenant: str
+    """The set, or the task"""
+    fold: int
+    """By the hash of the prompt"""
+    ids: list[int]
+    tokens: int
+    """Of the answer"""
 
 
 def complete(data: Path) -> bool:
@@ -46,14 +55,24 @@ def all_rows(data: Path) -> list[Row]:
     encoder, made = tokenizer(data), PromptFeatures(bytes(32))
     rows = []
     for name in SETS:
-        read = list(_lines(data / f"prompts/{name}.jsonl.gz"))
-        prompts = [_prompt(row) for row in read]
-        for row, prompt, encoded in zip(read, prompts, encoder.encode_batch(prompts), strict=True):
-            tenant = f"t0 {row['tenant']}" if name == TASKS else name
-            tokens = min(row["n_out_llama2"] + 1, LONGEST)  # with the token that ends it
-            fold = int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % FOLDS
-            rows.append(Row(name, fold, Sample(tenant, "a", tokens, False, made.of(encoded.ids))))
+        rows += [
+            Row(name, one.fold, Sample(one.tenant, "a", one.tokens, False, made.of(one.ids)))
+            for one in prompts_of(data, encoder, name)
+        ]
     return rows
+
+
+def prompts_of(data: Path, encoder: Tokenizer, name: str) -> Iterator[Prompt]:
+    """The prompts of a set."""
+    read = list(_lines(data / f"prompts/{name}.jsonl.gz"))
+    texts = [_text(row) for row in read]
+    for row, text, encoded in zip(read, texts, encoder.encode_batch(texts), strict=True):
+        yield Prompt(
+            tenant=f"t0 {row['tenant']}" if name == TASKS else name,
+            fold=int(hashlib.sha256(text.encode()).hexdigest(), 16) % FOLDS,
+            ids=encoded.ids,
+            tokens=min(row["n_out_llama2"] + 1, LONGEST),  # with the token that ends it
+        )
 
 
 def tokenizer(data: Path) -> Tokenizer:
@@ -72,7 +91,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _prompt(row: dict[str, Any]) -> str:
+def _text(row: dict[str, Any]) -> str:
     for name in ("question", "prompt"):
         if name in row:
             return str(row[name])
