@@ -57,6 +57,8 @@ class StepTrace:
             "attention": result.attention_calls,
             "padding": result.padding,
         }
+        if plan.moves:
+            line["moved"] = sum(map(len, plan.moves))
         if cycle is not None:
             line["cycle"] = round(cycle * 1000, 3)
         changed = self._changed_promises(planner)

@@ -126,6 +126,15 @@ def test_an_adapter_moves_runs_and_an_idle_one_yields_to_them() -> None:
     assert "whole" in device.finished
 
 
+def test_a_promise_beyond_the_longest_life_takes_no_pages_from_its_adapter() -> None:
+    planner = planner_of_runs()
+    device = FakeDevice(planner)
+    planner.commands.add(new("tuned", prompt=1, max_tokens=3 * PAGE_TOKENS, promise=PAGES, adapter="x"))
+    planner.commands.load_adapter(Digest("x"), adapter_layout(5))
+    device.run()
+    assert "tuned" in device.finished
+
+
 def test_runs_need_a_preset_that_admits_by_promises() -> None:
     with pytest.raises(SetupError, match=r"engine\.contiguous needs .* Choose one of ft-max"):
         preset_named("paged-chunk", contiguous=True)

@@ -126,7 +126,7 @@ class SequenceMemory:
     def _lengthen(self, sequence: Sequence, promise: int, *, spare: Digest | None = None) -> bool:
         """Take the pages of a promise that are missing, so that all of them are one run. False, without any change, if
         there are too few. Other runs may be moved together first (S3-12)."""
-        grant = self.adapters.lengthen(sequence.pages, promise - sequence.left_pages, spare=spare)
+        grant = self.adapters.lengthen(sequence.pages, _length_of_run(sequence, promise), spare=spare)
         if grant is None:
             return False
         self.move_pages(grant.moved, grant.effects)
@@ -283,7 +283,7 @@ class SequenceMemory:
         shared, adapter = len(sequence.pages), sequence.adapter
         missing = max(0, needed - shared)
         if self._contiguous and missing:
-            missing = promise - sequence.left_pages
+            missing = _length_of_run(sequence, promise)
         free, in_use = self.free_beside(adapter), self.adapters.pages_in_use(adapter)
         at_hand = free + shared if ordered else 0
         why_not = self.ledger.why_not(sequence, promise, at_hand, pages_of_adapters=in_use)
@@ -328,7 +328,7 @@ class SequenceMemory:
             assert len(sequence.pages) <= max(sequence.promise, 0), (sequence.request, len(sequence.pages))
             held = (sequence.left_pages + max(len(sequence.pages), len(sequence.host_pages))) * PAGE_TOKENS
             if self._contiguous and sequence.pages:
-                first, count = sequence.pages[0], sequence.promise - sequence.left_pages
+                first, count = sequence.pages[0], _length_of_run(sequence, sequence.promise)
                 assert sequence.pages == [*range(first, first + count)], (sequence.request, sequence.pages, count)
             assert sequence.computed <= sequence.scheduled <= held, (sequence.request, sequence.scheduled, held)
 
@@ -336,6 +336,11 @@ class SequenceMemory:
 def _pages_of_kv(sequence: Sequence) -> int:
     """How many pages hold its scheduled tokens, without those that its window has left."""
     return pages_for(sequence.scheduled) - sequence.left_pages
+
+
+def _length_of_run(sequence: Sequence, promise: int) -> int:
+    """No longer than its longest life, which is sure to fit beside its adapter: a promise may be larger."""
+    return min(promise, sequence.most_pages) - sequence.left_pages
 
 
 def _state_after_resume(sequence: Sequence, *, adapter_is_here: bool) -> State:
