@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from motet_operator.local.state_directory import StateDirectory
 
 HELP = """/model NAME  talk to another model      /models  list the models
 /clear       forget the conversation    /quit    end (or Ctrl-D)"""
+
+NO_GATEWAY = "Is a gateway of Motet at this URL? Name one with --url."
 
 CONNECT_SECONDS = 5.0
 READ_TIMEOUT_SECONDS = 120.0
@@ -76,7 +78,7 @@ def url_of(data_dir: Path) -> str:
     url = read_status(layout).get("url")
     if not isinstance(url, str) or not url:
         raise SetupError(
-            f"Motet is not running (state directory {layout.data}). Start it with `motet up`, or give --url."
+            f"Motet is not running (state directory {layout.data}). Start it with `motet up`, or name its --data-dir."
         )
     return url
 
@@ -170,19 +172,22 @@ def _answer(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
             data = line.removeprefix("data:").strip()
             if data == "[DONE]":
                 return
-            event = json.loads(data)
-            if "error" in event:
-                raise GatewayRefused(event["error"].get("message", "the stream ended with an error"))
-            for choice in event.get("choices", []):
-                yield choice.get("delta", {}).get("content") or ""
+            with _of_a_gateway():
+                event = json.loads(data)
+                if "error" in event:
+                    raise GatewayRefused(event["error"].get("message", "the stream ended with an error"))
+                pieces = [choice["delta"].get("content") or "" for choice in event["choices"]]
+            yield from pieces
+    raise GatewayRefused(f"the answer ended without [DONE]. {NO_GATEWAY}")
 
 
 def _models(client: httpx.Client) -> list[dict[str, Any]]:
     response = client.get("/v1/models")
     if response.status_code != httpx.codes.OK:
         raise GatewayRefused(message_of(response))
-    models: list[dict[str, Any]] = response.json()["data"]
-    return models
+    with _of_a_gateway():
+        models: list[dict[str, Any]] = response.json()["data"]
+        return [{"id": str(model["id"]), "state": model.get("state")} for model in models]
 
 
 def _first_model(client: httpx.Client) -> str:
@@ -191,6 +196,15 @@ def _first_model(client: httpx.Client) -> str:
         raise GatewayRefused("the gateway has no models yet. See `motet status`.")
     answering = [model for model in models if model.get("state") != "failed"] or models
     return str(answering[0]["id"])
+
+
+@contextmanager
+def _of_a_gateway() -> Iterator[None]:
+    """Read what a gateway sends. Anybody may answer at the URL."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise GatewayRefused(f"the answer cannot be read. {NO_GATEWAY}") from error
 
 
 def message_of(response: httpx.Response) -> str:

@@ -87,8 +87,10 @@ def chat(  # noqa: PLR0917
     message: Annotated[
         str | None, typer.Option("--message", "-m", help="Send this message, print the answer, and end.")
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=10, help="0 always takes the likeliest token.")
+    ] = None,
 ) -> None:
     """Talk to a model."""
     from motet_cli.chat import Conversation

@@ -100,7 +100,11 @@ def _manifests(options: Options, layout: StateDirectory) -> tuple[Path, str]:
         folder = options.manifests.expanduser().absolute()
         if not folder.exists():
             raise ManifestError(f"{folder} does not exist. Give -f a folder of manifests.")
-    reading = read_all(files_of(folder))
+    try:
+        files = files_of(folder)
+    except OSError as error:
+        raise ManifestError(f"{folder}: {error.strerror}. Give -f a folder of manifests, or a file.") from None
+    reading = read_all(files)
     if reading.problems:
         for problem in reading.problems[:20]:
             typer.echo(str(problem), err=True)

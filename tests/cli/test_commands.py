@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from motet_cli.chat import Conversation, chat
 from testbed.local_stack import MOTET, copy_of_bundled, write_adapter
 from testbed.machine import lacking
 
@@ -89,6 +90,13 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/none does not exist. Give -f a folder of manifests." in refused(
         "--data-dir", str(tmp_path / "d"), "-f", str(tmp_path / "none")
     )
+
+
+def test_what_is_neither_a_folder_nor_a_file_is_named(tmp_path: Path) -> None:
+    """A pipe: `motet up -f <(…)`. It could not be watched."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    said = refused("--data-dir", str(tmp_path / "d"), "-f", str(pipe))
+    assert f"{pipe}: Not a directory. Give -f a folder of manifests, or a file." in said
 
 
 def test_wrong_yaml_is_shown_with_its_places(tmp_path: Path) -> None:
@@ -244,6 +252,43 @@ def test_chat_reports_a_broken_answer_on_its_own_line() -> None:
             server.shutdown()
     assert (done.returncode, done.stdout) == (2, "half an\n")
     assert "Is Motet running?" in done.stderr
+
+
+class NoGateway(Listing):
+    """Something else listens there, or is between."""
+
+    said = "<html>"
+
+    def do_GET(self) -> None:
+        self._answer("application/json", self.said)
+
+    def do_POST(self) -> None:
+        self._answer("text/event-stream", self.said)
+
+
+@pytest.mark.parametrize("model", ["", "any"])
+@pytest.mark.parametrize(
+    "said", ["<html>", "[]", '{"data": 1}', "data: <html>\n\n", "data: []\n\n", "data: {}\n\n", ""]
+)
+def test_chat_with_something_else_at_the_url_says_so(
+    model: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(NoGateway, "said", said)
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoGateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            status = chat(Path("nowhere"), url=url, message="hello", conversation=Conversation(model))
+        finally:
+            server.shutdown()
+    assert status == 1
+    assert "Is a gateway of Motet at this URL? Name one with --url." in capsys.readouterr().err
+
+
+def test_chat_refuses_a_temperature_that_no_gateway_takes() -> None:
+    done = motet("chat", "any", "--url", "http://127.0.0.1:1", "-m", "hello", "--temperature", "nan")
+    assert done.returncode == 2
+    assert "--temperature" in done.stderr
 
 
 class RefusingSome(Listing):
