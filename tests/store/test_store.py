@@ -260,7 +260,13 @@ async def test_a_database_of_a_newer_version_is_left_alone(url: str, store: Stor
         await migrate(url)
 
 
-@pytest.mark.parametrize("url", ["", "motet.db", "mysql://localhost/motet", "sqlite:///motet.db"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "motet.db", "mysql://localhost/motet", "sqlite:///motet.db"),
+        *("sqlite+aiosqlite://", "sqlite+aiosqlite:///", "sqlite+aiosqlite:///:memory:"),
+    ],
+)
 async def test_an_unusable_url_is_refused_with_the_right_form(url: str) -> None:
     with pytest.raises(SetupError, match=r"postgresql\+asyncpg://"):
         await migrate(url)

@@ -136,6 +136,8 @@ def parse(url: str) -> URL:
         raise SetupError(f"{url!r} is not a database URL. {hint}") from None
     if parsed.drivername not in ("sqlite+aiosqlite", "postgresql+asyncpg"):
         raise SetupError(f"databases of kind {parsed.drivername!r} are not supported. {hint}")
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise SetupError(f"{url!r} names no file: each connection would have an empty database of its own. {hint}")
     return parsed
 
 
