@@ -132,6 +132,8 @@ async def test_every_path_is_described_and_no_other(served: Served) -> None:
         (CHAT, {"messages": HELLO, "max_tokens": 4, "logprobs": True, "top_logprobs": 1, **STREAMED}),
         (CHAT, {"messages": HELLO, "max_tokens": 4, "stream": True}),
         (PLAIN, {"prompt": "Hello", "max_tokens": 4, "echo": True}),
+        (PLAIN, {"prompt": "Hello", "max_tokens": 4, "echo": True, "logprobs": 1}),
+        (PLAIN, {"prompt": "Hello", "max_tokens": 0, "echo": True, "logprobs": 1, **STREAMED}),
         (PLAIN, {"prompt": ["a", "b"], "max_tokens": 4, "logprobs": 2}),
         (PLAIN, {"prompt": "Hello", "max_tokens": 4, "logprobs": 1, **STREAMED}),
         ("/tokenize", {"prompt": "Hello", "return_token_strs": True}),

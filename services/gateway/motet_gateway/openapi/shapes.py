@@ -115,8 +115,9 @@ class ChatCompletionChunk(Shape):
 
 class CompletionLogprobs(Shape):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """Null for the first token of a prompt that comes back, as in `top_logprobs`: nothing is before it."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
     """Where each token begins in the text, in characters."""
 
