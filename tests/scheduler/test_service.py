@@ -271,6 +271,17 @@ async def test_an_operator_of_a_past_term_is_rejected_with_the_reason(system):
         await until(lambda: known() == {"default/old"})
 
 
+async def test_what_an_operators_earlier_stream_still_brings_is_dropped(system):
+    """A stream may seem alive here for a while after its operator has opened another one."""
+    known = lambda: {str(name) for name in system.control.scheduler.adapters.by_name}  # noqa: E731
+    async with fake_operator(system.control.scheduler_address) as later:
+        later.state(adapter_entry("new", write_adapter(system.folder / "new")))
+        await until(lambda: known() == {"default/new"})
+        system.operator.state(adapter_entry("old", write_adapter(system.folder / "old")))
+        await until(lambda: not system.operator.link.connected)
+        assert known() == {"default/new"}
+
+
 async def test_tenant_and_class_of_a_request_are_known_wherever_it_is(system):
     """In the queue, on its runner, and in the next scheduler; in the supervisor, which needs no tenant, its class."""
 

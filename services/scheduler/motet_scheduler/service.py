@@ -16,7 +16,7 @@ from motet.errors import Internal, MotetError, NotFound, Overloaded
 from motet.event_record import Write, recorded
 from motet.leadership import Leadership
 from motet.levels import Levels
-from motet.rpc import EndStream, Link, Session, Sessions
+from motet.rpc import REPLACED, EndStream, Link, Session, Sessions
 from motet.runner_info import Failure, RunnerIdentity
 from motet.surroundings import Surroundings
 from motet.terms import check_term
@@ -102,7 +102,8 @@ class SchedulerService:
             closed=lambda _: log.info("operator_disconnected"),
         )
         self._operator_numbers = itertools.count(1)
-        self._operator_term = 0
+        self._operator = (0, 0)
+        """Who has said what the catalog is: the term, and of its streams the newest."""
         self.supervisor: Link[supervisor_pb2.AdviseUp, supervisor_pb2.AdviseDown] = Link(
             "supervisor",
             supervisor_address,
@@ -233,12 +234,17 @@ class SchedulerService:
 
     def _on_operator_message(self, session: Session[int, scheduler_pb2.SyncDown], up: scheduler_pb2.SyncUp) -> None:
         self._check_not_failed()
-        if up.term < self._operator_term:
-            log.warning("operator_rejected_stale_term", term=up.term, highest=self._operator_term)
-            session.send(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=self._operator_term)))
+        term, newest = self._operator
+        if up.term < term:
+            log.warning("operator_rejected_stale_term", term=up.term, highest=term)
+            session.send(scheduler_pb2.SyncDown(outranked=scheduler_pb2.Outranked(term=term)))
             return
-        check_term(up.term, self._operator_term, "an operator")
-        self._operator_term = up.term
+        check_term(up.term, term, "an operator")
+        if up.term == term and session.peer < newest:
+            # The operator has another stream already. What was under way on this one is older.
+            session.end(REPLACED)
+            return
+        self._operator = (up.term, session.peer)
         if (event := conversion.sync_event(up)) is not None:
             self.handle(event)
 

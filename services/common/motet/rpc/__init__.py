@@ -12,12 +12,13 @@ Each of these rules comes from a failure that we have seen:
 from motet.rpc.links import Backoff, Link, RedirectToLeader
 from motet.rpc.message_failures import EndStream, known_error
 from motet.rpc.outbox import Outbox
-from motet.rpc.sessions import Session, Sessions, run_stream
+from motet.rpc.sessions import REPLACED, Session, Sessions, run_stream
 from motet.transport import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
 
 __all__ = [
     "FIRST_RETRY_SECONDS",
     "LAST_RETRY_SECONDS",
+    "REPLACED",
     "Backoff",
     "EndStream",
     "Link",
