@@ -155,16 +155,15 @@ def _rows(
         iteration.prompts = 0 if resuming else len(prompts)
     prefills_left = preset.prefills or UNBOUNDED
     for sequence in prompts:
-        wanted = min(sequence.to_schedule, sequence.room)
         if prefills_left == 0 or tokens_left == 0:
-            continue
+            break
+        wanted = min(sequence.to_schedule, sequence.room)
         if preset.chunked:
             count = min(wanted, tokens_left)
         elif wanted <= tokens_left or not iteration.prefills:
             count = wanted
         else:
-            tokens_left = 0  # stop, not skip: a shorter prompt behind does not overtake (OR-06)
-            continue
+            break  # stop, not skip: a shorter prompt behind does not overtake (OR-06)
         iteration.prefills.append(_prefill(sequence, count))
         tokens_left = max(0, tokens_left - count)
         prefills_left -= 1

@@ -6,6 +6,7 @@ sequence that was passed over `PASSED_OVER_AT_MOST` times goes first, and ends t
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from motet_runner.plan.presets import UNBOUNDED, Preset
@@ -35,6 +36,8 @@ def choose(waiting: Iterable[Candidate], preset: Preset, *, places: int, pages: 
 
     They are given by arrival. The choice is made in the order of the preset.
     """
+    if pages is None and preset.order == "arrival":
+        return list(islice(waiting, places))
     left = UNBOUNDED if pages is None else pages
     chosen: list[Candidate] = []
     for one, may_be_skipped in _in_order(list(waiting), preset):

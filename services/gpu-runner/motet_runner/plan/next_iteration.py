@@ -64,7 +64,8 @@ class NextIteration:
         """Sequences that will start soon look again: others may have computed their pages meanwhile."""
         fresh = (sequence for sequence in self._sequences.runnable() if sequence.row is None)
         for sequence in islice(fresh, self._places):
-            self._memory.share_cached(sequence, sequence.promise)
+            if sequence.chain is not None:
+                self._memory.share_cached(sequence, sequence.promise)
 
     def _with_pages(self, *, idle: bool) -> Iteration:
         suspects_first = self._turns.suspects_first
@@ -81,7 +82,8 @@ class NextIteration:
             [
                 sequence
                 for sequence in self._sequences.runnable()
-                if sequence.may_be_scheduled and (sequence.started or not self.waits_for_parent(sequence))
+                if sequence.may_be_scheduled
+                and (sequence.started or sequence.new.parent is None or not self.waits_for_parent(sequence))
             ],
             self._preset,
             chunk_tokens=self._chunk.size,

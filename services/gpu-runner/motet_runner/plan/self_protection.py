@@ -34,7 +34,10 @@ class SelfProtection:
         """Extend or park for sequences that stand at their promise without an answer. `idle`: no iteration is
         launched."""
         runnable = self._sequences.runnable()
-        others_run = not all(sequence.stands_at_promise for sequence in runnable)
+        standing = sum(sequence.stands_at_promise for sequence in runnable)
+        if not standing:
+            return
+        others_run = standing < len(runnable)
         for sequence in runnable:
             if sequence.state is State.PARKED or not sequence.stands_at_promise:
                 continue
