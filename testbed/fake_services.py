@@ -382,6 +382,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         # Ways to misbehave.
         self.holds = False
         self.refuses: common_pb2.Failure | None = None
+        self.accounts: list[scheduler_pb2.AccountLevel] = []
+        self.admits = False
         self.retired: set[str] = set()
         """Digests of revisions that are no longer served."""
         self.places_at: FakeRunner | None = None
@@ -474,10 +476,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             address=runner.address,
             promise=common_pb2.Promise(pages=4, tokens=64),
             base_digest=runner.base_digest,
+            accounts=self.accounts,
         )
 
     def refusal(self, request: str, epoch: int, failure: common_pb2.Failure) -> scheduler_pb2.ServeDown:
-        refused = scheduler_pb2.Refused(term=self.term, request=request, epoch=epoch, failure=failure)
+        refused = scheduler_pb2.Refused(
+            term=self.term, request=request, epoch=epoch, failure=failure, accounts=self.accounts
+        )
         return scheduler_pb2.ServeDown(refused=refused)
 
     def _hear(self, session: Gateway, message: scheduler_pb2.ServeUp) -> None:
@@ -525,7 +530,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             gone = ModelNotFound("this revision of the adapter is no longer served").to_proto()
             session.send(self.refusal(enqueue.request, enqueue.epoch, gone))
         elif self.holds:
-            position = scheduler_pb2.Position(request=enqueue.request, position=3)
+            position = scheduler_pb2.Position(request=enqueue.request, position=3, admitted=self.admits)
             session.send(scheduler_pb2.ServeDown(position=position))
         else:
             self.place(enqueue.request, enqueue.epoch, session, avoid=enqueue.avoid)

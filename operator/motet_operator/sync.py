@@ -11,6 +11,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.domain import ObjectName
 from motet.errors import reason_of
 from motet.leadership import Leadership
+from motet.resources.limits import Limits
 from motet.resources.status import MAX_MODULES, Artifact
 from motet.rpc import Link
 from motet.runner_info import KernelState
@@ -199,6 +200,7 @@ class SchedulerSync:
                         scale_down_stabilization_seconds=pool.scale_down_stabilization_seconds,
                         tenants=pool.tenants,
                         max_classes={name: _CLASSES[priority] for name, priority in pool.max_priorities.items()},
+                        limits={name: _limits(one) for name, one in pool.limits.items()},
                     )
                     for pool in self._catalog.pools
                 ],
@@ -385,3 +387,11 @@ def _artifact(it: scheduler_pb2.Certificate) -> Artifact | None:
     except ValidationError as error:
         log.warning("certificate_invalid", digest=it.digest[:80], problems=error.error_count())
         return None
+
+
+def _limits(it: Limits) -> scheduler_pb2.Limits:
+    return scheduler_pb2.Limits(
+        requests_per_minute=it.requests_per_minute or 0,
+        tokens_per_minute=it.tokens_per_minute or 0,
+        concurrency=it.concurrency or 0,
+    )

@@ -111,14 +111,20 @@ async def test_the_catalog_goes_up_whole_whenever_it_changes_and_after_each_reco
 
 async def test_the_catalog_is_sent_with_tenants_and_shares(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    place = view(pools=[pool(allowedNamespaces={"from": "All"})], adapters=[adapter("a", share=["acme"]), adapter("b")])
+    tenants = {"overrides": [{"namespace": "acme", "tokensPerMinute": 9}]}
+    place = view(
+        pools=[pool(allowedNamespaces={"from": "All"}, tenants=tenants)],
+        adapters=[adapter("a", share=["acme"]), adapter("b")],
+    )
     async with fake_scheduler(address) as scheduler, syncing(address) as sync:
         sync.send_state(reconcile(place).catalog, [])
         await until(lambda: len(scheduler.snapshots()) == 1)
         snapshot = scheduler.received[-1].snapshot
         assert [list(one.share) for one in snapshot.adapters] == [["acme"], []]
         assert [list(one.tenants) for one in snapshot.pools] == [["*"]]
-        assert [dict(one.max_classes) for one in snapshot.pools] == [{"*": common_pb2.REQUEST_CLASS_STANDARD}]
+        standard = common_pb2.REQUEST_CLASS_STANDARD
+        assert [dict(one.max_classes) for one in snapshot.pools] == [{"*": standard, "acme": standard}]
+        assert [dict(one.limits) for one in snapshot.pools] == [{"acme": scheduler_pb2.Limits(tokens_per_minute=9)}]
 
 
 async def test_an_invalid_certificate_is_left_out_and_the_rest_of_the_report_counts(tmp_path: Path) -> None:

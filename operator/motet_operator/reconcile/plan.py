@@ -7,6 +7,7 @@ from typing import Literal
 
 from motet.domain import ObjectName
 from motet.resources.fields import Priority
+from motet.resources.limits import Limits
 from motet.resources.status import AdapterCounts, Artifact, Condition, Slots
 from motet_operator.reconcile.view import AdapterReplica, RunnerTemplate
 
@@ -130,6 +131,9 @@ class PoolEntry:
 
     max_priorities: Mapping[str, Priority] = field(default_factory=dict)
     """The highest class that its group grants to each namespace; "*" is every other one."""
+
+    limits: Mapping[str, Limits] = field(default_factory=dict)
+    """What its group grants to each namespace, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -309,6 +309,7 @@ def catalog_pools(
             scale_down_stabilization_seconds=pool.resource.spec.autoscaling.scale_down_stabilization_seconds,
             tenants=tenants[pool.resource.group],
             max_priorities={name: grant.max_priority for name, grant in grants[pool.resource.group].items()},
+            limits={name: grant for name, grant in grants[pool.resource.group].items() if grant.limited},
         )
         for pool in by_seniority(view.pools)  # of a group's entries the first one counts
         if pool.resource.object_name not in refused or pool.resource.object_name in serving

@@ -38,6 +38,7 @@ OpenAI `type`.
 """
 
 import re
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Self
@@ -79,6 +80,8 @@ class MotetError(Exception):
         """For an adapter's error: the reason of the condition in its status, such as RankTooLarge. Empty: see the
         code."""
         self.retry_after = self.mapping.retry_after if retry_after is None else retry_after
+        self.headers: Mapping[str, str] = {}
+        """That an HTTP client gets with it."""
 
     @property
     def code(self) -> str:
@@ -156,7 +159,8 @@ class NotFound(MotetError):
 
 
 class RateLimited(MotetError):
-    """Not used in this version, which has no quotas per tenant."""
+    """A tenant or an adapter is over its `requestsPerMinute` or `tokensPerMinute`; the message says which. Try again
+    after the time in `retry-after`. A prompt with more tokens than a minute allows is refused for good."""
 
     mapping = ErrorMapping("rate_limit_exceeded", 429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 1.0)
 

@@ -32,6 +32,7 @@ def enqueue(live: LiveChoice, now: float) -> scheduler_pb2.Enqueue:
         parent=order.parent,
         choices=order.choices,
         prefix_hashes=order.prefix_hints,
+        admitted=live.admitted,
     )
 
 

@@ -17,7 +17,7 @@ from motet.terms import check_leaders_term, check_term
 from motet.time_split import PartSeconds, TimePart, TimeSplit
 from motet.transport import Network
 from motet.transport.methods import SERVE
-from motet_gateway import choice_messages
+from motet_gateway import choice_messages, rate_limits
 from motet_gateway.catalog import Catalog, CurrentCatalog
 from motet_gateway.generation import (
     CancelAtRunner,
@@ -167,6 +167,7 @@ class Dispatcher:
             case "position":
                 if (live := self.choices.get(message.position.request)) is not None:
                     why = f" ({message.position.why})" if message.position.why else ""
+                    live.admitted |= message.position.admitted
                     live.sink.waiting(f"queued position={message.position.position}{why}")
             case "moved":
                 self._placed(message.moved.placement, engine_hung=message.moved.engine_hung)
@@ -214,7 +215,9 @@ class Dispatcher:
     def _refused(self, refused: scheduler_pb2.Refused) -> None:
         live = self.choices.get(refused.request)
         if live is not None and not self._is_stale_term(refused.term):
-            self._carry_out(live, live.generation.refused(refused.epoch, from_proto(refused.failure)))
+            error = from_proto(refused.failure)
+            error.headers = rate_limits.headers(refused.accounts)
+            self._carry_out(live, live.generation.refused(refused.epoch, error))
 
     def _placed(self, placed: scheduler_pb2.Placed, *, engine_hung: bool = False) -> None:
         if self._is_stale_term(placed.term):
@@ -229,6 +232,7 @@ class Dispatcher:
             placed.base_digest,
         )
         if (live := self.choices.get(placed.request)) is not None:
+            live.admitted, live.record.accounts = True, placed.accounts
             if live.generation.placement is not None:  # the scheduler moves it
                 self._interrupted(live)
             self._carry_out(live, live.generation.placed(placement, engine_hung=engine_hung))

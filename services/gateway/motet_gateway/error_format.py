@@ -29,8 +29,8 @@ def error_headers(error: MotetError) -> dict[str, str]:
         headers["www-authenticate"] = "Bearer"
     if makes_sense:
         headers["retry-after"] = str(min(MAX_RETRY_AFTER_SECONDS, math.ceil(error.retry_after)))
-        headers["retry-after-ms"] = str(int(min(MAX_RETRY_AFTER_SECONDS, error.retry_after) * 1000))
-    return headers
+        headers["retry-after-ms"] = str(math.ceil(min(MAX_RETRY_AFTER_SECONDS, error.retry_after) * 1000))
+    return headers | dict(error.headers)
 
 
 def error_response(error: MotetError, extra: dict[str, str] | None = None) -> Response:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from motet.api.v1 import common_pb2, runner_pb2
+from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.errors import MotetError
 from motet.time_split import TimeSplit
 from motet_gateway.generation import EndReason, Generation
@@ -67,6 +67,8 @@ class ChoiceRecord:
     promised_tokens: int = 0
     """When it was first placed: of prompt and answer. 0: it was not placed."""
     parks: int = 0
+    accounts: Sequence[scheduler_pb2.AccountLevel] = ()
+    """That it draws from, as the scheduler said when it placed it."""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,8 @@ class LiveChoice:
     generation: Generation = field(init=False)
     heard_at: float = field(init=False)
     """When a runner last sent something for it."""
+    admitted: bool = False
+    """A scheduler has let it in: no quota refuses it any more."""
     pause: Pause | None = None
     """Since it has lost its runner, until its next token."""
 

@@ -16,6 +16,7 @@ from motet.runner_info import (
 )
 from motet.terms import check_epoch
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.quotas.accounts import AccountLevel
 from motet_scheduler.policy.values import (
     AdapterReadiness,
     AdapterRef,
@@ -28,6 +29,7 @@ from motet_scheduler.policy.values import (
     Certificate,
     Estimate,
     GroupName,
+    Limits,
     PoolSpec,
     Promise,
     RevisionKey,
@@ -108,6 +110,26 @@ def _write_certificate(it: Certificate) -> scheduler_pb2.Certificate:
     )
 
 
+def _read_limits(it: scheduler_pb2.Limits) -> Limits:
+    return Limits(
+        requests_per_minute=it.requests_per_minute, tokens_per_minute=it.tokens_per_minute, concurrency=it.concurrency
+    )
+
+
+def _write_account(it: AccountLevel) -> scheduler_pb2.AccountLevel:
+    return scheduler_pb2.AccountLevel(
+        holder=it.holder,
+        name=it.name,
+        group=it.group,
+        requests_per_minute=it.requests_per_minute,
+        requests=it.requests,
+        tokens_per_minute=it.tokens_per_minute,
+        tokens=it.tokens,
+        unplaced_requests=it.unplaced_requests,
+        unplaced_tokens=it.unplaced_tokens,
+    )
+
+
 def _read_parent(it: str) -> RequestId | None:
     return RequestId(it) if it else None
 
@@ -174,6 +196,7 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
                 parent=_read_parent(it.parent),
                 choices=max(1, it.choices),
                 prefix_hints=tuple(it.prefix_hashes[:MAX_PROMPT_HINTS]),
+                admitted=it.admitted,
             )
         case "cancel":
             return events.CancelRequested(gateway, RequestId(up.cancel.request))
@@ -201,6 +224,7 @@ def place(effect: effects.SendPlaced, term: int) -> scheduler_pb2.ServeDown:
         address=effect.address,
         promise=write_promise(effect.promise),
         base_digest=effect.base,
+        accounts=map(_write_account, effect.accounts),
     )
     if effect.moved_reason:
         moved = scheduler_pb2.Moved(placement=placed, reason=effect.moved_reason, engine_hung=effect.engine_hung)
@@ -211,14 +235,20 @@ def place(effect: effects.SendPlaced, term: int) -> scheduler_pb2.ServeDown:
 def refuse(effect: effects.SendRefused, term: int) -> scheduler_pb2.ServeDown:
     return scheduler_pb2.ServeDown(
         refused=scheduler_pb2.Refused(
-            request=effect.request, failure=effect.failure.to_proto(), term=term, epoch=effect.epoch
+            request=effect.request,
+            failure=effect.failure.to_proto(),
+            term=term,
+            epoch=effect.epoch,
+            accounts=map(_write_account, effect.accounts),
         )
     )
 
 
 def position(effect: effects.SendPosition) -> scheduler_pb2.ServeDown:
     return scheduler_pb2.ServeDown(
-        position=scheduler_pb2.Position(request=effect.request, position=effect.position, why=effect.why)
+        position=scheduler_pb2.Position(
+            request=effect.request, position=effect.position, why=effect.why, admitted=effect.admitted
+        )
     )
 
 
@@ -420,6 +450,7 @@ def _read_pool(it: scheduler_pb2.PoolEntry) -> PoolSpec:
         stabilization=it.scale_down_stabilization_seconds,
         tenants=tuple(it.tenants),
         max_classes=tuple(sorted((name, RequestClass.from_proto(one)) for name, one in it.max_classes.items())),
+        limits=tuple(sorted((name, _read_limits(one)) for name, one in it.limits.items())),
     )
 
 
@@ -442,6 +473,7 @@ def _read_adapter(it: scheduler_pb2.AdapterEntry) -> AdapterSpec:
         max_replicas=it.max_replicas,
         max_bytes=it.max_bytes,
         share=tuple(it.share),
+        limits=_read_limits(it.limits),
     )
 
 

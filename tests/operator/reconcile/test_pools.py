@@ -801,6 +801,18 @@ def test_the_catalog_has_the_priorities_that_the_oldest_pool_of_a_group_grants()
         assert entry.max_priorities == {"*": "Batch", "acme": "Batch", "chat": "Interactive"}
 
 
+def test_the_catalog_has_the_limits_of_each_namespace() -> None:
+    overrides = [{"namespace": "acme", "tokensPerMinute": 9}, {"namespace": "chat", "maxPriority": "Interactive"}]
+    limited = pool("a", tenants={"default": {"requestsPerMinute": 60, "concurrency": 4}, "overrides": overrides})
+    (entry,) = reconcile(view(pools=[limited])).catalog.pools
+    said = {
+        name: (one.requests_per_minute, one.tokens_per_minute, one.concurrency) for name, one in entry.limits.items()
+    }
+    assert said == {"*": (60, None, 4), "acme": (60, 9, 4), "chat": (60, None, 4)}
+    (entry,) = reconcile(view(pools=[pool("a")])).catalog.pools
+    assert entry.limits == {}
+
+
 @pytest.mark.parametrize(
     ("allowed", "tenants"),
     [

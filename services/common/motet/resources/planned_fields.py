@@ -11,9 +11,6 @@ PLANNED_FIELDS: dict[str, dict[str, str]] = {
     },
     "ServingPool": {
         "spec.tenants.default.weight": "shares of tenants",
-        "spec.tenants.default.requestsPerMinute": "quotas of tenants",
-        "spec.tenants.default.tokensPerMinute": "quotas of tenants",
-        "spec.tenants.default.concurrency": "quotas of tenants",
         "spec.tenants.default.maxAdapters": "a limit of adapters for each tenant",
         "spec.slo": "latency targets",
         "spec.template.volumes": "further volumes of pods",

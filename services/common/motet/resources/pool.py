@@ -25,6 +25,7 @@ from motet.resources.fields import (
     SourceRevision,
     UniqueBy,
 )
+from motet.resources.limits import Limits
 from motet.resources.namespaces import AllowedNamespaces
 from motet.resources.source_uris import (
     MODEL_URI_MEANING,
@@ -246,7 +247,7 @@ class Admission(ResourceModel):
     """The largest number of adapters. If there are more, those that were served before stay, then the oldest."""
 
 
-class TenantGrant(ResourceModel):
+class TenantGrant(Limits):
     """What a namespace gets."""
 
     max_priority: Priority = "Standard"
@@ -256,7 +257,7 @@ class TenantGrant(ResourceModel):
     """On how many runners each of its adapters may stay resident without requests (`placement.minReplicas`)."""
 
 
-class TenantOverride(ResourceModel):
+class TenantOverride(Limits):
     """What one namespace gets. An absent field is as in `default`."""
 
     namespace: DnsLabel

@@ -31,7 +31,7 @@ from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.runner_info import RequestClass
 from motet.time_split import PartSeconds
-from motet_gateway import direct_writes, sse
+from motet_gateway import direct_writes, rate_limits, sse
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.echo import EchoedPrompt, echoed_prompts
 from motet_gateway.answers.logprobs import Columns, CompletionLogprobs, LogprobsWriter
@@ -637,7 +637,8 @@ class AnswerResponse(Response):
             headers.append((b"x-motet-length", self._estimate.source.encode()))
         if timing := self._timings.header():
             headers.append((b"server-timing", timing.encode()))
-        return headers
+        limits = rate_limits.headers(self._records[0].accounts) if self._records else {}
+        return headers + [(name.encode(), value.encode()) for name, value in limits.items()]
 
     # -------------------------------------------------------------------------------------------------------- counting
 

@@ -29,6 +29,7 @@ from motet.errors import (
     NotFound,
     Overloaded,
     PoolSaturated,
+    RateLimited,
     RequestKillsEngines,
     RequestTooLarge,
     StoreUnavailable,
@@ -50,6 +51,7 @@ OF_BODIES = (InvalidRequest, UnsupportedParameter, UnsupportedMediaType, Request
 OF_MODELS = (ModelNotFound, NoRunner, AdapterError, AdapterIncompatible, AdapterFetchFailed)
 OF_ANSWERS = (
     ContextLengthExceeded,
+    RateLimited,
     PoolSaturated,
     DeadlineExceeded,
     Declined,
@@ -59,12 +61,25 @@ OF_ANSWERS = (
     RequestKillsEngines,
 )
 
-REQUEST_ID = {"x-request-id": "The id of this HTTP request: the client's own, or a new one. The gateway's log has it."}
-OF_AN_ANSWER = REQUEST_ID | {
-    "x-motet-request": "The id of the generation; it is part of `id` in the body.",
-    "x-motet-length": "Who estimated the length of the answer: `model:<version>`, `tenant` or `max_tokens`.",
-    "server-timing": "Milliseconds of each phase that is over: `prepare`, `queue`, `prefill`.",
+OF_QUOTAS = {
+    f"x-ratelimit-{what}-{of}": f"{meaning} Only if {of} are limited."
+    for of in ("requests", "tokens")
+    for what, meaning in (
+        ("limit", f"The {of} that may be used in a minute."),
+        ("remaining", f"The {of} that may be used at once."),
+        ("reset", "How long until ten seconds of the limit may be used at once, such as `6s`."),
+    )
 }
+REQUEST_ID = {"x-request-id": "The id of this HTTP request: the client's own, or a new one. The gateway's log has it."}
+OF_AN_ANSWER = (
+    REQUEST_ID
+    | {
+        "x-motet-request": "The id of the generation; it is part of `id` in the body.",
+        "x-motet-length": "Who estimated the length of the answer: `model:<version>`, `tenant` or `max_tokens`.",
+        "server-timing": "Milliseconds of each phase that is over: `prepare`, `queue`, `prefill`.",
+    }
+    | OF_QUOTAS
+)
 OF_A_STREAM = OF_AN_ANSWER | {"cache-control": "`no-cache`", "x-accel-buffering": "`no`"}
 OF_AN_ERROR = REQUEST_ID | {
     "x-should-retry": "`true` where sending it again makes sense, else `false`.",
@@ -74,6 +89,7 @@ OF_AN_ERROR = REQUEST_ID | {
 OF_ONE_ERROR = {
     HTTPStatus.UNAUTHORIZED: {"www-authenticate": "`Bearer`"},
     HTTPStatus.METHOD_NOT_ALLOWED: {"allow": "The method to use."},
+    HTTPStatus.TOO_MANY_REQUESTS: OF_QUOTAS,
 }
 
 

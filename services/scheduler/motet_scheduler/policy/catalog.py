@@ -143,6 +143,7 @@ class CatalogPublisher:
         for group in self._state.bases.models_changed(*models):
             self._state.bases_changed = True
             self._state.adapters.base_changed(group)
+        self._state.quotas.state(event.pools, event.adapters, self._state.now)
         limits_changed = self._state.limits.state(event.adapters)
         for queue in self._state.queues.values() if limits_changed else ():
             queue.limits_changed(limits_changed, self._state.limits.has_limit)
@@ -285,6 +286,7 @@ class CatalogPublisher:
         for adapter in saved.adapters:
             self._state.adapters.restore(adapter.spec, adapter.serving)
         self._state.limits.state(adapter.spec for adapter in saved.adapters)
+        self._state.quotas.state(saved.pools, [adapter.spec for adapter in saved.adapters], self._state.now)
         self._state.namespaces = saved.namespaces
 
     def to_save(self) -> SavedCatalog:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from motet.domain import NO_TENANT, Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, Failure, KernelState, RunnerIdentity, Tier
+from motet_scheduler.policy.quotas.accounts import AccountLevel
 from motet_scheduler.policy.values import (
     AdapterReadiness,
     AdapterRef,
@@ -34,6 +35,8 @@ class SendPlaced:
     """Why the request moves here from another runner (PU-17); empty if it does not."""
     engine_hung: bool = False
     """The engine of the runner that it leaves hangs; this request may be the cause."""
+    accounts: tuple[AccountLevel, ...] = ()
+    """That it draws from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class SendRefused:
     """Its last epoch: a gateway that runs the request under this or an earlier epoch ends it."""
     failure: Failure
     tenant: Tenant = NO_TENANT
+    accounts: tuple[AccountLevel, ...] = ()
+    """That it may not draw from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class SendPosition:
     request: RequestId
     position: int
     why: str
+    admitted: bool = True
+    """False: it waits until its quota lets it in."""
 
 
 @dataclass(frozen=True, slots=True)

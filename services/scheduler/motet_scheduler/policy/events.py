@@ -58,6 +58,8 @@ class Enqueued:
     """How many choices the call has, with this one."""
     prefix_hints: tuple[int, ...] = ()
     """Of the first pages of its prompt (`motet.prefix_hints`)."""
+    admitted: bool = False
+    """A scheduler has let it in before: its quota refuses it no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

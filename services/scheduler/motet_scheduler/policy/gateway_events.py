@@ -9,6 +9,7 @@ from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import REVISION_REPLACED
 from motet_scheduler.policy.placement import Placer, Positions
 from motet_scheduler.policy.queue import Queue
+from motet_scheduler.policy.quota_gate import QuotaGate
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.state import SchedulerState
@@ -18,10 +19,16 @@ _NOT_YOURS = Internal("a request with this id belongs to another gateway; send i
 
 class GatewayEvents:
     def __init__(
-        self, state: SchedulerState, lifecycle: RequestLifecycle, placer: Placer, positions: Positions
+        self,
+        state: SchedulerState,
+        lifecycle: RequestLifecycle,
+        quota_gate: QuotaGate,
+        placer: Placer,
+        positions: Positions,
     ) -> None:
         self._state = state
         self._lifecycle = lifecycle
+        self._quota_gate = quota_gate
         self._placer = placer
         self._positions = positions
         self._departed: set[str] = set()
@@ -67,11 +74,14 @@ class GatewayEvents:
                 parent=live.parent,
             )
             self._lifecycle.begin(request)
+            request.draw = self._state.quotas.draw(request, self._state.now)
         elif request.waiting:
-            self._state.queues[request.group].remove(request)
+            self._lifecycle.leave_queue(request)
         elif request.placement is not None and request.placement.epoch != live.epoch:
             self._lifecycle.release_promise(request)
         request.delivered = live.delivered
+        if request.draw is not None:
+            request.draw.adopt()
         request.epoch = max(request.epoch, live.epoch)
         request.moved_reason, request.engine_hung = "", False
         request.placement = Placement(live.instance, live.incarnation, live.epoch, self._state.now)
@@ -99,6 +109,10 @@ class GatewayEvents:
 
     def enqueued(self, event: events.Enqueued) -> None:
         epoch = event.epoch
+        before = self._state.requests.get(event.request)
+        charged = event.admitted or event.delivered > 0
+        if before is not None and before.gateway == event.gateway:
+            charged |= self._state.quotas.undo(before, self._state.now)
         known = self._lifecycle.known(event.request)
         if known is not None and known.gateway != event.gateway:
             self._refuse(event.gateway, event.request, epoch, _NOT_YOURS, event.tenant)
@@ -129,12 +143,23 @@ class GatewayEvents:
             parent=event.parent,
             choices=event.choices,
             prefix_hints=event.prefix_hints,
+            delivered=event.delivered,
         )
+        request.draw = self._state.quotas.draw(request, self._state.now)
+        over = self._quota_gate.refusal(request) if not charged else None
+        if over is not None:
+            accounts = request.draw.told(self._state.now) if request.draw is not None else ()
+            self._state.quotas.end(request, self._state.now)
+            self._state.note_event(event.request, "refused", over.message)
+            failure = Failure.of(over)
+            self._state.emit(effects.SendRefused(event.gateway, event.request, epoch, failure, event.tenant, accounts))
+            return
         self._lifecycle.begin(request)
-        request.delivered = event.delivered
         request.epoch = epoch
         request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.config.avoid_after_decline)
         self._state.note_event(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
+        if not self._quota_gate.enter(request, event.deadline, charged=charged):
+            return
         self._lifecycle.enqueue(request, timeout=event.deadline)
         self._placer.place_group(queue)
         if request.id in self._state.requests and request.waiting and not self._placer.refuse_too_large(request):
@@ -182,6 +207,7 @@ class GatewayEvents:
         if request is None:
             return
         self._state.note_event(request.id, "finished", f"{event.output_tokens} tokens, {event.reason}")
+        request.delivered = max(request.delivered, event.output_tokens)
         placement = request.placement
         self._lifecycle.end(request)
         if placement is not None and placement.epoch != event.epoch:

@@ -161,6 +161,8 @@ class Placer:
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)
         self._state.families.placed(request, runner.instance)
         request.waiting_reason, request.reported_position = "", (0, "")
+        if request.draw is not None:
+            request.draw.was_placed()
         self._lifecycle.placed(request.id, request.epoch)
         runner.record_promise((request.id, request.epoch), promise.pages, request.digest, self._state.now)
         self._state.emit(effects.ExpectRequest(runner.instance, request.id, request.epoch, promise, request.digest))
@@ -177,6 +179,7 @@ class Placer:
                 base=runner.base.digest,
                 moved_reason=request.moved_reason,
                 engine_hung=request.engine_hung,
+                accounts=request.draw.told(self._state.now) if request.draw is not None else (),
             )
         )
         request.moved_reason, request.engine_hung = "", False

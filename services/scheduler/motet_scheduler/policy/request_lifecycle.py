@@ -70,9 +70,11 @@ class RequestLifecycle:
     def end(self, request: Request) -> None:
         """Forget a request: it has ended, or its gateway will send it again."""
         if request.waiting:
-            self._state.queues[request.group].remove(request)
+            self.leave_queue(request)
         else:
             self.release_promise(request)
+        if request.draw is not None:
+            self._state.quotas.end(request, self._state.now)
         del self._state.requests[request.id]
         self._state.families.end(request)
         self._state.timelines.end(request.id)
@@ -80,6 +82,13 @@ class RequestLifecycle:
             self._state.adapter_uses[request.digest] -= 1
             if not self._state.adapter_uses[request.digest]:
                 del self._state.adapter_uses[request.digest]
+
+    def leave_queue(self, request: Request) -> None:
+        if request.held:
+            request.deadline_at = None
+            self._state.quotas.leave(request)
+        else:
+            self._state.queues[request.group].remove(request)
 
     def forget(self, requests: Iterable[Request]) -> None:
         """End these, some in each event. Nothing is placed or said for them any more."""
@@ -205,7 +214,7 @@ class RequestLifecycle:
         return bool(self._forgotten or self._moving) or self.deadlines.next_due() <= self._state.now
 
     def tick(self) -> None:
-        self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()))
+        self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()) + self._state.quotas.waiting)
         self.expire_deadlines()
         again: defaultdict[GroupName, list[Request]] = defaultdict(list)
         while self.retry_times and self.retry_times[0][0] <= self._state.now:
@@ -249,12 +258,14 @@ class RequestLifecycle:
 
     def expire_deadlines(self) -> None:
         for request in self.deadlines.expired(self._state.now, ENDED_AT_ONCE):
-            explain(self._state, request)
+            if not request.held:
+                explain(self._state, request)
+            what = "for its quota" if request.held else "and no runner could take it"
             waited = (
-                f"The request waited {request.queue_timeout:.3g} seconds and no runner could take it: "
-                f"{request.waiting_reason}. Send it again later."
+                f"The request waited {request.queue_timeout:.3g} seconds {what}: {request.waiting_reason}. Send it "
+                "again later."
             )
-            up = any(runner.takes_work for runner in self._state.runners_of(request.group))
+            up = request.held or any(runner.takes_work for runner in self._state.runners_of(request.group))
             self.refuse(request, Failure.of(DeadlineExceeded(waited) if up else NoRunner(waited)))
 
 

@@ -7,6 +7,7 @@ from math import log2
 from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass
+from motet_scheduler.policy.quotas.accounts import Draw
 from motet_scheduler.policy.values import Estimate, GroupName, Promise, SchedulerConfig
 
 QueueKey = tuple[float, int]
@@ -103,6 +104,8 @@ class Request:
     """How many choices the call has, with this one."""
     prefix_hints: tuple[int, ...] = ()
     """Of the first pages of its prompt."""
+    draw: Draw | None = None
+    """What it has of its tenant's and its adapter's quota. None: nothing limits it."""
     need: Requirement | None = None
     """Cached: a request is tried many times before it is placed."""
     size: int = field(init=False, default=0)
@@ -128,6 +131,11 @@ class Request:
     @property
     def waiting(self) -> bool:
         return self.placement is None
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits for its quota, and is in no queue."""
+        return self.draw is not None and self.draw.waits_for is not None
 
     def requirement_on(self, capacity: Capacity, config: SchedulerConfig, adapter_pages: int = 0) -> Requirement:
         need = self.need

@@ -14,6 +14,7 @@ from motet_scheduler.policy.catalog import CatalogPublisher, SavedCatalog
 from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.gateway_events import GatewayEvents
 from motet_scheduler.policy.placement import Placer, Positions
+from motet_scheduler.policy.quota_gate import QuotaGate
 from motet_scheduler.policy.replaced_bases import ReplacedBases
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runner_events import RunnerEvents
@@ -51,12 +52,20 @@ class Scheduler:
         self.positions = Positions(state)
         self.capacity = Autoscaler(state)
         self.publisher = CatalogPublisher(state, self.capacity)
-        self._gateway_events = GatewayEvents(state, self.lifecycle, self.placer, self.positions)
+        self._quota_gate = QuotaGate(state, self.lifecycle)
+        self._gateway_events = GatewayEvents(state, self.lifecycle, self._quota_gate, self.placer, self.positions)
         self._drains = Drains(state, self.lifecycle)
         self._replaced_bases = ReplacedBases(state, self.lifecycle)
         self._runner_events = RunnerEvents(state, self.lifecycle, self.publisher, self._drains)
         self._supervisor_events = SupervisorEvents(state, self.lifecycle)
-        self._timed: tuple[Timed, ...] = (state, self.lifecycle, self._runner_events, self.positions, self.capacity)
+        self._timed: tuple[Timed, ...] = (
+            state,
+            self.lifecycle,
+            self._quota_gate,
+            self._runner_events,
+            self.positions,
+            self.capacity,
+        )
         self._looked_at: tuple[LookedAt, ...] = (
             self.lifecycle,
             self._gateway_events,
@@ -113,7 +122,7 @@ class Scheduler:
     @property
     def more_to_try(self) -> bool:
         """Whether requests are left that should be tried or ended: doing all at once would delay everything else."""
-        if self.lifecycle.more_to_end:
+        if self.lifecycle.more_to_end or self._quota_gate.more_to_let_in:
             return True
         return self.state.may_place and any(queue.changed for queue in self.queues.values())
 
@@ -131,6 +140,7 @@ class Scheduler:
         self.lifecycle.move_some()
         if state.bases_changed:
             self.publisher.bases_changed()
+        self._quota_gate.let_in()
         self.placer.place_all()
         self.publisher.drop_unused_adapters()
         self.publisher.tell_changes()
@@ -145,7 +155,10 @@ class Scheduler:
     def check(self) -> None:
         """Recount all ledgers and counters (in tests, and when idle). Raises AssertionError if they differ."""
         waiting = {request.id for queue in self.queues.values() for request in queue}
-        assert waiting == {r.id for r in self.requests.values() if r.waiting}, "queued and waiting differ"
+        assert waiting == {r.id for r in self.requests.values() if r.waiting and not r.held}, (
+            "queued and waiting differ"
+        )
+        self.state.quotas.check(self.requests.values())
         assert all(r.waiting for r in self.requests.values() if r.deadline_at is not None), "what runs has a deadline"
         for queue in self.queues.values():
             assert queue.bases == Counter(r.base for _, _, r in queue.unordered()), (

@@ -20,6 +20,7 @@ from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.families import Families
 from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.queue import Queue
+from motet_scheduler.policy.quotas.quotas import Quotas
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Placement, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.timeline import Timelines
@@ -77,6 +78,7 @@ class SchedulerState:
         """By the current event: which base models new requests can have."""
         self.adapters = Adapters(config, self.bases, first_order)
         self.limits = AdapterLimits()
+        self.quotas = Quotas()
         self.namespaces: NamespaceUids = ()
         self.catalog: Catalog | None = None
         """The last catalog that was published."""

@@ -12,8 +12,27 @@ GroupName = NewType("GroupName", str)
 """namespace/name of the pool group whose base model and adapters a runner serves."""
 
 
+EVERYBODY = "*"
+"""Every tenant that is not named."""
+
 MaxClasses = tuple[tuple[str, RequestClass], ...]
 """The most urgent class of each tenant's requests; `*` is every other tenant. Gateways apply it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a tenant, an adapter or a key may use at most. 0: as much as it wants."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrency: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrency)
+
+
+Grants = tuple[tuple[str, Limits], ...]
+"""The limits of each tenant; `*` is every other tenant. The scheduler applies them."""
 
 
 class AdapterStage(IntEnum):
@@ -114,6 +133,7 @@ class PoolSpec:
     have been allowed, and continue when the permission is taken back."""
 
     max_classes: MaxClasses = ()
+    limits: Grants = ()
 
     @property
     def scalable(self) -> bool:
@@ -162,6 +182,7 @@ class AdapterSpec:
     """The largest size that its pool admits; 0: the runner's own bound."""
 
     share: tuple[str, ...] = ()
+    limits: Limits = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,7 @@ class ServeUp(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    LEVELS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___GatewayHello: ...
@@ -100,6 +101,8 @@ class ServeUp(_message.Message):
     @_builtins.property
     def held(self) -> Global___Held: ...
     @_builtins.property
+    def levels(self) -> Global___AccountLevels: ...
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServeUp]:
         """Instead of one message, several that were waiting to be written: motet.rpc packs and unpacks them."""
 
@@ -112,13 +115,14 @@ class ServeUp(_message.Message):
         finished: Global___Finished | None = ...,
         lost: Global___Lost | None = ...,
         held: Global___Held | None = ...,
+        levels: Global___AccountLevels | None = ...,
         more: _abc.Iterable[Global___ServeUp] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "held", b"held", "hello", b"hello", "lost", b"lost", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "held", b"held", "hello", b"hello", "levels", b"levels", "lost", b"lost", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "held", b"held", "hello", b"hello", "lost", b"lost", "message", b"message", "more", b"more"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "held", b"held", "hello", b"hello", "levels", b"levels", "lost", b"lost", "message", b"message", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "enqueue", "cancel", "finished", "lost", "held"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "enqueue", "cancel", "finished", "lost", "held", "levels"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -238,6 +242,7 @@ class LiveRequest(_message.Message):
     PARENT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     instance: _builtins.str
@@ -261,6 +266,10 @@ class LiveRequest(_message.Message):
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
     def estimate(self) -> _common_pb2.Estimate: ...
+    @_builtins.property
+    def key(self) -> Global___KeyAccount:
+        """as in Enqueue"""
+
     def __init__(
         self,
         *,
@@ -282,10 +291,11 @@ class LiveRequest(_message.Message):
         parent: _builtins.str = ...,
         adapter: _builtins.str = ...,
         base_digest: _builtins.str = ...,
+        key: Global___KeyAccount | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "promise", b"promise"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "key", b"key", "promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "base_digest", b"base_digest", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "incarnation", b"incarnation", "instance", b"instance", "max_tokens", b"max_tokens", "parent", b"parent", "promise", b"promise", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "base_digest", b"base_digest", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "incarnation", b"incarnation", "instance", b"instance", "key", b"key", "max_tokens", b"max_tokens", "parent", b"parent", "promise", b"promise", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -341,6 +351,8 @@ class Enqueue(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
     WHOLE_DEADLINE_SECONDS_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     """of the last placement; 0 when there was none"""
@@ -367,6 +379,8 @@ class Enqueue(_message.Message):
     """of the base model that it was tokenised for, and is computed with"""
     whole_deadline_seconds: _builtins.float
     """of each later wait; 0: as of this one"""
+    admitted: _builtins.bool
+    """a scheduler has let it in before: no quota refuses it now"""
     @_builtins.property
     def estimate(self) -> _common_pb2.Estimate: ...
     @_builtins.property
@@ -376,6 +390,10 @@ class Enqueue(_message.Message):
     @_builtins.property
     def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """instances that declined or lost it a moment ago"""
+
+    @_builtins.property
+    def key(self) -> Global___KeyAccount:
+        """the API key that it came with, if that has limits of its own"""
 
     def __init__(
         self,
@@ -399,14 +417,145 @@ class Enqueue(_message.Message):
         adapter: _builtins.str = ...,
         base_digest: _builtins.str = ...,
         whole_deadline_seconds: _builtins.float = ...,
+        key: Global___KeyAccount | None = ...,
+        admitted: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "age_seconds", b"age_seconds", "avoid", b"avoid", "base_digest", b"base_digest", "choices", b"choices", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "max_tokens", b"max_tokens", "parent", b"parent", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant", "whole_deadline_seconds", b"whole_deadline_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "admitted", b"admitted", "age_seconds", b"age_seconds", "avoid", b"avoid", "base_digest", b"base_digest", "choices", b"choices", "deadline_seconds", b"deadline_seconds", "delivered_tokens", b"delivered_tokens", "epoch", b"epoch", "estimate", b"estimate", "group", b"group", "key", b"key", "max_tokens", b"max_tokens", "parent", b"parent", "prefix_hashes", b"prefix_hashes", "prompt_tokens", b"prompt_tokens", "request", b"request", "request_class", b"request_class", "tenant", b"tenant", "whole_deadline_seconds", b"whole_deadline_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Enqueue: _TypeAlias = Enqueue  # noqa: Y015
+
+@_typing.final
+class Limits(_message.Message):
+    """What a tenant, an adapter or a key may use at most. 0: as much as it wants."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    CONCURRENCY_FIELD_NUMBER: _builtins.int
+    requests_per_minute: _builtins.int
+    tokens_per_minute: _builtins.int
+    """of prompts and answers"""
+    concurrency: _builtins.int
+    """requests at once; more wait"""
+    def __init__(
+        self,
+        *,
+        requests_per_minute: _builtins.int = ...,
+        tokens_per_minute: _builtins.int = ...,
+        concurrency: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["concurrency", b"concurrency", "requests_per_minute", b"requests_per_minute", "tokens_per_minute", b"tokens_per_minute"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Limits: _TypeAlias = Limits  # noqa: Y015
+
+@_typing.final
+class KeyAccount(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    @_builtins.property
+    def limits(self) -> Global___Limits: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        limits: Global___Limits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "limits", b"limits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyAccount: _TypeAlias = KeyAccount  # noqa: Y015
+
+@_typing.final
+class AccountLevel(_message.Message):
+    """What is left of the rates of one account, at the moment at which a scheduler says so. Gateways tell it a new one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    UNPLACED_REQUESTS_FIELD_NUMBER: _builtins.int
+    UNPLACED_TOKENS_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    holder: _builtins.str
+    """tenant, adapter or key"""
+    name: _builtins.str
+    group: _builtins.str
+    """of a tenant's account"""
+    requests_per_minute: _builtins.int
+    """0: no limit"""
+    requests: _builtins.float
+    """that may come at once; below 0: that are owed"""
+    tokens_per_minute: _builtins.int
+    """0: no limit"""
+    tokens: _builtins.float
+    unplaced_requests: _builtins.float
+    """taken for requests that no runner has yet: a new scheduler takes them again"""
+    unplaced_tokens: _builtins.float
+    age_seconds: _builtins.float
+    """since it was said"""
+    def __init__(
+        self,
+        *,
+        holder: _builtins.str = ...,
+        name: _builtins.str = ...,
+        group: _builtins.str = ...,
+        requests_per_minute: _builtins.int = ...,
+        requests: _builtins.float = ...,
+        tokens_per_minute: _builtins.int = ...,
+        tokens: _builtins.float = ...,
+        unplaced_requests: _builtins.float = ...,
+        unplaced_tokens: _builtins.float = ...,
+        age_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "group", b"group", "holder", b"holder", "name", b"name", "requests", b"requests", "requests_per_minute", b"requests_per_minute", "tokens", b"tokens", "tokens_per_minute", b"tokens_per_minute", "unplaced_requests", b"unplaced_requests", "unplaced_tokens", b"unplaced_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccountLevel: _TypeAlias = AccountLevel  # noqa: Y015
+
+@_typing.final
+class AccountLevels(_message.Message):
+    """After the greeting: the accounts that are not known to be full again. In parts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def accounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccountLevel]: ...
+    def __init__(
+        self,
+        *,
+        accounts: _abc.Iterable[Global___AccountLevel] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccountLevels: _TypeAlias = AccountLevels  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):
@@ -557,6 +706,7 @@ class Placed(_message.Message):
     PROMISE_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
+    ACCOUNTS_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -572,6 +722,10 @@ class Placed(_message.Message):
     def peer(self) -> Global___Peer:
         """second runner of a prompt/token pair; absent in mixed pools"""
 
+    @_builtins.property
+    def accounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccountLevel]:
+        """that it draws from; none: nothing limits it"""
+
     def __init__(
         self,
         *,
@@ -584,10 +738,11 @@ class Placed(_message.Message):
         promise: _common_pb2.Promise | None = ...,
         peer: Global___Peer | None = ...,
         base_digest: _builtins.str = ...,
+        accounts: _abc.Iterable[Global___AccountLevel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "base_digest", b"base_digest", "epoch", b"epoch", "incarnation", b"incarnation", "instance", b"instance", "peer", b"peer", "promise", b"promise", "request", b"request", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "address", b"address", "base_digest", b"base_digest", "epoch", b"epoch", "incarnation", b"incarnation", "instance", b"instance", "peer", b"peer", "promise", b"promise", "request", b"request", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -654,11 +809,16 @@ class Refused(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    ACCOUNTS_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     term: _builtins.int
     epoch: _builtins.int
     @_builtins.property
     def failure(self) -> _common_pb2.Failure: ...
+    @_builtins.property
+    def accounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccountLevel]:
+        """as in Placed, if it is refused for its quota"""
+
     def __init__(
         self,
         *,
@@ -666,10 +826,11 @@ class Refused(_message.Message):
         failure: _common_pb2.Failure | None = ...,
         term: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        accounts: _abc.Iterable[Global___AccountLevel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "failure", b"failure", "request", b"request", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "epoch", b"epoch", "failure", b"failure", "request", b"request", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -682,21 +843,25 @@ class Position(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    ADMITTED_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     position: _builtins.int
     """1 is next"""
     why: _builtins.str
     """what it waits for, for people"""
+    admitted: _builtins.bool
+    """it is in the queue, or waits only for others of its account to end"""
     def __init__(
         self,
         *,
         request: _builtins.str = ...,
         position: _builtins.int = ...,
         why: _builtins.str = ...,
+        admitted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "request", b"request", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "position", b"position", "request", b"request", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1769,6 +1934,27 @@ class PoolEntry(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LimitsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Limits: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Limits | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     POOL_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     SERVED_NAME_FIELD_NUMBER: _builtins.int
@@ -1781,6 +1967,7 @@ class PoolEntry(_message.Message):
     SCALE_DOWN_STABILIZATION_SECONDS_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
     MAX_CLASSES_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     group: _builtins.str
     served_name: _builtins.str
@@ -1801,6 +1988,10 @@ class PoolEntry(_message.Message):
     def max_classes(self) -> _containers.ScalarMap[_builtins.str, _common_pb2.RequestClass.ValueType]:
         """by namespace, '*': every other one; none from an operator that says none"""
 
+    @_builtins.property
+    def limits(self) -> _containers.MessageMap[_builtins.str, Global___Limits]:
+        """by namespace, '*': every other one; none: nobody is limited"""
+
     def __init__(
         self,
         *,
@@ -1816,10 +2007,11 @@ class PoolEntry(_message.Message):
         scale_down_stabilization_seconds: _builtins.float = ...,
         tenants: _abc.Iterable[_builtins.str] | None = ...,
         max_classes: _abc.Mapping[_builtins.str, _common_pb2.RequestClass.ValueType] | None = ...,
+        limits: _abc.Mapping[_builtins.str, Global___Limits] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "max_classes", b"max_classes", "max_replicas", b"max_replicas", "max_sequences", b"max_sequences", "min_replicas", b"min_replicas", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "scale_down_stabilization_seconds", b"scale_down_stabilization_seconds", "scaling", b"scaling", "served_name", b"served_name", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "limits", b"limits", "max_classes", b"max_classes", "max_replicas", b"max_replicas", "max_sequences", b"max_sequences", "min_replicas", b"min_replicas", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "scale_down_stabilization_seconds", b"scale_down_stabilization_seconds", "scaling", b"scaling", "served_name", b"served_name", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1844,6 +2036,7 @@ class AdapterEntry(_message.Message):
     VOLUME_FIELD_NUMBER: _builtins.int
     FOLDER_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     model_name: _builtins.str
     source: _builtins.str
@@ -1869,6 +2062,8 @@ class AdapterEntry(_message.Message):
     def share(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """namespaces that may use it beside its own, or one '*': all that the pool admits"""
 
+    @_builtins.property
+    def limits(self) -> Global___Limits: ...
     def __init__(
         self,
         *,
@@ -1887,10 +2082,11 @@ class AdapterEntry(_message.Message):
         volume: _builtins.str = ...,
         folder: _builtins.str = ...,
         share: _abc.Iterable[_builtins.str] | None = ...,
+        limits: Global___Limits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_stamp", b"content_stamp", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "group", b"group", "max_bytes", b"max_bytes", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "revision", b"revision", "share", b"share", "source", b"source", "volume", b"volume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_stamp", b"content_stamp", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "group", b"group", "limits", b"limits", "max_bytes", b"max_bytes", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "revision", b"revision", "share", b"share", "source", b"source", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,150 @@
+"""Lets requests into the queues as far as their quotas go.
+
+| over                     | class Batch                              | other classes                          |
+|--------------------------|------------------------------------------|----------------------------------------|
+| a rate                   | waits                                    | is refused, and told when to come again |
+| `concurrency`            | waits                                    | waits                                  |
+
+Those that wait are in no queue, so nothing that is placed has to look at them. Each waits for one account at a time, in
+order of class and age. When that lets somebody in, the first of them that its other accounts let in, too, is next.
+"""
+
+from motet.errors import RateLimited
+from motet.runner_info import RequestClass
+from motet_scheduler.policy import effects
+from motet_scheduler.policy.quotas.accounts import Account, Draw
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.state import SchedulerState
+
+LET_IN_AT_ONCE = 32
+"""Tried in one event: when limits are raised, thousands may come in at once. `TryMore` goes on."""
+
+MIN_WAIT = 0.001
+"""Of one whose deadline is now."""
+
+MAX_WAITING = 1_000
+"""For one account. More are refused, so that nobody fills the scheduler with requests that may not run."""
+
+
+class QuotaGate:
+    def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
+        self._state = state
+        self._quotas = state.quotas
+        self._lifecycle = lifecycle
+
+    def refusal(self, request: Request) -> RateLimited | None:
+        """Why a new request is refused, for its quota. None: it may come in, now or later."""
+        draw, now = request.draw, self._state.now
+        if draw is None:
+            return None
+        for account in draw.accounts:
+            most = account.limits.tokens_per_minute
+            if most and request.prompt_tokens > most:
+                return RateLimited(
+                    f"The prompt has {request.prompt_tokens} tokens, and {account.id} may use {most} in a minute "
+                    "(tokensPerMinute). Shorten the prompt.",
+                    retry_after=0.0,
+                )
+        blocked = self._owing(request, draw)
+        if blocked is not None and request.request_class is not RequestClass.BATCH:
+            over = blocked.over(now)
+            seconds = max(account.claim(draw.requests, draw.tokens, now) for account in draw.accounts)
+            return RateLimited(
+                f"{_begin(blocked)} is over its {over}. Send the request again later.", retry_after=seconds
+            )
+        blocked = blocked or draw.crowded()
+        if blocked is not None and len(blocked.waiting) >= MAX_WAITING:
+            return RateLimited(f"{_begin(blocked)} has {MAX_WAITING} requests that wait for its quota. Send it later.")
+        return None
+
+    def enter(self, request: Request, timeout: float, *, charged: bool) -> bool:
+        """Whether a request may join its queue. If not, it waits, `timeout` seconds at most; 0: for ever. `charged`: it
+        was let in before, so no rate keeps it out again."""
+        draw = request.draw
+        if draw is None:
+            return True
+        if charged:
+            draw.charge(self._state.now)
+        blocked = self._advance(request, draw)
+        if blocked is None:
+            return True
+        request.deadline_at = self._state.now + timeout if timeout > 0 else None
+        self._lifecycle.deadlines.add(request)
+        self._hold(request, draw, blocked)
+        why = request.waiting_reason
+        self._state.note_event(request.id, "held", why)
+        self._state.emit(effects.SendPosition(request.gateway, request.id, len(blocked.waiting), why, draw.charged))
+        return False
+
+    def _owing(self, request: Request, draw: Draw) -> Account | None:
+        """The account whose rates keep it out. Choices of a call that came in come in, too."""
+        first = self._state.requests.get(request.parent) if request.parent is not None else None
+        if first is not None and first.draw is not None and first.draw.charged and first.tenant == request.tenant:
+            return None
+        return draw.owing(self._state.now)
+
+    def _advance(self, request: Request, draw: Draw) -> Account | None:
+        """Draw what can be drawn now. Returns the account that the request has to wait for."""
+        if not draw.charged:
+            if (blocked := self._owing(request, draw)) is not None:
+                return blocked
+            draw.charge(self._state.now)
+        if (blocked := draw.crowded()) is not None:
+            return blocked
+        draw.take_places()
+        return None
+
+    def _hold(self, request: Request, draw: Draw, account: Account) -> None:
+        over = f"concurrency {account.limits.concurrency}" if draw.charged else account.over(self._state.now)
+        request.waiting_reason = f"{account.id} is over its {over}"
+        self._quotas.wait(request, draw, account, self._state.now)
+
+    def let_in(self) -> None:
+        """Try those that wait for an account that may let them in."""
+        left, ready = LET_IN_AT_ONCE, self._quotas.ready
+        while ready and left:
+            account = next(iter(ready))
+            if not account.waiting:
+                del ready[account]
+                continue
+            left -= 1
+            request = account.waiting[0][1]
+            draw = request.draw
+            assert draw is not None
+            if request.forgotten:
+                self._lifecycle.end(request)
+                continue
+            blocked = self._advance(request, draw)
+            if blocked is account:
+                del ready[account]
+                self._quotas.look_again(account, self._state.now)
+                continue
+            self._quotas.leave(request)
+            if blocked is not None:
+                self._hold(request, draw, blocked)
+            else:
+                self._come_in(request)
+
+    def _come_in(self, request: Request) -> None:
+        request.waiting_reason = ""
+        self._state.note_event(request.id, "queued", "its quota lets it in")
+        left = 0.0  # no limit
+        if request.deadline_at is not None:
+            left = max(request.deadline_at - self._state.now, MIN_WAIT)
+        self._lifecycle.enqueue(request, timeout=left)
+
+    @property
+    def more_to_let_in(self) -> bool:
+        return bool(self._quotas.ready)
+
+    def tick(self) -> None:
+        self._quotas.tick(self._state.now)
+
+    def next_due(self) -> float:
+        return self._quotas.next_due()
+
+
+def _begin(account: Account) -> str:
+    text = str(account.id)
+    return text[0].upper() + text[1:]

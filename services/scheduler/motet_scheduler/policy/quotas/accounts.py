@@ -1,0 +1,272 @@
+"""An account: what one tenant, adapter or API key has used of its limits, and what a request draws from its accounts.
+
+A request draws from all its accounts or from none. Rates come first: one request, its prompt and the estimated answer.
+What the estimate was wrong by is corrected when the request has ended. Then it needs one place of each `concurrency`.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from motet_scheduler.policy.quotas.buckets import Bucket
+from motet_scheduler.policy.values import Limits
+
+if TYPE_CHECKING:
+    from motet_scheduler.policy.requests import Request
+
+WaitingKey = tuple[int, float, int]
+"""Class, time of the client's request, order of arrival."""
+
+
+class Holder(StrEnum):
+    TENANT = "tenant"
+    ADAPTER = "adapter"
+    KEY = "API key"
+
+
+class AccountId(NamedTuple):
+    holder: Holder
+    name: str
+    group: str = ""
+    """Of a tenant: each pool group grants by itself."""
+
+    def __str__(self) -> str:
+        return f"{self.holder} {self.name}"
+
+
+class AccountLevel(NamedTuple):
+    """What is left of the rates of an account, as gateways are told. They tell it a new scheduler."""
+
+    holder: Holder
+    name: str
+    group: str
+    requests_per_minute: int = 0
+    requests: float = 0.0
+    tokens_per_minute: int = 0
+    tokens: float = 0.0
+    unplaced_requests: float = 0.0
+    unplaced_tokens: float = 0.0
+
+
+class Account:
+    __slots__ = (
+        "draws",
+        "due_at",
+        "id",
+        "limits",
+        "requests",
+        "running",
+        "tokens",
+        "unplaced",
+        "unplaced_requests",
+        "unplaced_tokens",
+        "waiting",
+    )
+
+    def __init__(self, name: AccountId, limits: Limits, now: float) -> None:
+        self.id = name
+        self.draws = 0
+        """Requests that draw from it, or want to."""
+        self.running = 0
+        """Those that have one of its places."""
+        self.waiting: list[tuple[WaitingKey, Request]] = []
+        """Those that wait for this account, the most urgent and then the oldest first."""
+        self.requests: Bucket | None = None
+        self.tokens: Bucket | None = None
+        self.unplaced = 0
+        """Requests that have drawn from it and that no runner has had yet."""
+        self.unplaced_requests = self.unplaced_tokens = 0.0
+        """What these have taken. A new scheduler hears of them as of new ones."""
+        self.due_at = inf
+        """When those that wait for its rates are tried next."""
+        self.limits = Limits()
+        self.limit(limits, now)
+
+    def limit(self, limits: Limits, now: float) -> None:
+        if limits != self.limits:
+            self.limits = limits
+            self.requests = _changed(self.requests, limits.requests_per_minute, now)
+            self.tokens = _changed(self.tokens, limits.tokens_per_minute, now)
+
+    @property
+    def has_place(self) -> bool:
+        return not self.limits.concurrency or self.running < self.limits.concurrency
+
+    def owed_seconds(self, now: float) -> float:
+        """How long its rates let nothing in."""
+        return max((one.owed_seconds(now) for one in (self.requests, self.tokens) if one is not None), default=0.0)
+
+    def over(self, now: float) -> str:
+        """Which rate lets nothing in, and its limit; empty if each does."""
+        if self.requests is not None and self.requests.owed_seconds(now):
+            return f"requestsPerMinute {self.requests.grant}"
+        if self.tokens is not None and self.tokens.owed_seconds(now):
+            return f"tokensPerMinute {self.tokens.grant}"
+        return ""
+
+    def claim(self, requests: float, tokens: float, now: float) -> float:
+        """Returns when one that was refused should come again."""
+        seconds = [
+            bucket.claim(amount)
+            for bucket, amount in ((self.requests, requests), (self.tokens, tokens))
+            if bucket is not None and bucket.owed_seconds(now)
+        ]
+        return max(seconds, default=0.0)
+
+    def told(self, now: float) -> AccountLevel:
+        for bucket in (self.requests, self.tokens):
+            if bucket is not None:
+                bucket.fill(now)
+        requests, tokens = self.requests, self.tokens
+        return AccountLevel(
+            *self.id,
+            requests.grant if requests is not None else 0,
+            requests.level if requests is not None else 0.0,
+            tokens.grant if tokens is not None else 0,
+            tokens.level if tokens is not None else 0.0,
+            self.unplaced_requests,
+            self.unplaced_tokens,
+        )
+
+    def is_idle(self, now: float) -> bool:
+        """Whether a new one would be the same."""
+        return not self.draws and all(one is None or one.is_full(now) for one in (self.requests, self.tokens))
+
+    def charge_unplaced(self, requests: float, tokens: float) -> None:
+        self.unplaced += 1
+        self.unplaced_requests += requests
+        self.unplaced_tokens += tokens
+
+    def forget_unplaced(self, requests: float, tokens: float) -> None:
+        self.unplaced -= 1
+        self.unplaced_requests = self.unplaced_requests - requests if self.unplaced else 0.0  # not what rounding left
+        self.unplaced_tokens = self.unplaced_tokens - tokens if self.unplaced else 0.0
+
+    def wait(self, key: WaitingKey, request: "Request") -> None:
+        insort(self.waiting, (key, request), key=lambda entry: entry[0])
+
+    def leave(self, key: WaitingKey) -> None:
+        at = bisect_left(self.waiting, key, key=lambda entry: entry[0])
+        assert self.waiting[at][0] == key, f"{key} does not wait for {self.id}"
+        del self.waiting[at]
+
+
+def _changed(bucket: Bucket | None, grant: int, now: float) -> Bucket | None:
+    if not grant:
+        return None
+    if bucket is None:
+        return Bucket(grant, now)
+    bucket.change(grant, now)
+    return bucket
+
+
+@dataclass(slots=True, eq=False)
+class Draw:
+    """What one request has of its accounts."""
+
+    accounts: tuple[Account, ...]
+    requests: int
+    """1; of a further choice of a call 0."""
+    tokens: int
+    """Of the prompt and the estimated answer."""
+    taken: tuple[tuple[float, float], ...] = ()
+    """Of each account: requests and tokens."""
+    has_places: bool = False
+    placed: bool = False
+    """Whether a runner has it, or had it."""
+    waits_for: Account | None = None
+    waiting_key: WaitingKey = (0, 0.0, 0)
+
+    def __post_init__(self) -> None:
+        for one in self.accounts:
+            one.draws += 1
+
+    @property
+    def charged(self) -> bool:
+        return bool(self.taken)
+
+    def told(self, now: float) -> tuple[AccountLevel, ...]:
+        """What clients hear of rates. `concurrency` has none."""
+        return tuple(one.told(now) for one in self.accounts if one.requests is not None or one.tokens is not None)
+
+    def owing(self, now: float) -> Account | None:
+        """The account whose rates keep it out for longest."""
+        longest = max(self.accounts, key=lambda one: one.owed_seconds(now))
+        return longest if longest.owed_seconds(now) else None
+
+    def crowded(self) -> Account | None:
+        """An account without a place for it."""
+        return next((one for one in self.accounts if not one.has_place), None)
+
+    def charge(self, now: float) -> None:
+        taken = []
+        for one in self.accounts:
+            drawn = _take(one.requests, self.requests, now), _take(one.tokens, self.tokens, now)
+            one.charge_unplaced(*drawn)
+            taken.append(drawn)
+        self.taken = tuple(taken)
+
+    def take_places(self) -> None:
+        self.has_places = True
+        for one in self.accounts:
+            one.running += 1
+
+    def adopt(self) -> None:
+        """It runs. If it was not charged here, a scheduler before has done that."""
+        self.was_placed()
+        if not self.charged:
+            self.taken = tuple(
+                (self.requests if one.requests is not None else 0.0, self.tokens if one.tokens is not None else 0.0)
+                for one in self.accounts
+            )
+        if not self.has_places:
+            self.take_places()
+
+    def was_placed(self) -> None:
+        if self.charged and not self.placed:
+            self._forget_unplaced()
+        self.placed = True
+
+    def end(self, computed: int | None, now: float) -> None:
+        """It has ended after so many tokens of prompt and answer. None: nobody knows, so the estimate stands."""
+        if not self.placed:
+            self.give_back(now)
+        elif computed is not None:
+            for one, (_, tokens) in zip(self.accounts, self.taken, strict=True):
+                _give(one.tokens, tokens - computed, now)
+        self._leave()
+
+    def give_back(self, now: float) -> None:
+        """As if it had drawn nothing."""
+        for one, (requests, tokens) in zip(self.accounts, self.taken, strict=False):
+            _give(one.requests, requests, now)
+            _give(one.tokens, tokens, now)
+        if self.charged and not self.placed:
+            self._forget_unplaced()
+        self.taken, self.placed = (), False
+
+    def _leave(self) -> None:
+        self.taken = ()
+        for one in self.accounts:
+            one.draws -= 1
+            one.running -= self.has_places
+        self.has_places = False
+
+    def _forget_unplaced(self) -> None:
+        for one, drawn in zip(self.accounts, self.taken, strict=True):
+            one.forget_unplaced(*drawn)
+
+
+def _take(bucket: Bucket | None, amount: float, now: float) -> float:
+    if bucket is None:
+        return 0.0
+    bucket.fill(now)
+    return bucket.take(amount)
+
+
+def _give(bucket: Bucket | None, amount: float, now: float) -> None:
+    if bucket is not None:
+        bucket.fill(now)
+        bucket.give(amount)

@@ -1,0 +1,163 @@
+"""Which limits apply to a request, and the accounts of those who have limits.
+
+An account that is full and that nobody uses is forgotten: a new one would be the same.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+
+from motet_scheduler.policy.quotas.accounts import Account, AccountId, Draw, Holder
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.values import EVERYBODY, AdapterSpec, GroupName, Limits, PoolSpec
+
+SWEPT_AT_ONCE = 100
+"""Accounts that are looked at in one tick, whether they can be forgotten."""
+
+SWEPT_WITH_EACH = 4
+"""And with each request, which has fewer accounts: so they are never many more than are in use."""
+
+
+class Quotas:
+    def __init__(self) -> None:
+        self._grants: dict[GroupName, dict[str, Limits]] = {}
+        self._of_adapters: dict[str, Limits] = {}
+        self.accounts: OrderedDict[AccountId, Account] = OrderedDict()
+        """The one that was used last comes last."""
+        self.ready: dict[Account, None] = {}
+        """Those that may let somebody in who waits. In order, as a set would differ from process to process."""
+        self._due: list[tuple[float, int, Account]] = []
+        self._numbers = count()
+        self.waiting = 0
+        """How many requests wait for an account."""
+
+    def state(self, pools: Iterable[PoolSpec], adapters: Iterable[AdapterSpec], now: float) -> None:
+        """Replace the limits. What was used stays used."""
+        grants = {pool.group: dict(pool.limits) for pool in pools if pool.limits}  # the same in all pools of a group
+        of_adapters = {str(spec.ref.object): spec.limits for spec in adapters if spec.limits}
+        if (grants, of_adapters) == (self._grants, self._of_adapters):
+            return
+        self._grants, self._of_adapters = grants, of_adapters
+        for name, account in self.accounts.items():
+            if name.holder is Holder.TENANT:
+                account.limit(self._granted(GroupName(name.group), name.name), now)
+            elif name.holder is Holder.ADAPTER:
+                account.limit(of_adapters.get(name.name, Limits()), now)
+            if account.waiting:
+                self.ready[account] = None
+
+    def _granted(self, group: GroupName, tenant: str) -> Limits:
+        grants = self._grants.get(group)
+        if grants is None:
+            return Limits()
+        return grants.get(tenant) or grants.get(EVERYBODY) or Limits()
+
+    def draw(self, request: Request, now: float) -> Draw | None:
+        """What a request needs of its accounts; None: nothing limits it."""
+        if not (self._grants or self._of_adapters):
+            return None
+        self._forget_idle(SWEPT_WITH_EACH, now)  # before one is found that no request draws from yet
+        accounts = []
+        if limits := self._granted(request.group, request.tenant):
+            accounts.append(self.account(AccountId(Holder.TENANT, request.tenant, request.group), limits, now))
+        if own := self._of_adapters.get(request.adapter):
+            accounts.append(self.account(AccountId(Holder.ADAPTER, request.adapter), own, now))
+        if not accounts:
+            return None
+        first = request.parent is None
+        answer = min(request.estimate.q90 or request.max_tokens, request.max_tokens)
+        tokens = (request.prompt_tokens if first else 0) + max(answer, request.delivered)
+        return Draw(tuple(accounts), requests=int(first), tokens=tokens)
+
+    def account(self, name: AccountId, limits: Limits, now: float) -> Account:
+        account = self.accounts.get(name)
+        if account is None:
+            account = self.accounts[name] = Account(name, limits, now)
+        else:
+            self.accounts.move_to_end(name)
+            account.limit(limits, now)
+        return account
+
+    # ------------------------------------------------------------------------------------------------------- waiting
+
+    def wait(self, request: Request, draw: Draw, account: Account, now: float) -> None:
+        """It waits for this account."""
+        self.waiting += 1
+        draw.waits_for = account
+        draw.waiting_key = (int(request.request_class), *request.key)
+        account.wait(draw.waiting_key, request)
+        self.look_again(account, now)
+
+    def look_again(self, account: Account, now: float) -> None:
+        """Try those that wait for its rates when nothing is owed any more."""
+        if account.due_at == inf and (owed := account.owed_seconds(now)):
+            account.due_at = now + owed
+            heappush(self._due, (account.due_at, next(self._numbers), account))
+
+    def leave(self, request: Request) -> None:
+        """It waits for no account any more."""
+        draw = request.draw
+        assert draw is not None
+        assert draw.waits_for is not None
+        self.waiting -= 1
+        draw.waits_for.leave(draw.waiting_key)
+        draw.waits_for = None
+
+    def end(self, request: Request, now: float) -> None:
+        """It has ended."""
+        draw = request.draw
+        if draw is None:
+            return
+        request.draw = None
+        known = not request.forgotten
+        prompt = request.prompt_tokens if request.parent is None else 0
+        draw.end(prompt + request.delivered if known else None, now)
+        self._freed(draw)
+
+    def undo(self, request: Request, now: float) -> bool:
+        """It comes again, as a new one. Returns whether it was charged before."""
+        draw = request.draw
+        if draw is None or not draw.charged:
+            return False
+        draw.give_back(now)
+        return True
+
+    def _freed(self, draw: Draw) -> None:
+        for account in draw.accounts:
+            if account.waiting:
+                self.ready[account] = None
+
+    def next_due(self) -> float:
+        return self._due[0][0] if self._due else inf
+
+    def tick(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            account = heappop(self._due)[2]
+            account.due_at = inf
+            if account.waiting:
+                self.ready[account] = None
+        self._forget_idle(SWEPT_AT_ONCE, now)
+
+    def _forget_idle(self, most: int, now: float) -> None:
+        for _ in range(min(most, len(self.accounts))):
+            name, account = next(iter(self.accounts.items()))
+            if account.is_idle(now):
+                del self.accounts[name]
+            else:
+                self.accounts.move_to_end(name)
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Recount (in tests)."""
+        draws = [request.draw for request in requests if request.draw is not None]
+        for account in self.accounts.values():
+            own = [draw for draw in draws if account in draw.accounts]
+            assert account.draws == len(own), f"{account.id} has draws of requests that have ended"
+            assert account.running == sum(draw.has_places for draw in own), f"{account.id} miscounts what runs"
+            assert account.unplaced == sum(draw.charged and not draw.placed for draw in own), "unplaced was miscounted"
+            for bucket in (account.requests, account.tokens):
+                assert bucket is None or -bucket.max_debt - 1e-6 <= bucket.level <= bucket.depth, f"{account.id}: level"
+        waiting = [draw for draw in draws if draw.waits_for is not None]
+        assert self.waiting == len(waiting) == sum(len(one.waiting) for one in self.accounts.values()), "waiting"
+        assert all(self.accounts.get(one.id) is one for draw in draws for one in draw.accounts), "an account was lost"

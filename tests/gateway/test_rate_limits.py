@@ -1,0 +1,74 @@
+"""What clients hear of their quotas."""
+
+import asyncio
+
+from motet.api.v1.scheduler_pb2 import AccountLevel
+from motet.errors import RateLimited
+from motet_gateway import rate_limits
+from tests.gateway.conftest import Served, eventually
+
+LEVELS = [
+    AccountLevel(
+        holder="tenant", name="default", requests_per_minute=600, requests=50, tokens_per_minute=6000, tokens=-1
+    ),
+    AccountLevel(holder="adapter", name="default/chat", requests_per_minute=60, requests=2.5),
+]
+HEADERS = {
+    "x-ratelimit-limit-requests": "60",
+    "x-ratelimit-remaining-requests": "2",
+    "x-ratelimit-reset-requests": "8s",
+    "x-ratelimit-limit-tokens": "6000",
+    "x-ratelimit-remaining-tokens": "0",
+    "x-ratelimit-reset-tokens": "11s",
+}
+BODY = {"model": "tiny", "prompt": "Hi there", "max_tokens": 2}
+
+
+def test_the_account_with_least_left_is_told() -> None:
+    assert rate_limits.headers(LEVELS) == HEADERS
+    assert rate_limits.headers([]) == {}
+
+
+def test_durations_are_as_clients_read_them() -> None:
+    assert [rate_limits.duration(one) for one in (-1, 0.1201, 0.9999, 1.2, 60, 61.5)] == [
+        "0ms",
+        "121ms",
+        "1000ms",
+        "2s",
+        "1m0s",
+        "1m2s",
+    ]
+
+
+async def test_a_refusal_has_the_time_to_wait_and_what_is_left(served: Served) -> None:
+    served.cluster.scheduler.refuses = RateLimited("Tenant default is over its limit.", retry_after=3.2).to_proto()
+    served.cluster.scheduler.accounts = LEVELS
+    answer = await served.http.post("/v1/completions", json=BODY)
+    assert answer.status_code == 429
+    assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+    assert HEADERS.items() <= answer.headers.items()
+    assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("4", "3200")
+    assert answer.headers["x-should-retry"] == "true"
+
+
+async def test_an_answer_says_what_is_left_with_and_without_a_stream(served: Served) -> None:
+    served.cluster.scheduler.accounts = LEVELS
+    for stream in (False, True):
+        answer = await served.http.post("/v1/completions", json=BODY | {"stream": stream})
+        assert answer.status_code == 200
+        assert HEADERS.items() <= answer.headers.items()
+    served.cluster.scheduler.accounts = []
+    answer = await served.http.post("/v1/completions", json=BODY)
+    assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
+
+
+async def test_what_was_let_in_says_so_to_the_next_scheduler(served: Served) -> None:
+    scheduler = served.cluster.scheduler
+    scheduler.holds = scheduler.admits = True
+    answer = asyncio.create_task(served.http.post("/v1/completions", json=BODY))
+    await eventually(lambda: any(live.admitted for live in served.gateway.dispatcher.choices.values()))
+    await scheduler.restart()
+    await eventually(lambda: len(scheduler.enqueued) == 2)
+    assert [one.admitted for one in scheduler.enqueued] == [False, True]
+    scheduler.release()
+    assert (await answer).status_code == 200
