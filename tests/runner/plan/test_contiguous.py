@@ -135,6 +135,19 @@ def test_a_promise_beyond_the_longest_life_takes_no_pages_from_its_adapter() -> 
     assert "tuned" in device.finished
 
 
+def test_a_run_that_an_adapter_in_use_leaves_no_room_for_gives_up_its_place() -> None:
+    planner = planner_of_runs(places=1, max_adapters=1)
+    planner.commands.set_overcommit(2.0)
+    device = FakeDevice(planner)
+    planner.commands.load_adapter(Digest("x"), adapter_layout(5))
+    begin(device, "short", promise=1)
+    planner.commands.add(new("tuned", prompt=1, max_tokens=10, promise=1, adapter="x"))
+    device.step()
+    planner.commands.add(new("long", prompt=1, max_tokens=11 * PAGE_TOKENS, promise=11))
+    device.run()
+    assert device.finished.keys() == {"short", "tuned", "long"}, "the largest goes first, and nobody can be parked"
+
+
 def test_runs_need_a_preset_that_admits_by_promises() -> None:
     with pytest.raises(SetupError, match=r"engine\.contiguous needs .* Choose one of ft-max"):
         preset_named("paged-chunk", contiguous=True)

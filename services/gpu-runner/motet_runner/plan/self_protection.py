@@ -84,10 +84,11 @@ class SelfProtection:
         return iteration, short
 
     def make_way(self) -> None:
-        """Frees pages when no sequence can run for lack of pages, and no load can begin."""
-        holding = [sequence for sequence in self._sequences if sequence.pages]
-        if holding:
-            self._make_way(holding)
+        """Frees pages when no sequence can run for lack of pages, and no load can begin. If none holds pages, they are
+        those of adapters whose sequences wait for a place: one of the sequences in these places gives it up."""
+        candidates = [one for one in self._sequences if one.pages] or self._sequences.runnable()
+        if candidates:
+            self._make_way(candidates)
 
     # -- adapters ----------------------------------------------------------------------------------------------------
 
