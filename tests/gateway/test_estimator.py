@@ -9,6 +9,7 @@ import pytest
 
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.length_statistics import LengthStatistics
+from motet_gateway import estimator
 from motet_gateway.estimator import PROMPTS_AT_ONCE, LocalLengths
 from testbed.fake_services import FakeServices
 from tests.gateway.conftest import Served, eventually, serve
@@ -57,6 +58,21 @@ async def test_requests_behind_a_failing_call_are_answered_without_another_call(
         assert cluster.predictor.asked == 1
     gc.collect()  # asyncio logs an exception that was not retrieved
     assert crashed == []
+
+
+async def test_a_mistake_of_our_own_is_not_taken_for_a_predictor_that_is_away(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An estimate of the wrong kind once went unnoticed, because whatever was raised was suppressed."""
+
+    def mistaken(_: object) -> None:
+        raise TypeError("a model of the wrong class")
+
+    assert await length_header(served) == "model:v1"
+    monkeypatch.setattr(estimator, "_check", mistaken)
+    with pytest.raises(TypeError, match="wrong class"):
+        await served.gateway.estimator.estimate([predictor_pb2.Prompt(max_tokens=50)])
+    assert not served.gateway.estimator.up, "later requests do not wait for it"
 
 
 async def test_requests_that_arrive_together_share_calls(served: Served) -> None:

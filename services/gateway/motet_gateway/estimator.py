@@ -67,6 +67,10 @@ def longest(tokens: int) -> common_pb2.Estimate:
     return common_pb2.Estimate(q50=tokens, q80=tokens, q90=tokens, q95=tokens, rank=tokens, source=LENGTH_OF_MAX_TOKENS)
 
 
+class NoEstimate(Exception):
+    """The predictor cannot be asked, or its answer has no use."""
+
+
 @dataclass(slots=True)
 class _PendingEstimate:
     prompts: Sequence[predictor_pb2.Prompt]
@@ -98,7 +102,8 @@ class Estimator:
         Those of many prompts are asked for in parts, one after the other, so that no request waits for all parts of
         another one."""
         found: list[common_pb2.Estimate] = []
-        with suppress(Exception):  # whatever it is, an estimate of our own is better than no answer
+        # What a call may raise: then an estimate of our own is better than no answer. Anything else is our mistake.
+        with suppress(TimeoutError, CallFailed, NoEstimate):
             async with asyncio.timeout(self._budget):
                 while self._up and len(found) < len(prompts):
                     part = prompts[len(found) : len(found) + PROMPTS_AT_ONCE]
@@ -194,11 +199,11 @@ class Estimator:
 
     async def _ask_for(self, batch: list[_PendingEstimate]) -> None:
         if self._channel is None or not self._up:  # the previous call failed, so the channel is closed
-            raise ValueError("the predictor is down")
+            raise NoEstimate("the predictor is down")
         prompts = [prompt for asked in batch for prompt in asked.prompts]
         answer = await self._channel.call(PREDICT, predictor_pb2.PredictRequest(prompts=prompts), seconds=self._budget)
         if len(answer.estimates) != len(prompts):
-            raise ValueError(f"the predictor answered {len(answer.estimates)} of {len(prompts)} prompts")
+            raise NoEstimate(f"the predictor answered {len(answer.estimates)} of {len(prompts)} prompts")
         for estimate in answer.estimates:
             _check(estimate)
         estimates = iter(answer.estimates)
@@ -210,7 +215,7 @@ class Estimator:
 
 def _check(estimate: common_pb2.Estimate) -> None:
     if not (0 < estimate.q50 <= estimate.q80 <= estimate.q90 <= estimate.q95 and 0 <= estimate.rank < inf):
-        raise ValueError(f"the predictor answered quantiles that no lengths have: {estimate}".replace("\n", " "))
+        raise NoEstimate(f"the predictor answered quantiles that no lengths have: {estimate}".replace("\n", " "))
 
 
 def _limit(estimate: common_pb2.Estimate, least: int, most: int) -> None:

@@ -14,13 +14,12 @@ from motet_gateway.admission import Admission
 from motet_gateway.assets import AssetStore
 from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target, Weights
 from motet_gateway.direct_writes import WritesOfTurn
-from motet_gateway.dispatcher import Dispatcher
-from motet_gateway.estimator import Estimator
 from motet_gateway.features_key import FEATURES_KEY_FILE, read_key
 from motet_gateway.held_requests import HeldRequests
 from motet_gateway.identity.access import KeyAccess
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.key_sources import KeySource, NoKeys
+from motet_gateway.links import Links
 from motet_gateway.metrics import Metrics
 from motet_gateway.prompt_features import PromptFeatures
 from motet_gateway.request_bodies import BodyBudget
@@ -78,8 +77,7 @@ class Gateway:
         self._drained = False
         self.writes = WritesOfTurn()
         self.listeners: set[Callable[[], None]] = set()
-        network = surroundings.network
-        self.assets = AssetStore(process.cache_dir / "assets", self._notify_listeners, network=network)
+        self.assets = AssetStore(process.cache_dir / "assets", self._notify_listeners, network=surroundings.network)
         self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)
         self.encoder = Encoder(threaded_bytes=settings.threaded_prompt_bytes)
         self.renderer = ChatRenderer(
@@ -90,12 +88,6 @@ class Gateway:
             )
         )
         self.catalog.listen(self._on_catalog)
-        self.estimator = Estimator(
-            addresses.predictor_address,
-            network=network,
-            budget_seconds=settings.predict_budget_seconds,
-            time_scale=process.time_scale,
-        )
         self.features = PromptFeatures(
             read_key(
                 settings.features_key_file or process.data_dir / FEATURES_KEY_FILE,
@@ -104,15 +96,15 @@ class Gateway:
         )
         self.held = HeldRequests(self._on_held, surroundings.clock)
         self._held_reported = True
-        self.dispatcher = Dispatcher(
+        self.estimator, self.dispatcher = Links.of(
             self.name,
-            addresses.scheduler_address,
-            self.catalog,
+            settings,
+            addresses,
             metrics,
-            network=network,
-            connect_seconds=settings.connect_seconds * process.time_scale,
+            catalog=self.catalog,
             held=self.held,
-            clock=surroundings.clock,
+            surroundings=surroundings,
+            time_scale=process.time_scale,
         )
         self.admission = Admission(
             settings.max_live_requests,

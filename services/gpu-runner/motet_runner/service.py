@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry
 
-from motet.api.v1 import common_pb2, runner_pb2
+from motet.api.v1 import runner_pb2
 from motet.asset_fields import check_asset_files
 from motet.digest import asset_digest, base_digest
 from motet.domain import Digest
@@ -27,15 +27,13 @@ from motet_runner.adapters.adapter_files import DiskAdapterFiles
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import certify, limits_of
 from motet_runner.adapters.checks import Checks
-from motet_runner.adapters.registry import AdapterRegistry
+from motet_runner.assembly import assemble, new_identity
 from motet_runner.assets import stream_assets
 from motet_runner.engine_client import EngineClient
 from motet_runner.hang_detector import HangDetector
 from motet_runner.interface import EngineInfo
 from motet_runner.loaded_runner import LoadedRunner
 from motet_runner.metrics import Metrics
-from motet_runner.plan import preset_named
-from motet_runner.runner_facts import RunnerFacts
 from motet_runner.settings import Settings
 from motet_runner.sources.base_model import mark_unverified
 from motet_runner.sources.source_access import Sources
@@ -81,15 +79,7 @@ class RunnerService:
         self._load_logged = surroundings.clock()
         self.metrics = Metrics(registry, names=process.metrics_names, wall=surroundings.wall)
         self.accepted = AcceptedRequests()
-        self.identity = common_pb2.RunnerIdentity(
-            pool=settings.pool,
-            group=settings.served_group,
-            revision=settings.revision,
-            instance=settings.instance,
-            incarnation=surroundings.new_id(8),
-            pod_name=settings.pod_name,
-            pod_uid=settings.pod_uid,
-        )
+        self.identity = new_identity(settings, surroundings)
         self.ready = asyncio.Event()
 
     @property
@@ -155,28 +145,18 @@ class RunnerService:
             self._process.cache_dir.absolute() / "adapters", max_adapter_bytes=settings.max_adapter_mib << 20
         )
         await asyncio.to_thread(cache.prepare)
-        promise_rule = preset_named(settings.preset, contiguous=settings.contiguous).promise
-        facts = RunnerFacts(
-            self.identity, settings.reachable_at, info, base, assets, promise_rule, settings.promise_quantile
-        )
         checks = Checks(cache, lambda folder: certify(folder, info), base_digest=base, engine_limits=limits_of(info))
-        adapters = AdapterRegistry(
-            DiskAdapterFiles(cache, checks, self._sources),
-            capacity=settings.max_cached_adapters,
-            users_of=self.accepted.users_of,
-            post=self._engine.post,
-            metrics=self.metrics,
-            surroundings=self._around,
-            time_scale=self._sources.time_scale,
-        )
-        return LoadedRunner(
-            facts=facts,
+        return assemble(
+            settings,
+            self._addresses,
+            identity=self.identity,
             model=self._folder.name,
+            base=base,
+            assets=assets,
+            info=info,
             engine=self._engine,
-            adapters=adapters,
+            files=DiskAdapterFiles(cache, checks, self._sources),
             accepted=self.accepted,
-            settings=settings,
-            addresses=self._addresses,
             metrics=self.metrics,
             hang_detector=self._hang_detector,
             surroundings=self._around,

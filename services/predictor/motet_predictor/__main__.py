@@ -12,12 +12,10 @@ from motet.store import open_store
 from motet.surroundings import real_surroundings
 from motet_predictor.fitted_bytes import MAX_FITTED_BYTES
 from motet_predictor.kept_versions import KeptVersions
-from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import Persistence
-from motet_predictor.prompt_model import PromptModel
 from motet_predictor.refits import Refits
-from motet_predictor.service import PredictorService
+from motet_predictor.service import PredictorService, empty_model
 from motet_predictor.settings import Settings
 
 WEIGHTS_FILE = "predictor-weights.npz"
@@ -41,13 +39,11 @@ def main() -> None:
 
     async def predict(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         metrics = Metrics(registry)
-        lengths = LengthModel(max_scopes=settings.max_scopes)
-        model = PromptModel(lengths, max_adapters=settings.max_scopes)
-        metrics.weights_made.set_function(lambda: model.serving.made)
+        model = empty_model(settings, metrics)
         async with open_store(database.url(process)) as store:
             persistence = Persistence(
                 store,
-                lengths,
+                model.lengths,
                 metrics,
                 load_scopes=settings.max_scopes,
                 queued_samples=settings.queued_samples,

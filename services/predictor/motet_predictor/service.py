@@ -1,6 +1,7 @@
 """The predictor's calls. Predict answers from memory, Observe learns at once; the database is written later."""
 
 import asyncio
+from typing import Protocol
 
 import structlog
 
@@ -10,11 +11,11 @@ from motet.store.length_samples import LengthSample
 from motet.transport import Handlers
 from motet.transport.methods import EXPLAIN_ESTIMATE, OBSERVE, PREDICT
 from motet_predictor.explanation import explain
-from motet_predictor.length_model import LengthEstimate
+from motet_predictor.length_model import LengthEstimate, LengthModel
 from motet_predictor.metrics import Metrics
-from motet_predictor.persistence import Persistence
 from motet_predictor.prompt_model import Asked, PromptModel
 from motet_predictor.sample_features import Features, features_of, to_bytes
+from motet_predictor.settings import Settings
 from motet_predictor.versions import Change
 
 log = structlog.get_logger(__name__)
@@ -28,10 +29,21 @@ _FINISH = {
 }
 
 
+class KeepsSamples(Protocol):
+    def add(self, sample: LengthSample) -> None: ...
+
+
+def empty_model(settings: Settings, metrics: Metrics) -> PromptModel:
+    """What a predictor with these settings begins with."""
+    model = PromptModel(LengthModel(max_scopes=settings.max_scopes), max_adapters=settings.max_scopes)
+    metrics.weights_made.set_function(lambda: model.serving.made)
+    return model
+
+
 class PredictorService:
-    def __init__(self, model: PromptModel, persistence: Persistence, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, model: PromptModel, samples: KeepsSamples, metrics: Metrics, clock: Clock) -> None:
         self._model = model
-        self._persistence = persistence
+        self._samples = samples
         self._metrics = metrics
         self._clock = clock
         self._ignored_by = ""
@@ -64,7 +76,7 @@ class PredictorService:
             )
             if change is not None:
                 self._report(change)
-            self._persistence.add(_sample(outcome, features))
+            self._samples.add(_sample(outcome, features))
             self._metrics.outcomes.labels("true" if outcome.censored else "false").inc()
             await asyncio.sleep(0)  # hundreds may come at once, and Predict must answer in time
         self._metrics.scopes.set(len(self._model.lengths))

@@ -15,13 +15,10 @@ from motet.lease import Election
 from motet.service_main import read, run, run_until
 from motet.settings import Addresses, LeaseSettings, ProcessSettings
 from motet.surroundings import Surroundings, real_surroundings
-from motet.task_group import run_together
-from motet_scheduler import leader_loop, predecessor
+from motet_scheduler import leader_loop
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.event_failures import EventFailures
 from motet_scheduler.leader_only import LeaderOnly
 from motet_scheduler.metrics import Metrics
-from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings
 
 
@@ -35,40 +32,26 @@ def main() -> None:
         async with candidacy(lease, process, addresses.scheduler_address, surroundings) as leadership:
             front = LeaderOnly(lambda: leadership.leader_address)
 
-            async def lead() -> None:
-                await leadership.wait_until_leader()
-
-                def begin(failures: EventFailures) -> SchedulerService:
-                    service = SchedulerService(
-                        settings.config(process.time_scale),
-                        leadership=leadership,
-                        metrics=metrics,
-                        supervisor_address=addresses.supervisor_address,
-                        catalog_file=catalog_file(lease, process, surroundings),
-                        surroundings=surroundings,
-                        known_failures=failures,
-                        record=record,
-                    )
-                    front.open(service)
-                    return service
-
-                await run_together(
-                    leader_loop.lead(leadership, begin, time_scale=process.time_scale),
-                    predecessor.tell_predecessor(
-                        leadership.predecessor,
-                        leadership.term,
-                        network=surroundings.network,
-                        time_scale=process.time_scale,
-                    ),
-                )
-
             async with surroundings.network.serving(
                 settings.listen or addresses.scheduler_address,
                 front.handlers,
                 process=health,
                 grace=0,  # streams never end by themselves, so waiting for them would only delay the next leader
             ):
-                await run_until(stop, lead())
+                await run_until(
+                    stop,
+                    leader_loop.run_when_leading(
+                        settings.config(process.time_scale),
+                        front,
+                        leadership=leadership,
+                        metrics=metrics,
+                        supervisor_address=addresses.supervisor_address,
+                        catalog_file=catalog_file(lease, process, surroundings),
+                        surroundings=surroundings,
+                        time_scale=process.time_scale,
+                        record=record,
+                    ),
+                )
 
     run("scheduler", process, schedule, loop_factory=uvloop.new_event_loop)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 from prometheus_client import CollectorRegistry
 
@@ -13,13 +14,13 @@ from motet.surroundings import Surroundings
 from motet.task_group import run_together
 from motet.time_split import TimePart, TimeSplit
 from motet_gateway.catalog import CurrentCatalog, Target
-from motet_gateway.dispatcher import Dispatcher
-from motet_gateway.estimator import Estimator
 from motet_gateway.held_requests import HeldRequests
 from motet_gateway.identity.caller import Caller
+from motet_gateway.links import Links
 from motet_gateway.live_choice import ChoiceRecord, GenerationRequest
 from motet_gateway.metrics import Metrics
-from motet_simulator.trials.addresses import PREDICTOR, SCHEDULER
+from motet_gateway.settings import Settings
+from motet_simulator.trials.addresses import ADDRESSES
 from motet_simulator.trials.clients import Client
 from motet_simulator.trials.operator import POOL, TENANT
 from motet_simulator.trials.served import ServedRevisions
@@ -36,16 +37,14 @@ class Gateway:
         object_to: Callable[[str], None],
     ) -> None:
         self.process = process
-        self.estimator = Estimator(PREDICTOR, network=around.network, budget_seconds=0.025)
-        self.dispatcher = Dispatcher(
+        self.estimator, self.dispatcher = Links.of(
             process.name,
-            SCHEDULER,
-            CurrentCatalog(),
+            _settings(),
+            ADDRESSES,
             Metrics(CollectorRegistry(), clock=around.clock),
-            network=around.network,
-            connect_seconds=2.0,
+            catalog=CurrentCatalog(),
             held=HeldRequests(lambda: None, around.clock),
-            clock=around.clock,
+            surroundings=around,
         )
         self.clients: list[Client] = []
         self.unasked: list[Client] = []
@@ -142,3 +141,9 @@ class Gateway:
             client.leave()
             self.dispatcher.cancel(client.request, "the client went away")
             client.check_split()
+
+
+@cache
+def _settings() -> Settings:
+    """Made once, because to look into the environment takes long."""
+    return Settings()

@@ -9,33 +9,26 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from motet.api.v1 import common_pb2
 from motet.domain import Digest
 from motet.leadership import Candidacy, LocalLeadership
 from motet.lease import Election
 from motet.settings import LeaseSettings
 from motet.surroundings import Surroundings
-from motet.task_group import run_together
 from motet.transport.methods import GENERATE
 from motet_gateway.catalog import Target
-from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics as PredictorMetrics
-from motet_predictor.prompt_model import PromptModel
-from motet_predictor.service import PredictorService
+from motet_predictor.service import PredictorService, empty_model
+from motet_predictor.settings import Settings as PredictorSettings
 from motet_runner.accepted_requests import AcceptedRequests
-from motet_runner.adapters.registry import AdapterRegistry
+from motet_runner.assembly import assemble, new_identity
 from motet_runner.hang_detector import HangDetector
 from motet_runner.loaded_runner import LoadedRunner
 from motet_runner.metrics import Metrics as RunnerMetrics
-from motet_runner.plan import preset_named
-from motet_runner.runner_facts import RunnerFacts
 from motet_runner.settings import Settings as RunnerSettings
-from motet_scheduler import leader_loop
 from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.event_failures import EventFailures
+from motet_scheduler.leader_loop import run_when_leading
 from motet_scheduler.leader_only import LeaderOnly
 from motet_scheduler.metrics import Metrics as SchedulerMetrics
-from motet_scheduler.predecessor import tell_predecessor
 from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings as SchedulerSettings
 from motet_simulator.fake_engine import PAGE_BYTES, FakeEngine
@@ -328,28 +321,22 @@ class System:
             max_passed_over=wanted.max_passed_over,
             force_promise_pages=wanted.force_promise_pages,
         )
-        metrics = SchedulerMetrics(CollectorRegistry())
         front = LeaderOnly(lambda: leadership.leader_address)
 
-        def begin(failures: EventFailures) -> SchedulerService:
-            service = self.schedulers[process.host] = SchedulerService(
+        def note(service: SchedulerService) -> None:
+            self.schedulers[process.host] = service
+            self.note_term(process.host)
+
+        async with around.network.serving(address, front.handlers, grace=0):
+            await run_when_leading(
                 settings.config(1.0),
+                front,
                 leadership=leadership,
-                metrics=metrics,
+                metrics=SchedulerMetrics(CollectorRegistry()),
                 supervisor_address=SUPERVISOR,
                 catalog_file=file,
                 surroundings=around,
-                known_failures=failures,
-            )
-            self.note_term(process.host)
-            front.open(service)
-            return service
-
-        async with around.network.serving(address, front.handlers, grace=0):
-            await leadership.wait_until_leader()
-            await run_together(
-                leader_loop.lead(leadership, begin),
-                tell_predecessor(leadership.predecessor, leadership.term, network=around.network),
+                on_begin=note,
             )
 
     async def _run_supervisor(self, process: Process) -> None:
@@ -366,8 +353,7 @@ class System:
     async def _run_predictor(self, process: Process) -> None:
         around = self._surroundings(process)
         metrics = PredictorMetrics(CollectorRegistry())
-        model = PromptModel(LengthModel())
-        service = PredictorService(model, _NoStore(), metrics, around.clock)  # type: ignore[arg-type]
+        service = PredictorService(empty_model(_predictor_settings(), metrics), _NoStore(), metrics, around.clock)
         async with around.network.serving(PREDICTOR, service.handlers):
             await asyncio.Event().wait()
 
@@ -406,29 +392,23 @@ class System:
         )
         await asyncio.sleep(LOAD_SECONDS)
         address = f"{process.host}:1"
-        identity = common_pb2.RunnerIdentity(
-            pool=str(POOL), group=str(POOL), instance=process.host, incarnation=around.new_id(8)
+        settings = _runner_settings(process.host, address).model_copy(
+            update={"preset": wanted.preset, "max_cached_adapters": wanted.cached_adapters}
         )
-        accepted, metrics = AcceptedRequests(), RunnerMetrics(CollectorRegistry(), wall=around.wall)
-        adapters = AdapterRegistry(
-            SimulatedAdapterFiles(
+        runner = assemble(
+            settings,
+            ADDRESSES,
+            identity=new_identity(settings, around),
+            model="demo",
+            base=base,
+            assets=base,
+            info=engine.engine.info,
+            engine=engine,
+            files=SimulatedAdapterFiles(
                 process, cache, self.sources, base=base, adapter_bytes=wanted.adapter_pages * PAGE_BYTES
             ),
-            capacity=wanted.cached_adapters,
-            users_of=accepted.users_of,
-            post=engine.post,
-            metrics=metrics,
-            surroundings=around,
-        )
-        runner = LoadedRunner(
-            facts=RunnerFacts(identity, address, engine.engine.info, base, base, preset_named(wanted.preset).promise),
-            model="demo",
-            engine=engine,
-            adapters=adapters,
-            accepted=accepted,
-            settings=_runner_settings(process.host),
-            addresses=ADDRESSES,
-            metrics=metrics,
+            accepted=AcceptedRequests(),
+            metrics=RunnerMetrics(CollectorRegistry(), wall=around.wall),
             hang_detector=HangDetector(60, around.clock),
             surroundings=around,
         )
@@ -444,9 +424,14 @@ class System:
 
 
 @cache
-def _runner_settings(host: str) -> RunnerSettings:
+def _runner_settings(host: str, address: str) -> RunnerSettings:
     """Made once: to look into the environment for all of them takes 20 ms."""
-    return RunnerSettings(instance=host, pool=str(POOL))
+    return RunnerSettings(instance=host, pool=str(POOL), listen=address)
+
+
+@cache
+def _predictor_settings() -> PredictorSettings:
+    return PredictorSettings()
 
 
 def base_digest(number: int) -> Digest:
