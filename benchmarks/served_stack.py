@@ -69,6 +69,19 @@ class StreamingClient:
             self._idle.append(await asyncio.open_connection("127.0.0.1", self.port))
         return await asyncio.gather(*(self._ask(*of, ask) for of, ask in zip(self._idle, asks, strict=False)))
 
+    async def ask_in_turn(self, asks: Sequence[Ask], *, at_once: int) -> None:
+        """In their order, at most `at_once` at a time. Raises if one has not all tokens."""
+        coming = iter(asks)
+
+        async def ask_each() -> None:
+            self._idle.append(connection := await asyncio.open_connection("127.0.0.1", self.port))
+            for ask in coming:
+                await self._ask(*connection, ask)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(at_once):
+                tasks.create_task(ask_each())
+
     async def close(self) -> None:
         for _, writer in self._idle:
             writer.close()
