@@ -15,7 +15,7 @@ from tests.scheduler.builders import GROUP
 CAPACITY = Capacity(pages=100, max_model_length=256)
 
 
-def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, config=SchedulerConfig(), capacity=CAPACITY, **more):  # noqa: B008 - frozen
+def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, config=None, capacity=CAPACITY, sequence=0, **more):
     request = Request(
         id=RequestId("a"),
         gateway="g0",
@@ -28,9 +28,9 @@ def pages(*, prompt=16, max_tokens=64, q80=0, delivered=0, config=SchedulerConfi
         delivered=delivered,
         estimate=Estimate(q80=q80, **more),
         asked_at=0.0,
-        sequence=0,
+        sequence=sequence,
     )
-    return request.promise_on(capacity, config).pages
+    return request.promise_on(capacity, config or SchedulerConfig()).pages
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,12 @@ def test_a_forced_promise_is_a_number_of_pages_or_what_the_prompt_needs():
     assert pages(prompt=6, max_tokens=200, q80=200, config=SchedulerConfig(force_promise_pages=1)) == 1
     assert pages(prompt=20, max_tokens=200, q80=200, config=SchedulerConfig(force_promise_pages=1)) == 2
     assert pages(prompt=20, max_tokens=200, q80=200, config=SchedulerConfig(force_promise_pages=3)) == 3
+
+
+def test_one_in_a_number_of_requests_gets_the_forced_promise():
+    config = SchedulerConfig(force_promise_pages=1, force_promise_each=3)
+    asked = [pages(prompt=6, max_tokens=200, q80=200, config=config, sequence=each) for each in range(6)]
+    assert asked == [1, 13, 13, 1, 13, 13]
 
 
 def test_even_a_forced_promise_is_limited_by_the_longest_answer():

@@ -73,6 +73,9 @@ class Settings(BaseSettings):
     """For tests of overflow: a request's first promise is exactly this many pages, unless its prompt and first token
     need more or the whole request needs fewer. 0: the estimate decides."""
 
+    force_promise_each: int = Field(1, ge=1)
+    """`force_promise_pages` is the promise of one request in this number; the estimate decides for the others."""
+
     capacity_seconds: float = Field(1.0, gt=0)
     """How often the scheduler works out how many runners each pool should have."""
 
@@ -106,6 +109,7 @@ class Settings(BaseSettings):
             revision_pause=self.revision_seconds * time_scale,
             residency_pause=self.residency_seconds * time_scale,
             force_promise_pages=self.force_promise_pages,
+            force_promise_each=self.force_promise_each,
             capacity_every=self.capacity_seconds * time_scale,
             repeat_advice=10 * self.capacity_seconds * time_scale,
             queue_patience=self.queue_patience_seconds * time_scale,

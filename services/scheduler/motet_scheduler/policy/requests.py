@@ -167,9 +167,9 @@ class Request:
 
     def promise_on(self, capacity: Capacity, config: SchedulerConfig, adapter_pages: int = 0) -> Promise:
         """By the rule of the runner's preset and its quantile of the estimate. `force_promise_pages` (tests) sets the
-        pages instead, if the prompt fits in them."""
+        pages of one request in `force_promise_each` instead, if the prompt fits in them."""
         most = self._max_pages(capacity)
-        if config.force_promise_pages:
+        if config.force_promise_pages and self.sequence % config.force_promise_each == 0:
             known = capacity.pages_for(self.prompt_tokens + self.delivered + 1)
             pages = min(max(config.force_promise_pages, known), most)
         else:

@@ -237,6 +237,7 @@ class SchedulerConfig:
     residency_pause: float = 1.0
     """The operator and gateways are told at most this often which runners hold which adapters."""
     force_promise_pages: int = 0
+    force_promise_each: int = 1
     capacity_every: float = 1.0
     """How often the desired number of runners of each pool is computed."""
     queue_patience: float = 5.0
