@@ -134,6 +134,14 @@ def test_nobody_joins_beyond_the_forecast() -> None:
         planner.commands.add(new("b", prompt=16, max_tokens=80, quantiles=(80,) * 4))
 
 
+def test_the_last_steps_of_lives_that_surely_end_late_count() -> None:
+    """Both have 75 pages in the last step of the first one. The steps of a forecast miss that by 16 %."""
+    planner = make_planner(pages=147, preset=FORECAST)
+    planner.commands.add(new("a", prompt=200, max_tokens=1000, quantiles=(1500,) * 4))
+    with pytest.raises(Declined, match="150 pages are expected to be needed with it, and 147"):
+        planner.commands.add(new("b", prompt=200, max_tokens=1500, quantiles=(1500,) * 4))
+
+
 @settings(max_examples=40)
 @given(
     asked=st.lists(

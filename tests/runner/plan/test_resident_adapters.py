@@ -331,23 +331,6 @@ def test_an_overcommitted_ledger_resumes_nobody_whose_adapter_has_no_room() -> N
     assert set(device.finished) == {"a"}
 
 
-@pytest.mark.parametrize(
-    ("preset", "refusal"),
-    [
-        ("paged-promises", "6 pages were promised and 5 can be given"),
-        ("paged-chunk", "9 pages are expected to be needed with it, and 8 can be given"),
-    ],
-)
-def test_without_a_supervisor_parked_sequences_and_their_adapters_keep_their_place(preset: str, refusal: str) -> None:
-    planner = make_planner(pages=12, preset=preset)
-    know(planner, x=4)
-    planner.commands.add(new("a", adapter="x", prompt=40, max_tokens=8, promise=3))
-    assert planner.commands.park(R("a"), 1, 3, 3, ParkMethod.RECOMPUTE)
-    with pytest.raises(Declined, match=refusal):
-        planner.commands.add(new("b", prompt=88, max_tokens=8))
-    planner.commands.add(new("b", prompt=72, max_tokens=8))
-
-
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_others_do_not_keep_an_adapter_away_for_ever(ahead: int) -> None:
     """More is promised than there is, and somebody always takes the pages that are given back."""

@@ -120,13 +120,14 @@ class Commands:
         """Raises Declined if the promise, minus the pages that it already holds, does not fit beside the adapters in
         use."""
         new = sequence.new
+        parked = [] if self.supervised else self._sequences.parked()
+        if parked:
+            # They come back once enough pages are free. Others could take these again and again.
+            raise Declined(f"{len(parked)} parked requests come back first; try another runner or wait.")
         # The sequence holds its shared pages from now on: only then are they charged once.
         self._memory.share_cached(sequence, new.promise)
-        # Without a supervisor, parked sequences are sure to come back, with their adapters.
-        parked = [] if self.supervised else self._sequences.parked()
-        in_use = self._adapters.pages_in_use(new.adapter, *(one.adapter for one in parked))
-        ledger = self._memory.ledger
-        why_not = ledger.why_not(sequence, new.promise, pages_of_adapters=in_use, parked=parked)
+        ledger, in_use = self._memory.ledger, self._adapters.pages_in_use(new.adapter)
+        why_not = ledger.why_not(sequence, new.promise, pages_of_adapters=in_use)
         if why_not:
             raise Declined(f"{why_not}; try another runner or wait.")
         ledger.promise(new.request, new.promise)

@@ -74,6 +74,11 @@ class Prospect(NamedTuple):
     """How many tokens its answer can have."""
     law: LengthLaw
 
+    @property
+    def surely_longest(self) -> bool:
+        """True if its answer most likely becomes as long as it can."""
+        return self.law.median >= log(self.most + 1)
+
 
 class Need(NamedTuple):
     pages: int

@@ -4,11 +4,11 @@ What a sequence is promised still says when it asks for more (S3-10). But a prom
 promises has no limit. If the forecast was wrong and pages are short, the newest sequence is parked (PU-15).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
-from motet.domain import RequestId
+from motet.domain import RequestId, pages_for
 from motet.ledger import Shortfall
-from motet_runner.plan.forecast import largest_need, pages_of_longest_lives, sum_of_ends
+from motet_runner.plan.forecast import Prospect, largest_need, pages_of_longest_lives, sum_of_ends
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.presets import UNBOUNDED
@@ -48,9 +48,8 @@ class ForecastLedger(PageLedger):
         /,
         *,
         pages_of_adapters: int,
-        parked: Collection[Sequence] = (),
     ) -> str:
-        others = [*self._running(self._sequences), *parked]
+        others = self._running(self._sequences)
         if not others:
             return ""
         limit = self.limit_beside(pages_of_adapters)
@@ -59,7 +58,7 @@ class ForecastLedger(PageLedger):
         if pages > at_hand:
             prospects = [one.prospect for one in all_of_them]
             if sum_of_ends(prospects) > limit:  # mostly it is not
-                need = largest_need(prospects, shared=self._pages.repeated).pages
+                need = self._need(prospects)
         if need <= limit and sequence.is_spared:
             # Others make room for these, but they do not for each other: all of it must be there.
             limit = max(0, self.capacity - pages_of_adapters)
@@ -67,6 +66,10 @@ class ForecastLedger(PageLedger):
         if need <= limit:
             return ""
         return f"{need} pages are expected to be needed with it, and {limit} can be given beside the adapters"
+
+    def pages_to_resume(self, sequence: Sequence) -> int:
+        # The forecast has room for what it needs later.
+        return min(sequence.wanted, pages_for(sequence.length + 1))
 
     @property
     def charges_all_whole(self) -> bool:
@@ -76,6 +79,11 @@ class ForecastLedger(PageLedger):
         running = self._running(sequences)
         need = largest_need([one.prospect for one in running], shared=self._pages.repeated)
         return {one.request: pages for one, pages in zip(running, need.of_each, strict=True)}
+
+    def _need(self, prospects: list[Prospect]) -> int:
+        need = largest_need(prospects, shared=self._pages.repeated).pages
+        sure = [one for one in prospects if one.surely_longest]
+        return max(need, pages_of_longest_lives(sure) - self._pages.repeated) if sure else need
 
     def _running(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         return [one for one in sequences if one.request in self]

@@ -5,7 +5,7 @@ every sequence uses its whole promise. Sequences that share pages come and go as
 least as many promised pages as become unshared. So the promises always stay within the limit.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from motet.domain import RequestId
 from motet.ledger import Ledger
@@ -60,15 +60,19 @@ class PageLedger(Ledger[RequestId]):
         /,
         *,
         pages_of_adapters: int,
-        parked: Collection[Sequence] = (),
     ) -> str:
-        """Why a sequence cannot be promised `pages` now, while adapters have `pages_of_adapters` and the `parked` ones
-        come back first; empty if it can. `_at_hand`: how many pages it can take if the scheduler lets it come back.
-        If they are enough, a forecast is not asked again."""
-        free = self.limit_beside(pages_of_adapters) - self.promised - sum(one.wanted for one in parked)
+        """Why a sequence cannot be promised `pages` now, while adapters have `pages_of_adapters`; empty if it can.
+        `_at_hand`: how many pages it can take if the scheduler lets it come back. If they are enough, a forecast is not
+        asked again."""
+        free = self.limit_beside(pages_of_adapters) - self.promised
         if pages <= free:
             return ""
         return f"{pages} pages were promised and {max(0, free)} can be given beside the adapters in use"
+
+    def pages_to_resume(self, sequence: Sequence) -> int:
+        """How many pages must be free, not only promised, before a parked sequence comes back: with fewer it would soon
+        be parked again."""
+        return sequence.wanted
 
     @property
     def charges_all_whole(self) -> bool:
