@@ -23,6 +23,7 @@ NOT_BENCHMARKS = {
     "llama_cpp_driver",
     "lora_baselines",
     "memory_pressure",
+    "misprediction",
     "model_time",
     "own_driver",
     "page",

@@ -14,8 +14,8 @@ sums. The lengths of the Azure traces of 2023 are read from the folder that `--d
 
 Predictions are perfect: `s3` knows the bucket, `oracle` the length; `paged-promises` promises the 80 % quantile of all
 answers. `paged-chunk` knows four quantiles of them, and nothing of the single answer; the module `memory_pressure`
-compares its throughput with other ways. Clients give no limit, except for `orca`, whose promise is that limit: the next
-power of two above the answer.
+compares its throughput with other ways, and `misprediction` says what wrong promises of `s3` cost. Clients give no
+limit, except for `orca`, whose promise is that limit: the next power of two above the answer.
 
 `iteration_vs_request` compares the throughput of `ft-max` and `request-level` with as many places and pages. A step
 takes 1 + 0.004 for each of its tokens. A request-level batch is a rectangle, as in the systems that Orca was compared
@@ -33,7 +33,7 @@ from math import isinf
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks import memory_pressure
+from benchmarks import memory_pressure, misprediction
 from benchmarks.harness import Result, arguments, report
 from benchmarks.virtual_plan import COMPARED, Request, Runner, Workload, workloads
 from motet import promises
@@ -195,7 +195,8 @@ def batching(count: int) -> list[Result]:
 def measure(count: int, count_in_plan: int, data: Path | None) -> list[Result]:
     pairs = zip(workloads(count, data, tell=True), workloads(count_in_plan, data), strict=True)
     held = [result for pair in pairs for result in residency(*pair)]
-    return held + memory_pressure.measure(count_in_plan, data) + batching(min(count, 1500))
+    wrong = misprediction.measure(next(workloads(memory_pressure.MANY_SHORT * count_in_plan, None)))
+    return held + memory_pressure.measure(count_in_plan, data) + wrong + batching(min(count, 1500))
 
 
 def main() -> None:
