@@ -323,6 +323,13 @@ BROKEN = [
     ),
     InvalidObject("ServingPool", "spec.model.servedName", "a/b/c", A_SERVED_NAME),
     InvalidObject("ServingPool", "spec.model.digest", "md5", A_DIGEST),
+    InvalidObject(
+        "ServingPool",
+        "spec.engine.contiguous",
+        {"contiguous": True},
+        "contiguous needs a preset that admits by promises, not paged-chunk, the default",
+        at="spec.engine",
+    ),
     InvalidObject("ServingPool", "spec.group", "a/b", A_LABEL),
     InvalidObject("ServingPool", "spec.group", "other", "group is immutable", change=True),
     InvalidObject("ServingPool", "spec.group", REMOVED, "group is immutable", change=True),
