@@ -21,7 +21,25 @@ POOL: dict[str, Any] = {
     "apiVersion": "motet.dev/v1alpha1",
     "kind": "ServingPool",
     "metadata": {"name": "demo", "namespace": "default"},
-    "spec": {"model": {"uri": "file:///models/base"}, "group": "demo"},
+    "spec": {
+        "model": {"uri": "file:///models/base"},
+        "group": "demo",
+        "template": {
+            "tolerations": [
+                {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30},
+                {"key": "gpu", "value": "a100"},
+            ],
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [
+                            {"matchExpressions": [{"key": "gpus", "operator": "Gt", "values": ["3"]}]}
+                        ]
+                    }
+                }
+            },
+        },
+    },
 }
 GOOD = {"LoRAAdapter": ADAPTER, "ServingPool": POOL}
 
@@ -306,6 +324,55 @@ BROKEN = [
         },
         "values must be set unless operator is Exists or DoesNotExist",
         at="spec.template",
+    ),
+    *(
+        InvalidObject(
+            "ServingPool",
+            "spec.template.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
+            ".nodeSelectorTerms[0].matchExpressions[0].values",
+            {
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {"matchExpressions": [{"key": "gpu", "operator": operator, "values": values}]}
+                            ]
+                        }
+                    }
+                }
+            },
+            "values must be one whole number when operator is Gt or Lt",
+            at="spec.template",
+        )
+        for operator, values in (("Gt", ["1", "2"]), ("Lt", ["many"]))
+    ),
+    *(
+        InvalidObject(
+            "ServingPool",
+            f"spec.template.tolerations[0].{field}",
+            {"tolerations": [toleration]},
+            message,
+            at="spec.template",
+        )
+        for field, toleration, message in (
+            ("operator", {"effect": "NoSchedule"}, "operator must be Exists when key is not set"),
+            ("operator", {"key": None}, "operator must be Exists when key is not set"),
+            (
+                "value",
+                {"key": "gpu", "operator": "Exists", "value": "a100"},
+                "value must not be set when operator is Exists",
+            ),
+            (
+                "tolerationSeconds",
+                {"key": "gpu", "effect": "NoSchedule", "tolerationSeconds": 5},
+                "tolerationSeconds may only be set when effect is NoExecute",
+            ),
+            (
+                "tolerationSeconds",
+                {"key": "gpu", "tolerationSeconds": 5},
+                "tolerationSeconds may only be set when effect is NoExecute",
+            ),
+        )
     ),
     InvalidObject(
         "ServingPool",

@@ -30,6 +30,17 @@ class NodeRequirement(ResourceModel):
             message="values must be set unless operator is Exists or DoesNotExist",
             holds=lambda asked: (asked.operator in ("Exists", "DoesNotExist")) == (not asked.values),
         ),
+        Rule(
+            field="values",
+            cel="!(self.operator in ['Gt', 'Lt']) || !has(self.values) || self.values.size() == 0 || "
+            "(self.values.size() == 1 && self.values[0].matches('^[0-9]+$'))",
+            message="values must be one whole number when operator is Gt or Lt",
+            holds=lambda asked: (
+                asked.operator not in ("Gt", "Lt")
+                or not asked.values
+                or (len(asked.values) == 1 and asked.values[0].isdecimal())
+            ),
+        ),
     )
 
 

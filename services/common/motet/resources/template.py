@@ -34,7 +34,7 @@ class Toleration(ResourceModel):
     """A taint of nodes that runners tolerate."""
 
     key: LabelKey | None = None
-    """The key of the taint. Absent: all keys."""
+    """The key of the taint. Absent: all keys, with `operator: Exists`."""
 
     operator: Literal["Equal", "Exists"] = "Equal"
     """How the taint's value is compared."""
@@ -47,6 +47,29 @@ class Toleration(ResourceModel):
 
     toleration_seconds: Annotated[int, Field(ge=0, le=86_400)] | None = None
     """How long a runner stays on a node that gets a taint with NoExecute."""
+
+    rules: ClassVar = (
+        Rule(
+            field="operator",
+            cel="has(self.key) || self.operator == 'Exists'",
+            message="operator must be Exists when key is not set",
+            holds=lambda toleration: toleration.key is not None or toleration.operator == "Exists",
+        ),
+        Rule(
+            field="value",
+            cel="self.operator != 'Exists' || !has(self.value) || self.value == ''",
+            message="value must not be set when operator is Exists",
+            reason="FieldValueForbidden",
+            holds=lambda toleration: toleration.operator != "Exists" or not toleration.value,
+        ),
+        Rule(
+            field="tolerationSeconds",
+            cel="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            message="tolerationSeconds may only be set when effect is NoExecute",
+            reason="FieldValueForbidden",
+            holds=lambda toleration: toleration.toleration_seconds is None or toleration.effect == "NoExecute",
+        ),
+    )
 
 
 class TopologySpread(ResourceModel):
