@@ -328,6 +328,15 @@ def test_every_rule_is_broken_once(kind: CustomResource) -> None:
     assert rules == {broken.message for broken in BROKEN if broken.kind == kind.name}
 
 
+@each_kind
+def test_the_page_has_every_rule(kind: CustomResource) -> None:
+    page = (ROOT / "docs/reference/crds.md").read_text()
+    for path, schema in walk(object_schema(kind)):
+        for rule in schema.get(VALIDATIONS, []):
+            where = f"{path}{rule.get('fieldPath', '')}".removeprefix(".").replace("{}", "")
+            assert f"| `{where}` | {rule['message']} |" in page, path
+
+
 # --------------------------------------------------------------------------------------------------------- round trips
 
 

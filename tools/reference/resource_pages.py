@@ -90,15 +90,16 @@ def manifests_page() -> str:
     return "\n".join(parts)
 
 
-def rules_of(schema: Schema) -> list[list[str]]:
-    """What the API server checks, field by field."""
-    rows = []
-    below = [(field.path, field.stated) for field in fields_of(schema, {})]
-    for path, inner in [("", schema), *below]:
-        for rule in inner.get("x-kubernetes-validations", []):
-            where = f"{path}{rule.get('fieldPath', '')}".removeprefix(".")
-            rows.append([code(where), flat(rule["message"])])
-    return rows
+def rules_of(schema: Schema, path: str = "") -> Iterator[list[str]]:
+    """What the API server checks, field by field. A rule of the keys or values of a map is beside the map."""
+    for rule in schema.get("x-kubernetes-validations", []):
+        where = f"{path}{rule.get('fieldPath', '')}".removeprefix(".")
+        yield [code(where), flat(rule["message"])]
+    for name, inner in schema.get("properties", {}).items():
+        yield from rules_of(inner, f"{path}.{name}" if path else name)
+    for key, suffix in (("items", "[]"), ("additionalProperties", "")):
+        if key in schema:
+            yield from rules_of(schema[key], f"{path}{suffix}")
 
 
 def crds_page() -> str:
@@ -134,7 +135,7 @@ def crds_page() -> str:
             "Status:\n",
             table(["field", "value", "meaning"], status),
             "Rules. Offline validation checks most of them, too, with the same messages:\n",
-            table(["field", "message"], rules_of(schema)),
+            table(["field", "message"], list(rules_of(schema))),
         ]
     return "\n".join(parts)
 
