@@ -223,6 +223,7 @@ class SchedulerSync:
                         volume=adapter.volume,
                         folder=adapter.folder,
                         share=adapter.share,
+                        limits=_limits(adapter.limits) if adapter.limits is not None else None,
                     )
                     for adapter in self._catalog.adapters
                 ],

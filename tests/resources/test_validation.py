@@ -206,7 +206,8 @@ def test_a_pool_may_tune_its_libraries() -> None:
             "placement: {minReplicas: 3, maxReplicas: 2}",
             "placement.minReplicas: minReplicas must be less than or equal to maxReplicas",
         ),
-        ("limits: {}", "limits: not yet: limits per adapter come later; remove this field for now"),
+        ("slo: {}", "slo: not yet: latency targets come later; remove this field for now"),
+        ("limits: {requestsPerMinute: 0}", "limits.requestsPerMinute: must be at least 1, not 0"),
         ("baseMode: x", "baseMode: is not a known field; did you mean baseModel?"),
     ],
 )

@@ -60,7 +60,7 @@ class AdapterContext:
     runners: frozenset[str] = frozenset()
     """Runners that exist. The scheduler also waits for runners that are gone: they may only be out of reach."""
 
-    over_quota: frozenset[ObjectName] = frozenset()
+    over_quota: Mapping[ObjectName, str] = field(default_factory=dict)
     """Adapters beyond `spec.admission.maxAdapters` of their pool."""
 
     asleep: frozenset[ObjectName] = frozenset()
@@ -105,20 +105,37 @@ def adapter_context(
     return replace(context, over_quota=_over_quota(view, adapters, context))
 
 
-def _over_quota(view: View, adapters: Sequence[AdapterObject], context: AdapterContext) -> frozenset[ObjectName]:
-    free = {
-        group: bound
-        for group, pool in context.groups.items()
-        if (bound := pool.resource.spec.admission.max_adapters) is not None
-    }
-    over = set()
-    for adapter in adapters if free else ():
-        group = adapter.resource.group
-        if group in free and _accepted(view, adapter, context).holds:
-            free[group] -= 1
-            if free[group] < 0:
-                over.add(adapter.resource.object_name)
-    return frozenset(over)
+def _over_quota(view: View, adapters: Sequence[AdapterObject], context: AdapterContext) -> Mapping[ObjectName, str]:
+    """Adapters that find no place on their pool, or among those that it grants to their namespace, and why."""
+    free: dict[tuple[ObjectName, str], int] = {}
+    over: dict[ObjectName, str] = {}
+    for adapter in adapters:
+        resource = adapter.resource
+        pool = context.groups.get(resource.group)
+        if pool is None:
+            continue
+        own, all_of_it = _grant(resource, pool).max_adapters, pool.resource.spec.admission.max_adapters
+        if (own is None and all_of_it is None) or not _accepted(view, adapter, context).holds:
+            continue
+        namespace = resource.metadata.namespace
+        kept = [((resource.group, name), bound) for name, bound in ((namespace, own), ("", all_of_it)) if bound]
+        left = {key: free.setdefault(key, bound) for key, bound in kept}
+        if not all(left.values()):
+            of_namespace = own is not None and not left[resource.group, namespace]
+            over[resource.object_name] = _full(resource, (own if of_namespace else all_of_it) or 0, of_namespace)
+            continue
+        for key in left:
+            free[key] -= 1
+    return over
+
+
+def _full(adapter: LoRAAdapter, bound: int, of_namespace: bool) -> str:
+    whose = f" of namespace {adapter.metadata.namespace}" if of_namespace else ""
+    field = "maxAdapters in the pool's spec.tenants" if of_namespace else "the pool's spec.admission.maxAdapters"
+    return (
+        f"pool {adapter.group} takes at most {counted(bound, 'adapter')}{whose}, and {counted(bound, 'other adapter')} "
+        f"{'fills' if bound == 1 else 'fill'} it; delete one of them, or ask the platform team to raise {field}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +190,7 @@ def _inputs(
         # More ready runners than it asks for change nothing.
         min(context.serving.get(resource.group, 0), max(1, resource.spec.placement.min_replicas)),
         context.names[resource.metadata.namespace, resource.group, resource.model_name],
-        resource.object_name in context.over_quota,
+        context.over_quota.get(resource.object_name),
         resource.group in context.asleep,
         view.namespaces.get(resource.metadata.namespace),
         view.refused_schemes,
@@ -183,7 +200,7 @@ def _inputs(
 def _same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
     # Parts of a view stay the same objects until they change. Comparing values would cost more than evaluating again.
     return len(one) == len(other) and all(
-        a is b or (isinstance(a, int | ObjectName) and a == b) for a, b in zip(one, other, strict=True)
+        a is b or (isinstance(a, int | str | ObjectName) and a == b) for a, b in zip(one, other, strict=True)
     )
 
 
@@ -298,6 +315,7 @@ def catalog_adapter(adapter: AdapterObject, context: AdapterContext) -> AdapterE
         volume=adapter.volume,
         folder=volume.folder_of(resource.metadata.namespace) if volume is not None else "",
         share=tuple(sorted(set(resource.spec.share))),
+        limits=resource.spec.limits if resource.spec.limits.limited else None,
     )
 
 
@@ -363,14 +381,7 @@ def _accepted(view: View, adapter: AdapterObject, context: AdapterContext) -> Co
             f"{holder} already has the model name {resource.model_name}; set another spec.modelName",
         )
     if resource.object_name in context.over_quota:
-        bound = pool.resource.spec.admission.max_adapters or 0
-        return no(
-            "Accepted",
-            "QuotaExceeded",
-            f"pool {resource.group} takes at most {counted(bound, 'adapter')}, and {counted(bound, 'other adapter')} "
-            f"{'fills' if bound == 1 else 'fill'} it; delete one of them, or ask the platform team to raise the "
-            "pool's spec.admission.maxAdapters",
-        )
+        return no("Accepted", "QuotaExceeded", context.over_quota[resource.object_name])
     return yes("Accepted", "Valid", _lowered(resource, pool))
 
 

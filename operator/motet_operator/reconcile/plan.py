@@ -163,6 +163,8 @@ class AdapterEntry:
     share: tuple[str, ...] = ()
     """Other namespaces that may use it, or "*". The gateway also checks that the pool admits them."""
 
+    limits: Limits | None = None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogSnapshot:

@@ -431,6 +431,33 @@ def test_a_full_pool_says_how_many_others_fill_it(bound: int, full: str) -> None
     assert condition(newest.conditions, "Accepted").message.startswith(f"pool default/demo takes at most {full}; ")
 
 
+def test_a_namespace_has_as_many_adapters_as_it_is_granted() -> None:
+    tenants = {"default": {"maxAdapters": 1}, "overrides": [{"namespace": "acme", "maxAdapters": 2}]}
+    own = [adapter("a", age=0), adapter("b", age=1)]
+    demo = {"name": "demo", "namespace": "default"}
+    others = [adapter(f"acme/{letter}", age=age, poolRef=demo) for age, letter in enumerate("abc", 2)]
+    place = pool(tenants=tenants, allowedNamespaces={"from": "All"}, admission={"maxAdapters": 2})
+    plan = reconcile(view(pools=[place], adapters=[*own, *others]))
+    said = {str(one.name): condition(one.conditions, "Accepted") for one in plan.adapters}
+    assert {name: one.reason for name, one in said.items()} == {
+        "default/a": "Valid",
+        "default/b": "QuotaExceeded",  # and takes no place of the pool
+        "acme/a": "Valid",
+        "acme/b": "QuotaExceeded",
+        "acme/c": "QuotaExceeded",
+    }
+    assert "takes at most 1 adapter of namespace default, and 1 other" in said["default/b"].message
+    assert said["default/b"].message.endswith("raise maxAdapters in the pool's spec.tenants")
+    assert said["acme/b"].message.endswith("raise the pool's spec.admission.maxAdapters")
+
+
+def test_the_catalog_has_the_limits_of_an_adapter() -> None:
+    limits = {"requestsPerMinute": 6}
+    (entry,) = reconcile(view(pools=[pool()], adapters=[adapter("a", limits=limits)])).catalog.adapters
+    assert entry.limits is not None
+    assert (entry.limits.requests_per_minute, entry.limits.tokens_per_minute) == (6, None)
+
+
 def test_the_catalog_has_all_fields_for_the_runner() -> None:
     one = adapter(
         source={"uri": "hf://acme/legal", "revision": "v2", "credentialsSecretRef": {"name": "hub"}, "digest": DIGEST}

@@ -23,6 +23,7 @@ from motet.resources.fields import (
     SourceRevision,
     TenantOrAll,
 )
+from motet.resources.limits import Limits
 from motet.resources.source_uris import (
     ADAPTER_URI_MEANING,
     AdapterUri,
@@ -153,6 +154,10 @@ class LoRAAdapterSpec(ResourceModel):
     priority: Priority = "Standard"
     """The highest class that a request to this adapter may have; never above the pool's `maxPriority` for the namespace
     that asks."""
+
+    limits: Limits = Limits()
+    """What all requests to this adapter may use at most, of all namespaces together. They stay limited by what the pool
+    grants to their namespaces."""
 
     share: Annotated[list[TenantOrAll], Field(max_length=64)] = Field(default_factory=list)
     """Namespaces that may use the adapter as `namespace/modelName`. `["*"]`: all that the pool admits. Their requests

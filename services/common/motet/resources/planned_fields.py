@@ -5,13 +5,11 @@ When you add the code that enforces a field, move it from here into its model.""
 PLANNED_FIELDS: dict[str, dict[str, str]] = {
     "LoRAAdapter": {
         "spec.source.image": "adapters from an OCI registry",
-        "spec.limits": "limits per adapter",
         "spec.slo": "latency targets",
         "spec.verify": "probe prompts against a reference",
     },
     "ServingPool": {
         "spec.tenants.default.weight": "shares of tenants",
-        "spec.tenants.default.maxAdapters": "a limit of adapters for each tenant",
         "spec.slo": "latency targets",
         "spec.template.volumes": "further volumes of pods",
         "spec.template.resourceClaims": "devices by claim",

@@ -52,6 +52,8 @@ _WITH_SECRETS = with_secrets(MODEL_SOURCES)
 NAMESPACE = "{namespace}"
 """In a `pathPrefix`, this text stands for the namespace of the adapter."""
 
+MAX_ADAPTERS = 1_000_000
+
 Preset = Literal["paged-chunk", "paged-promises", "orca", "s3", "oracle", "punica", "ft-max", "request-level"]
 
 
@@ -243,7 +245,7 @@ class Admission(ResourceModel):
     max_adapter_size_bytes: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """The largest size of an adapter. Larger ones are refused."""
 
-    max_adapters: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    max_adapters: Annotated[int, Field(ge=1, le=MAX_ADAPTERS)] | None = None
     """The largest number of adapters. If there are more, those that were served before stay, then the oldest."""
 
 
@@ -255,6 +257,10 @@ class TenantGrant(Limits):
 
     pinned_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
     """On how many runners each of its adapters may stay resident without requests (`placement.minReplicas`)."""
+
+    max_adapters: Annotated[int, Field(ge=1, le=MAX_ADAPTERS)] | None = None
+    """How many adapters it may have. If there are more, those that were served before stay, then the oldest. Absent:
+    any number."""
 
 
 class TenantOverride(Limits):
@@ -268,6 +274,9 @@ class TenantOverride(Limits):
 
     pinned_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] | None = None
     """On how many runners each of its adapters may stay resident without requests."""
+
+    max_adapters: Annotated[int, Field(ge=1, le=MAX_ADAPTERS)] | None = None
+    """How many adapters it may have."""
 
 
 class Tenants(ResourceModel):

@@ -43,8 +43,8 @@ _REFUSED = {
     "BaseModelMismatch": "`spec.baseModel` is not the model that the pool serves. Choose a pool with that model, or "
     "create the adapter again with another `spec.baseModel`.",
     "NameConflict": "Another adapter of this namespace already has the model name. Set another `spec.modelName`.",
-    "QuotaExceeded": "The pool has as many adapters as `spec.admission.maxAdapters` allows. Delete one of them, "
-    "or ask the platform team to raise the limit.",
+    "QuotaExceeded": "The pool has as many adapters as `spec.admission.maxAdapters` allows, or this namespace has as "
+    "many as the pool grants it (`spec.tenants`). Delete one of them, or ask the platform team to raise the limit.",
     "PolicyDenied": "The pool does not allow this source, or requires a digest. The message names the rule and the "
     "field.",
     "Unreadable": "An older or newer version stored this object, and this version cannot read one field. The message "
