@@ -384,6 +384,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.refuses: common_pb2.Failure | None = None
         self.accounts: list[scheduler_pb2.AccountLevel] = []
         self.admits = False
+        self.levels: list[scheduler_pb2.AccountLevel] = []
         self.retired: set[str] = set()
         """Digests of revisions that are no longer served."""
         self.places_at: FakeRunner | None = None
@@ -491,6 +492,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 self.hellos.append(message.hello)
                 session.send(scheduler_pb2.ServeDown(welcome=common_pb2.Welcome(term=self.term)))
                 session.send(scheduler_pb2.ServeDown(catalog=self.catalog()))
+            case "levels":
+                self.levels += message.levels.accounts
             case "enqueue":
                 self._enqueue(message.enqueue, session)
             case "cancel":

@@ -2,9 +2,13 @@
 
 import asyncio
 
+import pytest
+
 from motet.api.v1.scheduler_pb2 import AccountLevel
+from motet.clock import FakeClock
 from motet.errors import RateLimited
-from motet_gateway import rate_limits
+from motet_gateway import account_levels, rate_limits
+from motet_gateway.account_levels import AccountLevels
 from tests.gateway.conftest import Served, eventually
 
 LEVELS = [
@@ -72,3 +76,28 @@ async def test_what_was_let_in_says_so_to_the_next_scheduler(served: Served) -> 
     assert [one.admitted for one in scheduler.enqueued] == [False, True]
     scheduler.release()
     assert (await answer).status_code == 200
+
+
+async def test_a_new_scheduler_hears_what_is_left_of_the_accounts(served: Served) -> None:
+    scheduler = served.cluster.scheduler
+    scheduler.accounts = LEVELS
+    assert (await served.http.post("/v1/completions", json=BODY)).status_code == 200
+    await scheduler.restart()
+    await eventually(lambda: scheduler.levels)
+    assert [one.name for one in scheduler.levels] == ["default", "default/chat"]
+    assert all(0 < one.age_seconds < 60 for one in scheduler.levels)
+
+
+def test_accounts_that_are_full_again_and_more_than_a_bound_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    levels = AccountLevels(clock)
+    levels.note(LEVELS)
+    clock.advance(8.0)  # 60 a minute with 2.5 of 10 left: full in 7.5 s
+    (message,) = levels.messages()
+    assert [one.name for one in message.levels.accounts] == ["default"]
+    monkeypatch.setattr(account_levels, "MAX_ACCOUNTS", 700)
+    levels.note(AccountLevel(holder="tenant", name=str(n), tokens_per_minute=60, tokens=-60) for n in range(1000))
+    assert [len(message.levels.accounts) for message in levels.messages()] == [500, 200]
+    clock.advance(70.0)
+    assert not list(levels.messages())
+    assert len(levels) == 0

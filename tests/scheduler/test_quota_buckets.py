@@ -1,5 +1,7 @@
 """The token bucket under random use: debts are bounded, only time refills it, and no more is let in than granted."""
 
+from copy import copy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,14 +31,18 @@ class RandomUse(RuleBasedStateMachine):
     @rule(share=st.floats(0.001, 3))
     def somebody_comes(self, share):
         amount = share * self.bucket.grant
-        if not self.bucket.owed_seconds(self.now):
+        owed = self.bucket.owed_seconds(self.now)
+        if self.bucket.wait(amount, self.now):
+            hint = self.bucket.claim(amount, self.now)
+            assert min(owed, MAX_DEBT_SECONDS) <= hint <= MAX_DEBT_SECONDS
+            if hint < MAX_DEBT_SECONDS:  # and if nobody else comes, it comes in when it was told to
+                assert copy(self.bucket).wait(amount, self.now + hint) == 0
+        else:
+            assert not owed
             before = self.bucket.level
-            taken = self.bucket.take(amount)
+            taken = self.bucket.take(amount, self.now)
             assert taken == pytest.approx(min(amount, before + self.bucket.grant))
             self.open.append(taken)
-        else:
-            hint = self.bucket.claim(amount)
-            assert self.bucket.owed_seconds(self.now) <= hint + 1e-6 <= MAX_DEBT_SECONDS + 1e-5
 
     @precondition(lambda self: self.open)
     @rule(used=st.floats(0, 4))
@@ -59,7 +65,7 @@ class RandomUse(RuleBasedStateMachine):
         bucket = self.bucket
         assert bucket.level <= bucket.depth + 1e-6
         assert bucket.level >= -bucket.max_debt - 1e-6 * bucket.grant
-        assert 0 <= bucket.claimed <= 2 * bucket.grant
+        assert bucket.claims_from <= bucket.claims_until <= self.now + MAX_DEBT_SECONDS + 1e-6
 
 
 TestRandomUse = RandomUse.TestCase
@@ -75,7 +81,9 @@ def test_in_any_time_no_more_is_taken_than_granted_then_and_the_bounds_allow(gra
     taken = 0.0
     for seconds, share in steps:
         now += seconds
-        if not bucket.owed_seconds(now):
-            taken += bucket.take(share * grant)
+        if bucket.wait(share * grant, now):
+            bucket.claim(share * grant, now)
+        else:
+            taken += bucket.take(share * grant, now)
         elapsed = now - start
         assert taken <= grant / 60 * (elapsed + BUCKET_SECONDS + MAX_DEBT_SECONDS) * (1 + 1e-9)

@@ -376,3 +376,97 @@ def test_a_request_that_a_scheduler_before_has_let_in_is_not_refused():
     assert refusal(driver)
     driver.enqueue("before", admitted=True)
     assert placed(driver) == ["before"]
+
+
+def told(driver):
+    """What gateways have heard last of each account."""
+    return [
+        effect.accounts for effect in driver.effects if isinstance(effect, effects.SendPlaced | effects.SendRefused)
+    ][-1]
+
+
+def successor(driver, **limits):
+    """A scheduler that starts a second later, and knows nothing."""
+    after = SchedulerDriver(now=driver.clock() + 1.0, first_order=1000)
+    after.gateway()
+    grant(after, **limits)
+    after.attach(pages=65_536, max_sequences=2048, adapter_slots=8)
+    return after
+
+
+def test_a_restart_refills_nothing():
+    driver = with_limits(tokens_per_minute=6000)
+    driver.enqueue("a", prompt=1800)
+    after = successor(driver, tokens_per_minute=6000)
+    after.send(events.LevelsTold("g0", tuple((level, 1.0) for level in told(driver))))
+    after.enqueue("over")
+    assert account(after).tokens.level == pytest.approx(1000 - 1864 + 100)
+    assert refusal(after)[0].retry_after == pytest.approx(7.64)
+
+
+def test_of_what_two_gateways_heard_the_last_counts_in_any_order():
+    driver = with_limits(requests_per_minute=60)
+    driver.enqueue("a")
+    first = told(driver)
+    for number in range(10):
+        driver.enqueue(f"r{number}")
+    last = told(driver)
+    for order in ([(first, 3.0), (last, 1.0)], [(last, 1.0), (first, 3.0)]):
+        after = successor(driver, requests_per_minute=60)
+        for heard, age in order:
+            after.send(events.LevelsTold("g0", tuple((level, age) for level in heard)))
+        after.enqueue("b")
+        after.enqueue("c")
+        assert refusal(after)
+
+
+def test_what_a_new_scheduler_let_in_before_it_heard_stays_used():
+    driver = with_limits(requests_per_minute=60)
+    for number in range(8):
+        driver.enqueue(f"r{number}")
+    heard = told(driver)
+    after = successor(driver, requests_per_minute=60)
+    for number in range(5):
+        after.enqueue(f"s{number}")
+    after.send(events.LevelsTold("g0", tuple((level, 1.0) for level in heard)))
+    assert account(after).requests.level == pytest.approx(10 - 8 + 1 - 5)
+
+
+def test_what_no_runner_had_is_charged_once_by_the_next_scheduler():
+    driver = with_limits(runner=False, requests_per_minute=60)
+    for number in range(3):
+        driver.enqueue(f"r{number}")
+    said = account(driver).told(driver.clock(), 1)
+    assert (said.requests, said.unplaced_requests) == pytest.approx((7, 3))
+    driver.attach(pages=65_536)
+    said = account(driver).told(driver.clock(), 1)
+    assert (said.requests, said.unplaced_requests) == pytest.approx((7, 0))
+    after = successor(driver, requests_per_minute=60)
+    unplaced = said._replace(unplaced_requests=3.0)
+    after.send(events.LevelsTold("g0", ((unplaced, 0.0),)))
+    for number in range(3):
+        after.enqueue(f"r{number}", admitted=True)
+    assert account(after).requests.level == pytest.approx(7)
+
+
+def test_what_a_scheduler_hears_of_its_own_book_changes_nothing():
+    driver = with_limits(requests_per_minute=60)
+    driver.enqueue("a")
+    heard = told(driver)
+    for number in range(5):
+        driver.enqueue(f"r{number}")
+    level = account(driver).requests.level
+    driver.send(events.LevelsTold("g0", tuple((one, 0.0) for one in heard)))
+    assert account(driver).requests.level == level
+
+
+def test_levels_that_are_no_numbers_are_left_out():
+    good = scheduler_pb2.AccountLevel(holder="tenant", name="acme", tokens_per_minute=60, tokens=1, age_seconds=2)
+    levels = scheduler_pb2.AccountLevels(accounts=[good])
+    for wrong in ({"tokens": float("nan")}, {"age_seconds": -1.0}, {"requests": float("inf")}, {"holder": "moon"}):
+        one = levels.accounts.add()
+        one.CopyFrom(good)
+        for name, value in wrong.items():
+            setattr(one, name, value)
+    event = conversion.serve_event("g0", scheduler_pb2.ServeUp(levels=levels))
+    assert [(level.name, age) for level, age in event.levels] == [("acme", 2.0)]

@@ -18,6 +18,7 @@ from motet.time_split import PartSeconds, TimePart, TimeSplit
 from motet.transport import Network
 from motet.transport.methods import SERVE
 from motet_gateway import choice_messages, rate_limits
+from motet_gateway.account_levels import AccountLevels
 from motet_gateway.catalog import Catalog, CurrentCatalog
 from motet_gateway.generation import (
     CancelAtRunner,
@@ -69,6 +70,7 @@ class Dispatcher:
         self.term = 0
         self.choices: dict[str, LiveChoice] = {}
         self._usage = RecentUsage(clock)
+        self.levels = AccountLevels(clock)
         self.runners = RunnerStreams(
             gateway,
             network=network,
@@ -149,6 +151,7 @@ class Dispatcher:
             else:
                 waiting.append(live)
         yield scheduler_pb2.ServeUp(hello=hello)
+        yield from self.levels.messages()
         if self._held:
             yield self._held_message()
         for live in waiting:
@@ -215,6 +218,7 @@ class Dispatcher:
     def _refused(self, refused: scheduler_pb2.Refused) -> None:
         live = self.choices.get(refused.request)
         if live is not None and not self._is_stale_term(refused.term):
+            self.levels.note(refused.accounts)
             error = from_proto(refused.failure)
             error.headers = rate_limits.headers(refused.accounts)
             self._carry_out(live, live.generation.refused(refused.epoch, error))
@@ -222,6 +226,7 @@ class Dispatcher:
     def _placed(self, placed: scheduler_pb2.Placed, *, engine_hung: bool = False) -> None:
         if self._is_stale_term(placed.term):
             return
+        self.levels.note(placed.accounts)
         placement = RunnerPlacement(
             placed.epoch,
             placed.instance,

@@ -1,5 +1,6 @@
 """Converts messages to events and effects to messages: all of the scheduler's protocol."""
 
+from math import isfinite
 from typing import NamedTuple, cast
 
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
@@ -16,7 +17,7 @@ from motet.runner_info import (
 )
 from motet.terms import check_epoch
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.quotas.accounts import AccountLevel
+from motet_scheduler.policy.quotas.accounts import AccountLevel, Holder
 from motet_scheduler.policy.values import (
     AdapterReadiness,
     AdapterRef,
@@ -46,6 +47,7 @@ _SCALING = {
     scheduler_pb2.SCALING_MODE_BUILTIN: ScalingMode.BUILTIN,
     scheduler_pb2.SCALING_MODE_EXTERNAL: ScalingMode.EXTERNAL,
 }
+_HOLDERS = frozenset(Holder)
 _FINISHES = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
@@ -127,7 +129,34 @@ def _write_account(it: AccountLevel) -> scheduler_pb2.AccountLevel:
         tokens=it.tokens,
         unplaced_requests=it.unplaced_requests,
         unplaced_tokens=it.unplaced_tokens,
+        book=it.book,
     )
+
+
+def _read_accounts(it: scheduler_pb2.AccountLevels) -> tuple[tuple[AccountLevel, float], ...]:
+    """Each with its age. Without those whose numbers mean nothing."""
+    found = []
+    for one in it.accounts:
+        numbers = (one.requests, one.tokens, one.unplaced_requests, one.unplaced_tokens, one.age_seconds)
+        if one.holder in _HOLDERS and all(map(isfinite, numbers)) and one.age_seconds >= 0:
+            found.append(
+                (
+                    AccountLevel(
+                        Holder(one.holder),
+                        one.name,
+                        one.group,
+                        one.requests_per_minute,
+                        one.requests,
+                        one.tokens_per_minute,
+                        one.tokens,
+                        one.unplaced_requests,
+                        one.unplaced_tokens,
+                        one.book,
+                    ),
+                    one.age_seconds,
+                )
+            )
+    return tuple(found)
 
 
 def _read_parent(it: str) -> RequestId | None:
@@ -208,6 +237,8 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
             lost = up.lost
             epoch = check_epoch(lost.epoch, lost.request)
             return events.RequestLost(gateway, RequestId(lost.request), epoch, lost.why, lost.delivered_tokens)
+        case "levels":
+            return events.LevelsTold(gateway, _read_accounts(up.levels))
         case "held":
             return events.RequestsHeld(gateway, tuple((GroupName(one.group), one.requests) for one in up.held.groups))
         case _:

@@ -13,6 +13,7 @@ from motet.runner_info import (
     RunnerRequest,
     Tier,
 )
+from motet_scheduler.policy.quotas.accounts import AccountLevel
 from motet_scheduler.policy.values import (
     AdapterRef,
     AdapterSpec,
@@ -131,6 +132,14 @@ class RequestsHeld:
 
     gateway: str
     groups: tuple[tuple[GroupName, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelsTold:
+    """What is left of accounts, as a scheduler has told this gateway, and how many seconds ago."""
+
+    gateway: str
+    levels: tuple[tuple[AccountLevel, float], ...]
 
 
 # ------------------------------------------------------------------------------------------------------------ runners
@@ -328,6 +337,7 @@ Event = (
     | RequestFinished
     | RequestLost
     | RequestsHeld
+    | LevelsTold
     | RunnerAttached
     | RunnerDetached
     | RunnerReported

@@ -148,7 +148,7 @@ class GatewayEvents:
         request.draw = self._state.quotas.draw(request, self._state.now)
         over = self._quota_gate.refusal(request) if not charged else None
         if over is not None:
-            accounts = request.draw.told(self._state.now) if request.draw is not None else ()
+            accounts = self._state.quotas.told(request, self._state.now)
             self._state.quotas.end(request, self._state.now)
             self._state.note_event(event.request, "refused", over.message)
             failure = Failure.of(over)
@@ -215,6 +215,9 @@ class GatewayEvents:
 
     def requests_held(self, event: events.RequestsHeld) -> None:
         self._state.held[event.gateway] = dict(event.groups)
+
+    def levels_told(self, event: events.LevelsTold) -> None:
+        self._state.quotas.hear(event.levels, self._state.now)
 
     def lost(self, event: events.RequestLost) -> None:
         request = self._request_of(event.gateway, event.request)

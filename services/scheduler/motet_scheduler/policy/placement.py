@@ -179,7 +179,7 @@ class Placer:
                 base=runner.base.digest,
                 moved_reason=request.moved_reason,
                 engine_hung=request.engine_hung,
-                accounts=request.draw.told(self._state.now) if request.draw is not None else (),
+                accounts=self._state.quotas.told(request, self._state.now) if request.draw is not None else (),
             )
         )
         request.moved_reason, request.engine_hung = "", False

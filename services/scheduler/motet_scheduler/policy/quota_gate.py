@@ -48,7 +48,7 @@ class QuotaGate:
                 )
         blocked = self._owing(request, draw)
         if blocked is not None and request.request_class is not RequestClass.BATCH:
-            over = blocked.over(now)
+            over = draw.over(blocked, now, patient=False)
             seconds = max(account.claim(draw.requests, draw.tokens, now) for account in draw.accounts)
             return RateLimited(
                 f"{_begin(blocked)} is over its {over}. Send the request again later.", retry_after=seconds
@@ -82,7 +82,7 @@ class QuotaGate:
         first = self._state.requests.get(request.parent) if request.parent is not None else None
         if first is not None and first.draw is not None and first.draw.charged and first.tenant == request.tenant:
             return None
-        return draw.owing(self._state.now)
+        return draw.owing(self._state.now, patient=request.request_class is RequestClass.BATCH)
 
     def _advance(self, request: Request, draw: Draw) -> Account | None:
         """Draw what can be drawn now. Returns the account that the request has to wait for."""
@@ -96,9 +96,10 @@ class QuotaGate:
         return None
 
     def _hold(self, request: Request, draw: Draw, account: Account) -> None:
-        over = f"concurrency {account.limits.concurrency}" if draw.charged else account.over(self._state.now)
+        now = self._state.now
+        over = f"concurrency {account.limits.concurrency}" if draw.charged else draw.over(account, now, patient=True)
         request.waiting_reason = f"{account.id} is over its {over}"
-        self._quotas.wait(request, draw, account, self._state.now)
+        self._quotas.wait(request, draw, account, now)
 
     def let_in(self) -> None:
         """Try those that wait for an account that may let them in."""
@@ -118,7 +119,7 @@ class QuotaGate:
             blocked = self._advance(request, draw)
             if blocked is account:
                 del ready[account]
-                self._quotas.look_again(account, self._state.now)
+                self._quotas.look_again(account, draw, self._state.now)
                 continue
             self._quotas.leave(request)
             if blocked is not None:

@@ -92,6 +92,7 @@ class Scheduler:
             events.RequestFinished: self._gateway_events.finished,
             events.RequestLost: self._gateway_events.lost,
             events.RequestsHeld: self._gateway_events.requests_held,
+            events.LevelsTold: self._gateway_events.levels_told,
             events.RunnerAttached: self._runner_events.attached,
             events.RunnerDetached: self._runner_events.detached,
             events.RunnerReported: self._runner_events.reported,

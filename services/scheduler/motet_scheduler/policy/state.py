@@ -78,7 +78,7 @@ class SchedulerState:
         """By the current event: which base models new requests can have."""
         self.adapters = Adapters(config, self.bases, first_order)
         self.limits = AdapterLimits()
-        self.quotas = Quotas()
+        self.quotas = Quotas(first_order)
         self.namespaces: NamespaceUids = ()
         self.catalog: Catalog | None = None
         """The last catalog that was published."""

@@ -496,6 +496,7 @@ class AccountLevel(_message.Message):
     UNPLACED_REQUESTS_FIELD_NUMBER: _builtins.int
     UNPLACED_TOKENS_FIELD_NUMBER: _builtins.int
     AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    BOOK_FIELD_NUMBER: _builtins.int
     holder: _builtins.str
     """tenant, adapter or key"""
     name: _builtins.str
@@ -513,6 +514,8 @@ class AccountLevel(_message.Message):
     unplaced_tokens: _builtins.float
     age_seconds: _builtins.float
     """since it was said"""
+    book: _builtins.int
+    """which scheduler's; each start makes a new one"""
     def __init__(
         self,
         *,
@@ -526,10 +529,11 @@ class AccountLevel(_message.Message):
         unplaced_requests: _builtins.float = ...,
         unplaced_tokens: _builtins.float = ...,
         age_seconds: _builtins.float = ...,
+        book: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "group", b"group", "holder", b"holder", "name", b"name", "requests", b"requests", "requests_per_minute", b"requests_per_minute", "tokens", b"tokens", "tokens_per_minute", b"tokens_per_minute", "unplaced_requests", b"unplaced_requests", "unplaced_tokens", b"unplaced_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "book", b"book", "group", b"group", "holder", b"holder", "name", b"name", "requests", b"requests", "requests_per_minute", b"requests_per_minute", "tokens", b"tokens", "tokens_per_minute", b"tokens_per_minute", "unplaced_requests", b"unplaced_requests", "unplaced_tokens", b"unplaced_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ What the estimate was wrong by is corrected when the request has ended. Then it 
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
@@ -48,6 +49,12 @@ class AccountLevel(NamedTuple):
     tokens: float = 0.0
     unplaced_requests: float = 0.0
     unplaced_tokens: float = 0.0
+    book: int = 0
+    """Of which scheduler: each start makes a new one."""
+
+    @property
+    def account(self) -> AccountId:
+        return AccountId(self.holder, self.name, self.group)
 
 
 class Account:
@@ -94,28 +101,42 @@ class Account:
     def has_place(self) -> bool:
         return not self.limits.concurrency or self.running < self.limits.concurrency
 
-    def owed_seconds(self, now: float) -> float:
-        """How long its rates let nothing in."""
-        return max((one.owed_seconds(now) for one in (self.requests, self.tokens) if one is not None), default=0.0)
+    def _wants(self, requests: float, tokens: float) -> Iterator[tuple[Bucket, float, str]]:
+        if self.requests is not None:
+            yield self.requests, requests, f"requestsPerMinute {self.requests.grant}"
+        if self.tokens is not None:
+            yield self.tokens, tokens, f"tokensPerMinute {self.tokens.grant}"
 
-    def over(self, now: float) -> str:
-        """Which rate lets nothing in, and its limit; empty if each does."""
-        if self.requests is not None and self.requests.owed_seconds(now):
-            return f"requestsPerMinute {self.requests.grant}"
-        if self.tokens is not None and self.tokens.owed_seconds(now):
-            return f"tokensPerMinute {self.tokens.grant}"
-        return ""
+    def wait_seconds(self, requests: float, tokens: float, now: float, *, patient: bool) -> float:
+        """How long its rates keep out one that wants this."""
+        longest = 0.0
+        if self.requests is not None:
+            longest = self.requests.wait(requests, now, patient=patient)
+        if self.tokens is not None:
+            longest = max(longest, self.tokens.wait(tokens, now, patient=patient))
+        return longest
+
+    def over(self, requests: float, tokens: float, now: float, *, patient: bool) -> str:
+        """Which rate keeps it out for longest."""
+        wants = self._wants(requests, tokens)
+        return max(wants, key=lambda one: one[0].wait(one[1], now, patient=patient))[2]
 
     def claim(self, requests: float, tokens: float, now: float) -> float:
-        """Returns when one that was refused should come again."""
-        seconds = [
-            bucket.claim(amount)
-            for bucket, amount in ((self.requests, requests), (self.tokens, tokens))
-            if bucket is not None and bucket.owed_seconds(now)
-        ]
-        return max(seconds, default=0.0)
+        """Returns when one that is refused should come again."""
+        wants = self._wants(requests, tokens)
+        return max((one.claim(amount, now) for one, amount, _ in wants if one.wait(amount, now)), default=0.0)
 
-    def told(self, now: float) -> AccountLevel:
+    def restore(self, told: AccountLevel, age: float, now: float) -> None:
+        """What runs is here already, or comes with its gateway's greeting. What no runner had comes again."""
+        for bucket, grant, left in (
+            (self.requests, told.requests_per_minute, told.requests + told.unplaced_requests),
+            (self.tokens, told.tokens_per_minute, told.tokens + told.unplaced_tokens),
+        ):
+            if bucket is not None and grant:
+                bucket.fill(now)
+                bucket.restore(left, grant, age)
+
+    def told(self, now: float, book: int) -> AccountLevel:
         for bucket in (self.requests, self.tokens):
             if bucket is not None:
                 bucket.fill(now)
@@ -128,6 +149,7 @@ class Account:
             tokens.level if tokens is not None else 0.0,
             self.unplaced_requests,
             self.unplaced_tokens,
+            book,
         )
 
     def is_idle(self, now: float) -> bool:
@@ -144,7 +166,7 @@ class Account:
         self.unplaced_requests = self.unplaced_requests - requests if self.unplaced else 0.0  # not what rounding left
         self.unplaced_tokens = self.unplaced_tokens - tokens if self.unplaced else 0.0
 
-    def wait(self, key: WaitingKey, request: "Request") -> None:
+    def enter(self, key: WaitingKey, request: "Request") -> None:
         insort(self.waiting, (key, request), key=lambda entry: entry[0])
 
     def leave(self, key: WaitingKey) -> None:
@@ -187,14 +209,22 @@ class Draw:
     def charged(self) -> bool:
         return bool(self.taken)
 
-    def told(self, now: float) -> tuple[AccountLevel, ...]:
+    def told(self, now: float, book: int) -> tuple[AccountLevel, ...]:
         """What clients hear of rates. `concurrency` has none."""
-        return tuple(one.told(now) for one in self.accounts if one.requests is not None or one.tokens is not None)
+        return tuple(one.told(now, book) for one in self.accounts if one.requests is not None or one.tokens is not None)
 
-    def owing(self, now: float) -> Account | None:
-        """The account whose rates keep it out for longest."""
-        longest = max(self.accounts, key=lambda one: one.owed_seconds(now))
-        return longest if longest.owed_seconds(now) else None
+    def owing(self, now: float, *, patient: bool) -> Account | None:
+        """The account whose rates keep it out for longest. `patient`: it can wait until no other has a claim."""
+        seconds = [one.wait_seconds(self.requests, self.tokens, now, patient=patient) for one in self.accounts]
+        longest = max(seconds)
+        return self.accounts[seconds.index(longest)] if longest else None
+
+    def over(self, account: Account, now: float, *, patient: bool) -> str:
+        return account.over(self.requests, self.tokens, now, patient=patient)
+
+    def wait_seconds(self, account: Account, now: float) -> float:
+        """How long this account keeps out one that waits."""
+        return account.wait_seconds(self.requests, self.tokens, now, patient=True)
 
     def crowded(self) -> Account | None:
         """An account without a place for it."""
@@ -230,7 +260,7 @@ class Draw:
         self.placed = True
 
     def end(self, computed: int | None, now: float) -> None:
-        """It has ended after so many tokens of prompt and answer. None: nobody knows, so the estimate stands."""
+        """It has ended; `computed`: tokens of prompt and answer. None: nobody knows, so the estimate stands."""
         if not self.placed:
             self.give_back(now)
         elif computed is not None:
@@ -260,10 +290,7 @@ class Draw:
 
 
 def _take(bucket: Bucket | None, amount: float, now: float) -> float:
-    if bucket is None:
-        return 0.0
-    bucket.fill(now)
-    return bucket.take(amount)
+    return bucket.take(amount, now) if bucket is not None else 0.0
 
 
 def _give(bucket: Bucket | None, amount: float, now: float) -> None:

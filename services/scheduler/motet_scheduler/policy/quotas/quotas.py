@@ -9,9 +9,16 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 
-from motet_scheduler.policy.quotas.accounts import Account, AccountId, Draw, Holder
+from motet.quotas import BUCKET_SECONDS, MAX_DEBT_SECONDS
+from motet_scheduler.policy.quotas.accounts import Account, AccountId, AccountLevel, Draw, Holder
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.values import EVERYBODY, AdapterSpec, GroupName, Limits, PoolSpec
+
+MAX_AGE = MAX_DEBT_SECONDS + BUCKET_SECONDS
+"""Seconds after which an account is full again, whatever it owed."""
+
+MAX_TOLD = 100_000
+"""Accounts that schedulers before have told gateways of."""
 
 SWEPT_AT_ONCE = 100
 """Accounts that are looked at in one tick, whether they can be forgotten."""
@@ -21,7 +28,12 @@ SWEPT_WITH_EACH = 4
 
 
 class Quotas:
-    def __init__(self) -> None:
+    def __init__(self, book: int) -> None:
+        """`book`: no two schedulers have the same one."""
+        self._book = book
+        self._told: dict[AccountId, tuple[float, AccountLevel]] = {}
+        """What schedulers before have said last, and when. Until all would be full again."""
+        self._told_until = -inf
         self._grants: dict[GroupName, dict[str, Limits]] = {}
         self._of_adapters: dict[str, Limits] = {}
         self.accounts: OrderedDict[AccountId, Account] = OrderedDict()
@@ -75,10 +87,33 @@ class Quotas:
         account = self.accounts.get(name)
         if account is None:
             account = self.accounts[name] = Account(name, limits, now)
+            if name in self._told:
+                told_at, level = self._told[name]
+                account.restore(level, now - told_at, now)
         else:
             self.accounts.move_to_end(name)
             account.limit(limits, now)
         return account
+
+    def told(self, request: Request, now: float) -> tuple[AccountLevel, ...]:
+        """What is left of the accounts of a request."""
+        return request.draw.told(now, self._book) if request.draw is not None else ()
+
+    def hear(self, levels: Iterable[tuple[AccountLevel, float]], now: float) -> None:
+        """What schedulers before have said, and how long ago. The last that was said of an account counts."""
+        for level, age in levels:
+            name, told_at = level.account, now - age
+            known = self._told.get(name)
+            if level.book == self._book or age > MAX_AGE or (known is not None and told_at <= known[0]):
+                continue
+            if known is None and len(self._told) >= MAX_TOLD:
+                continue
+            self._told[name] = (told_at, level)
+            self._told_until = max(self._told_until, told_at + MAX_AGE)
+            if (account := self.accounts.get(name)) is not None:
+                account.restore(level, age, now)
+                if account.waiting:
+                    self.ready[account] = None
 
     # ------------------------------------------------------------------------------------------------------- waiting
 
@@ -87,13 +122,13 @@ class Quotas:
         self.waiting += 1
         draw.waits_for = account
         draw.waiting_key = (int(request.request_class), *request.key)
-        account.wait(draw.waiting_key, request)
-        self.look_again(account, now)
+        account.enter(draw.waiting_key, request)
+        self.look_again(account, draw, now)
 
-    def look_again(self, account: Account, now: float) -> None:
-        """Try those that wait for its rates when nothing is owed any more."""
-        if account.due_at == inf and (owed := account.owed_seconds(now)):
-            account.due_at = now + owed
+    def look_again(self, account: Account, draw: Draw, now: float) -> None:
+        """Try those that wait for this account when its rates let in the one with this draw."""
+        if not draw.charged and account.due_at == inf and (seconds := draw.wait_seconds(account, now)):
+            account.due_at = now + seconds
             heappush(self._due, (account.due_at, next(self._numbers), account))
 
     def leave(self, request: Request) -> None:
@@ -139,6 +174,8 @@ class Quotas:
             if account.waiting:
                 self.ready[account] = None
         self._forget_idle(SWEPT_AT_ONCE, now)
+        if self._told and now > self._told_until:
+            self._told.clear()
 
     def _forget_idle(self, most: int, now: float) -> None:
         for _ in range(min(most, len(self.accounts))):

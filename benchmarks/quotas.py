@@ -1,0 +1,295 @@
+"""Measures how exactly quotas hold, in virtual time: ten minutes over every limit, with two gateways, while the
+scheduler is killed twice.
+
+The policy of production decides, and messages of production carry what gateways tell a new scheduler. Three tenants
+send more than their limit of requests a minute, of tokens a minute, or of requests at once, at random times. The
+clients of two others come again when they are told to. Answers are longer or shorter than their estimates.
+
+`quota_error` is the difference between what was let in, or computed, and what was granted, after the first minute.
+`retry_error` is the difference between what a client was told to wait and how long it waited until it came in: where
+requests are limited for 19 of 20 clients, where tokens are for three of four. Of the others somebody else has come in
+their time, since an answer before was longer than its estimate.
+
+    python -m benchmarks.quotas [--minutes 10] [--json]
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+
+from benchmarks.harness import Result, arguments, percentile, report
+from motet.api.v1 import scheduler_pb2
+from motet.clock import FakeClock
+from motet.domain import BASE, InstanceName, RequestId, Tenant
+from motet.runner_info import Capacity, RunnerIdentity
+from motet_gateway.account_levels import AccountLevels
+from motet_scheduler import conversion
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.scheduler import Scheduler
+from motet_scheduler.policy.values import Estimate, GroupName, Limits, PoolSpec, Promise, SchedulerConfig
+
+GROUP = GroupName("pools/demo")
+CAPACITY = Capacity(pages=1 << 20, max_sequences=1 << 16)
+LIMITS = {
+    "requests": Limits(requests_per_minute=600),
+    "tokens": Limits(tokens_per_minute=120_000),
+    "concurrency": Limits(concurrency=16),
+    "requests_again": Limits(requests_per_minute=600),
+    "tokens_again": Limits(tokens_per_minute=180_000),
+}
+TENANTS = ("requests", "tokens", "concurrency")
+POOL = PoolSpec(pool="pools/demo", group=GROUP, limits=tuple(sorted(LIMITS.items())))
+RUNNER = RunnerIdentity(instance="r0", incarnation="1", pool="pools/demo", group=GROUP)
+GATEWAYS = ("g0", "g1")
+
+WARMUP_SECONDS = 60.0
+DOWN_SECONDS = 1.0
+OPEN_RATE = 20.0
+"""Requests a second of each of the first three tenants. They never come again."""
+
+OBEDIENT = 100
+"""Clients of each of the others, which come again when they are told to, and a second after each answer."""
+
+RETRIES_OF = {"requests_again": 0.95, "tokens_again": 0.75}
+"""For which share of the clients of these tenants `retry_error` holds."""
+
+PROMPT, ANSWER, MAX_TOKENS = 100, 200, 2000
+STEP_SECONDS = 0.02
+TARGET_QUOTA, TARGET_RETRY = 1.0, 20.0
+
+
+@dataclass
+class Client:
+    """One that comes again."""
+
+    tenant: str
+    refused_at: float = 0.0
+    told: float = 0.0
+    """Seconds, when it was refused first. 0: it was not."""
+    lengths: tuple[int, int] | None = None
+    """Of the answer that it wants, and as estimated. It wants the same again."""
+
+
+@dataclass
+class Ask:
+    name: str
+    tenant: str
+    gateway: str
+    answer: int
+    estimate: int
+    at: float
+    client: Client | None
+    admitted: bool = False
+    epoch: int = 0
+    placed_at: float = -1.0
+
+    def event(self, now: float) -> events.Enqueued:
+        return events.Enqueued(
+            gateway=self.gateway,
+            request=RequestId(self.name),
+            tenant=Tenant(self.tenant),
+            group=GROUP,
+            digest=BASE,
+            prompt_tokens=PROMPT,
+            max_tokens=MAX_TOKENS,
+            epoch=self.epoch,
+            age=now - self.at,
+            estimate=Estimate(q50=self.estimate, q80=self.estimate, q90=self.estimate, q95=self.estimate),
+            admitted=self.admitted,
+        )
+
+
+@dataclass
+class World:
+    seconds: float
+    kills: tuple[float, ...]
+    clock: FakeClock = field(default_factory=lambda: FakeClock(1000.0))
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+        self.chance = random.Random(1)
+        self._numbers = count()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self.levels = {name: AccountLevels(self.clock) for name in GATEWAYS}
+        self.asks: dict[str, Ask] = {}
+        self.scheduler: Scheduler | None = None
+        self.let_in: Counter[str] = Counter()
+        self.computed: Counter[str] = Counter()
+        self.place_seconds: defaultdict[str, float] = defaultdict(float)
+        self.retries: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+        """By tenant: what clients were told, and how long they waited."""
+
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
+        heappush(self._due, (self.clock() + seconds, next(self._numbers), do))
+
+    def run(self) -> None:
+        self.start_scheduler(1)
+        for tenant in TENANTS:
+            self.later(0.0, partial(self.arrive, tenant))
+        for tenant in RETRIES_OF:
+            for _ in range(OBEDIENT):
+                self.later(self.chance.random(), partial(self.ask, tenant, Client(tenant)))
+        for number, kill in enumerate(self.kills, 2):
+            self.later(kill, self.kill)
+            self.later(kill + DOWN_SECONDS, partial(self.start_scheduler, number))
+        end = self.began + self.seconds
+        while True:
+            due = self._due[0][0]
+            tick = self.scheduler.next_due() if self.scheduler is not None else due
+            if min(due, tick) >= end:
+                self.clock.advance(end - self.clock())
+                for ask in self.asks.values():
+                    if ask.placed_at >= 0:
+                        self.count_place(ask)
+                return
+            self.clock.advance(max(0.0, min(due, tick) - self.clock()))
+            if tick < due:
+                self.handle(events.Tick())
+            else:
+                heappop(self._due)[2]()
+
+    # ------------------------------------------------------------------------------------------------- the scheduler
+
+    def kill(self) -> None:
+        self.scheduler = None
+
+    def start_scheduler(self, number: int) -> None:
+        self.scheduler = Scheduler(SchedulerConfig(), now=self.clock(), first_order=number << 32)
+        self.handle(events.CatalogReplaced((POOL,), ()))
+        self.handle(events.RunnerAttached(identity=RUNNER, address="r0", capacity=CAPACITY))
+        for gateway in GATEWAYS:
+            own = [ask for ask in self.asks.values() if ask.gateway == gateway]
+            live = tuple(self.live(ask) for ask in own if ask.placed_at >= 0)
+            self.handle(events.GatewayConnected(gateway, live))
+            for message in self.levels[gateway].messages():
+                read = conversion.serve_event(gateway, scheduler_pb2.ServeUp.FromString(message.SerializeToString()))
+                assert read is not None
+                self.handle(read)
+            for ask in own:
+                if ask.placed_at < 0:
+                    self.handle(ask.event(self.clock()))
+
+    def live(self, ask: Ask) -> events.LiveRequest:
+        return events.LiveRequest(
+            request=RequestId(ask.name),
+            epoch=ask.epoch,
+            instance=InstanceName("r0"),
+            incarnation="1",
+            promise=Promise(4),
+            tenant=Tenant(ask.tenant),
+            group=GROUP,
+            digest=BASE,
+            prompt_tokens=PROMPT,
+            max_tokens=MAX_TOKENS,
+            estimate=ask.event(self.clock()).estimate,
+        )
+
+    def handle(self, event: events.Event) -> None:
+        if self.scheduler is None:
+            return
+        for effect in self.scheduler.handle(event, self.clock()):
+            match effect:
+                case effects.SendPlaced():
+                    self.levels[effect.gateway].note(conversion.place(effect, 1).placed.accounts)
+                    self.placed(self.asks[effect.request], effect.epoch)
+                case effects.SendRefused():
+                    self.levels[effect.gateway].note(conversion.refuse(effect, 1).refused.accounts)
+                    self.refused(self.asks.pop(effect.request), effect.failure.retry_after)
+                case effects.SendPosition():
+                    self.asks[effect.request].admitted |= effect.admitted
+        if self.scheduler is not None and self.scheduler.more_to_try:
+            self.handle(events.TryMore())
+
+    # --------------------------------------------------------------------------------------------------- the clients
+
+    @property
+    def counts(self) -> bool:
+        return self.clock() - self.began >= WARMUP_SECONDS
+
+    def arrive(self, tenant: str) -> None:
+        self.ask(tenant, None)
+        self.later(self.chance.expovariate(OPEN_RATE), lambda: self.arrive(tenant))
+
+    def ask(self, tenant: str, client: Client | None) -> None:
+        number = next(self._numbers)
+        answer = min(MAX_TOKENS, 1 + int(self.chance.expovariate(1 / ANSWER)))
+        estimate = int(ANSWER * self.chance.uniform(1.0, 3.5))
+        if client is not None:
+            client.lengths = answer, estimate = client.lengths or (answer, estimate)
+        ask = Ask(f"{tenant}-{number}", tenant, GATEWAYS[number % 2], answer, estimate, self.clock(), client)
+        self.asks[ask.name] = ask
+        self.handle(ask.event(self.clock()))
+
+    def placed(self, ask: Ask, epoch: int) -> None:
+        ask.epoch, ask.placed_at, ask.admitted = epoch, self.clock(), True
+        self.let_in[ask.tenant] += self.counts
+        if (client := ask.client) is not None:
+            if self.counts and client.told:
+                self.retries[ask.tenant].append((client.told, self.clock() - client.refused_at))
+            client.told, client.lengths = 0.0, None
+        self.later(ask.answer * STEP_SECONDS, lambda: self.finish(ask))
+
+    def finish(self, ask: Ask) -> None:
+        del self.asks[ask.name]
+        if self.counts:
+            self.computed[ask.tenant] += PROMPT + ask.answer
+        self.count_place(ask)
+        self.handle(events.RequestFinished(ask.gateway, RequestId(ask.name), ask.epoch, ask.answer))
+        if (client := ask.client) is not None:
+            self.later(1.0, lambda: self.ask(client.tenant, client))
+
+    def count_place(self, ask: Ask) -> None:
+        since = max(ask.placed_at, self.began + WARMUP_SECONDS)
+        self.place_seconds[ask.tenant] += max(0.0, self.clock() - since)
+
+    def refused(self, ask: Ask, seconds: float) -> None:
+        if (client := ask.client) is not None:
+            if not client.told:
+                client.refused_at, client.told = self.clock(), seconds
+            self.later(seconds, lambda: self.ask(client.tenant, client))
+
+
+def measure(minutes: float) -> list[Result]:
+    seconds = 60 * minutes
+    world = World(seconds, (seconds / 3, seconds * 2 / 3))
+    world.run()
+    granted = minutes - WARMUP_SECONDS / 60
+    shares = {
+        "requests": world.let_in["requests"] / (LIMITS["requests"].requests_per_minute * granted),
+        "tokens": world.computed["tokens"] / (LIMITS["tokens"].tokens_per_minute * granted),
+        "concurrency": world.place_seconds["concurrency"] / (LIMITS["concurrency"].concurrency * granted * 60),
+    }
+    settings = {"minutes": minutes}
+    results = [
+        Result(
+            f"quota_error_{name}",
+            value := 100 * abs(share - 1),
+            "%",
+            f"<= {TARGET_QUOTA:g} %",
+            value <= TARGET_QUOTA,
+            counted=True,
+            settings=settings,
+        )
+        for name, share in shares.items()
+    ]
+    for tenant, share in RETRIES_OF.items():
+        errors = [100 * abs(waited - told) / told for told, waited in world.retries[tenant]]
+        value, target = percentile(errors, share), f"<= {TARGET_RETRY:g} %"
+        name = f"retry_error_{tenant.partition('_')[0]}"
+        results.append(Result(name, value, "%", target, value <= TARGET_RETRY, counted=True, settings=settings))
+    return results
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="virtual time")
+    given = parser.parse_args()
+    report("quotas", measure(given.minutes), as_json=given.json)
+
+
+if __name__ == "__main__":
+    main()
