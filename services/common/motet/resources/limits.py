@@ -16,14 +16,14 @@ class Limits(ResourceModel):
 
     requests_per_minute: Annotated[int, Field(ge=1, le=MAX_REQUESTS_PER_MINUTE)] | None = None
     """How many requests may come in a minute, ten seconds of it at once. More are refused with status 429, or wait if
-    their class is `Batch`. Absent: any number."""
+    their class is `Batch`."""
 
     tokens_per_minute: Annotated[int, Field(ge=1, le=MAX_TOKENS_PER_MINUTE)] | None = None
     """How many tokens prompts and answers may have in a minute, ten seconds of it at once. A request counts with its
-    estimated answer, and is corrected at its end. Absent: any number."""
+    estimated answer, and is corrected at its end."""
 
     concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] | None = None
-    """How many requests may run at once. More wait. Absent: any number."""
+    """How many requests may run at once. More wait."""
 
     @property
     def limited(self) -> bool:

@@ -283,12 +283,12 @@ class Tenants(ResourceModel):
     """What the platform team grants to namespaces. Tenants can only ask for less."""
 
     default: TenantGrant = TenantGrant()
-    """For each namespace without an override."""
+    """For each namespace, where its override says nothing. A limit that is absent limits nothing."""
 
     overrides: Annotated[list[TenantOverride], Field(max_length=1024), UniqueBy("namespace")] = Field(
         default_factory=list
     )
-    """For single namespaces."""
+    """For single namespaces. What an entry leaves out is as in `default`."""
 
     @cached_property
     def grants(self) -> Mapping[str, TenantGrant]:
