@@ -18,7 +18,7 @@ from motet_gateway.catalog import Catalog, Target
 from motet_runner.interface import NewSequence
 from motet_scheduler.policy.gateway_events import GatewayEvents
 from motet_scheduler.policy.runners import Runner
-from motet_simulator.fake_engine import FakeEngine
+from motet_simulator.fake_engine import FakeEngine, tokens_of
 from motet_simulator.trials import __main__ as main_module
 from motet_simulator.trials import run as run_module
 from motet_simulator.trials import shrink as shrink_module
@@ -316,7 +316,8 @@ def test_a_request_that_no_runner_can_hold_is_refused_and_no_other_is():
 
 @pytest.mark.parametrize("held", [False, True])
 def test_a_stream_whose_revision_was_replaced_may_end_only_if_nobody_holds_that(held):
-    client = Client(draw_plan(1).asks[0], lambda: 1.0, Catalog, lambda _: None, revision_is_gone=lambda _: not held)
+    now = lambda: 1.0  # noqa: E731
+    client = Client(draw_plan(1).asks[0], now, now, Catalog, lambda _: None, revision_is_gone=lambda _: not held)
     client.starts(Target(scheduler_pb2.CatalogGroup(), scheduler_pb2.CatalogAdapter(digest="sha256:old")))
     client.tokens.append(1)
     client.end(ModelNotFound("This revision is no longer served."))
@@ -326,7 +327,8 @@ def test_a_stream_whose_revision_was_replaced_may_end_only_if_nobody_holds_that(
 def test_the_times_of_an_attempt_are_not_those_of_the_next_one_that_never_starts():
     """Its adapter was replaced, and is deleted when its client asks again."""
     now = [1.0]
-    client = Client(draw_plan(1).asks[0], lambda: now[0], Catalog, lambda _: None, adapter_may_be_missing=True)
+    clock = lambda: now[0]  # noqa: E731
+    client = Client(draw_plan(1).asks[0], clock, clock, Catalog, lambda _: None, adapter_may_be_missing=True)
     client.starts(Target(scheduler_pb2.CatalogGroup(), scheduler_pb2.CatalogAdapter(digest="sha256:old")))
     client.split = TimeSplit(TimePart.QUEUE, now[0])
     now[0] = 2.0
@@ -371,12 +373,22 @@ def test_a_full_disk_or_a_garbled_lease_may_end_a_scheduler_only_until_it_leads(
 def test_a_stream_may_end_before_its_deadline_only_if_its_runner_may_have_drained(may_drain):
     now = [1.0]
     ask = replace(draw_plan(1).asks[0], deadline=4.0)
-    client = Client(ask, lambda: now[0], Catalog, lambda _: None, may_drain=may_drain)
+    clock = lambda: now[0]  # noqa: E731
+    client = Client(ask, clock, clock, Catalog, lambda _: None, may_drain=may_drain)
     client.starts(Target(scheduler_pb2.CatalogGroup(), scheduler_pb2.CatalogAdapter()))
     client.tokens.append(1)
     now[0] = 3.5
     client.end(DeadlineExceeded("It waited too long."))
     assert ("was silent for 2.5 s only" in client.problem) is not may_drain
+
+
+def test_a_gateway_that_paused_hands_on_late_what_came_in_time():
+    ask = replace(draw_plan(1).asks[0], deadline=4.0)
+    client = Client(ask, lambda: 5.0, lambda: 1.0, Catalog, lambda _: None)
+    client.starts(Target(scheduler_pb2.CatalogGroup(), scheduler_pb2.CatalogAdapter()))
+    client.deliver(tokens_of(ask.prompt, ask.seed, 1, ""), ())
+    client.end(DeadlineExceeded("It waited too long."))
+    assert client.problem == ""
 
 
 @pytest.mark.parametrize("error", [KeyError("gone"), SystemExit(3)])

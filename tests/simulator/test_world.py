@@ -107,11 +107,14 @@ def test_a_paused_process_does_later_what_was_due(machines):
         for _ in range(4):
             await asyncio.sleep(1)
             times.append(machines.world.now)
+            came.append(process.loop.arrival)
 
+    came: list[float] = []
     process = machines.start("a", main)
     machines.world.at(1.5, process.pause, 10)
     machines.world.run(20)
     assert times == pytest.approx([1, 11.5, 12.5, 13.5], abs=0.01)
+    assert came == pytest.approx([1, 1.5, 12.5, 13.5], abs=0.01), "what waits may have come when the pause began"
 
 
 def test_clocks_of_two_processes_differ(machines):

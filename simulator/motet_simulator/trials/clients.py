@@ -41,6 +41,8 @@ class Client:
 
     ask: Ask
     now: Callable[[], float]
+    arrival: Callable[[], float]
+    """When a message that its gateway handles now came there, at the earliest."""
     catalog: Callable[[], Catalog]
     """Of its gateway."""
     start_again: "Callable[[Client], None]"
@@ -69,7 +71,7 @@ class Client:
     asked_at: float = 0.0
     over_at: float = math.inf
     moved_at: float = 0.0
-    """When it asked, or got its last token."""
+    """When it asked, or when its last token came to its gateway."""
     started_at: float = 0.0
     """When its latest attempt began."""
     split: TimeSplit | None = None
@@ -132,7 +134,7 @@ class Client:
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         if self.over:
             self._object("gets tokens after its end")
-        self.moved_at = self.now()
+        self.moved_at = self.arrival()
         self.tokens.extend(tokens)
         if self.tokens != self._expected[: len(self.tokens)]:
             self._object(f"gets other tokens than an undisturbed run: {len(self.tokens)} so far")

@@ -269,6 +269,7 @@ class System:
         client = Client(
             ask,
             now=lambda: self.world.now,
+            arrival=lambda: gateway.process.loop.arrival,
             queue_limit=self.plan.settings.queue_limit,
             may_wait=self._may_wait_beside,
             catalog=lambda: gateway.dispatcher.catalog.current,

@@ -45,7 +45,7 @@ class ProcessLoop(asyncio.BaseEventLoop):
         self._failed = failed
         self._ready: deque[asyncio.Handle] = deque()
         self._turn_due = False
-        self._resume_at = 0.0
+        self._paused_at = self._resume_at = 0.0
         self.tasks: dict[asyncio.Task[Any], None] = {}
         """Those that have not ended."""
 
@@ -64,11 +64,18 @@ class ProcessLoop(asyncio.BaseEventLoop):
 
     def pause(self, seconds: float) -> None:
         """Nothing runs for this long. Messages and timers wait."""
+        if not self.pauses:
+            self._paused_at = self._world.now
         self._resume_at = max(self._resume_at, self._world.now + seconds)
 
     @property
     def pauses(self) -> bool:
         return self._resume_at > self._world.now
+
+    @property
+    def arrival(self) -> float:
+        """When a message that is handled now came, at the earliest."""
+        return self._paused_at if self._resume_at == self._world.now else self._world.now
 
     # ------------------------------------------------------------------------------------------------------------ turns
 
