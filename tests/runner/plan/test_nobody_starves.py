@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet.domain import Digest, ParkMethod, RequestId
+from motet.domain import Digest, ParkMethod
 from motet.errors import Declined
 from motet_runner.interface import State
 from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
@@ -50,7 +50,7 @@ def test_by_a_forecast_the_pages_of_its_tokens_bring_a_parked_sequence_back() ->
     for _ in range(4):
         device.step()
     long = planner.commands.add(new("long", prompt=16, max_tokens=120, quantiles=(20, 30, 40, 60)))
-    assert planner.commands.park(RequestId("long"), 1, long.promise, long.most_pages, ParkMethod.RECOMPUTE)
+    planner.memory.park(long, long.most_pages, ParkMethod.RECOMPUTE, by_itself=True)
     device.step()
     assert long.state is not State.PARKED
     device.run()

@@ -237,7 +237,7 @@ def test_without_a_supervisor_the_newest_of_the_lowest_class_is_parked() -> None
     planner.commands.add(new("last", prompt=5, max_tokens=100, promise=2, priority=0))
     while not (parked := happened(device, ParkedNow)):
         device.step()
-    assert (parked[0].request, parked[0].by_itself, parked[0].wanted) == ("second", True, 4)
+    assert (parked[0].request, parked[0].by_itself, parked[0].wanted) == ("second", True, 3)
     device.run()
     assert {len(tokens) for tokens, _ in device.finished.values()} == {100}
 

@@ -6,7 +6,7 @@ promises has no limit. If the forecast was wrong and pages are short, the newest
 
 from collections.abc import Callable, Iterable
 
-from motet.domain import RequestId, pages_for
+from motet.domain import RequestId
 from motet.ledger import Shortfall
 from motet_runner.plan.forecast import Prospect, largest_need, pages_of_longest_lives, sum_of_ends
 from motet_runner.plan.page_ledger import PageLedger
@@ -66,10 +66,6 @@ class ForecastLedger(PageLedger):
         if need <= limit:
             return ""
         return f"{need} pages are expected to be needed with it, and {limit} can be given beside the adapters"
-
-    def pages_to_resume(self, sequence: Sequence) -> int:
-        # The forecast has room for what it needs later.
-        return min(sequence.wanted, pages_for(sequence.length + 1))
 
     @property
     def charges_all_whole(self) -> bool:

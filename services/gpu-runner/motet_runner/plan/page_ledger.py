@@ -69,11 +69,6 @@ class PageLedger(Ledger[RequestId]):
             return ""
         return f"{pages} pages were promised and {max(0, free)} can be given beside the adapters in use"
 
-    def pages_to_resume(self, sequence: Sequence) -> int:
-        """How many pages must be free, not only promised, before a parked sequence comes back: with fewer it would soon
-        be parked again."""
-        return sequence.wanted
-
     @property
     def charges_all_whole(self) -> bool:
         """True if each sequence is charged its whole promise."""

@@ -57,7 +57,8 @@ class SelfProtection:
 
     def resume_parked(self) -> None:
         for sequence in self._sequences.parked():
-            room = self._memory.free_beside(sequence.adapter) >= self._memory.ledger.pages_to_resume(sequence)
+            # The pages must be free, not only promised: an overcommitted ledger would park it again at once.
+            room = self._memory.free_beside(sequence.adapter) >= sequence.wanted
             if not room or any(other.stands_at_promise for other in self._sequences.runnable()):
                 return
             if not self._memory.resume(sequence, sequence.wanted):

@@ -160,7 +160,7 @@ class Sequence:
         tokens, generated, most, _ = longest = self.longest_life
         if self.law is not None:
             return Prospect(tokens, generated, most, self.law)
-        promised = max(self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens
+        promised = max(self.new.promise, self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens
         return longest._replace(most=max(generated, min(most, promised)))
 
     @property

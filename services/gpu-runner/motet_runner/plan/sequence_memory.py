@@ -249,6 +249,10 @@ class SequenceMemory:
         sequence.parked_times += 1
         if sequence.is_spared:
             wanted = sequence.most_pages
+        elif by_itself and self.ledger.by_forecast:
+            # Its promise may grow at any time, and the forecast has room for that. So it waits only for what it needs
+            # at once.
+            wanted = pages_for(sequence.length + 1)
         needed = _pages_of_kv(sequence)
         on_host = self.host.take(needed) if method is ParkMethod.SWAP else None
         if on_host:

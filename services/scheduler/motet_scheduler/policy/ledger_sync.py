@@ -15,7 +15,7 @@ Times begin with a report. So those that are read late, all at once, decide noth
 
 from collections.abc import Mapping
 
-from motet.domain import RequestId
+from motet.domain import RequestId, pages_for
 from motet.promises import tokens_of
 from motet.runner_info import RunnerRequest
 from motet_scheduler.policy.effects import CancelAtRunner, Effect
@@ -74,7 +74,7 @@ def sync_ledger(
         ledger_entry = runner.record_promise(key, entry.pages, entry.digest, now, shared=shared)
         ledger_entry.missing_since = None
         ledger_entry.readmitted = False
-        ledger_entry.owed = max(0, entry.pages - entry.pages_used) if entry.parked_times else 0
+        ledger_entry.owed = _owed(runner, entry) if entry.parked_times else 0
     runner.orphaned = orphaned
     runner.ledger.charge_others(charged_to_ended)
     for key in [key for key in runner.entries if key not in listed]:
@@ -88,6 +88,15 @@ def sync_ledger(
         _note_unlisted((name, runner.parked[name].epoch), requests, unlisted, now)
         runner.unpark(name)
     return effects
+
+
+def _owed(runner: Runner, entry: RunnerRequest) -> int:
+    """Pages that a request which came back will take. By a forecast, only those of its tokens are sure."""
+    capacity = runner.capacity
+    pages = entry.pages
+    if capacity.by_forecast:
+        pages = min(pages, pages_for(entry.prompt_tokens + entry.output_tokens, capacity.page_tokens))
+    return max(0, pages - entry.pages_used)
 
 
 def _note_unlisted(
