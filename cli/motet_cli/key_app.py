@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from motet.errors import SetupError
+from motet.keys import MAX_KEY_LIMITS, KeyLimits
 from motet_cli.options import DataDir
 
 app = typer.Typer(
@@ -36,6 +37,17 @@ NamespaceUid = Annotated[
         "`kubectl get namespace NAMESPACE -o jsonpath={.metadata.uid}` prints it.",
     ),
 ]
+RequestsPerMinute = Annotated[
+    int | None, typer.Option(min=1, max=MAX_KEY_LIMITS.requests_per_minute, help="More requests are refused, or wait.")
+]
+TokensPerMinute = Annotated[
+    int | None,
+    typer.Option(min=1, max=MAX_KEY_LIMITS.tokens_per_minute, help="The same for tokens of prompts and answers."),
+]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, max=MAX_KEY_LIMITS.concurrency, help="More requests than these wait.")
+]
+"""Without these options a key may use what its tenant may."""
 Id = Annotated[str, typer.Argument(metavar="ID", help="The 16 characters that `motet key ls` shows.")]
 
 _TAKES_NOTHING = {"allow_extra_args": True, "ignore_unknown_options": False}
@@ -49,12 +61,19 @@ def create(
     tenant: Tenant,
     scopes: Scopes = "user",
     expires: Expires = None,
+    *,
     namespace_uid: NamespaceUid = "",
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    concurrency: Concurrency = None,
 ) -> None:
     """Create a key and print it once: only the key on standard output, its details on standard error."""
     from motet_cli.key_commands import create as run
 
-    raise typer.Exit(run(data_dir, tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires))
+    limits = KeyLimits(requests_per_minute or 0, tokens_per_minute or 0, concurrency or 0)
+    raise typer.Exit(
+        run(data_dir, tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires, limits=limits)
+    )
 
 
 @app.command()
@@ -104,7 +123,11 @@ def hash_(
     tenant: Tenant,
     scopes: Scopes = "user",
     expires: Expires = None,
+    *,
     namespace_uid: NamespaceUid = "",
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    concurrency: Concurrency = None,
 ) -> None:
     """Read a key from standard input and print its line for a file of keys, such as a Secret.
 
@@ -113,6 +136,6 @@ def hash_(
     """
     from motet_cli.key_commands import hash_ as run
 
-    raise typer.Exit(
-        run(tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires, arguments=context.args)
-    )
+    limits = KeyLimits(requests_per_minute or 0, tokens_per_minute or 0, concurrency or 0)
+    how = {"tenant": tenant, "namespace_uid": namespace_uid, "scopes": scopes}
+    raise typer.Exit(run(**how, expires=expires, limits=limits, arguments=context.args))

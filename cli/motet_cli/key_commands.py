@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from motet import keys
 from motet.errors import NotFound, SetupError, StateDirectoryError, StoreUnavailable
-from motet.keys import ApiKey, KeyScope
+from motet.keys import NO_LIMITS, ApiKey, KeyLimits, KeyScope
 from motet.resources.fields import DnsLabel
 from motet.store import Store, migrate, open_store
 from motet.store import keys as key_store
@@ -46,9 +46,17 @@ WIDTH_OF_A_PIPE = 200
 SHOWN_ONCE = "The key is shown only once: save it."
 
 
-def create(data_dir: Path, *, tenant: str, scopes: str, expires: str | None, namespace_uid: str = "") -> int:
+def create(
+    data_dir: Path,
+    *,
+    tenant: str,
+    scopes: str,
+    expires: str | None,
+    namespace_uid: str = "",
+    limits: KeyLimits = NO_LIMITS,
+) -> int:
     made = keys.new_key()
-    key = _key(made, tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires, now=_now())
+    key = _key(made, tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires, limits=limits)
     _check_gateways_read_them(HOW_TO_HASH)
     url = database_url(data_dir)
 
@@ -147,7 +155,15 @@ def rotate(data_dir: Path, id_: str, *, overlap: str) -> int:
     return 0
 
 
-def hash_(*, tenant: str, scopes: str, expires: str | None, arguments: Sequence[str], namespace_uid: str = "") -> int:
+def hash_(
+    *,
+    tenant: str,
+    scopes: str,
+    expires: str | None,
+    arguments: Sequence[str],
+    namespace_uid: str = "",
+    limits: KeyLimits = NO_LIMITS,
+) -> int:
     if arguments:
         raise SetupError(
             "do not give the key as an argument: it stays in the shell's history, and everybody on this machine can "
@@ -160,7 +176,7 @@ def hash_(*, tenant: str, scopes: str, expires: str | None, arguments: Sequence[
     if made is None:
         what = "is not a key: a key has the form motet_<id>_<secret>" if read_in else "is empty"
         raise SetupError(f"standard input {what}. {HOW_TO_HASH}")
-    key = _key(made, tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires, now=_now())
+    key = _key(made, tenant=tenant, namespace_uid=namespace_uid, scopes=scopes, expires=expires, limits=limits)
     typer.echo(keys.to_line(key))
     _print_note(f"{_description(key)} The line above has the key's hash, not the key.")
     return 0
@@ -185,6 +201,7 @@ def document_of(key: ApiKey, used: datetime | None, now: datetime) -> dict[str, 
         "tenant": key.tenant,
         "namespace_uid": key.tenant_uid or None,
         "scopes": sorted(key.scopes),
+        "limits": key.limits.document,
         "created": key.created,
         "expires": key.expires,
         "revoked": key.revoked,
@@ -274,14 +291,16 @@ async def _database_with_key(url: str, id_: str) -> AsyncIterator[tuple[Store, A
 
 
 def _key(
-    made: keys.PresentedKey, *, tenant: str, namespace_uid: str, scopes: str, expires: str | None, now: datetime
+    made: keys.PresentedKey, *, tenant: str, namespace_uid: str, scopes: str, expires: str | None, limits: KeyLimits
 ) -> ApiKey:
     """The key that the options describe. Raises SetupError that names the wrong option."""
+    now = _now()
     return ApiKey(
         id=made.id,
         tenant=_tenant(tenant),
         tenant_uid=_namespace_uid(namespace_uid, tenant),
         scopes=_scopes(scopes),
+        limits=limits,
         hash=made.hash,
         created=now,
         expires=now + _duration("--expires", expires, least=timedelta(seconds=1)) if expires is not None else None,
@@ -343,7 +362,8 @@ def _description(key: ApiKey) -> str:
     scopes = f"scope{'s' if len(key.scopes) > 1 else ''} {', '.join(sorted(key.scopes))}"
     ends = f"expires at {_time(key.expires)}" if key.expires is not None else "does not expire"
     bound = f", only for the namespace with uid {key.tenant_uid}" if key.tenant_uid else ""
-    return f"Key {key.id}: tenant {key.tenant}{bound}, {scopes}, {ends}."
+    limits = "".join(f", {name.replace('_', ' ')} {limit}" for name, limit in key.limits.document.items())
+    return f"Key {key.id}: tenant {key.tenant}{bound}, {scopes}{limits}, {ends}."
 
 
 def _time(at: datetime) -> str:

@@ -617,6 +617,35 @@ def test_help_names_every_command() -> None:
     assert all(verb in said for verb in ("create", "ls", "revoke", "rotate", "hash"))
 
 
+# ------------------------------------------------------------------------------------------------------------- limits
+
+LIMITS = ("--requests-per-minute", "60", "--tokens-per-minute", "9000", "--concurrency", "4")
+
+
+def test_a_key_has_limits_and_so_has_its_successor(motet: Motet, url: str) -> None:
+    done = motet("key", "create", "--tenant", "acme", *LIMITS)
+    assert "requests per minute 60, tokens per minute 9000, concurrency 4" in done.stderr
+    motet("key", "rotate", id_of(done.key))
+    assert {key.limits for key in stored(url)} == {keys.KeyLimits(60, 9000, 4)}
+    assert listed(motet)[0]["limits"] == {"requests_per_minute": 60, "tokens_per_minute": 9000, "concurrency": 4}
+
+
+def test_a_hashed_key_has_its_limits_in_its_line(motet: Motet) -> None:
+    line = motet("key", "hash", "--tenant", "acme", *LIMITS[:2], stdin=str(keys.new_key())).stdout
+    assert keys.from_line(line).limits == keys.KeyLimits(requests_per_minute=60)
+    assert keys.to_line(keys.from_line(line)) == line.strip()
+    for wrong in ({"rpm": 1}, {"concurrency": -1}, {"concurrency": True}, {"tokens_per_minute": 10**13}, [1]):
+        with pytest.raises(ValueError, match="limits"):
+            keys.from_line(json.dumps(json.loads(line) | {"limits": wrong}))
+
+
+@pytest.mark.parametrize("option", LIMITS[::2])
+def test_a_limit_of_nothing_is_refused(motet: Motet, option: str) -> None:
+    done = motet("key", "create", "--tenant", "acme", option, "0")
+    assert done.status == 2
+    assert option in done.stderr
+
+
 # ------------------------------------------------------------------------------------------------- bound to a namespace
 
 UID = "0a1b2c3d-0000-4000-8000-00000000000f"

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -455,6 +456,29 @@ async def test_a_key_in_postgresql_counts_on_two_gateways_within_5_s_of_being_ma
         runner.step_seconds = 0.0
         for lines in await asyncio.gather(*staying):
             assert '"finish_reason":"length"' in lines[-2]
+
+
+# ------------------------------------------------------------------------------------------------------------- limits
+
+
+async def test_the_scheduler_hears_the_limits_of_a_key_that_has_some_and_new_ones_end_nothing(
+    cluster: FakeServices, kept: MemoryKeySource
+) -> None:
+    limited, free = kept.make("acme"), kept.make("acme")
+    id_ = id_of(limited)
+    kept.keys[id_] = replace(kept.keys[id_], limits=keys.KeyLimits(requests_per_minute=6))
+    async with with_keys(cluster, kept) as served:
+        for key in (limited, free):
+            assert (await ask(served, key)).status_code == 200
+        first, second = cluster.scheduler.enqueued
+        assert (first.key.id, first.key.limits.requests_per_minute) == (id_, 6)
+        assert not second.HasField("key")
+        cluster.runners[0].step_seconds = 0.01
+        running = asyncio.create_task(ask(served, limited, max_tokens=100, ignore_eos=True))
+        await eventually(lambda: cluster.runners[0].running)
+        kept.keys[id_] = replace(kept.keys[id_], limits=keys.KeyLimits(concurrency=1))
+        await eventually(lambda: served.gateway.access.keyring.callers[id_].limits.concurrency == 1)
+        assert (await running).status_code == 200
 
 
 # ------------------------------------------------------------------------------------------------- bound to a namespace

@@ -10,7 +10,7 @@ from motet.runner_info import RequestClass
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events, quota_gate
 from motet_scheduler.policy.quota_gate import LET_IN_AT_ONCE
-from motet_scheduler.policy.values import Estimate, Limits
+from motet_scheduler.policy.values import Estimate, KeyAccount, Limits
 from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, pool, ready
 
 BATCH = RequestClass.BATCH
@@ -470,3 +470,37 @@ def test_levels_that_are_no_numbers_are_left_out():
             setattr(one, name, value)
     event = conversion.serve_event("g0", scheduler_pb2.ServeUp(levels=levels))
     assert [(level.name, age) for level, age in event.levels] == [("acme", 2.0)]
+
+
+def test_a_key_has_an_account_of_its_own_on_all_pools():
+    driver = with_limits(requests_per_minute=600)
+    key = KeyAccount("abc", Limits(requests_per_minute=6))
+    for number in range(2):
+        driver.enqueue(f"r{number}", api_key=key)
+        assert placed(driver)
+    driver.enqueue("over", api_key=key)
+    assert "API key abc is over its requestsPerMinute 6" in refusal(driver)[0].message
+    driver.enqueue("another key")
+    assert placed(driver) == ["another key"]
+    driver.enqueue("raised", api_key=KeyAccount("abc", Limits(concurrency=1)))
+    assert placed(driver) == [], "two that came with it are running"
+
+
+def test_a_tenant_that_splits_into_a_thousand_keys_has_its_grant_once():
+    driver = with_limits(requests_per_minute=60)
+    came_in = 0
+    for number in range(1000):
+        driver.enqueue(f"r{number}", api_key=KeyAccount(f"k{number}", Limits(requests_per_minute=60)))
+        came_in += len(placed(driver))
+    assert came_in == 11
+    assert len(driver.scheduler.state.quotas.accounts) < 50
+
+
+def test_what_a_gateway_says_of_a_key_reaches_its_account():
+    limits = scheduler_pb2.Limits(tokens_per_minute=60, concurrency=2)
+    key = scheduler_pb2.KeyAccount(id="abc", limits=limits)
+    up = scheduler_pb2.ServeUp(enqueue=scheduler_pb2.Enqueue(request="a", key=key))
+    expected = KeyAccount("abc", Limits(tokens_per_minute=60, concurrency=2))
+    assert conversion.serve_event("g0", up).api_key == expected
+    hello = scheduler_pb2.GatewayHello(live=[scheduler_pb2.LiveRequest(request="a", key=key)])
+    assert conversion.gateway_connected(hello).live[0].api_key == expected

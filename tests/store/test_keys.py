@@ -113,6 +113,16 @@ async def test_the_namespace_that_a_key_is_bound_to_is_stored(url: str) -> None:
         assert {one.id: one.tenant_uid for one, _ in await kept.all_keys(store)} == {bound.id: UID, unbound.id: ""}
 
 
+async def test_the_limits_of_a_key_are_stored(url: str) -> None:
+    await migrate(url)
+    limited = key(keys.new_key(), limits=keys.KeyLimits(requests_per_minute=60, concurrency=2))
+    async with open_store(url) as store:
+        await kept.add(store, limited)
+        assert await kept.find(store, limited.id) == limited
+        await kept.rotate(store, limited, replace(limited, id=keys.successor_key(limited.id).id), at=NOW)
+        assert {one.limits for one, _ in await kept.all_keys(store)} == {limited.limits}
+
+
 async def test_a_database_of_a_version_without_bound_keys_is_read_and_changed_before_it_is_upgraded(url: str) -> None:
     await migrate(url)
     first, third = (key(keys.new_key()) for _ in range(2))

@@ -41,6 +41,22 @@ class KeyScope(StrEnum):
     """Read the gateway's metrics."""
 
 
+class KeyLimits(NamedTuple):
+    """What may be used with one key at most. 0: as much as its tenant may."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrency: int = 0
+
+    @property
+    def document(self) -> dict[str, int]:
+        return {name: limit for name, limit in self._asdict().items() if limit}
+
+
+NO_LIMITS = KeyLimits()
+MAX_KEY_LIMITS = KeyLimits(10_000_000, 1_000_000_000_000, 1_000_000)
+
+
 class PresentedKey(NamedTuple):
     """A key as its owner sends it, with the secret."""
 
@@ -64,6 +80,7 @@ class ApiKey:
     tenant_uid: str = ""
     """The uid of the only namespace that the key is for. Empty: it is for every namespace with that name."""
     scopes: frozenset[KeyScope]
+    limits: KeyLimits = NO_LIMITS
     hash: bytes
     created: datetime
     expires: datetime | None = None
@@ -110,6 +127,8 @@ def to_line(key: ApiKey) -> str:
     }
     if key.tenant_uid:
         line["tenant_uid"] = key.tenant_uid
+    if any(key.limits):
+        line["limits"] = key.limits.document
     for name, at in (("expires", key.expires), ("revoked", key.revoked)):
         if at is not None:
             line[name] = at.isoformat()
@@ -139,11 +158,23 @@ def from_line(line: str) -> ApiKey:
         tenant_uid=tenant_uid,
         # Scopes that this version does not know are ignored; the others still count.
         scopes=frozenset(KeyScope(one) for one in scopes if one in set(KeyScope)),
+        limits=limits_of(entry.get("limits", {})),
         hash=bytes.fromhex(hash_),
         created=created,
         expires=_time(entry, "expires"),
         revoked=_time(entry, "revoked"),
     )
+
+
+def limits_of(entry: object) -> KeyLimits:
+    """The limits in a JSON object. Raises ValueError that says what is wrong."""
+    if not isinstance(entry, dict) or not set(entry) <= set(KeyLimits._fields):
+        raise ValueError(f"'limits' must be an object with some of {', '.join(KeyLimits._fields)}")
+    limits = KeyLimits(**entry)
+    for name, limit, most in zip(KeyLimits._fields, limits, MAX_KEY_LIMITS, strict=True):
+        if type(limit) is not int or not 0 <= limit <= most:
+            raise ValueError(f"'limits.{name}' must be a whole number from 1 to {most}")
+    return limits
 
 
 _NOT_A_LINE = "it is not a JSON object, as `motet key hash` prints it"

@@ -32,6 +32,7 @@ def enqueue(live: LiveChoice, now: float) -> scheduler_pb2.Enqueue:
         parent=order.parent,
         choices=order.choices,
         prefix_hashes=order.prefix_hints,
+        key=order.key,
         admitted=live.admitted,
     )
 
@@ -57,6 +58,7 @@ def live_request(live: LiveChoice, placement: RunnerPlacement, now: float) -> sc
         estimate=order.estimate,
         deadline_seconds=order.deadline_seconds,
         parent=order.parent,
+        key=order.key,
     )
 
 

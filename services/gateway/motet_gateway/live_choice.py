@@ -54,6 +54,8 @@ class GenerationRequest:
     """Of the first pages of the prompt (`motet.prefix_hints`)."""
     features: Sequence[int] = ()
     """Of the prompt, for the predictor (`prompt_features`)."""
+    key: scheduler_pb2.KeyAccount | None = None
+    """The API key, if it has limits of its own."""
     scores_only: bool = False
     """The client wants the prompt's log probabilities and no answer. An engine computes one token at least; nobody gets
     it, and it is not counted."""

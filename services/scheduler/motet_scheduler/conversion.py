@@ -30,6 +30,7 @@ from motet_scheduler.policy.values import (
     Certificate,
     Estimate,
     GroupName,
+    KeyAccount,
     Limits,
     PoolSpec,
     Promise,
@@ -118,6 +119,10 @@ def _read_limits(it: scheduler_pb2.Limits) -> Limits:
     )
 
 
+def _read_key(it: scheduler_pb2.Enqueue | scheduler_pb2.LiveRequest) -> KeyAccount | None:
+    return KeyAccount(it.key.id, _read_limits(it.key.limits)) if it.HasField("key") else None
+
+
 def _write_account(it: AccountLevel) -> scheduler_pb2.AccountLevel:
     return scheduler_pb2.AccountLevel(
         holder=it.holder,
@@ -193,6 +198,7 @@ def gateway_connected(hello: scheduler_pb2.GatewayHello) -> events.GatewayConnec
                 deadline=live.deadline_seconds,
                 estimate=_read_estimate(live.estimate),
                 parent=_read_parent(live.parent),
+                api_key=_read_key(live),
             )
             for live in hello.live
         ),
@@ -225,6 +231,7 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
                 parent=_read_parent(it.parent),
                 choices=max(1, it.choices),
                 prefix_hints=tuple(it.prefix_hashes[:MAX_PROMPT_HINTS]),
+                api_key=_read_key(it),
                 admitted=it.admitted,
             )
         case "cancel":

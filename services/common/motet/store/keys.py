@@ -1,5 +1,6 @@
 """API keys in the database: `motet key` writes them and gateways read them. The database never has their secrets."""
 
+import json
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -10,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
 from motet.errors import SetupError
-from motet.keys import ApiKey, KeyScope
+from motet.keys import ApiKey, KeyLimits, KeyScope, limits_of
 from motet.store.database import Store
 from motet.store.tables import ApiKeyRow
 
@@ -25,6 +26,7 @@ async def insert_key(connection: AsyncConnection, key: ApiKey) -> None:
         "id": key.id,
         "tenant": key.tenant,
         **({"tenant_uid": key.tenant_uid} if key.tenant_uid else {}),
+        **({"limits": json.dumps(key.limits.document)} if any(key.limits) else {}),
         "scopes": ",".join(sorted(key.scopes)),
         "hash": key.hash,
         "created": key.created,
@@ -98,10 +100,10 @@ _COLUMNS: _Columns = (
 
 
 async def _columns(connection: AsyncConnection) -> _Columns:
-    """What a key is read from. A database that an older version made has no `tenant_uid` before it is upgraded."""
-    table, newest = ApiKeyRow.__tablename__, ApiKeyRow.tenant_uid
-    found = await connection.run_sync(lambda bare: inspect(bare).get_columns(table))
-    return (*_COLUMNS, newest) if any(each["name"] == newest.key for each in found) else _COLUMNS
+    """What a key is read from. A database that an older version made lacks the newest before it is upgraded."""
+    found = await connection.run_sync(lambda bare: inspect(bare).get_columns(ApiKeyRow.__tablename__))
+    names = {each["name"] for each in found}
+    return (*_COLUMNS, *(one for one in (ApiKeyRow.tenant_uid, ApiKeyRow.limits) if one.key in names))
 
 
 async def table_exists(store: Store) -> bool:
@@ -204,11 +206,17 @@ def key_of(row: Any) -> ApiKey:
         tenant=row.tenant,
         tenant_uid=getattr(row, "tenant_uid", None) or "",
         scopes=_scopes(row.scopes),
+        limits=_limits(getattr(row, "limits", None) or "{}"),
         hash=bytes(row.hash),
         created=_aware(row.created) or datetime.fromtimestamp(0, UTC),
         expires=_aware(row.expires),
         revoked=_aware(row.revoked),
     )
+
+
+@lru_cache(64)
+def _limits(text: str) -> KeyLimits:
+    return limits_of(json.loads(text))
 
 
 @lru_cache(64)

@@ -118,6 +118,8 @@ class ApiKeyRow(Table):
     """The uid of the only namespace that the key is for. NULL: it is for every namespace with the tenant's name."""
     scopes: Mapped[str] = mapped_column(String(128))
     """Separated by commas."""
+    limits: Mapped[str | None] = mapped_column(String(256))
+    """A JSON object with those that it has. NULL: it has none of its own."""
     hash: Mapped[bytes] = mapped_column(LargeBinary)
     """SHA-256 of the secret."""
     created: Mapped[datetime] = mapped_column(DateTime(timezone=True), default=now)

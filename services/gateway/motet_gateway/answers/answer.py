@@ -424,6 +424,7 @@ class AnswerResponse(Response):
                 choices=body.choices,
                 prefix_hints=hints[at],
                 features=features[at],
+                key=self._caller.account,
                 scores_only=body.scores_only,
             )
             parent = parent or request

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from motet import keys
+from motet.api.v1 import scheduler_pb2
 from motet.errors import InsufficientScope
 
 _IN_SCOPE = "motet.caller"
@@ -16,8 +17,16 @@ class Caller:
     key_id: str = ""
     """The id of the API key. Empty: no key is required."""
     scopes: frozenset[keys.KeyScope] = frozenset(keys.KeyScope)
+    limits: keys.KeyLimits = keys.NO_LIMITS
     sees_all: bool = False
     """Whether the caller sees every tenant's adapters, under their long names."""
+
+    @property
+    def account(self) -> scheduler_pb2.KeyAccount | None:
+        """Of its key, if that has limits of its own."""
+        if not any(self.limits):
+            return None
+        return scheduler_pb2.KeyAccount(id=self.key_id, limits=scheduler_pb2.Limits(**self.limits._asdict()))
 
     def needs(self, scope: keys.KeyScope) -> None:
         """Raises InsufficientScope."""

@@ -183,9 +183,9 @@ class Keyring:
         return self.callers[key.id]
 
     def _caller(self, key: ApiKey, before: ApiKey | None) -> Caller:
-        if before is not None and _rights(before) == _rights(key):
+        if before is not None and (_rights(before), before.limits) == (_rights(key), key.limits):
             return self.callers[key.id]
-        return Caller(key.tenant, key.id, key.scopes)
+        return Caller(key.tenant, key.id, key.scopes, key.limits)
 
 
 def _rights(key: ApiKey) -> tuple[object, ...]:

@@ -22,6 +22,7 @@ from motet_scheduler.policy.values import (
     Certificate,
     Estimate,
     GroupName,
+    KeyAccount,
     NamespaceUids,
     PoolSpec,
     Promise,
@@ -59,6 +60,8 @@ class Enqueued:
     """How many choices the call has, with this one."""
     prefix_hints: tuple[int, ...] = ()
     """Of the first pages of its prompt (`motet.prefix_hints`)."""
+    api_key: KeyAccount | None = None
+    """The API key that it came with, if that has limits."""
     admitted: bool = False
     """A scheduler has let it in before: its quota refuses it no more."""
 
@@ -87,6 +90,7 @@ class LiveRequest:
     deadline: float = 0.0
     estimate: Estimate = field(default_factory=Estimate)
     parent: RequestId | None = None
+    api_key: KeyAccount | None = None
 
 
 @dataclass(frozen=True, slots=True)

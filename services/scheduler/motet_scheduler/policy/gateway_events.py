@@ -72,6 +72,7 @@ class GatewayEvents:
                 asked_at=self._state.now - live.age,
                 queue_timeout=live.deadline,
                 parent=live.parent,
+                api_key=live.api_key,
             )
             self._lifecycle.begin(request)
             request.draw = self._state.quotas.draw(request, self._state.now)
@@ -144,6 +145,7 @@ class GatewayEvents:
             choices=event.choices,
             prefix_hints=event.prefix_hints,
             delivered=event.delivered,
+            api_key=event.api_key,
         )
         request.draw = self._state.quotas.draw(request, self._state.now)
         over = self._quota_gate.refusal(request) if not charged else None

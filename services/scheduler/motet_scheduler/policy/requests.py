@@ -8,7 +8,7 @@ from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy.quotas.accounts import Draw
-from motet_scheduler.policy.values import Estimate, GroupName, Promise, SchedulerConfig
+from motet_scheduler.policy.values import Estimate, GroupName, KeyAccount, Promise, SchedulerConfig
 
 QueueKey = tuple[float, int]
 """`turn_at`, then order of arrival here. Unique; the smallest has its turn first."""
@@ -104,8 +104,10 @@ class Request:
     """How many choices the call has, with this one."""
     prefix_hints: tuple[int, ...] = ()
     """Of the first pages of its prompt."""
+    api_key: KeyAccount | None = None
+    """The API key that it came with, if that has limits."""
     draw: Draw | None = None
-    """What it has of its tenant's and its adapter's quota. None: nothing limits it."""
+    """What it has of the quotas of its tenant, its adapter and its key. None: nothing limits it."""
     need: Requirement | None = None
     """Cached: a request is tried many times before it is placed."""
     size: int = field(init=False, default=0)

@@ -31,6 +31,14 @@ class Limits:
         return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrency)
 
 
+@dataclass(frozen=True, slots=True)
+class KeyAccount:
+    """An API key that has limits of its own."""
+
+    id: str
+    limits: Limits
+
+
 Grants = tuple[tuple[str, Limits], ...]
 """The limits of each tenant; `*` is every other tenant. The scheduler applies them."""
 

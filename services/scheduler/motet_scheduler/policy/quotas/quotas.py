@@ -68,7 +68,7 @@ class Quotas:
 
     def draw(self, request: Request, now: float) -> Draw | None:
         """What a request needs of its accounts; None: nothing limits it."""
-        if not (self._grants or self._of_adapters):
+        if not (self._grants or self._of_adapters or request.api_key):
             return None
         self._forget_idle(SWEPT_WITH_EACH, now)  # before one is found that no request draws from yet
         accounts = []
@@ -76,6 +76,8 @@ class Quotas:
             accounts.append(self.account(AccountId(Holder.TENANT, request.tenant, request.group), limits, now))
         if own := self._of_adapters.get(request.adapter):
             accounts.append(self.account(AccountId(Holder.ADAPTER, request.adapter), own, now))
+        if (key := request.api_key) is not None:  # its gateway says its limits each time
+            accounts.append(self.account(AccountId(Holder.KEY, key.id), key.limits, now))
         if not accounts:
             return None
         first = request.parent is None
