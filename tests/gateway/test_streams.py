@@ -194,7 +194,6 @@ async def test_a_restarted_scheduler_is_sent_running_and_waiting_requests(served
     hello = scheduler.hellos[-1]
     assert [live.epoch for live in hello.live] == [1]
     assert hello.live[0].delivered_tokens > 0
-    assert hello.usage[0].tenant == "default"
     assert len({enqueue.request for enqueue in scheduler.enqueued[2:]}) == 2
     assert len(runner.submits) == 3, "nothing runs twice"
 

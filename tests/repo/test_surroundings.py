@@ -26,7 +26,6 @@ SHELLS = [
     "services/gateway/motet_gateway/metrics.py",
     "services/gateway/motet_gateway/pauses.py",
     "services/gateway/motet_gateway/runner_streams.py",
-    "services/gateway/motet_gateway/usage.py",
     "services/gpu-runner/motet_runner/accepted_requests.py",
     "services/gpu-runner/motet_runner/adapters/policy",
     "services/gpu-runner/motet_runner/adapters/registry.py",

@@ -41,7 +41,6 @@ from motet_gateway.loss_limits import Loss
 from motet_gateway.metrics import Metrics
 from motet_gateway.pauses import Pause, PausePart
 from motet_gateway.runner_streams import RunnerStreams
-from motet_gateway.usage import RecentUsage
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +68,6 @@ class Dispatcher:
         self._clock = clock
         self.term = 0
         self.choices: dict[str, LiveChoice] = {}
-        self._usage = RecentUsage(clock)
         self.levels = AccountLevels(clock)
         self.runners = RunnerStreams(
             gateway,
@@ -140,10 +138,7 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ from the scheduler -
 
     def _hello(self) -> Iterator[scheduler_pb2.ServeUp]:
-        usage = self._usage.report(live.tokens for live in self.choices.values())
-        hello = scheduler_pb2.GatewayHello(
-            gateway=self._gateway, highest_term=self.term, usage=usage, takes_changes=True
-        )
+        hello = scheduler_pb2.GatewayHello(gateway=self._gateway, highest_term=self.term, takes_changes=True)
         waiting = []
         for live in self.choices.values():
             if live.generation.placement is not None:
@@ -440,7 +435,6 @@ class Dispatcher:
         if self.choices.pop(live.order.request, None) is not None:
             live.record.split.end(self._clock())
             self._metrics.live_requests.set(len(self.choices))
-            self._usage.add(*live.tokens)
 
     # -------------------------------------------------------------------------------------------------------- messages
 

@@ -97,8 +97,3 @@ class LiveChoice:
     def counted_tokens(self) -> int:
         """Tokens of the answer so far."""
         return 0 if self.order.scores_only else len(self.generation.delivered)
-
-    @property
-    def tokens(self) -> tuple[str, int, int]:
-        """The tenant, and the tokens of prompt and answer that count for it."""
-        return self.order.tenant, len(self.order.prompt_ids), self.counted_tokens

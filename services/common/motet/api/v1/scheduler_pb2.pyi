@@ -193,7 +193,6 @@ class GatewayHello(_message.Message):
     GATEWAY_FIELD_NUMBER: _builtins.int
     HIGHEST_TERM_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
-    USAGE_FIELD_NUMBER: _builtins.int
     TAKES_CHANGES_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     highest_term: _builtins.int
@@ -201,20 +200,17 @@ class GatewayHello(_message.Message):
     """it knows CatalogChanges; others are sent each catalog as a whole"""
     @_builtins.property
     def live(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveRequest]: ...
-    @_builtins.property
-    def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantUsage]: ...
     def __init__(
         self,
         *,
         gateway: _builtins.str = ...,
         highest_term: _builtins.int = ...,
         live: _abc.Iterable[Global___LiveRequest] | None = ...,
-        usage: _abc.Iterable[Global___TenantUsage] | None = ...,
         takes_changes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "highest_term", b"highest_term", "live", b"live", "takes_changes", b"takes_changes", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "highest_term", b"highest_term", "live", b"live", "takes_changes", b"takes_changes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -300,33 +296,6 @@ class LiveRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LiveRequest: _TypeAlias = LiveRequest  # noqa: Y015
-
-@_typing.final
-class TenantUsage(_message.Message):
-    """Tokens a tenant used through this gateway in the last two minutes. Schedulers do not read it yet."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TENANT_FIELD_NUMBER: _builtins.int
-    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
-    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
-    tenant: _builtins.str
-    prompt_tokens: _builtins.int
-    output_tokens: _builtins.int
-    def __init__(
-        self,
-        *,
-        tenant: _builtins.str = ...,
-        prompt_tokens: _builtins.int = ...,
-        output_tokens: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "tenant", b"tenant"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TenantUsage: _TypeAlias = TenantUsage  # noqa: Y015
 
 @_typing.final
 class Enqueue(_message.Message):
