@@ -72,6 +72,16 @@ ALONE = 20
 SETTLE_SECONDS = 1.0
 
 
+THROUGHPUT, FIRST_TOKEN, GAP, FIRST_TOKEN_P95, GAP_P95 = (
+    "throughput",
+    "first token",
+    "gap",
+    "first token p95",
+    "gap p95",
+)
+MIDDLE, TAILS = (THROUGHPUT, FIRST_TOKEN, GAP), (FIRST_TOKEN_P95, GAP_P95)
+
+
 @dataclass(slots=True)
 class Seen:
     """Seconds, and tokens a second."""
@@ -82,16 +92,17 @@ class Seen:
     """The mean gap of each answer."""
     throughput: float = 0.0
 
-    def errors(self, other: "Seen") -> tuple[float, float]:
-        """Of the medians and the throughput, and of the p95: how far the other one is off, the worst of each."""
-
-        def off(theirs: float, ours: float) -> float:
-            return abs(theirs - ours) / ours
-
-        pairs = ((self.first_tokens, other.first_tokens), (self.gaps, other.gaps))
-        middle = [off(quantile(theirs, 0.5), quantile(ours, 0.5)) for ours, theirs in pairs]
-        tails = [off(quantile(theirs, 0.95), quantile(ours, 0.95)) for ours, theirs in pairs]
-        return max(*middle, off(other.throughput, self.throughput)), max(tails)
+    def off(self, other: "Seen") -> dict[str, float]:
+        """How far the other one is off: below 0 if it is less."""
+        middle, tail = 0.5, 0.95
+        pairs = {
+            THROUGHPUT: (self.throughput, other.throughput),
+            FIRST_TOKEN: (quantile(self.first_tokens, middle), quantile(other.first_tokens, middle)),
+            GAP: (quantile(self.gaps, middle), quantile(other.gaps, middle)),
+            FIRST_TOKEN_P95: (quantile(self.first_tokens, tail), quantile(other.first_tokens, tail)),
+            GAP_P95: (quantile(self.gaps, tail), quantile(other.gaps, tail)),
+        }
+        return {name: (theirs - ours) / ours for name, (ours, theirs) in pairs.items()}
 
 
 def drawn(chance: random.Random, count: int, rate: float, *, bursts: bool) -> list[WorkloadRequest]:
@@ -329,13 +340,11 @@ def errors(runs: Sequence[Run]) -> list[Result]:
     middle: list[list[float]] = [[], []]
     tails: list[list[float]] = [[], []]
     for number, run in enumerate(runs):
-        off = [run.seen.errors(simulated(run.profile, run.requests, seed)) for seed in range(SEEDS)]
-        middle[number % 2].append(median(one[0] for one in off))
-        tails[number % 2].append(median(one[1] for one in off))
-        print(
-            f"run {number + 1}, {'bursts' if number % 2 else 'poisson'}: "
-            f"off by {middle[number % 2][-1]:.0%} in the middle, {tails[number % 2][-1]:.0%} at p95"
-        )
+        off = [run.seen.off(simulated(run.profile, run.requests, seed)) for seed in range(SEEDS)]
+        for errors_of, names in ((middle, MIDDLE), (tails, TAILS)):
+            errors_of[number % 2].append(median(max(abs(one[name]) for name in names) for one in off))
+        each = ", ".join(f"{name} {median(one[name] for one in off):+.0%}" for name in MIDDLE + TAILS)
+        print(f"run {number + 1}, {'bursts' if number % 2 else 'poisson'}, simulated against live: {each}")
     p50, p95 = max(map(median, middle)), max(map(median, tails))
     chance = random.Random(5)
     promises = [(run, promise_near(run, n, chance)) for n in range(PROMISES) for run in [runs[n // 4 % len(runs)]]]
