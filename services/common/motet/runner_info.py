@@ -4,7 +4,7 @@ This module makes no decisions and does no I/O: it has the values, and reads the
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, Self
 
@@ -15,6 +15,12 @@ from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule, known_quantile
 from motet.terms import check_epoch
 
 MAX_KERNEL_TEXT = 500
+
+MAX_TPOT_MILLISECONDS = 60_000
+"""No reader waits for a word for longer than a minute."""
+
+MAX_STEP_SECONDS = 1e6
+"""Of an iteration, or one part of it."""
 
 MAX_UNIX_SECONDS = 2.0**36
 """In the year 4147: a date that all programs can write"""
@@ -228,6 +234,45 @@ class KernelState:
 
     def to_proto(self) -> common_pb2.KernelState:
         return common_pb2.KernelState(serving=self.serving, since_unix_seconds=self.since, note=self.note)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCap:
+    """How many sequences a runner computes at once, so that a token takes no longer than its pool's SLO (S3-18)."""
+
+    target_seconds: float
+    sequences: int = 0
+    """0: too few iterations were seen, and there is no cap yet."""
+    token_seconds: float = 0.0
+    """Forecast with that many."""
+    alone_seconds: float = 0.0
+    """Forecast with one."""
+    fixed_seconds: float = 0.0
+    """The learned law of an iteration's time: this, and the next ones times what it computes."""
+    sequence_seconds: float = 0.0
+    context_seconds: float = 0.0
+    prompt_seconds: float = 0.0
+
+    @classmethod
+    def from_proto(cls, it: common_pb2.BatchCap) -> Self:
+        return cls(
+            target_seconds=_seconds(it.target_seconds),
+            sequences=it.sequences,
+            token_seconds=_seconds(it.token_seconds),
+            alone_seconds=_seconds(it.alone_seconds),
+            fixed_seconds=_seconds(it.fixed_seconds),
+            sequence_seconds=_seconds(it.sequence_seconds),
+            context_seconds=_seconds(it.context_seconds),
+            prompt_seconds=_seconds(it.prompt_seconds),
+        )
+
+    def to_proto(self) -> common_pb2.BatchCap:
+        return common_pb2.BatchCap(**asdict(self))
+
+
+def _seconds(number: float) -> float:
+    """Any number may come."""
+    return number if 0 <= number < MAX_STEP_SECONDS else 0.0
 
 
 class RunnerRequest(NamedTuple):

@@ -167,6 +167,7 @@ class Engine(PlannedEngine):
             pages_of_rank=lambda rank: -(-linears.run_bytes(rank) // page_bytes),
             cheaper=costs.cheaper_park,
             beside=None if config.decode_slowdown is None else costs.prompt_tokens_beside,
+            tpot_seconds=config.tpot_seconds,
         )
         self._launched: deque[tuple[StepPlan, float]] = deque()
         """Launched plans that are not yet collected, and when they began."""
@@ -260,6 +261,9 @@ class Engine(PlannedEngine):
         outputs, events = self.planner.take_outputs()
         now, before = self._clock(), self._newest_end
         self._newest_end = now if iterates else None
+        cap = self.planner.cap
+        if iterates and before is not None and cap is not None:
+            cap.learn(plan, result, now - before)
         self._trace.write(
             plan,
             result,
@@ -275,7 +279,11 @@ class Engine(PlannedEngine):
         if len(self.planner.sequences) or self._launched:
             return None
         self._newest_end = None
-        return self._kernel_change.advance()
+        before = self._kernel_choice.state
+        wait = self._kernel_change.advance()
+        if self.planner.cap is not None and self._kernel_choice.state.serving != before.serving:
+            self.planner.cap.forget()
+        return wait
 
     @property
     def steps(self) -> int:
@@ -305,6 +313,7 @@ class Engine(PlannedEngine):
                 "preset": config.preset,
                 "prefill_chunk_tokens": config.prefill_chunk_tokens,
                 "decode_slowdown": config.decode_slowdown,
+                "tpot_seconds": config.tpot_seconds,
                 "prefix_cache": config.prefix_cache,
             },
         }

@@ -13,7 +13,7 @@ from motet import sampling
 from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import MotetError
 from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule
-from motet.runner_info import Capacity, KernelState
+from motet.runner_info import BatchCap, Capacity, KernelState
 from motet_runner.adapters.layout import AdapterLayout
 
 Sampling = sampling.Sampling
@@ -234,6 +234,8 @@ class EngineReport:
     """Hints (`motet.prefix_hints`) of the pages in the prefix cache, the most valuable first, at most
     `MAX_CACHED_HINTS`."""
     kernels: KernelState | None = None
+    batch_cap: BatchCap | None = None
+    """None: the pool has no SLO for the time of a token."""
 
 
 @dataclass(slots=True)
@@ -325,6 +327,8 @@ class EngineConfig:
     decode_slowdown: float | None = None
     """The longest time of an iteration with decodes and prompt tokens, as a multiple of the time of the decodes alone.
     None: no limit, for callers that only want all answers soon."""
+    tpot_seconds: float | None = None
+    """The longest mean time of a token. As many sequences run at once as keep it, at least one. None: no limit."""
     threads: int | None = None
     step_trace: Path | None = None
     prefix_cache: bool = True

@@ -51,6 +51,14 @@ class Metrics:
         self.running = gauge("motet_sequences_running", "Sequences that are being computed.")
         self.waiting = gauge("motet_sequences_waiting", "Sequences that were submitted and are not computed yet.")
         self.parked = gauge("motet_sequences_parked", "Sequences that are parked.")
+        self.batch_cap = gauge(
+            "motet_batch_cap",
+            "Sequences that may run at once so that a token takes no longer than the pool's slo.tpotMilliseconds. 0: "
+            "the pool has none, or too few iterations were seen.",
+        )
+        self.token_seconds = gauge(
+            "motet_token_seconds_at_cap", "Forecast mean seconds of a token while as many sequences run as may."
+        )
         self.pages = gauge("motet_kv_pages", "KV pages that device memory has now beside the adapters in use.")
         self.pages_free = gauge("motet_kv_pages_free", "KV pages in device memory that are not in use.")
         self.pages_promised = gauge(
@@ -139,6 +147,9 @@ class Metrics:
         self.running.set(report.running)
         self.waiting.set(report.waiting)
         self.parked.set(report.parked)
+        if report.batch_cap is not None:
+            self.batch_cap.set(report.batch_cap.sequences)
+            self.token_seconds.set(report.batch_cap.token_seconds)
         self.pages.set(report.pages)
         self.pages_free.set(report.pages_free)
         self.pages_promised.set(report.pages_promised)

@@ -82,6 +82,7 @@ class PlannedEngine:
             prefix_hit_tokens=memory.cache.hit_tokens,
             prefix_pages=len(memory.cache),
             cached_prefixes=tuple(memory.cached_hints(MAX_CACHED_HINTS)),
+            batch_cap=self.planner.cap.report() if self.planner.cap is not None else None,
         )
 
     def free_share(self) -> float:

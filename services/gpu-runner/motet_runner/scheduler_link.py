@@ -97,6 +97,7 @@ class SchedulerLink:
                 cached_prefixes=report.cached_prefixes[:MAX_CACHED_HINTS],
                 host_bytes_free=report.host_bytes_free,
                 kernels=report.kernels.to_proto() if report.kernels is not None else None,
+                batch_cap=report.batch_cap.to_proto() if report.batch_cap is not None else None,
             )
         )
         self.link.send(up)

@@ -11,6 +11,7 @@ from motet.addresses import Address, host_and_port
 from motet.domain import MAX_LORA_RANK
 from motet.errors import ModelFolderError, SetupError
 from motet.promises import USUAL_PROMISE_QUANTILE, PromiseQuantile
+from motet.runner_info import MAX_TPOT_MILLISECONDS
 from motet.sources import EXAMPLES, folder_of
 from motet_runner.interface import EngineConfig
 
@@ -218,6 +219,11 @@ class Settings(BaseSettings):
     tokens of others. Only presets that cut prompts use this setting. Requests that lost their runner in the middle of
     their answer are not held back."""
 
+    tpot_milliseconds: int | None = Field(None, ge=1, le=MAX_TPOT_MILLISECONDS)
+    """The longest time per token, as the mean of an answer. The runner learns how long iterations take, and runs as
+    many requests at once as keep this time, at least one. Unset: as many as memory and `max_concurrent_sequences`
+    allow."""
+
     threads: int | None = Field(None, ge=1)
     """Threads of the engine on a CPU. Unset: the number that a short measurement finds best, up to the cores that the
     runner may use. The choice is kept beside the compiled kernels for a week. The compiled kernels' results are the
@@ -321,5 +327,6 @@ class Settings(BaseSettings):
             "model": model,
             "kernel_cache": self.kernel_cache.expanduser(),
             "step_trace": Path(trace) if trace else None,
+            "tpot_seconds": self.tpot_milliseconds / 1000 if self.tpot_milliseconds is not None else None,
         }
         return EngineConfig(**options)

@@ -47,7 +47,7 @@ class StepTrace:
             "ms": round(seconds * 1000, 3),
             "prefill": plan.prefill_tokens,
             "decode": len(plan.decodes),
-            "context": sum(plan.decodes.starts) + len(plan.decodes),
+            "context": plan.decodes.context,
             "attended": sum(row.count * row.start + row.count * (row.count + 1) // 2 for row in plan.prefills),
             "adapters": len(plan.adapters),
             "pages": memory.pages.capacity - memory.pages.free,

@@ -7,6 +7,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
 from motet.runner_info import (
+    BatchCap,
     Capacity,
     Failure,
     KernelState,
@@ -401,6 +402,7 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
                 live=read_runner_requests(it.live),
                 cached_prefixes=frozenset(it.cached_prefixes[:MAX_CACHED_HINTS]),
                 kernels=_read_kernels(it),
+                batch_cap=BatchCap.from_proto(it.batch_cap) if it.HasField("batch_cap") else None,
             )
         case "declined":
             no = up.declined
@@ -576,6 +578,7 @@ def operator_message(effect: effects.OperatorEffect) -> scheduler_pb2.SyncDown:
                     pages_free=effect.pages_free,
                     unhealthy=effect.unhealthy,
                     kernels=effect.kernels.to_proto() if effect.kernels is not None else None,
+                    batch_cap=effect.batch_cap.to_proto() if effect.batch_cap is not None else None,
                 )
             )
         case effects.ReportDesiredReplicas():

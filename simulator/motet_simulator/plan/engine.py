@@ -63,6 +63,7 @@ class SimulatedEngine(PlannedEngine):
             prefix_cache=size.prefix_cache,
             cheaper=self.costs.cheaper_park,
             beside=None if size.decode_slowdown is None else self.costs.prompt_tokens_beside,
+            tpot_seconds=size.tpot_seconds,
         )
         self.info = info_of(size, self.planner.max_length)
         self._rows: dict[int, Answer] = {}
@@ -87,6 +88,8 @@ class SimulatedEngine(PlannedEngine):
         result = self._compute(plan)
         self.planner.collect(result)
         self.costs.learn(plan, result)
+        if self.planner.cap is not None:
+            self.planner.cap.learn(plan, result, result.seconds + result.swap_seconds)
         decoded = self.planner.take_decoded()
         outputs, events = self.planner.take_outputs()
         if decoded is not None:

@@ -12,6 +12,7 @@ from motet.domain import PAGE_TOKENS, RequestId, pages_for
 from motet_runner.plan import Planner
 from motet_runner.plan.chunk_round import ChunkRound
 from motet_runner.plan.decode_round import DecodeRound
+from motet_runner.plan.step_times import TimedStep
 from motet_runner.step_costs import StepCosts
 from motet_simulator.plan.answer import Answer
 from motet_simulator.plan.gaps import Gaps
@@ -71,12 +72,15 @@ class Leaps:
         """Take the first of the iterations that `foresee` has foreseen. They began at `start`."""
         answers, chunks = self._of_round, self._chunks
         self._planner.leap(len(ends), tuple(answer.name for answer in answers), sum(chunks[: len(ends)]))
-        decodes = len(answers)
+        decodes, cap = len(answers), self._planner.cap
+        context = sum(answer.length for answer in answers)
         for place, (seconds, end) in enumerate(zip(self._seconds, ends, strict=False)):
             if chunks:
                 self._costs.learn_chunk(decodes, chunks[place], seconds)
             else:
                 self._costs.learn_decodes(decodes, seconds)
+            if cap is not None:
+                cap.learn_step(TimedStep(seconds, decodes, context + decodes * place, 0))
             self._gaps.add(end - start, decodes)
             start = end
         for answer in answers:

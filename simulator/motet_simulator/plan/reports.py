@@ -42,6 +42,7 @@ class Reports:
             resident=self._cache.resident(on_device),
             live=live,
             cached_prefixes=frozenset(report.cached_prefixes),
+            batch_cap=report.batch_cap,
         )
         to_supervisor = supervisor_events.MemoryReported(
             instance=self._instance,

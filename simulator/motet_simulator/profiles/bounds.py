@@ -43,6 +43,7 @@ ENGINE: Mapping[str, Bound] = {
     "preset": tuple(PRESETS),
     "prefill_chunk_tokens": Number(int, 1, MAX_TOKENS),
     "decode_slowdown": Number(float, 1.0, 1e6, nullable=True),
+    "tpot_seconds": Number(float, 1e-6, 1e6, nullable=True),
     "prefix_cache": (True, False),
 }
 

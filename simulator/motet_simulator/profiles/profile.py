@@ -97,6 +97,7 @@ class EngineSize:
     preset: str = "paged-chunk"
     prefill_chunk_tokens: int = 512
     decode_slowdown: float | None = 2.0
+    tpot_seconds: float | None = None
     prefix_cache: bool = True
 
     def adapter_pages(self, rank: int) -> int:

@@ -26,6 +26,7 @@ def all_that_happens(seed: int, *, leaps: bool) -> tuple[list[Any], Any]:
             cached_adapters=chance.choice([4, 64]),
             host_pages=chance.choice([0, 64]),
             decode_slowdown=chance.choice([1.1, 1.5, 2.0]),
+            tpot_seconds=chance.choice([None, 0.016]),
         ),
         runners=chance.choice([1, 2, 3]),
         seed=seed,

@@ -101,19 +101,21 @@ def compose(
     suspects_first: bool = True,
     free_pages: int | None = None,
     beside: PromptTokensBeside | None = None,
+    cap: int = UNBOUNDED,
 ) -> Iteration:
     """Choose the rows of one iteration among runnable sequences, given in order of arrival.
 
-    `places` bounds how many sequences have started and not finished (OR-08). A sequence at its promise is skipped, and
-    only that one (S3-10). With `suspects_first` a suspect goes before all others, otherwise after them. `free_pages`:
-    how many pages are free now; only presets that pause use it. `beside` bounds the prompt tokens of an iteration that
-    also decodes, for presets that cut prompts; None: only `chunk_tokens` does.
+    `places` bounds how many sequences have started and not finished (OR-08). No more start while `cap` have; it may
+    fall below those that have, and they go on. A sequence at its promise is skipped, and only that one (S3-10). With
+    `suspects_first` a suspect goes before all others, otherwise after them. `free_pages`: how many pages are free now;
+    only presets that pause use it. `beside` bounds the prompt tokens of an iteration that also decodes, for presets
+    that cut prompts; None: only `chunk_tokens` does.
     """
     started: list[Sequence] = []
     fresh: list[Sequence] = []
     for sequence in runnable:
         (started if sequence.started else fresh).append(sequence)
-    free_places = 0 if preset.request_level and started else max(0, places - len(started))
+    free_places = 0 if preset.request_level and started else max(0, min(places, cap) - len(started))
     joining = choose(fresh, preset, places=free_places)
 
     chosen = [sequence for sequence in (started + joining)[:places] if not sequence.at_promise]

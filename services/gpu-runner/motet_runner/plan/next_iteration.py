@@ -4,8 +4,9 @@ from itertools import islice
 
 from motet.domain import PAGE_TOKENS
 from motet_runner.interface import State
+from motet_runner.plan.batch_cap import SloCap
 from motet_runner.plan.composer import Iteration, PromptTokensBeside, compose
-from motet_runner.plan.presets import Preset
+from motet_runner.plan.presets import UNBOUNDED, Preset
 from motet_runner.plan.self_protection import SelfProtection
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import SequenceMemory
@@ -25,6 +26,7 @@ class NextIteration:
         preset: Preset,
         places: int,
         beside: PromptTokensBeside | None,
+        cap: SloCap | None,
     ) -> None:
         self._sequences = sequences
         self._memory = memory
@@ -33,6 +35,7 @@ class NextIteration:
         self._preset = preset
         self._places = places
         self._beside = beside
+        self._cap = cap
         self._turns = SuspectTurns()
         self._was_suspect = False
         """True if the newest iteration is a suspect's"""
@@ -91,6 +94,7 @@ class NextIteration:
             suspects_first=suspects_first,
             free_pages=self._memory.free if self._preset.pauses else None,
             beside=self._beside,
+            cap=UNBOUNDED if self._cap is None else self._cap.sequences,
         )
 
     def waits_for_parent(self, sequence: Sequence) -> bool:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod
 from motet_runner.interface import DecodedTokens, Event, SequenceOutput, State
+from motet_runner.plan.batch_cap import SloCap
 from motet_runner.plan.chunk_round import ChunkRound, chunk_of, may_go_on_beside
 from motet_runner.plan.commands import Commands
 from motet_runner.plan.composer import PromptTokensBeside, Work
@@ -53,7 +54,9 @@ class Planner:
         rope: LengthRope | None = None,
         cheaper: Callable[[Sequence], ParkMethod] = lambda _: ParkMethod.RECOMPUTE,
         beside: PromptTokensBeside | None = None,
+        tpot_seconds: float | None = None,
     ) -> None:
+        """`tpot_seconds`: how long a token may take on average; None: as long as it takes."""
         self._sequences = SequenceTable()
         # A sequence whose window leaves pages gives up the first pages of its prefix, which sharing needs.
         self._memory = SequenceMemory(
@@ -74,6 +77,8 @@ class Planner:
         """How many tokens a token attends to, itself included, if all layers have such a window."""
         self.steps = 0
         """How many iterations were planned so far."""
+        self.cap = None if tpot_seconds is None else SloCap(tpot_seconds, places)
+        """Whoever drives the planner tells it how long iterations take."""
         self._lives = lives = SequenceLives(self._sequences, self._memory, rope)
         self._commands = Commands(
             self._sequences,
@@ -84,7 +89,14 @@ class Planner:
         )
         protection = SelfProtection(self._sequences, self._memory, protect_after_steps, cheaper, lives.give_up)
         self.next_iteration = NextIteration(
-            self._sequences, self._memory, protection, self.chunk, preset=preset, places=places, beside=beside
+            self._sequences,
+            self._memory,
+            protection,
+            self.chunk,
+            preset=preset,
+            places=places,
+            beside=beside,
+            cap=self.cap,
         )
         self._results = IterationResults(self._sequences, self._memory, lives, self.chunk, eos_token_ids)
         self._eos_token_ids = eos_token_ids
@@ -236,8 +248,11 @@ class Planner:
         return None if self._launched else self._round_now()
 
     def chunk_round(self) -> ChunkRound | None:
-        """The same, beside chunks of one prompt. As much as keeps a token of it for later may be leapt, too."""
-        decoding, latest = None if self._launched else self._round_now(beside_chunk=True), self._latest
+        """The same, beside chunks of one prompt. As much as keeps a token of it for later may be leapt, too. None
+        with a cap: it may change, and then other sequences compute their prompts."""
+        if self.cap is not None or self._launched:
+            return None
+        decoding, latest = self._round_now(beside_chunk=True), self._latest
         if decoding is None or latest is None or latest.chunk is None:
             return None
         return ChunkRound(decoding, latest.chunk.sequence, latest.prompts, self.chunk.size)

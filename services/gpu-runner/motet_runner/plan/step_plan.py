@@ -76,6 +76,11 @@ class DecodeRows:
             return self.first_starts
         return tuple(start + self.iterations for start in self.first_starts)
 
+    @property
+    def context(self) -> int:
+        """How many tokens they attend to, themselves included"""
+        return sum(self.first_starts) + (self.iterations + 1) * len(self.rows)
+
     def __len__(self) -> int:
         return len(self.rows)
 

@@ -210,7 +210,10 @@ class Autoscaler:
         if capacity is not None:
             runner_size = RunnerSize(
                 pages=min((runner.ledger.limit for runner in serving), default=capacity.pages),
-                sequences=min(capacity.max_sequences, pool.max_sequences or capacity.max_sequences),
+                sequences=min(
+                    (runner.max_sequences for runner in serving),
+                    default=min(capacity.max_sequences, pool.max_sequences or capacity.max_sequences),
+                ),
                 adapter_slots=capacity.adapter_slots,
             )
         return PoolLoad(

@@ -178,8 +178,9 @@ class CatalogPublisher:
 
     def apply_pool(self, runner: Runner) -> None:
         pool = self._state.pools.get(runner.identity.pool)
-        own, before = runner.capacity.max_sequences, runner.max_sequences
-        runner.max_sequences = min(own, pool.max_sequences) if pool is not None and pool.max_sequences else own
+        before, cap = runner.max_sequences, runner.batch_cap
+        limits = (pool.max_sequences if pool is not None else 0, cap.sequences if cap is not None else 0)
+        runner.max_sequences = min([runner.capacity.max_sequences, *filter(None, limits)])
         if runner.max_sequences > before:
             self._state.queue(runner.group).retry_on(runner)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from motet.domain import NO_TENANT, Digest, InstanceName, RequestId, Tenant
-from motet.runner_info import Capacity, Failure, KernelState, RunnerIdentity, Tier
+from motet.runner_info import BatchCap, Capacity, Failure, KernelState, RunnerIdentity, Tier
 from motet_scheduler.policy.quotas.accounts import AccountLevel
 from motet_scheduler.policy.values import (
     AdapterReadiness,
@@ -159,6 +159,7 @@ class ReportRunner:
     pages_free: int
     unhealthy: str = ""
     kernels: KernelState | None = None
+    batch_cap: BatchCap | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import (
+    BatchCap,
     Capacity,
     Failure,
     KernelState,
@@ -183,6 +184,7 @@ class RunnerReported:
     cached_prefixes: frozenset[int] = frozenset()
     """Hints of the pages in its prefix cache."""
     kernels: KernelState | None = None
+    batch_cap: BatchCap | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,8 @@ class RunnerEvents:
         runner.pages_free, runner.running, runner.waiting = event.pages_free, event.running, event.waiting
         runner.pages_to_resume = event.pages_free
         runner.cached_prefixes, runner.kernels = event.cached_prefixes, event.kernels
+        runner.batch_cap = event.batch_cap
+        self._publisher.apply_pool(runner)
         # A report is not enough to be healthy again: an engine with work must also take a step.
         moves = event.steps > runner.steps if runner.steps is not None else not runner.hung
         idle = all(entry.state in (SequenceState.PARKED, SequenceState.LOADING) for entry in event.live)

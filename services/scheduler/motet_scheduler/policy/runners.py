@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId
-from motet.runner_info import Capacity, KernelState, RunnerIdentity, Tier
+from motet.runner_info import BatchCap, Capacity, KernelState, RunnerIdentity, Tier
 from motet.shared_pages import ReportedLedger
 from motet_scheduler.policy.effects import ReportRunner
 from motet_scheduler.policy.events import AdapterStateChanged
@@ -129,6 +129,8 @@ class Runner:
         """Hints of the pages in its prefix cache, as last reported."""
         self.kernels: KernelState | None = None
         """As last reported."""
+        self.batch_cap: BatchCap | None = None
+        """As last reported: how many sequences keep its pool's SLO. None: the pool has none."""
         self._rank_of = rank_of
         self._pages_by_rank: dict[Digest, int] = {}
         """Of adapters that were asked for since the last report: asking takes too long for each request and runner."""
@@ -429,4 +431,5 @@ def runner_report(runner: Runner) -> ReportRunner:
         pages_free=runner.pages_free,
         unhealthy=runner.unhealthy,
         kernels=runner.kernels,
+        batch_cap=runner.batch_cap,
     )

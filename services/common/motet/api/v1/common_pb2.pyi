@@ -475,6 +475,55 @@ class Capacity(_message.Message):
 Global___Capacity: _TypeAlias = Capacity  # noqa: Y015
 
 @_typing.final
+class BatchCap(_message.Message):
+    """How many sequences a runner computes at once, so that a token takes no longer than the pool's SLO says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TARGET_SECONDS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    TOKEN_SECONDS_FIELD_NUMBER: _builtins.int
+    ALONE_SECONDS_FIELD_NUMBER: _builtins.int
+    FIXED_SECONDS_FIELD_NUMBER: _builtins.int
+    SEQUENCE_SECONDS_FIELD_NUMBER: _builtins.int
+    CONTEXT_SECONDS_FIELD_NUMBER: _builtins.int
+    PROMPT_SECONDS_FIELD_NUMBER: _builtins.int
+    target_seconds: _builtins.float
+    sequences: _builtins.int
+    """0: too few iterations were seen, and there is no cap yet"""
+    token_seconds: _builtins.float
+    """forecast with that many"""
+    alone_seconds: _builtins.float
+    """forecast with one"""
+    fixed_seconds: _builtins.float
+    """of an iteration, by the learned law: this, and"""
+    sequence_seconds: _builtins.float
+    """this for each sequence that decodes,"""
+    context_seconds: _builtins.float
+    """this for each token that they attend to,"""
+    prompt_seconds: _builtins.float
+    """and this for each prompt token"""
+    def __init__(
+        self,
+        *,
+        target_seconds: _builtins.float = ...,
+        sequences: _builtins.int = ...,
+        token_seconds: _builtins.float = ...,
+        alone_seconds: _builtins.float = ...,
+        fixed_seconds: _builtins.float = ...,
+        sequence_seconds: _builtins.float = ...,
+        context_seconds: _builtins.float = ...,
+        prompt_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone_seconds", b"alone_seconds", "context_seconds", b"context_seconds", "fixed_seconds", b"fixed_seconds", "prompt_seconds", b"prompt_seconds", "sequence_seconds", b"sequence_seconds", "sequences", b"sequences", "target_seconds", b"target_seconds", "token_seconds", b"token_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchCap: _TypeAlias = BatchCap  # noqa: Y015
+
+@_typing.final
 class KernelState(_message.Message):
     """What computes adapters and attention on a runner, for people."""
 

@@ -1304,6 +1304,7 @@ class Report(_message.Message):
     HOST_BYTES_FREE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
+    BATCH_CAP_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     pages_free: _builtins.int
     pages_promised: _builtins.int
@@ -1328,6 +1329,10 @@ class Report(_message.Message):
 
     @_builtins.property
     def kernels(self) -> _common_pb2.KernelState: ...
+    @_builtins.property
+    def batch_cap(self) -> _common_pb2.BatchCap:
+        """unset: its pool has no SLO for the time of a token"""
+
     def __init__(
         self,
         *,
@@ -1346,10 +1351,11 @@ class Report(_message.Message):
         host_bytes_free: _builtins.int = ...,
         pages: _builtins.int = ...,
         kernels: _common_pb2.KernelState | None = ...,
+        batch_cap: _common_pb2.BatchCap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kernels", b"kernels"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_cap", b"batch_cap", "kernels", b"kernels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prefixes", b"cached_prefixes", "host_bytes_free", b"host_bytes_free", "kernels", b"kernels", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "resident", b"resident", "running", b"running", "sequence", b"sequence", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_cap", b"batch_cap", "cached_prefixes", b"cached_prefixes", "host_bytes_free", b"host_bytes_free", "kernels", b"kernels", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "resident", b"resident", "running", b"running", "sequence", b"sequence", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2259,6 +2265,7 @@ class RunnerReport(_message.Message):
     PAGES_FREE_FIELD_NUMBER: _builtins.int
     UNHEALTHY_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
+    BATCH_CAP_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     attached: _builtins.bool
     running: _builtins.int
@@ -2274,6 +2281,10 @@ class RunnerReport(_message.Message):
     def kernels(self) -> _common_pb2.KernelState:
         """unset until it has reported them"""
 
+    @_builtins.property
+    def batch_cap(self) -> _common_pb2.BatchCap:
+        """unset: its pool has no SLO for the time of a token"""
+
     def __init__(
         self,
         *,
@@ -2286,10 +2297,11 @@ class RunnerReport(_message.Message):
         pages_free: _builtins.int = ...,
         unhealthy: _builtins.str = ...,
         kernels: _common_pb2.KernelState | None = ...,
+        batch_cap: _common_pb2.BatchCap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "kernels", b"kernels", "runner", b"runner"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_cap", b"batch_cap", "capacity", b"capacity", "kernels", b"kernels", "runner", b"runner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "capacity", b"capacity", "kernels", b"kernels", "pages_free", b"pages_free", "runner", b"runner", "running", b"running", "unhealthy", b"unhealthy", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "attached", b"attached", "batch_cap", b"batch_cap", "capacity", b"capacity", "kernels", b"kernels", "pages_free", b"pages_free", "runner", b"runner", "running", b"running", "unhealthy", b"unhealthy", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
