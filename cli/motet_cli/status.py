@@ -113,8 +113,13 @@ def _service_row(service: dict[str, Any]) -> list[Part]:
 
 
 def _runner_row(runner: dict[str, Any]) -> list[Part]:
-    kernels = runner["kernels"]
-    return [runner["name"], kernels["serving"], kernels["since"], kernels["note"] or "-"]
+    kernels, notes = runner["kernels"], []
+    if cap := runner.get("batchCap"):
+        at_most = f"at most {cap['sequences']}" if cap["sequences"] else "not bounded yet"
+        notes.append(f"requests at once, by the pool's slo: {at_most}")
+    if kernels["note"]:
+        notes.append(kernels["note"])
+    return [runner["name"], kernels["serving"], kernels["since"], "; ".join(notes) or "-"]
 
 
 def _pool_row(pool: dict[str, Any]) -> list[Part]:

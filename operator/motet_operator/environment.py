@@ -29,6 +29,7 @@ def runner_environment(pool: str, revision: str, template: RunnerTemplate) -> di
         "KV_CACHE_MIB": engine.kv_cache_mib,
         "PREFILL_CHUNK_TOKENS": engine.prefill_chunk_tokens,
         "PREFIX_CACHE": engine.prefix_cache,
+        "TPOT_MILLISECONDS": template.tpot_milliseconds,
     }
     return {f"MOTET_RUNNER_{name}": str(value) for name, value in named.items() if value not in (None, "")}
 

@@ -14,7 +14,7 @@ from motet.leadership import Leadership
 from motet.resources.limits import Limits
 from motet.resources.status import MAX_MODULES, Artifact
 from motet.rpc import Link
-from motet.runner_info import KernelState
+from motet.runner_info import BatchCap, KernelState
 from motet.surroundings import Surroundings
 from motet.terms import check_term
 from motet.transport.methods import SYNC
@@ -81,6 +81,7 @@ class SchedulerSync:
         self.slots: dict[str, int] = {}
         """Adapter slots in device memory, by instance."""
 
+        self.batch_caps: dict[str, BatchCap] = {}
         self.kernels: dict[str, KernelState] = {}
         """By instance."""
 
@@ -160,6 +161,7 @@ class SchedulerSync:
         self.attached.discard(instance)
         self.unhealthy.pop(instance, None)
         self.slots.pop(instance, None)
+        self.batch_caps.pop(instance, None)
         self.kernels.pop(instance, None)
         self.identities.pop(instance, None)
 
@@ -333,7 +335,7 @@ class SchedulerSync:
         (self.attached.add if report.attached else self.attached.discard)(identity.instance)
         slots = report.capacity.adapter_slots
         resized, self.slots[identity.instance] = slots != self.slots.get(identity.instance), slots
-        resized |= self._note_kernels(report)
+        resized |= self._note_kernels(report) | self._note_batch_cap(report)
         before = self.unhealthy.get(identity.instance)
         if report.unhealthy and before is not None and before.incarnation == identity.incarnation:
             return resized or came_or_went  # also if its streams were closed meanwhile: it still hangs
@@ -353,6 +355,21 @@ class SchedulerSync:
         before = self.kernels.get(report.runner.instance)
         self.kernels[report.runner.instance] = kernels
         return kernels != before
+
+    def _note_batch_cap(self, report: scheduler_pb2.RunnerReport) -> bool:
+        """Whether the number is another one, or what one request alone takes has changed by a tenth: every report has
+        other forecasts."""
+        name = report.runner.instance
+        before = self.batch_caps.get(name)
+        if not report.HasField("batch_cap"):
+            return self.batch_caps.pop(name, None) is not None
+        cap = BatchCap.from_proto(report.batch_cap)
+        if before is not None and (before.sequences, before.too_slow) == (cap.sequences, cap.too_slow):
+            change = abs(cap.alone_seconds - before.alone_seconds)
+            if not cap.too_slow or change <= 0.1 * before.alone_seconds:
+                return False
+        self.batch_caps[name] = cap
+        return True
 
 
 def knowledge_of(report: scheduler_pb2.AdapterReport) -> AdapterReport:

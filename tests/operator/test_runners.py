@@ -153,6 +153,7 @@ def test_the_table_survives_its_operator(tmp_path: Path) -> None:
 FULL = {
     "model": {"uri": "hf://org/base", "revision": "v2", "digest": DIGEST, "credentialsSecretRef": {"name": "key"}},
     "engine": {"preset": "orca", "kvCacheMiB": 64, "prefixCache": False},
+    "slo": {"tpotMilliseconds": 100},
     "adapterVolumes": [
         {"claimName": "a", "subPath": "b", "pathPrefix": "", "allowedNamespaces": {"from": "All"}},
         {

@@ -326,6 +326,29 @@ async def test_a_runner_is_unhealthy_until_it_recovers_or_a_successor_connects(t
         assert not sync.unhealthy
 
 
+async def test_a_cap_is_news_if_its_number_changes_or_a_runner_that_is_too_slow_became_slower(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with syncing(address) as sync, fake_scheduler(address) as scheduler:
+        await until(lambda: sync.connected)
+        identity = common_pb2.RunnerIdentity(instance="r0", incarnation="1")
+        for sequences, alone, news in (
+            (5, 0.01, True),
+            (5, 0.015, False),
+            (6, 0.015, True),
+            (1, 0.03, True),
+            (1, 0.031, False),
+            (1, 0.04, True),
+        ):
+            cap = common_pb2.BatchCap(target_seconds=0.02, sequences=sequences, alone_seconds=alone)
+            report = scheduler_pb2.RunnerReport(runner=identity, attached=True, batch_cap=cap)
+            before = sync.batch_caps.get("r0")
+            scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
+            if news:
+                await until(lambda before=before: sync.batch_caps.get("r0") != before)
+            known = sync.batch_caps["r0"]
+            assert (known.sequences, known.alone_seconds == alone) == (sequences, news)
+
+
 async def test_the_kernels_of_a_runner_are_known_until_it_is_gone(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with syncing(address) as sync, fake_scheduler(address) as scheduler:

@@ -93,6 +93,7 @@ def reports_of(sync: SchedulerSync) -> SchedulerReports:
         unhealthy=dict(sync.unhealthy),
         advice=dict(sync.advice),
         slots=dict(sync.slots),
+        batch_caps=dict(sync.batch_caps),
         reported_groups=sync.reported_groups,
         advice_is_awaited=sync.advice_is_awaited,
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from motet.domain import ObjectName
 from motet.resources.status import Condition
+from motet.runner_info import BatchCap
 from motet.sources import ADAPTER_SOURCES, FOLDER, prefixes
 from motet_operator.cluster.cache import ObjectKey, Snapshot
 from motet_operator.cluster.deployments import PlatformTemplate, budget, deployment, pod_digest
@@ -122,6 +123,7 @@ class SchedulerReports:
     unhealthy: Mapping[str, UnhealthyRunner] = field(default_factory=dict)
     advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
+    batch_caps: Mapping[str, BatchCap] = field(default_factory=dict)
     reported_groups: Collection[ObjectName] | None = None
     """The groups of which it has reported everything: of the others, adapters that it has not named may be served.
     None: all groups."""
@@ -210,6 +212,7 @@ class Decider:
             adapter_reports=self._residency.sampled(reports.known, readable(adapters), now),
             scaling_advice=reports.advice,
             slots=reports.slots,
+            batch_caps=reports.batch_caps,
             rolling_pools=self._rolling_pools,
             replaced_at_once=self._replaced_at_once,
             refused_schemes=NO_FILES,

@@ -229,6 +229,7 @@ class LocalOperator:
             ),
             adapter_reports=self.sync.adapter_reports,
             slots=self.sync.slots,
+            batch_caps=self.sync.batch_caps,
             scaling_advice=self.sync.advice,
             runners_override=self._settings.runners,
         )
@@ -263,6 +264,7 @@ class LocalOperator:
             url=http_url(self._settings.host, self._settings.port),
             operator_pid=os.getpid(),
             kernels=sync.kernels,
+            batch_caps=sync.batch_caps,
             unheard_adapters=unheard,
         )
         try:

@@ -13,7 +13,7 @@ from motet.processes import ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import Problem
 from motet.resources.status import Condition, StatusModel
-from motet.runner_info import KernelState
+from motet.runner_info import BatchCap, KernelState
 from motet_operator.reconcile import AdapterStatus, Plan, PoolStatus
 
 
@@ -48,10 +48,11 @@ def status_document(
     url: str,
     operator_pid: int,
     kernels: Mapping[str, KernelState] | None = None,
+    batch_caps: Mapping[str, BatchCap] | None = None,
     unheard_adapters: Mapping[ObjectName, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """`kernels`: of the runners that have reported them, by instance. `unheard_adapters`: adapters of which no report
-    has come yet, as an earlier status has them."""
+    """`kernels` and `batch_caps`: of the runners that have reported them, by instance. `unheard_adapters`: adapters of
+    which no report has come yet, as an earlier status has them."""
     unheard = unheard_adapters or {}
     return {
         "services": [
@@ -66,7 +67,10 @@ def status_document(
         ],
         "pools": [_pool(pool) for pool in plan.pools],
         "adapters": [unheard.get(adapter.name) or _adapter(adapter) for adapter in plan.adapters],
-        "runners": [{"name": name, "kernels": _kernels(state)} for name, state in sorted((kernels or {}).items())],
+        "runners": [
+            {"name": name, "kernels": _kernels(state)} | _batch_cap((batch_caps or {}).get(name))
+            for name, state in sorted((kernels or {}).items())
+        ],
         "problems": [str(problem) for problem in problems],
         "url": url,
         "operator": operator_pid,
@@ -99,6 +103,13 @@ def _adapter(adapter: AdapterStatus) -> dict[str, Any]:
 def _kernels(state: KernelState) -> dict[str, Any]:
     since = datetime.fromtimestamp(state.since, UTC).replace(microsecond=0)
     return {"serving": state.serving, "since": since.isoformat().replace("+00:00", "Z"), "note": state.note}
+
+
+def _batch_cap(cap: BatchCap | None) -> dict[str, Any]:
+    """Nothing without an SLO. 0 sequences: it is not known yet."""
+    if cap is None:
+        return {}
+    return {"batchCap": {"sequences": cap.sequences, "tokenMilliseconds": round(cap.token_seconds * 1000, 1)}}
 
 
 def _document(report: StatusModel) -> dict[str, Any]:

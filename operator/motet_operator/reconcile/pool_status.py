@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from motet.domain import ObjectName
 from motet.plurals import counted
 from motet.resources.status import AdapterCounts, Condition, Slots
-from motet_operator.reconcile.conditions import ConditionResult, no, not_evaluated, progress, with_transition_times, yes
+from motet_operator.reconcile.conditions import (
+    ConditionResult,
+    no,
+    not_evaluated,
+    progress,
+    unknown,
+    with_transition_times,
+    yes,
+)
 from motet_operator.reconcile.plan import PoolStatus
 from motet_operator.reconcile.pools import PoolRefusal
 from motet_operator.reconcile.rollout_order import RolloutTarget
@@ -116,7 +124,7 @@ def _conditions(
             _scaling_active(scaling, runners.refusal),
             _ready(runners),
         )
-        found = (*steps, *_progress(steps))
+        found = (*steps, *_slo_kept(view, pool, runners), *_progress(steps))
         return with_transition_times(found, pool.conditions, now=view.now, generation=pool.generation)
     except Exception as error:  # one pool must not stop the others
         return not_evaluated(error, pool.conditions, now=view.now, generation=pool.generation)
@@ -186,6 +194,30 @@ def _scaling_active(scaling: Scaling, refusal: PoolRefusal | None) -> ConditionR
     if refusal and not refusal.keeps_runners:
         return no("ScalingActive", refusal.reason, refusal.message)
     return scaling.condition
+
+
+def _slo_kept(view: View, pool: PoolObject, runners: PoolRunners) -> Iterable[ConditionResult]:
+    """Without the caps themselves: they change often, and a status is written only for what a person must know."""
+    target = pool.resource.spec.tpot_milliseconds
+    if target is None:
+        return ()
+    caps = [cap for one in runners.ready if (cap := view.batch_caps.get(one.name)) is not None and cap.sequences]
+    if not caps:
+        return (
+            unknown("SloKept", "SloLearning", "the runners have computed too little to know how long a token takes"),
+        )
+    slowest = max(caps, key=lambda cap: cap.alone_seconds)
+    if not slowest.too_slow:
+        return (yes("SloKept", "BatchCapped"),)
+    milliseconds = slowest.alone_seconds * 1000
+    return (
+        no(
+            "SloKept",
+            "SloTooShort",
+            f"spec.slo.tpotMilliseconds is {target}, and a token takes {milliseconds:.2g} ms with one request alone, "
+            f"{milliseconds / target:.2g} times as long; such runners compute one request at once",
+        ),
+    )
 
 
 def _ready(runners: PoolRunners) -> ConditionResult:

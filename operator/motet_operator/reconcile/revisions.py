@@ -16,6 +16,7 @@ def template_of(pool: PoolObject) -> RunnerTemplate:
         engine=spec.engine,
         model_revision=spec.model.revision or "",
         model_credentials=f"{pool.resource.metadata.namespace}/{secret.name}" if secret else "",
+        tpot_milliseconds=spec.tpot_milliseconds,
         volumes=tuple(spec.adapter_volumes),
         pod=spec.template,
         pod_digest=pool.pod_digest,
@@ -37,6 +38,7 @@ def revision_of(pool: ObjectName, template: RunnerTemplate) -> str:
     for name, value in (
         ("model revision", template.model_revision),
         ("model credentials", template.model_credentials),
+        ("tpot", "" if template.tpot_milliseconds is None else str(template.tpot_milliseconds)),
         ("volumes", " ".join(mounted)),
         ("pod", template.pod.model_dump_json(exclude_defaults=True)),
     ):

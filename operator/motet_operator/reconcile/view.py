@@ -8,6 +8,7 @@ from datetime import datetime
 from motet.domain import ObjectName
 from motet.resources import AdapterVolume, EngineSpec, LoRAAdapter, PodTemplate, ServingPool
 from motet.resources.status import Artifact, Condition
+from motet.runner_info import BatchCap
 from motet_operator.reconcile.scaling import ScalingAdvice
 
 
@@ -90,6 +91,7 @@ class RunnerTemplate:
     model_credentials: str = ""
     """namespace/name of the Secret with the credentials for the model's source."""
 
+    tpot_milliseconds: int | None = None
     volumes: tuple[AdapterVolume, ...] = ()
     pod: PodTemplate = field(default_factory=PodTemplate)
     pod_digest: str = ""
@@ -217,6 +219,8 @@ class View:
     scaling_advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
     """Adapter slots in device memory, by instance."""
+    batch_caps: Mapping[str, BatchCap] = field(default_factory=dict)
+    """By instance, of pools with an SLO for the time of a token."""
 
     rolling_pools: int | None = None
     """How many pools may roll out at the same time; None: all."""

@@ -253,6 +253,11 @@ class BatchCap:
     context_seconds: float = 0.0
     prompt_seconds: float = 0.0
 
+    @property
+    def too_slow(self) -> bool:
+        """Not even one sequence alone keeps the target."""
+        return self.sequences == 1 and self.alone_seconds > self.target_seconds
+
     @classmethod
     def from_proto(cls, it: common_pb2.BatchCap) -> Self:
         return cls(

@@ -43,6 +43,7 @@ from motet.resources.source_uris import (
 )
 from motet.resources.template import PodTemplate
 from motet.resources.validation_rules import Rule, TransitionRule
+from motet.runner_info import MAX_TPOT_MILLISECONDS
 from motet.sources import MODEL_SOURCES
 
 _WITH_REVISIONS = with_revisions(MODEL_SOURCES)
@@ -185,6 +186,15 @@ class EngineSpec(ResourceModel):
             holds=lambda engine: not engine.contiguous or engine.preset not in (None, "paged-chunk"),
         ),
     )
+
+
+class PoolSlo(ResourceModel):
+    """How fast answers must be."""
+
+    tpot_milliseconds: Annotated[int, Field(ge=1, le=MAX_TPOT_MILLISECONDS)] | None = None
+    """The longest time per token, as the mean of an answer. Each runner learns how long its iterations take, and runs
+    as many requests at once as keep this time, at least one; the others wait. The condition `SloKept` says whether one
+    request alone keeps it. Absent: memory and `maxConcurrentSequences` alone bound the requests."""
 
 
 class Autoscaling(ResourceModel):
@@ -358,6 +368,9 @@ class ServingPoolSpec(ResourceModel):
     """Which part of a request the runners compute. `Mixed`: prompt and output."""
 
     engine: EngineSpec = EngineSpec()
+    slo: PoolSlo | None = None
+    """How fast answers must be. Absent: as fast as they come."""
+
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
     """How many runners the pool has, unless `autoscaling` decides. On one machine `motet up --runners` overrides it."""
 
@@ -394,6 +407,10 @@ class ServingPoolSpec(ResourceModel):
             holds=lambda old, new: new.group == old.group,
         ),
     )
+
+    @property
+    def tpot_milliseconds(self) -> int | None:
+        return self.slo.tpot_milliseconds if self.slo is not None else None
 
     @cached_property  # each adapter of the pool asks for it
     def granted(self) -> Tenants:

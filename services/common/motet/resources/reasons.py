@@ -170,4 +170,12 @@ POOL_REASONS: Mapping[str, Reasons] = {
         "External, or remove the other writer as the message says.",
         "NamespaceNotPrepared": _POOL_REFUSED["NamespaceNotPrepared"],
     },
+    "SloKept": {
+        "BatchCapped": "Runners compute at most as many requests at once as keep `spec.slo.tpotMilliseconds`.",
+        "SloLearning": "The runners have computed too little to know how long a token takes. Until then, the SLO does "
+        "not bound the requests.",
+        "SloTooShort": "A token takes longer even if a runner computes one request at once, as such runners do now. "
+        "The message says by how much. Raise `spec.slo.tpotMilliseconds`, or give the pool a smaller model or faster "
+        "devices.",
+    },
 }

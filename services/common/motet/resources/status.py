@@ -32,6 +32,7 @@ POOL_CONDITIONS = {
     "Progressing": "runners are starting, leaving or being replaced",
     "AdaptersHealthy": "no adapter of the pool has failed",
     "ScalingActive": "the number of runners is set by the scheduler (`Builtin`) or by your autoscaler (`External`)",
+    "SloKept": "one request alone keeps `spec.slo.tpotMilliseconds`; absent without such a target",
     "Reconciling": "work is in progress; otherwise the condition is absent",
     "Stalled": "nothing will happen until somebody changes something",
 }

@@ -30,7 +30,9 @@ class SloCap:
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """`seconds`: since the iteration before ended."""
         if not result.retries:
-            self.learn_step(TimedStep(seconds, len(plan.decodes), plan.decodes.context, plan.prefill_tokens))
+            self.learn_step(
+                TimedStep(seconds, len(plan.decodes), plan.decodes.context, plan.prefill_tokens, len(plan.prefills))
+            )
 
     def learn_step(self, step: TimedStep) -> None:
         if self._times.learn(step):

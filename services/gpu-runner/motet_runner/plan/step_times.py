@@ -47,6 +47,8 @@ class TimedStep(NamedTuple):
     context: int
     """Tokens to which the decodes attend, themselves included"""
     prompt_tokens: int
+    prompts: int = 0
+    """Sequences that have these prompt tokens, and do not decode yet"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ class StepTimes:
         self.steps = 0
         self._kinds: dict[tuple[int, int, int], _Kind] = {}
         """The one that was seen last is the last."""
-        self._decodes = self._context = self._prompt_tokens = 0.0
+        self._sequences = self._decodes = self._context = self._prompt_tokens = 0.0
         """Sums of which older iterations are a smaller part"""
 
     def learn(self, iteration: TimedStep) -> bool:
@@ -84,6 +86,7 @@ class StepTimes:
             return False
         self.steps += 1
         keep = 1 - 1 / _TRAFFIC_STEPS
+        self._sequences = keep * self._sequences + iteration.decodes + iteration.prompts
         self._decodes = keep * self._decodes + iteration.decodes
         self._context = keep * self._context + iteration.context
         self._prompt_tokens = keep * self._prompt_tokens + iteration.prompt_tokens
@@ -97,11 +100,11 @@ class StepTimes:
         return self._fit(iteration.decodes)
 
     def token_seconds(self, sequences: float) -> float:
-        """The mean time of a token while that many sequences decode, with the context and the prompts of the traffic:
-        each sequence brings as many prompt tokens for each token that it generates. Only with a law."""
+        """The mean time of a token while that many sequences run, with the context and the prompts of the traffic: a
+        part of them computes a prompt. Only with a law."""
         assert self.law is not None
-        share = sequences / self._decodes
-        return self.law.seconds(sequences, share * self._context, share * self._prompt_tokens)
+        share = sequences / self._sequences
+        return self.law.seconds(share * self._decodes, share * self._context, share * self._prompt_tokens)
 
     def forget(self) -> None:
         """Other kernels compute from now on. The law stays until there is a new one."""
@@ -143,7 +146,7 @@ class _Kind:
         """Of the same four numbers, without what makes an iteration very slow."""
         if self._mean is None:
             most = MAX_SLOW * median(one.seconds for one in self.iterations)
-            rest = zip(*(one[1:] for one in self.iterations), strict=True)
+            rest = zip(*(one[1:4] for one in self.iterations), strict=True)
             seconds = fmean(min(one.seconds, most) for one in self.iterations)
             decodes, context, prompt_tokens = (fmean(numbers) for numbers in rest)
             self._mean = seconds, decodes, context, prompt_tokens
