@@ -274,6 +274,18 @@ async def test_a_name_that_another_predictor_has_used_is_not_used_again(folder: 
             assert (later.model.serving.weights.table == other.weights.table.astype(np.float16)).all()
 
 
+async def test_another_version_of_the_same_name_does_not_get_its_role(folder: Path, data: bytes) -> None:
+    async with running(folder) as kept:
+        await kept.versions.offer(data)
+        await kept.flush()
+        rows(folder, "UPDATE predictor_versions SET digest = 'of another', role = 'retired' WHERE size > 0")
+        candidate = kept.model.versions.candidate
+        assert candidate is not None
+        kept.model.versions.serve(candidate)
+        await kept.flush()
+        assert rows(folder, "SELECT role FROM predictor_versions WHERE size > 0") == [("retired",)]
+
+
 async def test_a_version_of_another_layout_does_not_serve(
     folder: Path, data: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -172,7 +172,10 @@ class KeptVersions:
         await table.set_roles(
             self._store,
             {
-                name: (role.value, as_json(one, versions.comparison_of(one) if role is not Role.RETIRED else None))
+                (name, one.digest): (
+                    role.value,
+                    as_json(one, versions.comparison_of(one) if role is not Role.RETIRED else None),
+                )
                 for name, (one, role) in (roles | gone).items()
             },
         )

@@ -62,4 +62,5 @@ def space_in_use(newest: Iterable[int]) -> int:
     """The space that most of the newest features belong to; 0: not known. `newest`: the newest first, 0 where an answer
     has no features."""
     counts = Counter(islice((space for space in newest if space), NEWEST))
-    return max(counts, key=counts.__getitem__, default=0)  # of equally many, that of the newest
+    # Of equally many always the same: where two gateways have two keys, it must not change with each answer.
+    return max(counts, key=lambda space: (counts[space], space), default=0)

@@ -14,6 +14,11 @@ COUNTED_IN_PARTS = 100
 """Samples are counted each time that a hundredth of those that are kept is new: that takes some milliseconds."""
 
 
+DELETED_AT_ONCE = 500
+"""Samples in one transaction. SQLite has one writer at a time: a process of low priority that holds the lock for
+seconds would let the writes of all others fail."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthSample:
     """A finished answer. `tables` explains the columns."""
@@ -129,10 +134,12 @@ async def samples_of_all_tenants(store: Store, *, of_each: int, limit: int) -> l
     than `limit`. Others of the tenants are deleted, so that no tenant takes the room of the others."""
     rank = func.row_number().over(partition_by=LengthSampleRow.tenant, order_by=LengthSampleRow.id.desc())
     ranked = select(LengthSampleRow.id.label("id"), rank.label("rank")).subquery()
-    async with store.write() as connection:
-        await connection.execute(
-            delete(LengthSampleRow).where(LengthSampleRow.id.in_(select(ranked.c.id).where(ranked.c.rank > of_each)))
-        )
+    async with store.read() as connection:
+        surplus = (await connection.scalars(select(ranked.c.id).where(ranked.c.rank > of_each))).all()
+    for start in range(0, len(surplus), DELETED_AT_ONCE):
+        async with store.write() as connection:
+            some = surplus[start : start + DELETED_AT_ONCE]
+            await connection.execute(delete(LengthSampleRow).where(LengthSampleRow.id.in_(some)))
     columns = [getattr(LengthSampleRow, name) for name in LengthSample.__dataclass_fields__]
     chosen = select(ranked.c.id).order_by(ranked.c.rank, ranked.c.id.desc()).limit(limit)
     query = select(*columns).where(LengthSampleRow.id.in_(chosen)).order_by(LengthSampleRow.id)

@@ -98,18 +98,22 @@ async def load_weights(store: Store, version: str, *, most: int) -> bytes:
         return b"".join(rows.scalars())
 
 
-async def set_roles(store: Store, roles: Mapping[str, tuple[str, str]]) -> None:
-    """Set role and figures of some versions. Any other one is retired."""
+async def set_roles(store: Store, roles: Mapping[tuple[str, str], tuple[str, str]]) -> None:
+    """Set role and figures of some versions, by name and digest: another predictor may have used the name. Any other
+    one is retired."""
     async with store.write() as connection:
         await connection.execute(
             update(PredictorVersionRow)
-            .where(PredictorVersionRow.role.not_in(("", "retired")), PredictorVersionRow.version.not_in(list(roles)))
+            .where(
+                PredictorVersionRow.role.not_in(("", "retired")),
+                PredictorVersionRow.version.not_in([version for version, _ in roles]),
+            )
             .values(role="retired")
         )
-        for version, (role, figures) in roles.items():
+        for (version, digest), (role, figures) in roles.items():
             await connection.execute(
                 update(PredictorVersionRow)
-                .where(PredictorVersionRow.version == version)
+                .where(PredictorVersionRow.version == version, PredictorVersionRow.digest == digest)
                 .values(role=role, figures=figures)
             )
 
