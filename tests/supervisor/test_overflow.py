@@ -253,6 +253,16 @@ def test_the_cheaper_way_of_parking_is_taken_if_host_memory_is_free(report, forc
     assert driver.of(effects.Park)[0].method is expected
 
 
+def test_pages_of_a_run_without_tokens_are_not_copied():
+    driver = SupervisorDriver()
+    driver.connect(pages=20)
+    live = [entry(name, 10, used=10, prompt_tokens=8, output_tokens=16) for name in "ab"]
+    driver.report(*live, host_bytes_free=2 * 1024, **MEASURED)
+    driver.overflow(overflowing("a", 10))
+    assert driver.of(effects.Park)[0].method is ParkMethod.SWAP
+    assert driver.supervisor.runners[R0].host_bytes_free == 0
+
+
 def test_host_memory_that_was_given_away_is_not_given_twice():
     driver = SupervisorDriver()
     driver.connect(pages=20)

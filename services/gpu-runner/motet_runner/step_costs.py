@@ -67,7 +67,7 @@ class StepCosts:
 
     def cheaper_park(self, sequence: Sequence) -> ParkMethod:
         """Compares two copies of the sequence's pages with computing its tokens again."""
-        swap = 2 * len(sequence.pages) * self.swap_seconds_per_page
+        swap = 2 * sequence.pages_of_kv * self.swap_seconds_per_page
         recompute = sequence.scheduled * self.prefill_seconds_per_token
         return ParkMethod.SWAP if swap < recompute else ParkMethod.RECOMPUTE
 

@@ -11,6 +11,7 @@ from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import SetupError
 from motet_runner.plan import Copy, DeviceBudget, PageAllocator, Planner, Tier, Wipe, preset_named
 from motet_runner.plan.device_budget import Effect
+from motet_runner.step_costs import StepCosts
 from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
 
 R = RequestId
@@ -108,6 +109,16 @@ def test_a_parked_sequence_comes_back_as_a_run(method: ParkMethod) -> None:
     assert pages_of(planner, "a") == [0, 1, 2, 3, 4]
     device.run()
     assert len(device.finished["a"][0]) == 5 * PAGE_TOKENS
+
+
+def test_only_pages_with_tokens_are_copied_to_the_host() -> None:
+    planner = planner_of_runs(host_pages=1)
+    begin(FakeDevice(planner), "a", promise=PAGES)
+    costs = StepCosts(prefill_seconds_per_token=4.0, swap_seconds_per_page=1.0)
+    sequence = planner.sequences.get(R("a"))
+    assert sequence is not None
+    assert (len(sequence.pages), sequence.scheduled) == (PAGES, 1)
+    assert costs.cheaper_park(sequence) is ParkMethod.SWAP
 
 
 def test_an_adapter_moves_runs_and_an_idle_one_yields_to_them() -> None:

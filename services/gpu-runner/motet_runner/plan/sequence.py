@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from motet import promises
-from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
+from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
 from motet_runner.interface import EngineSequenceReport, NewSequence, State
 from motet_runner.plan.forecast import LengthLaw, Prospect
 from motet_runner.plan.prefix_cache import PageChain
@@ -104,6 +104,11 @@ class Sequence:
     @property
     def to_schedule(self) -> int:
         return len(self.tokens) + self.pending - self.scheduled
+
+    @property
+    def pages_of_kv(self) -> int:
+        """How many of its pages hold keys of scheduled tokens. A run has pages beyond these (S3-08)."""
+        return pages_for(self.scheduled) - self.left_pages
 
     @property
     def decodes(self) -> bool:

@@ -253,7 +253,7 @@ class SequenceMemory:
             # Its promise may grow at any time, and the forecast has room for that. So it waits only for what it needs
             # at once.
             wanted = pages_for(sequence.length + 1)
-        needed = _pages_of_kv(sequence)
+        needed = sequence.pages_of_kv
         on_host = self.host.take(needed) if method is ParkMethod.SWAP else None
         if on_host:
             self.copies.append(Copy(Tier.DEVICE, tuple(sequence.pages[:needed]), Tier.HOST, tuple(on_host)))
@@ -278,7 +278,7 @@ class SequenceMemory:
 
         `ordered`: the scheduler has found room in its copy of the ledger. That sums parts of a forecast, and the
         forecast with one more may exceed the sum; the scheduler would not learn why its order has no effect."""
-        needed = _pages_of_kv(sequence)
+        needed = sequence.pages_of_kv
         if promise < max(1, pages_for(sequence.scheduled)):
             return False
         method = sequence.parked_by or ParkMethod.RECOMPUTE
@@ -335,11 +335,6 @@ class SequenceMemory:
                 first, count = sequence.pages[0], _length_of_run(sequence, sequence.promise)
                 assert sequence.pages == [*range(first, first + count)], (sequence.request, sequence.pages, count)
             assert sequence.computed <= sequence.scheduled <= held, (sequence.request, sequence.scheduled, held)
-
-
-def _pages_of_kv(sequence: Sequence) -> int:
-    """How many pages hold its scheduled tokens, without those that its window has left."""
-    return pages_for(sequence.scheduled) - sequence.left_pages
 
 
 def _length_of_run(sequence: Sequence, promise: int) -> int:

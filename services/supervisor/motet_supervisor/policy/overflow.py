@@ -63,7 +63,7 @@ def decide(
 
 def cheapest(runner: WatchedRunner, victim: TrackedRequest, forced: ParkMethod | None) -> ParkMethod:
     """Swap costs a copy to the host and one back, and needs host memory; recompute costs a prefill of all tokens."""
-    used = victim.entry.pages_used
+    used = runner.pages_of_kv(victim.entry)
     # Forced or not: KV that does not fit in host memory can only be computed again.
     if forced is ParkMethod.RECOMPUTE or used * runner.capacity.page_bytes > runner.host_bytes_free:
         return ParkMethod.RECOMPUTE

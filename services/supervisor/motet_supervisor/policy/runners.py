@@ -131,6 +131,11 @@ class WatchedRunner:
         wanted = self.doubled(entry) - entry.pages
         return wanted if self.capacity.by_forecast else min(wanted, self.ledger.free)
 
+    def pages_of_kv(self, entry: RunnerRequest) -> int:
+        """How many pages of a request have tokens, at the most: where its pages are one run, it also has those that it
+        was promised (S3-08)."""
+        return min(entry.pages_used, self.capacity.pages_for(entry.prompt_tokens + entry.output_tokens))
+
     @property
     def pages_unused(self) -> int:
         """Pages that can be had now; fewer than the ledger has free where more is promised than there is."""

@@ -363,7 +363,7 @@ class Supervisor:
             )
         )
         if method == "swap":
-            runner.host_bytes_free -= entry.pages_used * runner.capacity.page_bytes
+            runner.host_bytes_free -= runner.pages_of_kv(entry) * runner.capacity.page_bytes
         sequence.entry = entry._replace(parked_times=entry.parked_times + 1)
         sequence.order(self._now, freeing=runner.ledger.promise_of(entry.request))
 
