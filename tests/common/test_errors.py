@@ -12,6 +12,7 @@ from motet.api.v1 import common_pb2
 from motet.errors import TABLE, Internal, InvalidRequest, MotetError, from_proto, reason_of
 from motet.resources.status import Condition
 from motet.runner_info import Failure
+from testbed.tree import package_folders
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
@@ -33,6 +34,12 @@ def test_codes_are_unique() -> None:
 def test_the_table_finds_each_error_by_its_code() -> None:
     assert {code: kind.mapping.code for code, kind in TABLE.items()} == {code: code for code in TABLE}
     assert TABLE["internal_error"] is Internal
+
+
+def test_each_error_is_made_somewhere() -> None:
+    product = [path for folder in package_folders() if folder.name.startswith("motet") for path in folder.rglob("*.py")]
+    text = "\n".join(path.read_text() for path in product)
+    assert [kind.__name__ for kind in TABLE.values() if not re.search(rf"(?<!class ){kind.__name__}\b\(", text)] == []
 
 
 @pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)

@@ -18,7 +18,6 @@ NEVER_ANSWERED = {
     "store_refused": "it is about a row of the database",
     "cancelled": "the client has gone",
     "declined": "the scheduler places the request again",
-    "adapter_loading": "the request waits for its adapter",
 }
 """Codes that no client reads, each with the reason."""
 

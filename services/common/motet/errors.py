@@ -13,7 +13,6 @@ MotetError
 ├── RateLimited
 ├── Overloaded                come back later
 │   ├── PoolSaturated
-│   ├── AdapterLoading
 │   ├── NoRunner
 │   ├── StoreUnavailable
 │   └── DeadlineExceeded
@@ -175,12 +174,6 @@ class PoolSaturated(Overloaded):
     """No runner has free pages for the request, and the queue is full. Try again later. If it lasts, add runners."""
 
     mapping = ErrorMapping("pool_saturated", 503, "overloaded_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 2.0)
-
-
-class AdapterLoading(Overloaded):
-    """Not used in this version: a request waits for its adapter while it is fetched and checked."""
-
-    mapping = ErrorMapping("adapter_loading", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 2.0)
 
 
 class NoRunner(Overloaded):
