@@ -92,7 +92,13 @@ class ProcessLoop(asyncio.BaseEventLoop):
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 if not handle._cancelled:  # noqa: SLF001
-                    handle._run()  # noqa: SLF001
+                    try:  # as `handle._run` does, with a call less
+                        handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]  # noqa: SLF001
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        what = f"Exception in callback {_described(handle)}"
+                        self.call_exception_handler({"message": what, "exception": error})
                 if self.is_closed():  # by what it did
                     return
         finally:
@@ -132,7 +138,8 @@ class ProcessLoop(asyncio.BaseEventLoop):
         handle = asyncio.Handle(callback, args, self, context)
         if not self.dead:
             self._ready.append(handle)
-            self._schedule_turn()
+            if not self._turn_due:  # mostly it is
+                self._schedule_turn()
         return handle
 
     def call_soon_threadsafe(
