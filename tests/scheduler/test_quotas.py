@@ -486,6 +486,15 @@ def test_a_key_has_an_account_of_its_own_on_all_pools():
     assert placed(driver) == [], "two that came with it are running"
 
 
+def test_a_raised_limit_of_a_key_lets_in_those_that_wait():
+    driver = ready()
+    driver.attach()
+    for number in range(3):
+        driver.enqueue(f"r{number}", api_key=KeyAccount("abc", Limits(concurrency=1)))
+    driver.enqueue("r3", api_key=KeyAccount("abc", Limits(concurrency=4)))
+    assert sorted(placed(driver)) == ["r1", "r2", "r3"]
+
+
 def test_a_tenant_that_splits_into_a_thousand_keys_has_its_grant_once():
     driver = with_limits(requests_per_minute=60)
     came_in = 0

@@ -94,7 +94,10 @@ class Quotas:
                 account.restore(level, now - told_at, now)
         else:
             self.accounts.move_to_end(name)
-            account.limit(limits, now)
+            if limits != account.limits:  # of a key: those of others come with the catalog
+                account.limit(limits, now)
+                if account.waiting:
+                    self.ready[account] = None
         return account
 
     def told(self, request: Request, now: float) -> tuple[AccountLevel, ...]:
