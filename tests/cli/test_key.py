@@ -174,6 +174,7 @@ def test_ls_shows_each_key_with_its_state_and_no_hash(motet: Motet, url: str) ->
         "id",
         "tenant",
         "namespace_uid",
+        "limits",
         "scopes",
         "created",
         "expires",
