@@ -6,13 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, update
 
 from motet import keys
 from motet.errors import StoreUnavailable
 from motet.keys import ApiKey, KeyScope
 from motet.store import Store, migrate, open_store
 from motet.store import keys as kept
+from motet.store.tables import ApiKeyRow
 from tests.support.older_schema import take_back
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -121,6 +122,18 @@ async def test_the_limits_of_a_key_are_stored(url: str) -> None:
         assert await kept.find(store, limited.id) == limited
         await kept.rotate(store, limited, replace(limited, id=keys.successor_key(limited.id).id), at=NOW)
         assert {one.limits for one, _ in await kept.all_keys(store)} == {limited.limits}
+
+
+async def test_a_limit_of_a_newer_version_shuts_nobody_out(url: str) -> None:
+    await migrate(url)
+    limited = key(keys.new_key(), limits=keys.KeyLimits(requests_per_minute=60))
+    async with open_store(url) as store:
+        await kept.add(store, limited)
+        await kept.add(store, key(keys.new_key()))
+        newer = update(ApiKeyRow).where(ApiKeyRow.id == limited.id)
+        async with store.write() as connection:
+            await connection.execute(newer.values(limits='{"requests_per_minute": 60, "images_per_minute": 3}'))
+        assert {one.limits for one, _ in await kept.all_keys(store)} == {limited.limits, keys.NO_LIMITS}
 
 
 async def test_a_database_of_a_version_without_bound_keys_is_read_and_changed_before_it_is_upgraded(url: str) -> None:

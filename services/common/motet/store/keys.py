@@ -216,7 +216,8 @@ def key_of(row: Any) -> ApiKey:
 
 @lru_cache(64)
 def _limits(text: str) -> KeyLimits:
-    return limits_of(json.loads(text))
+    # As with scopes: an error here would keep every key from being read.
+    return limits_of({name: most for name, most in json.loads(text).items() if name in KeyLimits._fields})
 
 
 @lru_cache(64)
