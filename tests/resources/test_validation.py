@@ -145,7 +145,7 @@ def test_the_bundled_manifests_are_valid() -> None:
         ("slo: {tpotMilliseconds: 60001}", "slo.tpotMilliseconds: must be at most 60000, not 60001"),
         (
             "slo: {ttftMilliseconds: 500}",
-            "slo.ttftMilliseconds: not yet: a time to the first token comes later; remove this field for now",
+            "slo.ttftMilliseconds: not yet: targets for the first token come later; remove this field for now",
         ),
         ("engine: 7", "engine: must be a mapping, not a number"),
         (

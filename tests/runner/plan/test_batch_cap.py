@@ -48,7 +48,7 @@ def test_there_is_no_cap_before_enough_iterations():
 def test_it_grows_from_few_sequences_to_many():
     cap = SloCap(TARGET, 64)
     few = run(cap, 100, wanted=1)[-1]
-    assert 2 <= few <= 4  # so many are safe, or twice as many as were seen
+    assert 2 <= few <= 4  # that number is safe, or twice as many as were seen
     assert max(run(cap, 800)) == BEST
 
 

@@ -10,7 +10,7 @@ PLANNED_FIELDS: dict[str, dict[str, str]] = {
     },
     "ServingPool": {
         "spec.tenants.default.weight": "shares of tenants",
-        "spec.slo.ttftMilliseconds": "a time to the first token",
+        "spec.slo.ttftMilliseconds": "targets for the first token",
         "spec.template.volumes": "further volumes of pods",
         "spec.template.resourceClaims": "devices by claim",
     },
