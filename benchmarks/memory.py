@@ -6,11 +6,13 @@ way can hold, with lengths like Alpaca's (see `benchmarks.presets`, which comput
 `contiguous` it is compared with `s3`, whose pages may lie anywhere. An iteration counts if it comes after the first
 quarter of the requests has joined and before the last one has. The model is small.
 
-The clients force the length of each answer. The end token is preferred to all others, and `min_tokens` forbids it
-until then, so the answers end by themselves and the predictor learns from them; 64 answers come before the others.
-Clients give the model's maximum as `max_tokens`. An estimate is at least `min_tokens`: so `s3` knows the bucket, and
-`paged-chunk` the length of long answers. For `oracle`, `max_tokens` is the length and the end is ignored: then no
-estimate is asked for, and the promise is exact.
+The clients force the length of each answer, and it ends by itself, so that the predictor learns from it; 64 answers
+come before the others. Clients give the model's maximum as `max_tokens`. How much the product is told differs:
+
+- nothing: biases prefer one token to all others, and the end token to the rest. A frequency penalty makes the first one
+  less likely each time, until the end comes first. Long answers miss their length by a few tokens;
+- `min_tokens`, for `s3`: no estimate is less, so it knows the bucket. After so many tokens the end is preferred to all;
+- the length, for `oracle`: it is `max_tokens` and the end is ignored. Then no estimate is asked for.
 
     python -m benchmarks.memory [--requests 1200] [--waiting 48] [--only WAY …] [--json]
 """
@@ -30,7 +32,7 @@ from typing import Any
 from benchmarks.engine_run import Ask, random_prompt
 from benchmarks.harness import Result, arguments, report
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_llama
-from benchmarks.served_stack import StreamingClient, serving
+from benchmarks.served_stack import DONE, StreamingClient, serving
 from benchmarks.virtual_plan import lognormal_workload
 
 CONTEXT = 2048
@@ -44,6 +46,11 @@ KV_MIB = 16
 """Of keys and values for these sequences by a model of this shape"""
 END = 1
 """The token that ends an answer"""
+REPEATED = 2
+LARGEST_BIAS, LARGEST_PENALTY = 100, 2
+"""That a client may ask for"""
+BIAS_OF_END = 10
+"""More than the model prefers any token to another"""
 TAUGHT = 64
 """Answers from which the predictor learns first"""
 WARM_UP = 0.25
@@ -60,15 +67,15 @@ class Way:
     requests_share: float
     """How many of the requests it gets: a way that holds fewer sequences at a time takes longer for each."""
     engine: dict[str, Any] = field(default_factory=dict)
-    exact: bool = False
-    """Whether `max_tokens` is the length."""
+    told: str = "nothing"
+    """Of the length of an answer"""
 
 
 WAYS = {
     "ft-max": Way("ft-max", 0.15),
-    "s3": Way("s3", 0.5),
-    "contiguous": Way("s3", 0.5, {"contiguous": True}),
-    "oracle": Way("oracle", 0.7, exact=True),
+    "s3": Way("s3", 0.5, told="least"),
+    "contiguous": Way("s3", 0.5, {"contiguous": True}, told="least"),
+    "oracle": Way("oracle", 0.7, told="length"),
     "paged-chunk": Way("paged-chunk", 1.0),
 }
 BASELINE = "ft-max"
@@ -78,14 +85,22 @@ BASELINE = "ft-max"
 class ForcedClient(StreamingClient):
     """Its answers have the length that is asked for."""
 
-    exact: bool = False
+    told: str = "nothing"
+
+    def is_whole(self, answer: bytes, ask: Ask) -> bool:
+        return DONE in answer if self.told == "nothing" else super().is_whole(answer, ask)
 
     def body_of(self, ask: Ask) -> dict[str, Any]:
         body = super().body_of(ask) | {"priority": 1}
-        if self.exact:
+        if self.told == "length":
             return body
-        ends = {"ignore_eos": False, "min_tokens": ask.output - 1, "logit_bias": {str(END): 100}}
-        return body | ends | {"max_tokens": CONTEXT - len(ask.prompt)}
+        body |= {"ignore_eos": False, "max_tokens": CONTEXT - len(ask.prompt)}
+        if self.told == "least":
+            return body | {"min_tokens": ask.output - 1, "logit_bias": {str(END): LARGEST_BIAS}}
+        before_end = ask.output - 1.5  # between the last time that the repeated token is preferred, and the first not
+        penalty = min(LARGEST_PENALTY, (LARGEST_BIAS - BIAS_OF_END) / max(1.0, before_end))
+        biases = {str(REPEATED): BIAS_OF_END + penalty * before_end, str(END): BIAS_OF_END}
+        return body | {"frequency_penalty": penalty, "logit_bias": biases}
 
 
 # -- one way -----------------------------------------------------------------------------------------------------------
@@ -144,7 +159,7 @@ def run(name: str, given: Namespace) -> Held:
         trace = Path(folder) / "steps.jsonl"
         env = {"MOTET_RUNNER_KERNELS": "torch", "MOTET_RUNNER_THREADS": "1", "MOTET_STEP_TRACE": str(trace)}
         with serving(Path(folder), random_llama(SHAPE, SCRATCH), (), engine=engine, env=env) as stack:
-            asyncio.run(_serve(ForcedClient(stack.port, exact=way.exact), asked, given))
+            asyncio.run(_serve(ForcedClient(stack.port, told=way.told), asked, given))
         lines = [json.loads(line) for line in trace.read_text().splitlines()]
     held = held_in(lines, len(asked))
     share = held.tokens / (SEQUENCES * CONTEXT)

@@ -101,9 +101,12 @@ class StreamingClient:
             parts.append((await reader.readexactly(size + 2))[:size])
         await reader.readexactly(2)
         answer = b"".join(parts)
-        if b'"completion_tokens":%d' % ask.output not in answer.replace(b" ", b"") or DONE not in answer:
+        if not self.is_whole(answer, ask):
             raise RuntimeError(f"not all of {ask.output} tokens came; the answer ends with {answer[-300:]!r}")
         return answer
+
+    def is_whole(self, answer: bytes, ask: Ask) -> bool:
+        return b'"completion_tokens":%d' % ask.output in answer.replace(b" ", b"") and DONE in answer
 
     def body_of(self, ask: Ask) -> dict[str, Any]:
         return {
