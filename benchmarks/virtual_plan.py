@@ -279,13 +279,12 @@ class Runner:
         return True
 
     def _free_pages(self) -> int:
-        """What new requests may be promised; sequences that are parked come back first. Where promises have no limit,
-        pages that nobody holds or is about to take."""
-        parked = sum(sequence.wanted for sequence in self.planner.sequences if sequence.state is State.PARKED)
-        if not self.unlimited:
-            return self.planner.memory.ledger.free - parked
-        if parked:
+        """What new requests may be promised: nothing while sequences are parked, which come back first. Where promises
+        have no limit, pages that nobody holds or is about to take."""
+        if any(sequence.state is State.PARKED for sequence in self.planner.sequences):
             return 0
+        if not self.unlimited:
+            return self.planner.memory.ledger.free
         return self.planner.memory.pages.free - sum(
             sequence.promise for sequence in self.planner.sequences if not sequence.started
         )
