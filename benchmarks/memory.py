@@ -11,7 +11,7 @@ come before the others. Clients give the model's maximum as `max_tokens`. How mu
 
 - nothing: biases prefer one token to all others, and the end token to the rest. A frequency penalty makes the first one
   less likely each time, until the end comes first. Long answers miss their length by a few tokens;
-- `min_tokens`, for `s3`: no estimate is less, so it knows the bucket. After so many tokens the end is preferred to all;
+- `min_tokens`, for `s3`: no estimate is less, so it knows the bucket. Then the end is preferred to all tokens;
 - the length, for `oracle`: it is `max_tokens` and the end is ignored. Then no estimate is asked for.
 
     python -m benchmarks.memory [--requests 1200] [--waiting 48] [--only WAY …] [--json]
