@@ -3,6 +3,8 @@ dispatcher: they meet on one runner, and the scheduler's ledger charges shared p
 
 from typing import Any
 
+import pytest
+
 from motet.domain import PAGE_TOKENS, InstanceName, RequestId
 from motet_gateway.generation import EndReason
 from motet_simulator.fake_engine import SlowEngines, tokens_of
@@ -37,8 +39,17 @@ async def finished(clients: list[Client], prompt: tuple[int, ...] = PROMPT) -> N
         assert client.tokens == tokens_of(prompt, SEED, LENGTH)
 
 
-async def test_choices_of_a_call_run_on_one_runner_and_shared_pages_are_charged_once() -> None:
-    engines = SlowEngines()
+@pytest.mark.parametrize(
+    ("preset", "charges"),
+    [
+        ("paged-promises", [PROMISE - SHARED, PROMISE - SHARED, PROMISE]),
+        ("paged-chunk", None),  # parts of a forecast, of which only the sum is known
+    ],
+)
+async def test_choices_of_a_call_run_on_one_runner_and_shared_pages_are_charged_once(
+    preset: str, charges: list[int] | None
+) -> None:
+    engines = SlowEngines(preset=preset)
     with short_folder() as folder:
         async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
             for name in ("r0", "r1"):
@@ -51,6 +62,7 @@ async def test_choices_of_a_call_run_on_one_runner_and_shared_pages_are_charged_
             await until(lambda: all(client.tokens for client in clients))
             (name,) = {where(system, request) for request in ("a", "a.1", "a.2")}
             await until(lambda: sum(ledger(system, name).values()) == 3 * PROMISE - 2 * SHARED)
+            assert charges in (None, sorted(ledger(system, name).values()))
             engines.hurry()
             await finished(clients)
             await until(lambda: not ledger(system, name))

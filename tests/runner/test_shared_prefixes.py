@@ -151,6 +151,14 @@ def test_a_sequence_that_shares_pages_comes_back_from_parking(
     assert engine.report().host_bytes_free == engine.info.host_bytes
 
 
+def test_a_report_charges_shared_pages_to_the_first_who_holds_them(llama: Path) -> None:
+    engine = make_engine(llama, preset="paged-promises")
+    run(engine, ask("a", prompt=SYSTEM, tenant="acme"), ask("b", prompt=SYSTEM, tenant="acme", parent="a"), steps=3)
+    first, second = engine.report().sequences
+    assert first.promise == second.promise == 9
+    assert (first.charged_pages, second.charged_pages) == (9, 3)
+
+
 def test_a_report_has_charges_and_hints(llama: Path) -> None:
     engine = make_engine(llama)
     run(engine, ask("a", prompt=SYSTEM, tenant="acme"), ask("b", prompt=SYSTEM, tenant="acme", parent="a"), steps=3)
