@@ -34,7 +34,8 @@ class Metrics:
             self.resumes.labels(method)
         self.self_parks = counter(
             "motet_self_parks",
-            "Requests that the runner parked without an order, because the supervisor was away or too slow.",
+            "Requests that the runner parked without an order: pages were short although a forecast or an overcommit"
+            " had expected enough, or the supervisor was away or too slow.",
         )
         self.overflows = counter(
             "motet_overflows", "Sequences that came within one KV page of the end of their promise."
