@@ -31,7 +31,7 @@ from motet_runner.engine_messages import (
 )
 from motet_runner.engine_process import drive
 from motet_runner.free_levels import CHECK_SECONDS
-from motet_runner.interface import AdapterFailed, Finish, NewSequence, Sampling
+from motet_runner.interface import AdapterFailed, Finish, NewSequence, OrderRefused, Sampling
 from motet_runner.pipe import Pipe
 from motet_simulator.fake_engine import FakeEngine, tokens_of
 
@@ -207,6 +207,22 @@ def test_an_error_that_nobody_expected_ends_only_the_request_of_its_command(meth
     assert [(one.request, one.finish, one.output_tokens) for one in batch.ended] == [("a", Finish.FAILED, 1)]
     assert ends_of(loop.turn()) == [("b", 2, common_pb2.FINISH_REASON_LENGTH, "")]
     assert engine.report().pages_free == 256
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        Extend("a", 1, 4, 5, number=7),
+        Park("a", 1, 4, 5, ParkMethod.RECOMPUTE, number=7),
+        Resume("a", 1, 4, number=7),
+        Resume("gone", 1, 4, number=7),
+    ],
+)
+def test_a_command_that_changes_nothing_is_refused_by_its_number(command):
+    loop = EngineLoop(FakeEngine(), clock=monotonic)
+    loop.apply([add("a", max_tokens=60), command])
+    events = loop.turn().events
+    assert [one for one in events if isinstance(one, OrderRefused)] == [OrderRefused(command.request, 1, 7)]
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "with cached pages"])

@@ -28,10 +28,11 @@ def test_what_is_parked_keeps_its_number_on_the_way_to_the_scheduler_and_back():
     assert (event.pages, event.number) == (16, 5)
 
 
-def test_a_runner_says_which_promise_it_parked_and_resumed():
+def test_a_runner_says_of_which_promise_it_speaks():
     promise = {"pages": 8, "number": 7}
     for up in (
         supervisor_pb2.WatchUp(parked=supervisor_pb2.Parked(request="a", epoch=1, promise=promise)),
         supervisor_pb2.WatchUp(resumed=supervisor_pb2.Resumed(request="a", epoch=1, promise=promise)),
+        supervisor_pb2.WatchUp(refused=supervisor_pb2.OrderRefused(request="a", epoch=1, promise=promise)),
     ):
         assert conversion.watch_event(R0, up).number == 7

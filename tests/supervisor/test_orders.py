@@ -325,3 +325,43 @@ def test_times_of_the_policy_follow_the_time_scale():
     config, plain = Settings().config(time_scale=0.5), Settings().config(time_scale=1.0)
     for name in ("heartbeat", "remind", "forget", "hang", "order_timeout", "resume_without_scheduler"):
         assert getattr(config, name) == getattr(plain, name) / 2, name
+
+
+def refused(driver, number):
+    return driver.send(events.OrderRefused(R0, A, 1, number))
+
+
+def test_after_a_refused_extension_the_next_report_says_what_is_true():
+    """Without the refusal, the first report might have been sent before the order came."""
+    driver = SupervisorDriver()
+    driver.connect(overflowing("a", 4, promise_number=1))
+    assert driver.of(effects.Extend)
+    assert not refused(driver, 1), "what is true now is in no message yet"
+    driver.report(overflowing("a", 4, promise_number=1))
+    assert driver.of(effects.Extend) == [effects.Extend(R0, A, 1, 4, 8, 1)]
+
+
+def test_after_a_refused_park_nobody_counts_as_parked():
+    driver = SupervisorDriver()
+    driver.connect(overflowing("b", 10), entry("a", 10, promise_number=1), pages=20)
+    assert [one.request for one in driver.of(effects.Park)] == ["a"]
+    refused(driver, 1)
+    driver.report(entry("b", 10), entry("a", 10, promise_number=1))
+    sequence = driver.supervisor.runners[R0].sequences[A]
+    assert (sequence.entry.parked_times, sequence.freeing, sequence.ordered_at) == (0, 0, None)
+
+
+@pytest.mark.parametrize(("number", "told"), [(3, 1), (2, 0)])
+def test_of_a_refused_resume_the_scheduler_hears_with_the_next_report(number, told):
+    """It believes that the request comes back. A refusal of an earlier order says nothing about this one."""
+    driver = SupervisorDriver()
+    driver.send(events.SchedulerConnected(1, 1))
+    parked = entry("a", 8, parked=True, promise_number=3)
+    driver.connect(parked)
+    assert driver.send(events.Resumable(1, R0, A, 1, 8, 3)) == [effects.Resume(R0, A, 1, 8, 3)]
+    assert not refused(driver, number)
+    driver.report(parked)
+    again = effects.ReportParked(R0, A, 1, 8, ParkMethod.RECOMPUTE, 3)
+    assert driver.of(effects.ReportParked) == [again] * told
+    driver.report(parked)
+    assert not driver.of(effects.ReportParked), "once"

@@ -42,6 +42,7 @@ from motet_runner.interface import (
     Event,
     Finish,
     Logprobs,
+    OrderRefused,
     OverflowAhead,
     ParkedNow,
     ResumedNow,
@@ -108,7 +109,9 @@ class EngineLoop:
         error ends only the request or the adapter of its command."""
         for command in commands:
             try:
-                self._handlers[type(command)](command)
+                done = self._handlers[type(command)](command)
+                if done is False and isinstance(command, Extend | Park | Resume):
+                    self._on_event(OrderRefused(command.request, command.epoch, command.number))
             except MotetError as error:
                 log.warning("command_refused", command=type(command).__name__, reason=error.message)
             except Exception as error:
@@ -314,7 +317,7 @@ class EngineLoop:
                 self._report_state(request, epoch, (state, percent, alone))
             case ParkedNow(request, epoch):
                 self._report_state(request, epoch, (State.PARKED, 0, False))
-            case OverflowAhead() | ResumedNow() | AdapterLoaded() | AdapterEvicted() | AdapterFailed():
+            case OverflowAhead() | ResumedNow() | OrderRefused() | AdapterLoaded() | AdapterEvicted() | AdapterFailed():
                 pass  # gateways do not need these
             case _:
                 assert_never(event)

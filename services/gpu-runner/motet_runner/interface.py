@@ -148,6 +148,16 @@ class ResumedNow:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderRefused:
+    """A command about a promise changed nothing. Whoever gave it need not wait for its effect."""
+
+    request: RequestId
+    epoch: int
+    number: int
+    """Of the promise that the command named"""
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterLoaded:
     digest: Digest
     bytes: int
@@ -176,7 +186,16 @@ class StateChanged:
     engine dies in it, this sequence is the cause."""
 
 
-Event = OverflowAhead | ParkedNow | ResumedNow | AdapterLoaded | AdapterEvicted | AdapterFailed | StateChanged
+Event = (
+    OverflowAhead
+    | ParkedNow
+    | ResumedNow
+    | OrderRefused
+    | AdapterLoaded
+    | AdapterEvicted
+    | AdapterFailed
+    | StateChanged
+)
 
 
 class EngineSequenceReport(NamedTuple):

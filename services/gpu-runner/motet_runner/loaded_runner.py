@@ -29,6 +29,7 @@ from motet_runner.interface import (
     AdapterLoaded,
     EngineReport,
     Event,
+    OrderRefused,
     OverflowAhead,
     ParkedNow,
     ResumedNow,
@@ -213,6 +214,8 @@ class LoadedRunner:
             case ResumedNow():
                 self._metrics.resumes.labels(event.method.value).inc()
                 self.supervisor.resumed(event)
+            case OrderRefused():
+                self.supervisor.refused(event)
             case AdapterLoaded():
                 if (one := self.adapters.on_loaded(event)) is not None:
                     self.scheduler.adapter_changed(one)

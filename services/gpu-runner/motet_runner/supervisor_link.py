@@ -17,7 +17,7 @@ from motet.transport.methods import WATCH
 from motet_runner.accepted_requests import AcceptedRequests, has_work
 from motet_runner.engine_loop import FINISHES
 from motet_runner.engine_messages import Command, Extend, Park, Resume, SequenceEnded, SetOvercommit, SetSupervised
-from motet_runner.interface import EngineReport, OverflowAhead, ParkedNow, ResumedNow
+from motet_runner.interface import EngineReport, OrderRefused, OverflowAhead, ParkedNow, ResumedNow
 from motet_runner.runner_facts import RunnerFacts
 
 log = structlog.get_logger(__name__)
@@ -128,6 +128,12 @@ class SupervisorLink:
         )
         self.link.send(supervisor_pb2.WatchUp(resumed=resumed))
 
+    def refused(self, event: OrderRefused) -> None:
+        refused = supervisor_pb2.OrderRefused(
+            request=event.request, epoch=event.epoch, promise=common_pb2.Promise(number=event.number)
+        )
+        self.link.send(supervisor_pb2.WatchUp(refused=refused))
+
     def ended(self, ended: SequenceEnded) -> None:
         self._on_answered(ended.request)
         message = supervisor_pb2.Ended(
@@ -181,7 +187,7 @@ class SupervisorLink:
                 # limit.
                 self._post(SetOvercommit(down.overcommit.factor))
             case _:
-                return  # "compact": pages need not be contiguous. Or a message of a later version
+                return  # a message of a later version
         self._set_supervised(True)
 
     def _on_closed(self, why: str) -> None:

@@ -65,6 +65,9 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Ev
             back = up.resumed
             promise = back.promise
             return events.RequestResumed(instance, RequestId(back.request), back.epoch, promise.pages, promise.number)
+        case "refused":
+            refused = up.refused
+            return events.OrderRefused(instance, RequestId(refused.request), refused.epoch, refused.promise.number)
         case "ended":
             return events.RequestEnded(instance, RequestId(up.ended.request), up.ended.epoch)
         case _:

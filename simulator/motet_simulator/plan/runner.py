@@ -25,6 +25,7 @@ from motet_runner.interface import (
     AdapterLoaded,
     Event,
     NewSequence,
+    OrderRefused,
     OverflowAhead,
     ParkedNow,
     ResumedNow,
@@ -199,6 +200,10 @@ class SimulatedRunner:
                     supervisor_events.RequestResumed(
                         self.instance, event.request, event.epoch, event.promise, event.number
                     )
+                )
+            case OrderRefused():
+                self._to_supervisor(
+                    supervisor_events.OrderRefused(self.instance, event.request, event.epoch, event.number)
                 )
             case AdapterLoaded() | AdapterEvicted() | AdapterFailed() | StateChanged():
                 pass  # the report that comes with it names the adapters

@@ -70,6 +70,16 @@ class RequestResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderRefused:
+    """An order about this promise changed nothing. The runner's next report says what is true."""
+
+    instance: InstanceName
+    request: RequestId
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestEnded:
     instance: InstanceName
     request: RequestId
@@ -130,6 +140,7 @@ Event = (
     | OverflowAnnounced
     | RequestParked
     | RequestResumed
+    | OrderRefused
     | RequestEnded
     | SchedulerConnected
     | TermRaised

@@ -25,6 +25,8 @@ class TrackedRequest:
     """When the pending order was sent."""
     reports: int = 0
     """Reports since that order. The first may have been sent before the order arrived, the second was not."""
+    order_refused: bool = False
+    """Whether the runner has refused it."""
     freeing: int = 0
     """Pages that will be free when the ordered park is done."""
 
@@ -37,11 +39,11 @@ class TrackedRequest:
         return self.ordered_at is not None and self.reports < 2 and now - self.ordered_at < order_timeout
 
     def order(self, now: float, *, freeing: int = 0) -> None:
-        self.ordered_at, self.reports, self.freeing = now, 0, freeing
+        self.ordered_at, self.reports, self.freeing, self.order_refused = now, 0, freeing, False
 
     def order_done(self) -> None:
         """The order was carried out, or never will be."""
-        self.ordered_at, self.freeing = None, 0
+        self.ordered_at, self.freeing, self.order_refused = None, 0, False
 
 
 @dataclass(slots=True)
@@ -142,7 +144,8 @@ class WatchedRunner:
         return self.ledger.capacity - sum(one.entry.pages_used for one in self.sequences.values())
 
     def apply_report(self, live: tuple[RunnerRequest, ...], now: float, order_timeout: float) -> list[TrackedRequest]:
-        """Apply the runner's report. Returns requests that it shows as parked for the first time."""
+        """Apply the runner's report. Returns requests that it shows as parked for the first time, or again because the
+        runner has refused to resume them."""
         newly_parked: list[TrackedRequest] = []
         listed = {entry.request for entry in live}
         for name in self.sequences.keys() - listed:
@@ -159,7 +162,8 @@ class WatchedRunner:
                 continue
             known.reports += 1
             answered = 0 < known.entry.promise_number < entry.promise_number
-            if known.order_pending(now, order_timeout) and not answered:
+            refused = known.order_refused
+            if known.order_pending(now, order_timeout) and not answered and not refused:
                 # The report may have been sent before our order arrived: keep what was ordered, take the counters.
                 ordered = known.entry
                 kept = entry._replace(pages=ordered.pages, state=ordered.state, parked_times=ordered.parked_times)
@@ -171,6 +175,8 @@ class WatchedRunner:
             if entry.parked and known.parked and entry.promise_number == known.entry.promise_number:
                 # Its wanted pages were reported when it was parked. With another number it was parked again meanwhile.
                 self.change(known, entry._replace(pages=known.entry.pages))
+                if refused:  # the scheduler believes that it comes back
+                    newly_parked.append(known)
                 continue
             self.change(known, entry, shared=entry.shared_pages)
             if entry.parked:

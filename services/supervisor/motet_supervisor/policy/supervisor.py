@@ -187,6 +187,15 @@ class Supervisor:
         sequence.order_done()
         self._effects.append(effects.ReportResumed(event.instance, event.request, event.epoch, event.pages))
 
+    def _order_refused(self, event: events.OrderRefused) -> None:
+        """The next report decides anew, no earlier: what the order was decided on is not true any more."""
+        runner, sequence = self._find(event.instance, event.request, event.epoch)
+        if runner is None:
+            return
+        runner.note_message(self._now)
+        if sequence is not None and event.number == sequence.entry.promise_number:
+            sequence.order_refused = sequence.ordered_at is not None
+
     def _ended(self, event: events.RequestEnded) -> None:
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None:
@@ -419,6 +428,7 @@ class Supervisor:
         events.OverflowAnnounced: _overflow_announced,
         events.RequestParked: _parked,
         events.RequestResumed: _resumed,
+        events.OrderRefused: _order_refused,
         events.RequestEnded: _ended,
         events.SchedulerConnected: _scheduler_connected,
         events.TermRaised: _term_raised,

@@ -31,6 +31,7 @@ class WatchUp(_message.Message):
     RESUMED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WatchHello: ...
     @_builtins.property
@@ -45,6 +46,8 @@ class WatchUp(_message.Message):
     def ended(self) -> Global___Ended: ...
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
+    @_builtins.property
+    def refused(self) -> Global___OrderRefused: ...
     def __init__(
         self,
         *,
@@ -55,12 +58,13 @@ class WatchUp(_message.Message):
         resumed: Global___Resumed | None = ...,
         ended: Global___Ended | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        refused: Global___OrderRefused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "memory", b"memory", "message", b"message", "overflow", b"overflow", "parked", b"parked", "resumed", b"resumed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "memory", b"memory", "message", b"message", "overflow", b"overflow", "parked", b"parked", "refused", b"refused", "resumed", b"resumed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "memory", b"memory", "message", b"message", "overflow", b"overflow", "parked", b"parked", "resumed", b"resumed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "memory", b"memory", "message", b"message", "overflow", b"overflow", "parked", b"parked", "refused", b"refused", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "memory", "overflow", "parked", "resumed", "ended", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "memory", "overflow", "parked", "resumed", "ended", "heartbeat", "refused"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -74,7 +78,6 @@ class WatchDown(_message.Message):
     EXTEND_FIELD_NUMBER: _builtins.int
     PARK_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
-    COMPACT_FIELD_NUMBER: _builtins.int
     OVERCOMMIT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___WatchWelcome: ...
@@ -85,8 +88,6 @@ class WatchDown(_message.Message):
     @_builtins.property
     def resume(self) -> Global___Resume: ...
     @_builtins.property
-    def compact(self) -> Global___Compact: ...
-    @_builtins.property
     def overcommit(self) -> Global___Overcommit: ...
     def __init__(
         self,
@@ -95,14 +96,13 @@ class WatchDown(_message.Message):
         extend: Global___Extend | None = ...,
         park: Global___Park | None = ...,
         resume: Global___Resume | None = ...,
-        compact: Global___Compact | None = ...,
         overcommit: Global___Overcommit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compact", b"compact", "extend", b"extend", "message", b"message", "overcommit", b"overcommit", "park", b"park", "resume", b"resume", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["extend", b"extend", "message", b"message", "overcommit", b"overcommit", "park", b"park", "resume", b"resume", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compact", b"compact", "extend", b"extend", "message", b"message", "overcommit", b"overcommit", "park", b"park", "resume", b"resume", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["extend", b"extend", "message", b"message", "overcommit", b"overcommit", "park", b"park", "resume", b"resume", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "extend", "park", "resume", "compact", "overcommit"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "extend", "park", "resume", "overcommit"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -317,6 +317,36 @@ class Resumed(_message.Message):
 Global___Resumed: _TypeAlias = Resumed  # noqa: Y015
 
 @_typing.final
+class OrderRefused(_message.Message):
+    """An order about this promise changed nothing: it is another one by now, or there is no room. The next report says what
+    is true.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    PROMISE_FIELD_NUMBER: _builtins.int
+    request: _builtins.str
+    epoch: _builtins.int
+    @_builtins.property
+    def promise(self) -> _common_pb2.Promise: ...
+    def __init__(
+        self,
+        *,
+        request: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        promise: _common_pb2.Promise | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "promise", b"promise", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OrderRefused: _TypeAlias = OrderRefused  # noqa: Y015
+
+@_typing.final
 class Ended(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -449,21 +479,6 @@ class Resume(_message.Message):
 Global___Resume: _TypeAlias = Resume  # noqa: Y015
 
 @_typing.final
-class Compact(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Compact: _TypeAlias = Compact  # noqa: Y015
-
-@_typing.final
 class Overcommit(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -525,7 +540,6 @@ class AdviseDown(_message.Message):
     PARKED_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
-    TOP_UP_FIELD_NUMBER: _builtins.int
     OVERCOMMIT_FIELD_NUMBER: _builtins.int
     PARKED_NOW_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -537,8 +551,6 @@ class AdviseDown(_message.Message):
     @_builtins.property
     def lost(self) -> Global___RunnerLost: ...
     @_builtins.property
-    def top_up(self) -> Global___TopUp: ...
-    @_builtins.property
     def overcommit(self) -> Global___Overcommit: ...
     @_builtins.property
     def parked_now(self) -> Global___ParkedRequests: ...
@@ -549,15 +561,14 @@ class AdviseDown(_message.Message):
         parked: Global___RequestParked | None = ...,
         resumed: Global___RequestResumed | None = ...,
         lost: Global___RunnerLost | None = ...,
-        top_up: Global___TopUp | None = ...,
         overcommit: Global___Overcommit | None = ...,
         parked_now: Global___ParkedRequests | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "message", b"message", "overcommit", b"overcommit", "parked", b"parked", "parked_now", b"parked_now", "promise", b"promise", "resumed", b"resumed", "top_up", b"top_up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "message", b"message", "overcommit", b"overcommit", "parked", b"parked", "parked_now", b"parked_now", "promise", b"promise", "resumed", b"resumed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "message", b"message", "overcommit", b"overcommit", "parked", b"parked", "parked_now", b"parked_now", "promise", b"promise", "resumed", b"resumed", "top_up", b"top_up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lost", b"lost", "message", b"message", "overcommit", b"overcommit", "parked", b"parked", "parked_now", b"parked_now", "promise", b"promise", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["promise", "parked", "resumed", "lost", "top_up", "overcommit", "parked_now"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["promise", "parked", "resumed", "lost", "overcommit", "parked_now"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -758,28 +769,6 @@ class RunnerLost(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunnerLost: _TypeAlias = RunnerLost  # noqa: Y015
-
-@_typing.final
-class TopUp(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INSTANCE_FIELD_NUMBER: _builtins.int
-    PAGES_FREE_FIELD_NUMBER: _builtins.int
-    instance: _builtins.str
-    pages_free: _builtins.int
-    def __init__(
-        self,
-        *,
-        instance: _builtins.str = ...,
-        pages_free: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "pages_free", b"pages_free"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TopUp: _TypeAlias = TopUp  # noqa: Y015
 
 @_typing.final
 class ParkedRequests(_message.Message):
