@@ -274,6 +274,22 @@ async def test_a_name_that_another_predictor_has_used_is_not_used_again(folder: 
             assert (later.model.serving.weights.table == other.weights.table.astype(np.float16)).all()
 
 
+async def test_corrections_outlive_a_restart_and_a_damaged_one_is_left_out(folder: Path, data: bytes) -> None:
+    async with running(folder) as kept:
+        await kept.versions.offer(data)
+        for one in answers(20, seed=2):
+            kept.model.observe(one.tenant, one.adapter, 3000, features=one.features)
+        before = {version.name: dict(version.corrections) for version in kept.model.versions}
+    async with running(folder) as later:
+        for version in later.model.versions:
+            for adapter, correction in before[version.name].items():
+                assert version.corrections[adapter].to_bytes() == correction.to_bytes()
+        assert len(before) == 2
+    rows(folder, "UPDATE predictor_state SET statistics = x'00000000' WHERE level = 'correction'")
+    async with running(folder) as damaged:
+        assert not damaged.model.serving.corrections
+
+
 async def test_another_version_of_the_same_name_does_not_get_its_role(folder: Path, data: bytes) -> None:
     async with running(folder) as kept:
         await kept.versions.offer(data)

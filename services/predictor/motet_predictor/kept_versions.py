@@ -18,6 +18,7 @@ from motet.store import predictor_versions as table
 from motet.store.predictor_versions import PART_BYTES, VersionRecord
 from motet.store.tables import now
 from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, from_bytes, to_bytes
+from motet_predictor.kept_corrections import read_corrections, write_corrections
 from motet_predictor.prompt_model import VERSION, PromptModel
 from motet_predictor.prompt_version import Fitted, PromptVersion
 from motet_predictor.version_figures import as_json, restore, with_decision
@@ -77,7 +78,9 @@ class KeptVersions:
             with self._surviving():
                 if not self._loaded:
                     await self._load()
-                await self._write_roles()
+                if await self._write_roles():
+                    for version in list(self._model.versions):
+                        await write_corrections(self._store, version)
                 await self._write_parts(at_most)
                 self._failed = False
 
@@ -136,6 +139,7 @@ class KeptVersions:
                 version = self._model.version_of(record.version, await self._weights(record))
                 version.made, version.digest = record.created.timestamp(), record.digest
             restore(version, record.figures)
+            await read_corrections(self._store, version, limit=self._model.max_adapters)
         except StoreUnavailable:
             raise
         except Exception as error:  # damaged rows end in errors of many kinds
@@ -159,7 +163,8 @@ class KeptVersions:
             raise ValueError(f"{len(data)} of {record.size} bytes are there, or they were changed")
         return await asyncio.to_thread(from_bytes, data)
 
-    async def _write_roles(self) -> None:
+    async def _write_roles(self) -> bool:
+        """False if nothing is due."""
         if not self._written:
             await self._add_missing()
         versions = self._model.versions
@@ -167,7 +172,7 @@ class KeptVersions:
         moment = self._clock()
         known = {name: role for name, (_, role) in self._written.items()}
         if known == {name: role for name, (_, role) in roles.items()} and moment < self._figures_at + FIGURES_SECONDS:
-            return
+            return False
         gone = {name: (one, Role.RETIRED) for name, (one, _) in self._written.items() if name not in roles}
         await table.set_roles(
             self._store,
@@ -181,6 +186,7 @@ class KeptVersions:
         )
         self._written, self._figures_at = roles, moment
         await table.forget_retired(self._store, keep=MAX_VERSIONS)
+        return True
 
     async def _add_missing(self) -> None:
         """Add the versions that the database does not have: it may have been replaced. Where another predictor has

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
@@ -27,6 +28,20 @@ class Correction:
         """The adapter's lengths have changed."""
         self.calibration = Calibration()
         self.trust = min(self.trust, TRUST_AFTER_CHANGE)
+
+    def to_bytes(self) -> bytes:
+        return np.append(self.calibration.below, self.trust).astype("<f4").tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Raises ValueError if they are damaged."""
+        *below, trust = np.frombuffer(data, "<f4").astype(float)
+        made = cls(Calibration(), float(trust))
+        falls = len(below) != len(made.calibration.below) or not (np.diff(below, prepend=0.0) >= 0).all()
+        if falls or not 0 < below[-1] < np.inf or not 0 < trust < 1:
+            raise ValueError("a damaged correction: its numbers are no calibration")
+        made.calibration.below = np.array(below)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,8 @@ class PromptVersion:
         self.decision = ""
         """Why it serves, or why it never will; empty: it is not decided"""
         self.corrections: OrderedDict[tuple[str, str], Correction] = OrderedDict()
+        self.unsaved: dict[tuple[str, str], None] = {}
+        """Whose corrections have changed since they were written"""
         self._max_adapters = max_adapters
 
     @classmethod
@@ -95,6 +112,13 @@ class PromptVersion:
         if own is None:
             own = self.corrections[tenant, adapter] = Correction()
             if len(self.corrections) > self._max_adapters:
-                self.corrections.popitem(last=False)
+                self.unsaved.pop(self.corrections.popitem(last=False)[0], None)
         self.corrections.move_to_end((tenant, adapter))
+        self.unsaved[tenant, adapter] = None
         return own
+
+    def restore(self, tenant: str, adapter: str, correction: Correction) -> None:
+        """Go on with what an earlier process has written."""
+        self.correction(tenant, adapter)
+        self.corrections[tenant, adapter] = correction
+        self.unsaved.pop((tenant, adapter), None)

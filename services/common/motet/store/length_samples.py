@@ -64,13 +64,19 @@ async def activate_version(store: Store, version: str) -> None:
             await connection.execute(insert(PredictorVersionRow).values(version=version, active=True, created=now()))
 
 
-async def load_states(store: Store, version: str, *, limit: int) -> list[PredictorState]:
+STATISTICS_LEVELS = "tenant", "adapter"
+CORRECTION_LEVEL = "correction"
+
+
+async def load_states(
+    store: Store, version: str, *, limit: int, levels: Sequence[str] = STATISTICS_LEVELS
+) -> list[PredictorState]:
     """What `version` has learned: the `limit` last changed scopes, oldest change first."""
     query = (
         select(
             PredictorStateRow.level, PredictorStateRow.tenant, PredictorStateRow.adapter, PredictorStateRow.statistics
         )
-        .where(PredictorStateRow.version == version)
+        .where(PredictorStateRow.version == version, PredictorStateRow.level.in_(levels))
         .order_by(PredictorStateRow.updated.desc())
         .limit(limit)
     )

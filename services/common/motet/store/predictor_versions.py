@@ -9,7 +9,7 @@ from sqlalchemy import String, delete, func, insert, select, type_coerce, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from motet.store.database import Store
-from motet.store.tables import PredictorVersionRow, PredictorWeightsRow, now
+from motet.store.tables import PredictorStateRow, PredictorVersionRow, PredictorWeightsRow, now
 
 _UNKNOWN = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -157,5 +157,5 @@ async def forget_retired(store: Store, *, keep: int) -> None:
     gone = retired[max(0, keep - (len(records) - len(retired))) :]
     if gone:
         async with store.write() as connection:
-            for table in (PredictorWeightsRow, PredictorVersionRow):
+            for table in (PredictorWeightsRow, PredictorStateRow, PredictorVersionRow):
                 await connection.execute(delete(table).where(table.version.in_(gone)))

@@ -100,7 +100,7 @@ class PredictorStateRow(Table):
 
     version: Mapped[str] = mapped_column(ForeignKey(PredictorVersionRow.version, ondelete="CASCADE"), primary_key=True)
     level: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """`tenant` or `adapter`."""
+    """`tenant` or `adapter`; or `correction`: how far an adapter's estimates by this version were from its answers."""
     tenant: Mapped[str] = mapped_column(String(253), primary_key=True)
     adapter: Mapped[str] = mapped_column(String(512), primary_key=True)
     statistics: Mapped[bytes] = mapped_column(LargeBinary)
