@@ -21,7 +21,7 @@ from motet_predictor.prompt_weights import PromptWeights
 from motet_predictor.sample_features import NEWEST, NO_FEATURES, Features, space_in_use
 from motet_predictor.versions import Change, Versions
 
-VERSION = "prompts-2"
+VERSION = "prompts-3"
 """Of estimates by the prompt. Change it when the same samples would give other estimates."""
 
 MIN_ANSWERS_BEFORE_CHANGE = 32
