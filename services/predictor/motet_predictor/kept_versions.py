@@ -78,10 +78,11 @@ class KeptVersions:
             with self._surviving():
                 if not self._loaded:
                     await self._load()
-                if await self._write_roles():
+                due = await self._write_roles()
+                await self._write_parts(at_most)
+                if due:  # last, so that nothing else waits for them
                     for version in list(self._model.versions):
                         await write_corrections(self._store, version)
-                await self._write_parts(at_most)
                 self._failed = False
 
     async def take_order(self) -> None:
