@@ -87,3 +87,37 @@ def test_in_any_time_no_more_is_taken_than_granted_then_and_the_bounds_allow(gra
             taken += bucket.take(share * grant, now)
         elapsed = now - start
         assert taken <= grant / 60 * (elapsed + BUCKET_SECONDS + MAX_DEBT_SECONDS) * (1 + 1e-9)
+
+
+@given(
+    grant=GRANTS,
+    used=st.floats(0, 70),
+    steps=st.lists(st.tuples(st.floats(0, 20), st.floats(0, 10)), max_size=30),
+    late=st.integers(0, 30),
+)
+def test_what_was_there_before_may_be_told_late(grant, used, steps, late):
+    """As if there had been no other scheduler: what has flowed over since then is not counted as used."""
+    now = 1000.0
+    first = Bucket(grant, now)
+    first.take(used * first.rate, now)
+    told, told_at = first.level, now
+    after = Bucket(grant, now)
+    for number, (seconds, amount) in enumerate(steps):
+        if number == late:
+            after.restore(told, grant, now - told_at)
+        now += seconds
+        for bucket in (first, after):
+            bucket.fill(now)
+        if not first.owed_seconds(now):  # what it lets in, the other one does, too
+            first.take(amount * first.rate, now)
+            after.take(amount * after.rate, now)
+    after.restore(told, grant, now - told_at)
+    assert after.level == pytest.approx(first.level, abs=1e-6 * grant)
+
+
+def test_a_later_word_about_what_was_there_replaces_an_earlier_one():
+    """Between them something was given back."""
+    bucket = Bucket(600, 1000.0)
+    bucket.restore(-400, 600, 2.0)
+    bucket.restore(50, 600, 1.0)
+    assert bucket.level == pytest.approx(60)

@@ -21,7 +21,7 @@ _NOTHING = 1e-6
 
 
 class Bucket:
-    __slots__ = ("_at", "_used", "claims_from", "claims_until", "grant", "level")
+    __slots__ = ("_at", "_most", "_used", "claims_from", "claims_until", "grant", "level")
 
     def __init__(self, grant: int, now: float) -> None:
         self.grant = grant
@@ -31,6 +31,8 @@ class Bucket:
         self.claims_from = self.claims_until = -inf
         """The times that those have who were told to come again and have not come. None, if it ends where it begins."""
         self._at = now
+        self._most = self.level
+        """What would be there if nothing had been used before this scheduler began."""
         self._used = 0.0
         """What was taken and not given back."""
 
@@ -49,7 +51,8 @@ class Bucket:
 
     def fill(self, now: float) -> None:
         if now > self._at:
-            self.level = min(self.level + (now - self._at) * self.rate, self.depth)
+            filled = (now - self._at) * self.rate
+            self.level, self._most = min(self.level + filled, self.depth), min(self._most + filled, self.depth)
             self._at = now
             if self.level >= 0:  # else nobody could have come in
                 self.claims_from = min(self.claims_until, max(self.claims_from, now - CLAIM_SECONDS))
@@ -83,13 +86,15 @@ class Bucket:
             self.claims_from = min(self.claims_until, self.claims_from + amount / self.rate)
         taken = max(0.0, min(amount, self.level + self.max_debt))
         self.level -= taken
+        self._most -= taken
         self._used += taken
         return taken
 
     def give(self, amount: float) -> None:
         """Give back what was taken and not used. Negative: more was used than taken."""
-        self._used -= amount
-        self.level = min(self.depth, max(-self.max_debt, self.level + amount))
+        before, self.level = self.level, self._within(self.level + amount)
+        self._most = self._within(self._most + amount)
+        self._used -= amount if amount > 0 else self.level - before
 
     def claim(self, amount: float, now: float) -> float:
         """Returns after how many seconds one that is refused now should come again."""
@@ -104,17 +109,19 @@ class Bucket:
     def change(self, grant: int, now: float) -> None:
         """What is there stays, and what is owed takes as long as before: another grant refills nothing."""
         self.fill(now)
-        if self.level < 0:
-            self.level *= grant / self.grant
+        self.level, self._most = (one * grant / self.grant if one < 0 else one for one in (self.level, self._most))
         self.claims_from = self.claims_until = -inf  # they were for another grant
         self.grant = grant
-        self.level = min(self.level, self.depth)
+        self.level, self._most = min(self.level, self.depth), min(self._most, self.depth)
 
     def restore(self, level: float, grant: int, age: float) -> None:
-        """By the book of a scheduler before, this was there `age` seconds ago, with this grant."""
+        """By the book of a scheduler before, this was there `age` seconds ago, with this grant. `_most` knows what has
+        flowed over since then."""
         before = level * self.grant / grant if level < 0 else level
-        filled = min(self.depth, before + age * self.rate)
-        self.level = min(self.depth, max(-self.max_debt, filled - self._used))
+        self.level = self._within(min(self._most, before + age * self.rate - self._used))
+
+    def _within(self, level: float) -> float:
+        return min(self.depth, max(-self.max_debt, level))
 
     def is_full(self, now: float) -> bool:
         self.fill(now)
