@@ -195,6 +195,8 @@ class Draw:
     """Of the prompt and the estimated answer."""
     taken: tuple[tuple[float, float], ...] = ()
     """Of each account: requests and tokens."""
+    token_buckets: tuple[Bucket | None, ...] = ()
+    """Of each account, as it was charged. A limit that comes later does not count what ran before it."""
     has_places: bool = False
     placed: bool = False
     """Whether a runner has it, or had it."""
@@ -236,7 +238,7 @@ class Draw:
             drawn = _take(one.requests, self.requests, now), _take(one.tokens, self.tokens, now)
             one.charge_unplaced(*drawn)
             taken.append(drawn)
-        self.taken = tuple(taken)
+        self.taken, self.token_buckets = tuple(taken), tuple(one.tokens for one in self.accounts)
 
     def take_places(self) -> None:
         self.has_places = True
@@ -244,13 +246,13 @@ class Draw:
             one.running += 1
 
     def adopt(self) -> None:
-        """It runs. If it was not charged here, a scheduler before has done that."""
+        """It runs. If it was not charged here, a scheduler before has done that, up to the bound of debts."""
         self.was_placed()
         if not self.charged:
             self.taken = tuple(
-                (self.requests if one.requests is not None else 0.0, self.tokens if one.tokens is not None else 0.0)
-                for one in self.accounts
+                (_largest(one.requests, self.requests), _largest(one.tokens, self.tokens)) for one in self.accounts
             )
+            self.token_buckets = tuple(one.tokens for one in self.accounts)
         if not self.has_places:
             self.take_places()
 
@@ -264,8 +266,9 @@ class Draw:
         if not self.placed:
             self.give_back(now)
         elif computed is not None:
-            for one, (_, tokens) in zip(self.accounts, self.taken, strict=True):
-                _give(one.tokens, tokens - computed, now)
+            for one, (_, tokens), charged in zip(self.accounts, self.taken, self.token_buckets, strict=True):
+                if one.tokens is charged:
+                    _give(charged, tokens - computed, now)
         self._leave()
 
     def give_back(self, now: float) -> None:
@@ -291,6 +294,10 @@ class Draw:
 
 def _take(bucket: Bucket | None, amount: float, now: float) -> float:
     return bucket.take(amount, now) if bucket is not None else 0.0
+
+
+def _largest(bucket: Bucket | None, amount: float) -> float:
+    return min(amount, bucket.largest_take) if bucket is not None else 0.0
 
 
 def _give(bucket: Bucket | None, amount: float, now: float) -> None:

@@ -49,6 +49,10 @@ class Bucket:
     def max_debt(self) -> float:
         return self.rate * MAX_DEBT_SECONDS
 
+    @property
+    def largest_take(self) -> float:
+        return self.depth + self.max_debt
+
     def fill(self, now: float) -> None:
         if now > self._at:
             filled = (now - self._at) * self.rate

@@ -1,0 +1,36 @@
+"""Quotas: what a request is charged at its end, after a restart and after other limits."""
+
+import pytest
+
+from motet.domain import RequestId
+from motet_scheduler.policy import events
+from motet_scheduler.policy.values import Estimate
+from tests.scheduler.test_quotas import account, grant, placed, successor, told, with_limits
+
+
+def finish(driver, request: str, tokens: int) -> None:
+    driver.send(events.RequestFinished("g0", RequestId(request), 1, output_tokens=tokens, reason="stop"))
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_more_than_a_debt_may_be_comes_back_from_no_scheduler(restart):
+    driver = with_limits(tokens_per_minute=6000)
+    much = {"max_tokens": 50_000, "estimate": Estimate(q90=40_000)}
+    driver.enqueue("a", prompt=100, **much)
+    if restart:
+        heard = told(driver)
+        driver = successor(driver, tokens_per_minute=6000)
+        driver.gateway("g0", driver.live("a", prompt_tokens=100, **much))
+        driver.send(events.LevelsTold("g0", tuple((level, 1.0) for level in heard)))
+    finish(driver, "a", 20_000)
+    assert account(driver).tokens.level == pytest.approx(-6000)
+
+
+def test_a_limit_does_not_count_what_began_before_it():
+    driver = with_limits(concurrency=8)
+    driver.enqueue("a", prompt=100, max_tokens=4000)
+    grant(driver, concurrency=8, tokens_per_minute=6000)
+    finish(driver, "a", 3000)
+    driver.enqueue("b", prompt=100, max_tokens=100)
+    assert placed(driver) == ["b"]
+    assert account(driver).tokens.level == pytest.approx(1000 - 200)
