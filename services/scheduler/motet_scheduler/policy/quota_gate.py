@@ -6,7 +6,8 @@
 | `concurrency`            | waits                                    | waits                                  |
 
 Those that wait are in no queue, so nothing that is placed has to look at them. Each waits for one account at a time, in
-order of class and age. When that lets somebody in, the first of them that its other accounts let in, too, is next.
+order of class and age. When that lets somebody in, the first of them that its other accounts let in, too, is next. One
+that the others have turned away often keeps its place.
 """
 
 from motet.errors import RateLimited
@@ -122,10 +123,12 @@ class QuotaGate:
                 self._quotas.look_again(account, draw, self._state.now)
                 continue
             self._quotas.leave(request)
-            if blocked is not None:
-                self._hold(request, draw, blocked)
-            else:
+            if blocked is None:
                 self._come_in(request)
+                continue
+            if draw.charged:
+                draw.turned_away(blocked)
+            self._hold(request, draw, blocked)
 
     def _come_in(self, request: Request) -> None:
         request.waiting_reason = ""

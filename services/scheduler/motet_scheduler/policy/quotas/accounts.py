@@ -17,6 +17,9 @@ from motet_scheduler.policy.values import Limits
 if TYPE_CHECKING:
     from motet_scheduler.policy.requests import Request
 
+MAX_TURNED = 8
+"""How often a request that lacks places of several accounts lets others go first."""
+
 WaitingKey = tuple[int, float, int]
 """Class, time of the client's request, order of arrival."""
 
@@ -62,6 +65,7 @@ class Account:
         "draws",
         "due_at",
         "id",
+        "kept_for",
         "limits",
         "requests",
         "running",
@@ -78,6 +82,8 @@ class Account:
         """Requests that draw from it, or want to."""
         self.running = 0
         """Those that have one of its places."""
+        self.kept_for: Draw | None = None
+        """Whom a place is kept for, beside those, while it waits for another account."""
         self.waiting: list[tuple[WaitingKey, Request]] = []
         """Those that wait for this account, the most urgent and then the oldest first."""
         self.requests: Bucket | None = None
@@ -97,9 +103,9 @@ class Account:
             self.requests = _changed(self.requests, limits.requests_per_minute, now)
             self.tokens = _changed(self.tokens, limits.tokens_per_minute, now)
 
-    @property
-    def has_place(self) -> bool:
-        return not self.limits.concurrency or self.running < self.limits.concurrency
+    def has_place(self, draw: "Draw") -> bool:
+        taken = self.running + (self.kept_for not in (None, draw))
+        return not self.limits.concurrency or taken < self.limits.concurrency
 
     def _wants(self, requests: float, tokens: float) -> Iterator[tuple[Bucket, float, str]]:
         if self.requests is not None:
@@ -200,6 +206,8 @@ class Draw:
     has_places: bool = False
     placed: bool = False
     """Whether a runner has it, or had it."""
+    turned: int = 0
+    """How often it was `turned_away`."""
     waits_for: Account | None = None
     waiting_key: WaitingKey = (0, 0.0, 0)
 
@@ -230,7 +238,7 @@ class Draw:
 
     def crowded(self) -> Account | None:
         """An account without a place for it."""
-        return next((one for one in self.accounts if not one.has_place), None)
+        return next((one for one in self.accounts if not one.has_place(self)), None)
 
     def charge(self, now: float) -> None:
         taken = []
@@ -244,6 +252,23 @@ class Draw:
         self.has_places = True
         for one in self.accounts:
             one.running += 1
+        self._keep_no_places()
+
+    def turned_away(self, by: Account) -> None:
+        """It was the first that one account let in, and this other one has no place for it. When that has happened
+        often, it keeps a place of those before the other one: else each might be full whenever the other is not. Places
+        are kept in the order of accounts, so that nobody waits for one who waits for him."""
+        self.turned += 1
+        if self.turned < MAX_TURNED:
+            return
+        for one in self.accounts[: self.accounts.index(by)]:
+            if one.kept_for is None:
+                one.kept_for = self
+
+    def _keep_no_places(self) -> None:
+        for one in self.accounts:
+            if one.kept_for is self:
+                one.kept_for = None
 
     def adopt(self) -> None:
         """It runs. If it was not charged here, a scheduler before has done that, up to the bound of debts."""
@@ -286,6 +311,7 @@ class Draw:
             one.draws -= 1
             one.running -= self.has_places
         self.has_places = False
+        self._keep_no_places()
 
     def _forget_unplaced(self) -> None:
         for one, drawn in zip(self.accounts, self.taken, strict=True):

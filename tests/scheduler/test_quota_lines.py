@@ -1,0 +1,73 @@
+"""Quotas: the order of those that wait for places."""
+
+from motet.domain import RequestId
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.quotas.accounts import MAX_TURNED
+from motet_scheduler.policy.values import Limits
+from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, pool, ready
+
+
+class TwoFullAccounts:
+    """A tenant and an adapter with one place each, which two streams of requests keep full: each would always have a
+    next one."""
+
+    def __init__(self) -> None:
+        self.driver: SchedulerDriver = ready()
+        limits = (("own", Limits(concurrency=1)),)
+        self.driver.send(
+            events.CatalogReplaced((pool(limits=limits),), (adapter(share=("*",), limits=Limits(concurrency=1)),))
+        )
+        self.driver.attach(pages=65_536, max_sequences=2048, adapter_slots=8)
+        self.driver.certify()
+        self.running: list[str] = []
+        self.count = 0
+
+    def enqueue(self, name: str, tenant: str, *, to_adapter: bool) -> None:
+        how = {"digest": PIRATE, "adapter": "default/pirate"} if to_adapter else {}
+        self.driver.enqueue(name, tenant=tenant, **how)
+        self.note()
+
+    def more(self) -> None:
+        self.count += 1
+        self.enqueue(f"base{self.count}", "own", to_adapter=False)
+        self.enqueue(f"other{self.count}", "another", to_adapter=True)
+
+    def note(self) -> None:
+        self.running += [placed.request for placed in self.driver.of(effects.SendPlaced)]
+
+    def finish_oldest(self) -> None:
+        self.driver.send(events.RequestFinished("g0", RequestId(self.running.pop(0)), 1))
+        self.note()
+
+
+def test_a_request_that_needs_places_of_two_full_accounts_comes_in():
+    both = TwoFullAccounts()
+    both.more()
+    both.enqueue("needs both", "own", to_adapter=True)
+    rounds = 0
+    while "needs both" not in both.running:
+        both.more()
+        both.finish_oldest()
+        rounds += 1
+        assert rounds <= 2 * MAX_TURNED + 2, "it keeps a place of its tenant until the adapter has one"
+    assert rounds > 2, "nobody waits for it at first"
+    while both.running:
+        both.finish_oldest()
+    both.driver.scheduler.check()
+    assert not both.driver.scheduler.requests, "its own places are free again"
+
+
+def test_one_that_ends_keeps_no_place():
+    both = TwoFullAccounts()
+    both.more()
+    both.enqueue("needs both", "own", to_adapter=True)
+    accounts = both.driver.scheduler.state.quotas.accounts.values()
+    while not any(account.kept_for for account in accounts):
+        both.more()
+        both.finish_oldest()
+    both.driver.cancel("needs both")
+    both.note()
+    assert not any(account.kept_for for account in accounts)
+    while both.running:
+        both.finish_oldest()
+    assert not both.driver.scheduler.requests
