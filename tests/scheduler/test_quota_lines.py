@@ -1,10 +1,12 @@
 """Quotas: the order of those that wait for places."""
 
 from motet.domain import RequestId
+from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.quotas.accounts import MAX_TURNED
 from motet_scheduler.policy.values import Limits
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, pool, ready
+from tests.scheduler.test_quotas import with_limits
 
 
 class TwoFullAccounts:
@@ -71,3 +73,11 @@ def test_one_that_ends_keeps_no_place():
     while both.running:
         both.finish_oldest()
     assert not both.driver.scheduler.requests
+
+
+def test_the_position_is_that_among_those_that_wait():
+    driver = with_limits(concurrency=1)
+    for name in ("runs", "waits", "waits too"):
+        driver.enqueue(name)
+    driver.enqueue("urgent", request_class=RequestClass.INTERACTIVE)
+    assert [told.position for told in driver.of(effects.SendPosition)] == [1]

@@ -75,7 +75,8 @@ class QuotaGate:
         self._hold(request, draw, blocked)
         why = request.waiting_reason
         self._state.note_event(request.id, "held", why)
-        self._state.emit(effects.SendPosition(request.gateway, request.id, len(blocked.waiting), why, draw.charged))
+        position = blocked.position(draw.waiting_key)
+        self._state.emit(effects.SendPosition(request.gateway, request.id, position, why, draw.charged))
         return False
 
     def _owing(self, request: Request, draw: Draw) -> Account | None:

@@ -21,7 +21,7 @@ MAX_TURNED = 8
 """How often a request that lacks places of several accounts lets others go first."""
 
 WaitingKey = tuple[int, float, int]
-"""Class, time of the client's request, order of arrival."""
+"""Class, and the request's `QueueKey`."""
 
 
 class Holder(StrEnum):
@@ -176,9 +176,13 @@ class Account:
         insort(self.waiting, (key, request), key=lambda entry: entry[0])
 
     def leave(self, key: WaitingKey) -> None:
-        at = bisect_left(self.waiting, key, key=lambda entry: entry[0])
+        at = self.position(key) - 1
         assert self.waiting[at][0] == key, f"{key} does not wait for {self.id}"
         del self.waiting[at]
+
+    def position(self, key: WaitingKey) -> int:
+        """Of one that waits; 1: it is the next."""
+        return bisect_left(self.waiting, key, key=lambda entry: entry[0]) + 1
 
 
 def _changed(bucket: Bucket | None, grant: int, now: float) -> Bucket | None:
