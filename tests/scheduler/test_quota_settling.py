@@ -5,7 +5,7 @@ import pytest
 from motet.domain import RequestId
 from motet_scheduler.policy import events
 from motet_scheduler.policy.values import Estimate
-from tests.scheduler.test_quotas import account, grant, placed, successor, told, with_limits
+from tests.scheduler.test_quotas import account, grant, placed, refusal, successor, told, with_limits
 
 
 def finish(driver, request: str, tokens: int) -> None:
@@ -34,3 +34,18 @@ def test_a_limit_does_not_count_what_began_before_it():
     driver.enqueue("b", prompt=100, max_tokens=100)
     assert placed(driver) == ["b"]
     assert account(driver).tokens.level == pytest.approx(1000 - 200)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_choices_together_use_no_more_than_a_minutes_grant(number):
+    """Each of them alone is let in if its first choice was, and no debt is larger."""
+    driver = with_limits(tokens_per_minute=6000)
+    how = {"prompt": 900, "max_tokens": 1000, "estimate": Estimate(q90=1000)}
+    parent = RequestId("c0") if number else None
+    driver.enqueue(f"c{number}", parent=parent, choices=6, **how)
+    (failure,) = refusal(driver)
+    assert failure.retry_after == 0
+    assert "The 6 answers may have 6900 tokens" in failure.message
+    assert "Lower n" in failure.message
+    driver.enqueue("fewer", choices=5, **how)
+    assert placed(driver) == ["fewer"]

@@ -159,7 +159,8 @@ class NotFound(MotetError):
 
 class RateLimited(MotetError):
     """A tenant, an adapter or an API key is over its `requestsPerMinute` or `tokensPerMinute`; the message says which.
-    Try again after the time in `retry-after`. A prompt with more tokens than a minute allows is refused for good."""
+    Try again after the time in `retry-after`. A prompt with more tokens than a minute allows is refused for good, and
+    so are answers of one call (`n`) that together may have more."""
 
     mapping = ErrorMapping("rate_limit_exceeded", 429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED, 1.0)
 

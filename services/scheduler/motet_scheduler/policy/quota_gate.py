@@ -39,8 +39,17 @@ class QuotaGate:
         draw, now = request.draw, self._state.now
         if draw is None:
             return None
+        answer = draw.tokens if request.parent is not None else draw.tokens - request.prompt_tokens
+        call = request.prompt_tokens + request.choices * answer
         for account in draw.accounts:
             most = account.limits.tokens_per_minute
+            if most and request.choices > 1 and request.prompt_tokens <= most < call:
+                # Further choices come in with the first, and what they use beyond a minute's grant would be free.
+                return RateLimited(
+                    f"The {request.choices} answers may have {call} tokens with their prompt, and {account.id} may use "
+                    f"{most} in a minute (tokensPerMinute). Lower n or max_tokens.",
+                    retry_after=0.0,
+                )
             if most and request.prompt_tokens > most:
                 return RateLimited(
                     f"The prompt has {request.prompt_tokens} tokens, and {account.id} may use {most} in a minute "
