@@ -4,7 +4,7 @@ from motet.domain import RequestId
 from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.quotas.accounts import MAX_TURNED
-from motet_scheduler.policy.values import Limits
+from motet_scheduler.policy.values import Estimate, Limits
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, pool, ready
 from tests.scheduler.test_quotas import with_limits
 
@@ -81,3 +81,16 @@ def test_the_position_is_that_among_those_that_wait():
         driver.enqueue(name)
     driver.enqueue("urgent", request_class=RequestClass.INTERACTIVE)
     assert [told.position for told in driver.of(effects.SendPosition)] == [1]
+
+
+def test_what_comes_back_lets_a_batch_request_in_earlier():
+    driver = with_limits(tokens_per_minute=6000)
+    driver.enqueue("a", max_tokens=100_000, estimate=Estimate(q90=6900))
+    driver.enqueue("waits", request_class=RequestClass.BATCH)
+    driver.clock.advance(1.0)
+    driver.send(events.RequestFinished("g0", RequestId("a"), 1, output_tokens=2000))
+    began = driver.clock()
+    while not driver.of(effects.SendPlaced):
+        driver.clock.advance(max(0.001, driver.scheduler.next_due() - driver.clock()))
+        driver.send(events.Tick())
+        assert driver.clock() - began < 11, "a sixth of a minute's grant is owed, not all of it"

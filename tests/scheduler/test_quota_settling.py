@@ -26,6 +26,20 @@ def test_more_than_a_debt_may_be_comes_back_from_no_scheduler(restart):
     assert account(driver).tokens.level == pytest.approx(-6000)
 
 
+def test_an_account_that_was_full_owes_nothing_of_before():
+    """It was forgotten meanwhile, and its tenant comes again soon after a restart."""
+    driver = with_limits(tokens_per_minute=6000)
+    driver.enqueue("a", prompt=100, max_tokens=6900)
+    heard = told(driver)
+    after = successor(driver, tokens_per_minute=6000)
+    after.gateway("g0", after.live("a", prompt_tokens=100, max_tokens=6900))
+    after.send(events.LevelsTold("g0", tuple((level, 1.0) for level in heard)))
+    finish(after, "a", 10)
+    after.clock.advance(2.0)
+    after.enqueue("b")
+    assert placed(after) == ["b"]
+
+
 def test_a_limit_does_not_count_what_began_before_it():
     driver = with_limits(concurrency=8)
     driver.enqueue("a", prompt=100, max_tokens=4000)

@@ -20,6 +20,9 @@ MAX_AGE = MAX_DEBT_SECONDS + BUCKET_SECONDS
 MAX_TOLD = 100_000
 """Accounts that schedulers before have told gateways of."""
 
+MUCH_EARLIER = 0.001
+"""Seconds. A time that is earlier by less is none of its own."""
+
 SWEPT_AT_ONCE = 100
 """Accounts that are looked at in one tick, whether they can be forgotten."""
 
@@ -131,8 +134,10 @@ class Quotas:
         self.look_again(account, draw, now)
 
     def look_again(self, account: Account, draw: Draw, now: float) -> None:
-        """Try those that wait for this account when its rates let in the one with this draw."""
-        if not draw.charged and account.due_at == inf and (seconds := draw.wait_seconds(account, now)):
+        """Try those that wait for this account when its rates let in the one with this draw. That may be earlier than
+        was known before: what is given back is owed no more."""
+        seconds = draw.wait_seconds(account, now) if not draw.charged else 0.0
+        if seconds and now + seconds < account.due_at - MUCH_EARLIER:
             account.due_at = now + seconds
             heappush(self._due, (account.due_at, next(self._numbers), account))
 
@@ -174,7 +179,9 @@ class Quotas:
 
     def tick(self, now: float) -> None:
         while self._due and self._due[0][0] <= now:
-            account = heappop(self._due)[2]
+            at, _, account = heappop(self._due)
+            if at != account.due_at:
+                continue  # there was an earlier time
             account.due_at = inf
             if account.waiting:
                 self.ready[account] = None
@@ -187,6 +194,8 @@ class Quotas:
             name, account = next(iter(self.accounts.items()))
             if account.is_idle(now):
                 del self.accounts[name]
+                if name in self._told:
+                    self._told[name] = now, AccountLevel(*name)  # full: what was told before holds no more
             else:
                 self.accounts.move_to_end(name)
 
