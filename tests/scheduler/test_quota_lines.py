@@ -94,3 +94,14 @@ def test_what_comes_back_lets_a_batch_request_in_earlier():
         driver.clock.advance(max(0.001, driver.scheduler.next_due() - driver.clock()))
         driver.send(events.Tick())
         assert driver.clock() - began < 11, "a sixth of a minute's grant is owed, not all of it"
+
+
+def test_the_time_that_a_quota_keeps_a_request_out_is_no_time_in_the_queue():
+    """For it, no runner is missing."""
+    driver = with_limits(runner=False, concurrency=1)
+    driver.enqueue("first", deadline=300.0)
+    driver.enqueue("waits", deadline=300.0)
+    driver.clock.advance(60.0)
+    driver.cancel("first")
+    request = driver.scheduler.requests[RequestId("waits")]
+    assert (request.held, request.waits_since) == (False, driver.clock())

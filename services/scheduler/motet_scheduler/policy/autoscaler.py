@@ -178,7 +178,7 @@ class Autoscaler:
             sample = requests[:: ceil(len(requests) / SAMPLE)]
             wanted = sum(self._promised_pages(request, capacity) for _, _, request in sample)
             pages = round(wanted / len(sample) * len(requests))
-        oldest = min((request for _, _, request in requests), key=attrgetter("asked_at"))
+        oldest = min((request for _, _, request in requests), key=attrgetter("may_run_from"))
         return _Waiting(len(requests), pages, self._state.now - oldest.waits_since, held)
 
     def _served_by_more_runners(self, group: GroupName) -> Sequence[Head]:

@@ -141,7 +141,7 @@ class QuotaGate:
             self._hold(request, draw, blocked)
 
     def _come_in(self, request: Request) -> None:
-        request.waiting_reason = ""
+        request.waiting_reason, request.may_run_from = "", self._state.now
         self._state.note_event(request.id, "queued", "its quota lets it in")
         left = 0.0  # no limit
         if request.deadline_at is not None:

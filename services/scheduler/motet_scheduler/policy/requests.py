@@ -112,6 +112,8 @@ class Request:
     """Cached: a request is tried many times before it is placed."""
     size: int = field(init=False, default=0)
     """Of class Batch: by what it is expected to hold in the end. Other classes have none."""
+    may_run_from: float = field(init=False)
+    """When it was asked for, or when its quota let it in, if it had to wait for that."""
     turn_at: float = field(init=False)
     """Its age as the queue counts it: when it was asked for, and for class Batch earlier, the larger it is."""
 
@@ -119,6 +121,7 @@ class Request:
         if self.request_class is RequestClass.BATCH:
             tokens = self.prompt_tokens + min(self.max_tokens, self.estimate.q80 or self.max_tokens)
             self.size = int(SIZES_PER_DOUBLING * log2(max(1, tokens)))
+        self.may_run_from = self.asked_at
         self.turn_at = self.asked_at - HEAD_START_PER_SIZE * self.size
 
     @property
@@ -127,8 +130,10 @@ class Request:
 
     @property
     def waits_since(self) -> float:
-        """Since when it waits, also without a scheduler, if it has a deadline; else since the client asked."""
-        return self.deadline_at - self.queue_timeout if self.deadline_at is not None else self.asked_at
+        """Since when it waits for a runner, also without a scheduler, if it has a deadline; else since the client
+        asked."""
+        since = self.deadline_at - self.queue_timeout if self.deadline_at is not None else self.asked_at
+        return max(since, self.may_run_from)
 
     @property
     def waiting(self) -> bool:
