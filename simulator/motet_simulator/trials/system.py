@@ -291,14 +291,15 @@ class System:
         )
 
     def _is_gone(self, target: Target) -> bool:
-        """Whether this revision was replaced by another one, and no runner that the scheduler knows holds it."""
+        """Whether this revision was replaced by another one, and no runner of its base model that the scheduler knows
+        holds it."""
         digest, history = Digest(target.adapter_digest), self.objects.history.get(target.adapter_name.partition("/")[2])
         contents = [one.content for one in history or () if not one.deleted and one.content < AdapterChange.BROKEN]
         digests = list(map(digest_of, contents))
         if digest not in digests or set(digests[digests.index(digest) :]) == {digest}:
             return False
         known = self.leader.scheduler.runners.values() if self.leader is not None else ()
-        return not any(digest in runner.resident for runner in known)
+        return not any(digest in runner.resident and runner.serves(target.base_digest) for runner in known)
 
     # --------------------------------------------------------------------------------------------------- what they run
 
