@@ -3,8 +3,8 @@
 from motet.domain import RequestId
 from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.quotas.accounts import MAX_TURNED
-from motet_scheduler.policy.values import Estimate, Limits
+from motet_scheduler.policy.quotas.accounts import MAX_TURNED, Holder
+from motet_scheduler.policy.values import Estimate, KeyAccount, Limits
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, pool, ready
 from tests.scheduler.test_quotas import with_limits
 
@@ -13,9 +13,11 @@ class TwoFullAccounts:
     """A tenant and an adapter with one place each, which two streams of requests keep full: each would always have a
     next one."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: KeyAccount | None = None) -> None:
+        """`key`: it is full in the tenant's stead."""
         self.driver: SchedulerDriver = ready()
-        limits = (("own", Limits(concurrency=1)),)
+        self.key = key
+        limits = (("own", Limits(concurrency=1 if key is None else 100)),)
         self.driver.send(
             events.CatalogReplaced((pool(limits=limits),), (adapter(share=("*",), limits=Limits(concurrency=1)),))
         )
@@ -26,7 +28,7 @@ class TwoFullAccounts:
 
     def enqueue(self, name: str, tenant: str, *, to_adapter: bool) -> None:
         how = {"digest": PIRATE, "adapter": "default/pirate"} if to_adapter else {}
-        self.driver.enqueue(name, tenant=tenant, **how)
+        self.driver.enqueue(name, tenant=tenant, api_key=self.key if tenant == "own" else None, **how)
         self.note()
 
     def more(self) -> None:
@@ -57,6 +59,18 @@ def test_a_request_that_needs_places_of_two_full_accounts_comes_in():
         both.finish_oldest()
     both.driver.scheduler.check()
     assert not both.driver.scheduler.requests, "its own places are free again"
+
+
+def test_no_place_of_an_adapter_is_kept_for_one_whose_key_is_full():
+    both = TwoFullAccounts(KeyAccount("abc", Limits(concurrency=1)))
+    both.more()
+    both.enqueue("needs both", "own", to_adapter=True)
+    while "needs both" not in both.running:
+        both.more()
+        both.finish_oldest()
+        for account in both.driver.scheduler.state.quotas.accounts.values():
+            assert account.id.holder is not Holder.ADAPTER or not account.kept_for, "other tenants need it"
+        assert both.count <= 2 * MAX_TURNED + 3
 
 
 def test_one_that_ends_keeps_no_place():

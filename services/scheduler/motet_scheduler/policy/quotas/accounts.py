@@ -199,6 +199,8 @@ class Draw:
     """What one request has of its accounts."""
 
     accounts: tuple[Account, ...]
+    """Of its tenant, its key and its adapter. The adapter is the last: other tenants need its places, too, so none is
+    kept while a request waits for its own tenant or key."""
     requests: int
     """1; of a further choice of a call 0."""
     tokens: int

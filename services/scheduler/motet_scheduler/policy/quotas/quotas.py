@@ -77,10 +77,10 @@ class Quotas:
         accounts = []
         if limits := self._granted(request.group, request.tenant):
             accounts.append(self.account(AccountId(Holder.TENANT, request.tenant, request.group), limits, now))
-        if own := self._of_adapters.get(request.adapter):
-            accounts.append(self.account(AccountId(Holder.ADAPTER, request.adapter), own, now))
         if (key := request.api_key) is not None:  # its gateway says its limits each time
             accounts.append(self.account(AccountId(Holder.KEY, key.id), key.limits, now))
+        if own := self._of_adapters.get(request.adapter):
+            accounts.append(self.account(AccountId(Holder.ADAPTER, request.adapter), own, now))
         if not accounts:
             return None
         first = request.parent is None
