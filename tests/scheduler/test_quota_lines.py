@@ -2,7 +2,7 @@
 
 from motet.domain import RequestId
 from motet.runner_info import RequestClass
-from motet_scheduler.policy import effects, events
+from motet_scheduler.policy import effects, events, quota_gate
 from motet_scheduler.policy.quotas.accounts import MAX_TURNED, Holder
 from motet_scheduler.policy.values import Estimate, KeyAccount, Limits
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, pool, ready
@@ -59,6 +59,19 @@ def test_a_request_that_needs_places_of_two_full_accounts_comes_in():
         both.finish_oldest()
     both.driver.scheduler.check()
     assert not both.driver.scheduler.requests, "its own places are free again"
+
+
+def test_a_full_line_breaks_no_call_between_its_choices(monkeypatch):
+    monkeypatch.setattr(quota_gate, "MAX_WAITING", 2)
+    driver = with_limits(concurrency=1)
+    for number in range(2):
+        driver.enqueue(f"r{number}")
+    driver.enqueue("a", choices=3)
+    for number in (1, 2):
+        driver.enqueue(f"a.{number}", choices=3, parent=RequestId("a"))
+        assert not driver.of(effects.SendRefused)
+    driver.enqueue("too many")
+    assert driver.of(effects.SendRefused)
 
 
 def test_no_place_of_an_adapter_is_kept_for_one_whose_key_is_full():
@@ -119,3 +132,6 @@ def test_the_time_that_a_quota_keeps_a_request_out_is_no_time_in_the_queue():
     driver.cancel("first")
     request = driver.scheduler.requests[RequestId("waits")]
     assert (request.held, request.waits_since) == (False, driver.clock())
+    driver.wait(240.0)
+    (refused,) = driver.of(effects.SendRefused)
+    assert "The request waited 240 seconds and no runner could take it" in refused.failure.message

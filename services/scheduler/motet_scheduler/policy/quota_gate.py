@@ -64,7 +64,7 @@ class QuotaGate:
                 f"{_begin(blocked)} is over its {over}. Send the request again later.", retry_after=seconds
             )
         blocked = blocked or draw.crowded()
-        if blocked is not None and len(blocked.waiting) >= MAX_WAITING:
+        if blocked is not None and len(blocked.waiting) >= MAX_WAITING and self._first_choice(request) is None:
             return RateLimited(f"{_begin(blocked)} has {MAX_WAITING} requests that wait for its quota. Send it later.")
         return None
 
@@ -90,10 +90,15 @@ class QuotaGate:
 
     def _owing(self, request: Request, draw: Draw) -> Account | None:
         """The account whose rates keep it out. Choices of a call that came in come in, too."""
-        first = self._state.requests.get(request.parent) if request.parent is not None else None
-        if first is not None and first.draw is not None and first.draw.charged and first.tenant == request.tenant:
+        first = self._first_choice(request)
+        if first is not None and first.draw is not None and first.draw.charged:
             return None
         return draw.owing(self._state.now, patient=request.request_class is RequestClass.BATCH)
+
+    def _first_choice(self, request: Request) -> Request | None:
+        """Of the call of a further choice, if that is here: a full line breaks no call between its choices."""
+        first = self._state.requests.get(request.parent) if request.parent is not None else None
+        return first if first is not None and first.tenant == request.tenant else None
 
     def _advance(self, request: Request, draw: Draw) -> Account | None:
         """Draw what can be drawn now. Returns the account that the request has to wait for."""

@@ -261,10 +261,8 @@ class RequestLifecycle:
             if not request.held:
                 explain(self._state, request)
             what = "for its quota" if request.held else "and no runner could take it"
-            waited = (
-                f"The request waited {request.queue_timeout:.3g} seconds {what}: {request.waiting_reason}. Send it "
-                "again later."
-            )
+            seconds = min(request.queue_timeout, self._state.now - request.waits_since)
+            waited = f"The request waited {seconds:.3g} seconds {what}: {request.waiting_reason}. Send it again later."
             up = request.held or any(runner.takes_work for runner in self._state.runners_of(request.group))
             self.refuse(request, Failure.of(DeadlineExceeded(waited) if up else NoRunner(waited)))
 
