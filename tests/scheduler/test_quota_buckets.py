@@ -72,6 +72,30 @@ TestRandomUse = RandomUse.TestCase
 
 
 @given(
+    first=st.lists(st.tuples(st.floats(0, 20), st.floats(0.0001, 1)), max_size=20),
+    then=st.lists(st.tuples(st.floats(0, 20), st.floats(0.0001, 1)), max_size=20),
+)
+def test_a_restart_changes_nothing_however_late_it_is_heard_what_was_there(first, then):
+    grant, now = 600, 1000.0
+    stays = Bucket(grant, now)
+    for seconds, share in first:
+        now += seconds
+        if not stays.wait(share * grant, now):
+            stays.take(share * grant, now)
+    told, told_at = stays.level, now
+    anew = Bucket(grant, now)
+    for seconds, share in then:
+        now += seconds
+        if not stays.wait(share * grant, now) and not anew.wait(share * grant, now):
+            stays.take(share * grant, now)
+            anew.take(share * grant, now)
+    for bucket in (stays, anew):
+        bucket.fill(now)
+    anew.restore(told, grant, now - told_at)
+    assert anew.level == pytest.approx(stays.level, abs=1e-3)
+
+
+@given(
     grant=GRANTS,
     steps=st.lists(st.tuples(st.floats(0, 5), st.floats(0.0001, 1)), min_size=1, max_size=200),
 )

@@ -3,8 +3,9 @@
 import pytest
 
 from motet.domain import RequestId
-from motet_scheduler.policy import events
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.values import Estimate
+from tests.scheduler.builders import SchedulerDriver
 from tests.scheduler.test_quotas import account, grant, placed, refusal, successor, told, with_limits
 
 
@@ -63,3 +64,40 @@ def test_choices_together_use_no_more_than_a_minutes_grant(number):
     assert "Lower n" in failure.message
     driver.enqueue("fewer", choices=5, **how)
     assert placed(driver) == ["fewer"]
+
+
+def test_what_gateways_run_before_the_limits_are_known_has_its_places_and_is_settled():
+    driver = SchedulerDriver()
+    driver.attach(pages=65_536, max_sequences=2048, adapter_slots=8)
+    driver.gateway("g0", *(driver.live(f"a{number}", prompt_tokens=100, max_tokens=200) for number in range(4)))
+    grant(driver, concurrency=4, tokens_per_minute=6000)
+    driver.enqueue("b", max_tokens=500)
+    assert driver.of(effects.SendPosition)[0].why == "tenant acme is over its concurrency 4"
+    level = account(driver).tokens.level
+    finish(driver, "a0", 50)
+    assert account(driver).tokens.level == pytest.approx(level + 150)
+    assert account(driver).running == 4
+
+
+def test_what_ran_before_its_tenant_was_granted_limits_has_places_and_is_charged_nothing():
+    driver = with_limits()
+    for name in ("a", "b"):
+        driver.enqueue(name, prompt=100)
+    grant(driver, concurrency=2, tokens_per_minute=6000)
+    driver.enqueue("c", max_tokens=500)
+    level = account(driver).tokens.level
+    finish(driver, "a", 0)
+    assert account(driver).tokens.level == pytest.approx(level)
+    assert (account(driver).running, account(driver).draws) == (2, 2)
+
+
+def test_what_is_in_a_queue_when_limits_are_granted_is_charged_and_goes_on():
+    driver = with_limits(runner=False)
+    for number in range(3):
+        driver.enqueue(f"r{number}", prompt=100, max_tokens=100)
+    grant(driver, concurrency=2, tokens_per_minute=6000)
+    assert account(driver).tokens.level == pytest.approx(1000 - 600)
+    driver.attach(pages=65_536)
+    assert len(placed(driver)) == 3
+    driver.enqueue("over")
+    assert driver.of(effects.SendPosition)[0].why == "tenant acme is over its concurrency 2"

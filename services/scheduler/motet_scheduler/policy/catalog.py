@@ -132,7 +132,7 @@ class CatalogPublisher:
         return {group for group in due if state.now - answered[group] <= patience}
 
     def catalog_replaced(self, event: events.CatalogReplaced) -> None:
-        self._state.catalog_known = True
+        first, self._state.catalog_known = not self._state.catalog_known, True
         pools = {pool.pool: pool for pool in event.pools}
         changed = self._state.adapters.state(event.adapters) or pools != self._state.pools
         changed |= event.namespaces != self._state.namespaces
@@ -143,7 +143,8 @@ class CatalogPublisher:
         for group in self._state.bases.models_changed(*models):
             self._state.bases_changed = True
             self._state.adapters.base_changed(group)
-        self._state.quotas.state(event.pools, event.adapters, self._state.now)
+        if self._state.quotas.state(event.pools, event.adapters, self._state.now):
+            self._state.quotas.adopt(self._state.requests.values(), self._state.now, charged=first)
         limits_changed = self._state.limits.state(event.adapters)
         for queue in self._state.queues.values() if limits_changed else ():
             queue.limits_changed(limits_changed, self._state.limits.has_limit)

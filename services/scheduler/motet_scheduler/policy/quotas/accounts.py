@@ -276,10 +276,19 @@ class Draw:
             if one.kept_for is self:
                 one.kept_for = None
 
-    def adopt(self) -> None:
-        """It runs. If it was not charged here, a scheduler before has done that, up to the bound of debts."""
+    def let_in(self, now: float) -> None:
+        """It is in a queue already, whatever its accounts have left."""
+        self.charge(now)
+        self.take_places()
+
+    def adopt(self, *, charged: bool = True) -> None:
+        """It runs. If it was not charged here, a scheduler before has done that, up to the bound of debts. Not
+        `charged`: it ran before its limits were granted."""
         self.was_placed()
-        if not self.charged:
+        if not self.charged and not charged:
+            self.taken = ((0.0, 0.0),) * len(self.accounts)
+            self.token_buckets = (None,) * len(self.accounts)
+        elif not self.charged:
             self.taken = tuple(
                 (_largest(one.requests, self.requests), _largest(one.tokens, self.tokens)) for one in self.accounts
             )

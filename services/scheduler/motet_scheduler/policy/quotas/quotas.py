@@ -48,12 +48,12 @@ class Quotas:
         self.waiting = 0
         """How many requests wait for an account."""
 
-    def state(self, pools: Iterable[PoolSpec], adapters: Iterable[AdapterSpec], now: float) -> None:
-        """Replace the limits. What was used stays used."""
+    def state(self, pools: Iterable[PoolSpec], adapters: Iterable[AdapterSpec], now: float) -> bool:
+        """Replace the limits. What was used stays used. Returns whether they changed."""
         grants = {pool.group: dict(pool.limits) for pool in pools if pool.limits}  # the same in all pools of a group
         of_adapters = {str(spec.ref.object): spec.limits for spec in adapters if spec.limits}
         if (grants, of_adapters) == (self._grants, self._of_adapters):
-            return
+            return False
         self._grants, self._of_adapters = grants, of_adapters
         for name, account in self.accounts.items():
             if name.holder is Holder.TENANT:
@@ -62,6 +62,20 @@ class Quotas:
                 account.limit(of_adapters.get(name.name, Limits()), now)
             if account.waiting:
                 self.ready[account] = None
+        return True
+
+    def adopt(self, requests: Iterable[Request], now: float, *, charged: bool) -> None:
+        """Requests that came before the limits go on, and count. `charged`: of those that run, a scheduler before has
+        taken what they need."""
+        for request in requests if self._grants or self._of_adapters else ():
+            if request.draw is None and not request.forgotten:
+                request.draw = self.draw(request, now)
+                if request.draw is None:
+                    continue
+                if request.waiting:
+                    request.draw.let_in(now)
+                else:
+                    request.draw.adopt(charged=charged)
 
     def _granted(self, group: GroupName, tenant: str) -> Limits:
         grants = self._grants.get(group)
@@ -201,6 +215,11 @@ class Quotas:
 
     def check(self, requests: Iterable[Request]) -> None:
         """Recount (in tests)."""
+        requests = list(requests)
+        for request in requests:
+            if request.draw is None and not request.forgotten:
+                assert not self._granted(request.group, request.tenant), f"{request.id} has no account of its tenant"
+                assert request.adapter not in self._of_adapters, f"{request.id} has no account of its adapter"
         draws = [request.draw for request in requests if request.draw is not None]
         for account in self.accounts.values():
             own = [draw for draw in draws if account in draw.accounts]
