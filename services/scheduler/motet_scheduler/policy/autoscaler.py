@@ -6,7 +6,7 @@ the slots of the adapters count for its first pool that is scaled."""
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from motet.domain import Digest
 from motet.runner_info import Capacity
@@ -178,7 +178,7 @@ class Autoscaler:
             sample = requests[:: ceil(len(requests) / SAMPLE)]
             wanted = sum(self._promised_pages(request, capacity) for _, _, request in sample)
             pages = round(wanted / len(sample) * len(requests))
-        oldest = min((request for _, _, request in requests), key=attrgetter("may_run_from"))
+        oldest = min(map(itemgetter(2), requests), key=attrgetter("may_run_from"))
         return _Waiting(len(requests), pages, self._state.now - oldest.waits_since, held)
 
     def _served_by_more_runners(self, group: GroupName) -> Sequence[Head]:
