@@ -61,6 +61,17 @@ def test_a_request_that_needs_places_of_two_full_accounts_comes_in():
     assert not both.driver.scheduler.requests, "its own places are free again"
 
 
+def test_those_that_wait_for_a_quota_are_told_their_positions_again():
+    driver = with_limits(concurrency=1)
+    driver.enqueue("a")
+    for name in ("b", "c"):
+        driver.enqueue(name, request_class=RequestClass.BATCH)
+    driver.finish("a")
+    driver.wait(driver.scheduler.config.positions_every)
+    (told,) = driver.of(effects.SendPosition)
+    assert (told.request, told.position, told.admitted) == ("c", 1, True)
+
+
 def test_a_full_line_breaks_no_call_between_its_choices(monkeypatch):
     monkeypatch.setattr(quota_gate, "MAX_WAITING", 2)
     driver = with_limits(concurrency=1)

@@ -1,6 +1,6 @@
 """Places queued requests: which are tried, in which order, and what is recorded. Also reports their positions."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from math import inf
@@ -203,12 +203,14 @@ class Positions:
         looked = self._look(LOOKED_AT_ONCE)
         if looked < LOOKED_AT_ONCE and now >= self._round_at:
             self._round_at = now + config.positions_every
-            self.left = (place for queue in list(self._state.queues.values()) for place in enumerate(queue, 1))
+            lines: list[Iterable[Request]] = [*self._state.queues.values(), *self._state.quotas.lines]
+            self.left = (place for line in lines for place in enumerate(line, 1))
             looked += self._look(LOOKED_AT_ONCE - looked)
         self._next_at = now + config.look_again if looked == LOOKED_AT_ONCE else self._round_at
 
     def next_due(self) -> float:
-        return self._next_at if any(len(queue) for queue in self._state.queues.values()) else inf
+        waiting = self._state.quotas.waiting or any(len(queue) for queue in self._state.queues.values())
+        return self._next_at if waiting else inf
 
     def _look(self, most: int) -> int:
         looked = 0
@@ -223,9 +225,10 @@ class Positions:
             return
         previous, why = request.reported_position
         stale = position <= EXPLAINED or request.waiting_reason in {OTHERS_FIRST, STARTING, NO_RUNNER}
-        if not request.waiting_reason or (stale and position <= EXACT_POSITIONS):
+        if (not request.waiting_reason or (stale and position <= EXACT_POSITIONS)) and not request.held:
             explain(self._state, request)
         moved = abs(position - previous) > (0 if position <= EXACT_POSITIONS else previous // 10)
         if moved or (request.waiting_reason != why and position <= EXACT_POSITIONS):
             request.reported_position = (position, request.waiting_reason)
-            self._state.emit(effects.SendPosition(request.gateway, request.id, position, request.waiting_reason))
+            admitted, why = request.draw is None or request.draw.charged, request.waiting_reason
+            self._state.emit(effects.SendPosition(request.gateway, request.id, position, why, admitted))

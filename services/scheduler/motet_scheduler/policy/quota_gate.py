@@ -5,14 +5,14 @@
 | a rate                   | waits                                    | is refused, and told when to come again |
 | `concurrency`            | waits                                    | waits                                  |
 
-Those that wait are in no queue, so nothing that is placed has to look at them. Each waits for one account at a time, in
-order of class and age. When that lets somebody in, the first of them that its other accounts let in, too, is next. One
-that the others have turned away often keeps its place.
+Those that wait are in no queue, so nothing that is placed has to look at them. Each waits for one account at a time, by
+class and then as in its queue. When that lets somebody in, the first of them that its other accounts let in, too, is
+next. One that the others have turned away often keeps its place.
 """
 
 from motet.errors import RateLimited
 from motet.runner_info import RequestClass
-from motet_scheduler.policy import effects
+from motet_scheduler.policy.placement import Positions
 from motet_scheduler.policy.quotas.accounts import Account, Draw
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Request
@@ -29,10 +29,11 @@ MAX_WAITING = 1_000
 
 
 class QuotaGate:
-    def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
+    def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle, positions: Positions) -> None:
         self._state = state
         self._quotas = state.quotas
         self._lifecycle = lifecycle
+        self._positions = positions
 
     def refusal(self, request: Request) -> RateLimited | None:
         """Why a new request is refused, for its quota. None: it may come in, now or later."""
@@ -82,10 +83,8 @@ class QuotaGate:
         request.deadline_at = self._state.now + timeout if timeout > 0 else None
         self._lifecycle.deadlines.add(request)
         self._hold(request, draw, blocked)
-        why = request.waiting_reason
-        self._state.note_event(request.id, "held", why)
-        position = blocked.position(draw.waiting_key)
-        self._state.emit(effects.SendPosition(request.gateway, request.id, position, why, draw.charged))
+        self._state.note_event(request.id, "held", request.waiting_reason)
+        self._positions.report(request, blocked.position(draw.waiting_key))
         return False
 
     def _owing(self, request: Request, draw: Draw) -> Account | None:

@@ -52,7 +52,7 @@ class Scheduler:
         self.positions = Positions(state)
         self.capacity = Autoscaler(state)
         self.publisher = CatalogPublisher(state, self.capacity)
-        self._quota_gate = QuotaGate(state, self.lifecycle)
+        self._quota_gate = QuotaGate(state, self.lifecycle, self.positions)
         self._gateway_events = GatewayEvents(state, self.lifecycle, self._quota_gate, self.placer, self.positions)
         self._drains = Drains(state, self.lifecycle)
         self._replaced_bases = ReplacedBases(state, self.lifecycle)

@@ -180,6 +180,10 @@ class Account:
         assert self.waiting[at][0] == key, f"{key} does not wait for {self.id}"
         del self.waiting[at]
 
+    def __iter__(self) -> "Iterator[Request]":
+        """Those that wait now."""
+        return iter([request for _, request in self.waiting])
+
     def position(self, key: WaitingKey) -> int:
         """Of one that waits; 1: it is the next."""
         return bisect_left(self.waiting, key, key=lambda entry: entry[0]) + 1

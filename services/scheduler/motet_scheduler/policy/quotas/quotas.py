@@ -45,6 +45,8 @@ class Quotas:
         """Those that may let somebody in who waits. In order, as a set would differ from process to process."""
         self._due: list[tuple[float, int, Account]] = []
         self._numbers = count()
+        self.lines: dict[Account, None] = {}
+        """Accounts that requests wait for."""
         self.waiting = 0
         """How many requests wait for an account."""
 
@@ -145,6 +147,7 @@ class Quotas:
         draw.waits_for = account
         draw.waiting_key = (int(request.request_class), *request.key)
         account.enter(draw.waiting_key, request)
+        self.lines[account] = None
         self.look_again(account, draw, now)
 
     def look_again(self, account: Account, draw: Draw, now: float) -> None:
@@ -162,6 +165,8 @@ class Quotas:
         assert draw.waits_for is not None
         self.waiting -= 1
         draw.waits_for.leave(draw.waiting_key)
+        if not draw.waits_for.waiting:
+            del self.lines[draw.waits_for]
         draw.waits_for = None
 
     def end(self, request: Request, now: float) -> None:
@@ -229,5 +234,6 @@ class Quotas:
             for bucket in (account.requests, account.tokens):
                 assert bucket is None or -bucket.max_debt - 1e-6 <= bucket.level <= bucket.depth, f"{account.id}: level"
         waiting = [draw for draw in draws if draw.waits_for is not None]
+        assert set(self.lines) == {draw.waits_for for draw in waiting}, "lines"
         assert self.waiting == len(waiting) == sum(len(one.waiting) for one in self.accounts.values()), "waiting"
         assert all(self.accounts.get(one.id) is one for draw in draws for one in draw.accounts), "an account was lost"
