@@ -1,7 +1,5 @@
 """The costs of steps, prompt tokens and copies of pages, learned from finished iterations. Pure."""
 
-from math import sqrt
-
 from motet.domain import PAGE_TOKENS, ParkMethod
 from motet_runner.plan import Sequence, StepPlan, StepResult
 from motet_runner.plan.presets import UNBOUNDED
@@ -9,6 +7,7 @@ from motet_runner.plan.presets import UNBOUNDED
 _NEW_SHARE = 0.1
 """The weight of the newest iteration in an average"""
 _NEW_SHARE_OF_COPIES = 0.2
+_NEW_SHARE_OF_USUAL = 0.25
 
 LEAST_BESIDE = 8
 """The fewest prompt tokens of an iteration beside decodes, however long they take: a prompt always progresses."""
@@ -34,6 +33,10 @@ class StepCosts:
         self._slowdown = decode_slowdown
         self._decode_seconds: dict[int, float] = {}
         """Number of rows → the time of a decode-only iteration"""
+        self._usual_rows = self._usual_seconds = 0.0
+        """Of the latest decode-only iterations. More rows take no less: the time for one number of rows may come from a
+        single iteration that was shorter by chance, and while prompts wait, no iteration corrects it. The difference
+        would be charged to their tokens, of which so few would be taken that prompts starve."""
         self._nearest: dict[int, int] = {}
         """Number of rows → the nearest one in `_decode_seconds`, once it was asked for"""
         self._seconds_beside = prefill_seconds_per_token
@@ -102,6 +105,8 @@ class StepCosts:
             if decodes not in self._decode_seconds:
                 self._nearest.clear()
             self._decode_seconds[decodes] = _towards(self._decode_seconds.get(decodes, seconds), seconds)
+            self._usual_rows += _NEW_SHARE_OF_USUAL * (decodes - self._usual_rows)
+            self._usual_seconds = _towards(self._usual_seconds, seconds, _NEW_SHARE_OF_USUAL)
             return
         alone = self._seconds_of(decodes)
         if alone is not None:
@@ -109,17 +114,20 @@ class StepCosts:
             self._seconds_beside = _towards(self._seconds_beside, seen)
 
     def _seconds_of(self, decodes: int) -> float | None:
-        """The time of an iteration with `decodes` decodes or, if unknown, with the nearest known number of decodes."""
+        """The time of an iteration with `decodes` decodes or, if unknown, with the nearest known number of decodes. At
+        least the usual time, if it is at least the usual number."""
         known = self._decode_seconds
         if not known:
             return None
         if decodes not in self._nearest:
             self._nearest[decodes] = min(known, key=lambda rows: abs(rows - decodes))
-        return known[self._nearest[decodes]]
+        seconds = known[self._nearest[decodes]]
+        return max(seconds, self._usual_seconds) if decodes >= self._usual_rows else seconds
 
 
-def _towards(figure: float, seen: float) -> float:
+def _towards(figure: float, seen: float, share: float = 0.5) -> float:
     """The figure after one more iteration. It changes by a bounded factor, see `_MOST_CHANGE`."""
     if figure <= 0 or seen <= 0:
         return max(figure, seen)
-    return figure * sqrt(min(_MOST_CHANGE, max(1 / _MOST_CHANGE, seen / figure)))
+    factor: float = min(_MOST_CHANGE, max(1 / _MOST_CHANGE, seen / figure)) ** share
+    return figure * factor

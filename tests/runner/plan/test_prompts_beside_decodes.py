@@ -210,6 +210,16 @@ def test_iterations_of_about_as_many_rows_stand_in_for_those_that_were_never_see
     assert costs.prompt_tokens_beside(3, 1) == LEAST_BESIDE
 
 
+def test_one_short_decode_long_ago_does_not_hold_up_prompts_that_always_wait() -> None:
+    """Its number of rows is the nearest one, and while prompts wait, the decodes are not seen alone again."""
+    costs, machine = learned(), Machine(step=150)
+    learn(costs, machine, decodes=10, times=20)
+    learn(costs, replace(machine, factor=0.3), decodes=12)
+    for _ in range(30):
+        learn(costs, machine, 14, min(CHUNK, costs.prompt_tokens_beside(14, 1)))
+    assert machine.alone(14) / 2 < costs.prompt_tokens_beside(14, 1) < machine.alone(14)
+
+
 def test_prompts_beside_few_decodes_are_not_free_because_iterations_usually_have_many() -> None:
     """What computing a parked sequence again costs decides between that and copying it."""
     costs, machine = learned(), Machine(step=1.0, of_a_row=1.0, of_a_token=0.25)
