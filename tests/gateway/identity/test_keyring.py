@@ -172,6 +172,20 @@ def test_a_clock_that_jumps_forward_and_back_invalidates_no_key(ring: KeyringSet
     assert ring.gone[1:] == [{key.id: "expired"}]
 
 
+def test_new_limits_end_nothing_that_has_begun_and_count_for_what_comes(ring: KeyringSetup) -> None:
+    """Its body may still be on the way, so that nobody counts it yet."""
+    made = ring.make("acme")
+    ring.read()
+    begun = ring.open(made)
+    ring.keys[made.id] = replace(ring.keys[made.id], limits=keys.KeyLimits(concurrency=1))
+    ring.read(after=1)
+    assert ring.ring.ended_reason(begun, NOW) == ""
+    assert ring.open(made, after=1).limits == keys.KeyLimits(concurrency=1)
+    ring.keys[made.id] = replace(ring.keys[made.id], hash=keys.new_key().hash)
+    ring.read(after=2)
+    assert ring.ring.ended_reason(begun, NOW) == "changed"
+
+
 def test_changed_keys_are_read_and_the_others_stay(ring: KeyringSetup) -> None:
     stays, revoked, forgotten, moved, rotated = (ring.make("acme") for _ in range(5))
     expires = ring.make("acme", expires=NOW + timedelta(seconds=3))

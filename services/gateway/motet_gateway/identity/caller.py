@@ -1,6 +1,6 @@
 """The caller of a request. The authentication middleware sets it before a body is read; the routes read it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
@@ -20,6 +20,8 @@ class Caller:
     limits: keys.KeyLimits = keys.NO_LIMITS
     sees_all: bool = False
     """Whether the caller sees every tenant's adapters, under their long names."""
+    rights: object = field(default=None, compare=False, repr=False)
+    """The same object as long as the key's rights do not change; its limits are none."""
 
     @property
     def account(self) -> scheduler_pb2.KeyAccount | None:

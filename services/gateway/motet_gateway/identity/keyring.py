@@ -5,6 +5,7 @@ not 401, since it may have been created meanwhile.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from heapq import heapify, heappop, heappush
 
@@ -27,7 +28,7 @@ class Keyring:
         self._gone = gone
         self.keys: dict[str, ApiKey] = {}
         self.callers: dict[str, Caller] = {}
-        """One per key, valid or not. A key whose rights change gets a new one."""
+        """One per key, valid or not. A key whose rights or limits change gets a new one."""
         self.opened: set[str] = set()
         """Ids of keys that were valid at the last check."""
         self._namespaces: dict[str, str] | None = None
@@ -147,7 +148,7 @@ class Keyring:
     def ended_reason(self, caller: Caller, now: datetime) -> str:
         """Why requests of that caller must end; empty: they go on."""
         why = self.refusal_reason(caller.key_id, now)
-        return why or ("" if self.callers[caller.key_id] is caller else "changed")
+        return why or ("" if self.callers[caller.key_id].rights is caller.rights else "changed")
 
     def take_used(self) -> set[str]:
         """Ids of keys that were used since the last call."""
@@ -183,9 +184,10 @@ class Keyring:
         return self.callers[key.id]
 
     def _caller(self, key: ApiKey, before: ApiKey | None) -> Caller:
-        if before is not None and (_rights(before), before.limits) == (_rights(key), key.limits):
-            return self.callers[key.id]
-        return Caller(key.tenant, key.id, key.scopes, key.limits)
+        if before is None or _rights(before) != _rights(key):
+            return Caller(key.tenant, key.id, key.scopes, key.limits, rights=object())
+        known = self.callers[key.id]
+        return known if known.limits == key.limits else replace(known, limits=key.limits)
 
 
 def _rights(key: ApiKey) -> tuple[object, ...]:
