@@ -635,7 +635,14 @@ def test_a_hashed_key_has_its_limits_in_its_line(motet: Motet) -> None:
     line = motet("key", "hash", "--tenant", "acme", *LIMITS[:2], stdin=str(keys.new_key())).stdout
     assert keys.from_line(line).limits == keys.KeyLimits(requests_per_minute=60)
     assert keys.to_line(keys.from_line(line)) == line.strip()
-    for wrong in ({"rpm": 1}, {"concurrency": -1}, {"concurrency": True}, {"tokens_per_minute": 10**13}, [1]):
+    for wrong in (
+        {"rpm": 1},
+        {"concurrency": 0},
+        {"concurrency": -1},
+        {"concurrency": True},
+        {"tokens_per_minute": 10**13},
+        [1],
+    ):
         with pytest.raises(ValueError, match="limits"):
             keys.from_line(json.dumps(json.loads(line) | {"limits": wrong}))
 

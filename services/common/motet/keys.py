@@ -170,11 +170,11 @@ def limits_of(entry: object) -> KeyLimits:
     """The limits in a JSON object. Raises ValueError that says what is wrong."""
     if not isinstance(entry, dict) or not set(entry) <= set(KeyLimits._fields):
         raise ValueError(f"'limits' must be an object with some of {', '.join(KeyLimits._fields)}")
-    limits = KeyLimits(**entry)
-    for name, limit, most in zip(KeyLimits._fields, limits, MAX_KEY_LIMITS, strict=True):
-        if type(limit) is not int or not 0 <= limit <= most:
+    for name, limit in entry.items():
+        most = getattr(MAX_KEY_LIMITS, name)
+        if type(limit) is not int or not 1 <= limit <= most:  # 0 is no limit here, and would be read as nothing allowed
             raise ValueError(f"'limits.{name}' must be a whole number from 1 to {most}")
-    return limits
+    return KeyLimits(**entry)
 
 
 _NOT_A_LINE = "it is not a JSON object, as `motet key hash` prints it"
