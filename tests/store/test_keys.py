@@ -1,5 +1,6 @@
 """Keys in the database: a change is there whole or not at all, for whoever looks at the mark of it and at the rows."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -132,8 +133,10 @@ async def test_a_limit_of_a_newer_version_shuts_nobody_out(url: str) -> None:
         await kept.add(store, key(keys.new_key()))
         newer = update(ApiKeyRow).where(ApiKeyRow.id == limited.id)
         async with store.write() as connection:
-            await connection.execute(newer.values(limits='{"requests_per_minute": 60, "images_per_minute": 3}'))
-        assert {one.limits for one, _ in await kept.all_keys(store)} == {limited.limits, keys.NO_LIMITS}
+            more = {"requests_per_minute": 60, "concurrency": 10**9, "images_per_minute": 3}
+            await connection.execute(newer.values(limits=json.dumps(more)))
+        read = keys.KeyLimits(requests_per_minute=60, concurrency=keys.MAX_KEY_LIMITS.concurrency)
+        assert {one.limits for one, _ in await kept.all_keys(store)} == {read, keys.NO_LIMITS}
 
 
 async def test_a_database_of_a_version_without_bound_keys_is_read_and_changed_before_it_is_upgraded(url: str) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
 from motet.errors import SetupError
-from motet.keys import ApiKey, KeyLimits, KeyScope, limits_of
+from motet.keys import MAX_KEY_LIMITS, ApiKey, KeyLimits, KeyScope, limits_of
 from motet.store.database import Store
 from motet.store.tables import ApiKeyRow
 
@@ -216,8 +216,9 @@ def key_of(row: Any) -> ApiKey:
 
 @lru_cache(64)
 def _limits(text: str) -> KeyLimits:
-    # As with scopes: an error here would keep every key from being read.
-    return limits_of({name: most for name, most in json.loads(text).items() if name in KeyLimits._fields})
+    # As with scopes: an error here would keep every key from being read. A limit above the largest counts as that.
+    known = {name: limit for name, limit in json.loads(text).items() if name in KeyLimits._fields}
+    return limits_of({name: min(limit, getattr(MAX_KEY_LIMITS, name)) for name, limit in known.items()})
 
 
 @lru_cache(64)
