@@ -17,11 +17,12 @@ from motet.store import length_samples, migrate, open_store, predictor_versions
 from motet.store.predictor_versions import PART_BYTES
 from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, to_bytes
 from motet_predictor.fitting import fit
+from motet_predictor.kept_corrections import CORRECTIONS_AT_ONCE, read_corrections, write_corrections
 from motet_predictor.kept_versions import FIGURES_SECONDS, MAX_VERSIONS, KeptVersions
 from motet_predictor.length_model import VERSION as STATISTICS
 from motet_predictor.length_model import LengthModel
 from motet_predictor.prompt_model import VERSION, PromptModel
-from motet_predictor.prompt_version import Fitted
+from motet_predictor.prompt_version import Fitted, PromptVersion
 from motet_predictor.prompt_weights import PromptWeights
 from tests.predictor.test_prompt_model import SPACE, answers
 from tests.support.postgresql import PostgreSQL
@@ -288,6 +289,24 @@ async def test_corrections_outlive_a_restart_and_a_damaged_one_is_left_out(folde
     rows(folder, "UPDATE predictor_state SET statistics = x'00000000' WHERE level = 'correction'")
     async with running(folder) as damaged:
         assert not damaged.model.serving.corrections
+
+
+async def test_others_have_a_turn_while_many_corrections_are_read(folder: Path) -> None:
+    """An ordered version is read while others wait for estimates."""
+    async with open_store(f"sqlite+aiosqlite:///{folder}/motet.db") as store:
+        await length_samples.activate_version(store, STATISTICS)
+        written, read = PromptVersion(STATISTICS), PromptVersion(STATISTICS)
+        for number in range(2 * CORRECTIONS_AT_ONCE + 1):
+            written.correction("acme", f"acme/{number}")
+        await write_corrections(store, written)
+        reading = asyncio.create_task(read_corrections(store, read, limit=1000))
+        seen = set()
+        while not reading.done():
+            seen.add(len(read.corrections))
+            await asyncio.sleep(0)
+        await reading
+        assert {CORRECTIONS_AT_ONCE, 2 * CORRECTIONS_AT_ONCE} <= seen
+        assert len(read.corrections) == len(written.corrections)
 
 
 async def test_another_version_of_the_same_name_does_not_get_its_role(folder: Path, data: bytes) -> None:
