@@ -633,7 +633,7 @@ def supervisor_event(down: supervisor_pb2.AdviseDown) -> list[events.Event]:
         case "overcommit":
             return [events.OvercommitSet(down.overcommit.pool, down.overcommit.factor)]
         case _:
-            return []  # a top-up needs no answer: reports contain the same
+            return []  # a message of another version
 
 
 def allow_resume(effect: effects.AllowResume, term: int) -> supervisor_pb2.AdviseUp:
