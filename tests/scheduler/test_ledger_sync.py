@@ -267,6 +267,18 @@ def test_news_of_an_ended_request_changes_nothing():
     assert not driver.scheduler.runners[R0].parked
 
 
+def test_a_request_whose_resume_is_refused_waits_again_and_was_parked_once():
+    driver = supervised()
+    driver.attach()
+    driver.enqueue("a")
+    for _ in range(100):
+        park(driver)
+        assert [one.request for one in driver.of(effects.AllowResume)] == ["a"]
+    driver.finish("a")
+    story = [event for _, event, _ in driver.scheduler.timelines.of(A)]
+    assert story == ["queued", "placed", "parked", "finished"]
+
+
 def test_a_parked_request_that_moves_is_removed_from_its_old_runner():
     driver = supervised()
     driver.attach(pages=8)

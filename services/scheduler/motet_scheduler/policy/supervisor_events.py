@@ -46,7 +46,8 @@ class SupervisorEvents:
         order = (int(request.request_class), request.asked_at) if request is not None else (0, self._state.now)
         runner.park(event.request, ParkedRequest(event.epoch, event.wanted, digest, order))
         runner.pages_to_resume = 0
-        self._state.note_event(event.request, "parked", f"resumes with {event.wanted.pages} pages")
+        if entry is None or not entry.readmitted:  # else its runner has refused to resume it
+            self._state.note_event(event.request, "parked", f"resumes with {event.wanted.pages} pages")
         on_capacity_freed(self._state, runner)
 
     def resumed(self, event: events.RequestResumed) -> None:
