@@ -22,7 +22,7 @@ from motet_predictor.kept_versions import FIGURES_SECONDS, MAX_VERSIONS, KeptVer
 from motet_predictor.length_model import VERSION as STATISTICS
 from motet_predictor.length_model import LengthModel
 from motet_predictor.prompt_model import VERSION, PromptModel
-from motet_predictor.prompt_version import Fitted, PromptVersion
+from motet_predictor.prompt_version import TRUST_AFTER_CHANGE, Fitted, PromptVersion
 from motet_predictor.prompt_weights import PromptWeights
 from tests.predictor.test_prompt_model import SPACE, answers
 from tests.support.postgresql import PostgreSQL
@@ -353,6 +353,27 @@ async def test_an_order_is_carried_out_once_also_of_a_version_that_is_retired(fo
         await kept.flush()
         roles = {one.version: one.role for one in await predictor_versions.all_versions(store)}
         assert roles == {STATISTICS: "serving", f"{VERSION}.1": "former"}
+
+
+async def test_an_ordered_version_does_not_trust_what_it_knew_of_an_adapter_that_has_changed(
+    folder: Path, data: bytes
+) -> None:
+    async with running(folder) as kept, open_store(f"sqlite+aiosqlite:///{folder}/motet.db") as store:
+        await kept.versions.offer(data)
+        candidate = kept.model.versions.candidate
+        assert candidate is not None
+        changed, other = *candidate.corrections, ("acme", "acme/other")
+        for adapter in (changed, other):
+            candidate.correction(*adapter).trust = 0.95
+        await kept.flush()
+        kept.model.versions.candidate = None
+        kept.model.changed.add(changed)
+        await predictor_versions.order(store, candidate.name)
+        await kept.versions.take_order()
+        assert kept.model.serving.name == candidate.name
+        known = kept.model.serving.corrections
+        assert known[changed].trust <= TRUST_AFTER_CHANGE
+        assert known[other].trust == pytest.approx(0.95)
 
 
 async def test_an_order_outlives_an_outage_and_is_there_after_a_crash(folder: Path, data: bytes) -> None:

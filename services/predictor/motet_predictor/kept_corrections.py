@@ -2,6 +2,7 @@
 made them; each answer changes those of its adapter, in each version that estimates."""
 
 import asyncio
+from collections.abc import Collection
 from contextlib import suppress
 
 from motet.store import Store
@@ -28,11 +29,15 @@ async def write_corrections(store: Store, version: PromptVersion) -> None:
             raise
 
 
-async def read_corrections(store: Store, version: PromptVersion, *, limit: int) -> None:
-    """Where one is damaged, its adapter begins as the refit made it."""
+async def read_corrections(
+    store: Store, version: PromptVersion, *, limit: int, restarted: Collection[tuple[str, str]] = ()
+) -> None:
+    """Where one is damaged, its adapter begins as the refit made it. `restarted`: adapters whose lengths have changed,
+    perhaps after their corrections were written."""
     kept = await load_states(store, version.name, limit=limit, levels=[CORRECTION_LEVEL])
     for start in range(0, len(kept), CORRECTIONS_AT_ONCE):
         for row in kept[start : start + CORRECTIONS_AT_ONCE]:
-            with suppress(ValueError):
-                version.restore(row.tenant, row.adapter, Correction.from_bytes(row.statistics))
+            if (row.tenant, row.adapter) not in restarted:
+                with suppress(ValueError):
+                    version.restore(row.tenant, row.adapter, Correction.from_bytes(row.statistics))
         await asyncio.sleep(0)

@@ -140,7 +140,8 @@ class KeptVersions:
                 version = self._model.version_of(record.version, await self._weights(record))
                 version.made, version.digest = record.created.timestamp(), record.digest
             restore(version, record.figures)
-            await read_corrections(self._store, version, limit=self._model.max_adapters)
+            limit, restarted = self._model.max_adapters, self._model.changed
+            await read_corrections(self._store, version, limit=limit, restarted=restarted)
         except StoreUnavailable:
             raise
         except Exception as error:  # damaged rows end in errors of many kinds
