@@ -392,6 +392,17 @@ async def test_of_two_lines_with_one_id_the_stricter_one_counts(
         assert strict.id in log
 
 
+@pytest.mark.parametrize("turned", [False, True])
+async def test_two_lines_with_one_id_allow_what_both_allow(tmp_path: Path, *, turned: bool) -> None:
+    first = replace(key(), scopes=frozenset({KeyScope.USER, KeyScope.ADMIN}), limits=keys.KeyLimits(60, 0, 4))
+    second = replace(first, scopes=frozenset({KeyScope.USER}), limits=keys.KeyLimits(6, 900, 0))
+    lines = [keys.to_line(one) for one in (first, second)]
+    file = tmp_path / "keys"
+    file.write_text("\n".join(reversed(lines) if turned else lines))
+    (read,) = await Reader(FileKeys(file)).read()
+    assert read == replace(second, limits=keys.KeyLimits(6, 900, 4))
+
+
 async def test_a_mounted_secret_that_changes_while_it_is_read_is_read_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

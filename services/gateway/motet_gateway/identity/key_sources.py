@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -221,7 +222,7 @@ class FileKeys:
                 other = found.get(key.id, key)
                 if other != key:
                     log.error("api_key_duplicate", file=name, key=key.id, hint="The stricter entry counts.")
-                found[key.id] = min(other, key, key=_end_of)
+                found[key.id] = _stricter(other, key)
         self._read_content = content
         return list(found.values())
 
@@ -252,6 +253,12 @@ class FileKeys:
                 raise OSError(f"there are more than {MAX_BYTES} bytes")
             content.append((str(self._path / name), said))
         return content
+
+
+def _stricter(one: ApiKey, other: ApiKey) -> ApiKey:
+    """Of two entries with one id: what both allow."""
+    limits = (min(filter(None, both), default=0) for both in zip(one.limits, other.limits, strict=True))
+    return replace(min(one, other, key=_end_of), scopes=one.scopes & other.scopes, limits=keys.KeyLimits._make(limits))
 
 
 def _end_of(key: ApiKey) -> tuple[bool, bool, datetime]:
