@@ -58,6 +58,32 @@ def test_a_target_that_one_sequence_cannot_keep_leaves_one():
     assert cap.report().alone_seconds == pytest.approx(LAW.seconds(1, LENGTH, 0), rel=0.05)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("alone", [MIN_STEPS, 12_000])
+def test_one_sequence_that_keeps_the_target_alone_is_joined_by_others(noise, alone):
+    """What a second one takes is unknown, or was seen so long ago that it no longer counts. With a second one alone it
+    can be seen: a cap of 1 would stay for ever."""
+    cap, law = SloCap(0.03, 64), StepTimeLaw(fixed=0.02, decode=0.0001, context=1e-6)
+    run(cap, 400 if alone > MIN_STEPS else 0, law=law, noise=noise)
+    run(cap, alone, wanted=1, law=StepTimeLaw(fixed=0.04), noise=noise)  # too slow, as long as the machine is
+    assert run(cap, 1, wanted=1, law=law)[-1] == 1
+    assert max(run(cap, 1600, law=law, noise=noise)) > 40
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_if_all_iterations_had_as_many_sequences_fewer_take_less(noise):
+    """Many began together: what of their time is fixed is not known yet, and nobody says that one alone takes as
+    long."""
+    cap, chance = SloCap(TARGET, 64), random.Random(1)
+    for step in range(MIN_STEPS + 10 * STEPS_PER_FIT):
+        context = 64 * (LENGTH + step)
+        seconds = LAW.seconds(64, context, 0) * math.exp(chance.gauss(0, noise))
+        cap.learn_step(TimedStep(seconds, 64, context, 0))
+        if cap.report().sequences:
+            assert BEST - 2 <= cap.sequences <= 2 * BEST
+            assert not cap.report().too_slow
+
+
 def test_a_target_that_all_places_keep_is_no_cap():
     cap = SloCap(10.0, 64)
     run(cap, 400)

@@ -24,7 +24,7 @@ class SloCap:
         self.sequences = places
         """How many may run."""
         self._places = places
-        self._times = StepTimes()
+        self._times = StepTimes(target_seconds)
         self._adjusted = False
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:

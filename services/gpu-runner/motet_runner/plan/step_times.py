@@ -11,7 +11,7 @@ Iterations vary, and a few are very slow (a swap, a page fault): a time counts a
 from collections import deque
 from dataclasses import dataclass
 from itertools import combinations
-from math import log2, sqrt
+from math import inf, log2, sqrt
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -36,8 +36,14 @@ _HALF_LIFE = 512
 may become faster or slower."""
 _TRAFFIC_STEPS = 512
 """Over about how many iterations the traffic is averaged."""
-_RIDGE = 1e-6
-"""Share of the squares by which parts are kept small, if the iterations do not tell them apart."""
+_RIDGE = 1e-7
+"""Share of the squares by which parts are kept small, if the iterations do not tell them apart: each in inverse
+proportion to its presumed share."""
+_LEAST_SHARE = 0.01
+_FIXED, _BY_WORK = (1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 1.0, 1.0)
+"""Shares: all of the time is fixed, or none of it."""
+_ALONE = 1.5
+"""With fewer decodes on average, mostly one sequence runs."""
 
 
 class TimedStep(NamedTuple):
@@ -69,7 +75,9 @@ class StepTimeLaw:
 class StepTimes:
     """Learns from iterations."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: float = inf) -> None:
+        """`target`: how many seconds an iteration should take."""
+        self._target = target
         self.law: StepTimeLaw | None = None
         """None: too few iterations were seen."""
         self.most_decodes = 0
@@ -117,12 +125,32 @@ class StepTimes:
             return False
         means = [kind.mean() for kind in known]
         seconds = np.array([mean[0] for mean in means])
+        work = np.array([(1.0, *mean[1:]) for mean in means])
         weights = np.array([kind.weight(self.steps, decodes_now) for kind in known])
-        parts = np.array([(1.0, *mean[1:]) for mean in means]) * (np.sqrt(weights) / seconds)[:, None]
-        fixed, decode, context, prompt = _fitted(parts, np.sqrt(weights))
+        presumed = self._presumed(*np.average(np.column_stack((seconds, work)), axis=0, weights=weights))
+        parts = work * (np.sqrt(weights) / seconds)[:, None]
+        fixed, decode, context, prompt = _fitted(parts, np.sqrt(weights), np.maximum(presumed, _LEAST_SHARE))
         self.law = StepTimeLaw(fixed=fixed, decode=decode, context=context, prompt=prompt)
         self.most_decodes = max(int(mean[1]) for mean in means)
         return True
+
+    def _presumed(
+        self, seconds: float, _: float, decodes: float, context: float, prompt_tokens: float
+    ) -> tuple[float, float, float, float]:
+        """The presumed share of each part in the time of such iterations, which decides where they do not tell.
+
+        If they are too slow, fewer decodes take less: else one sequence would seem as slow as many that began together.
+        If only one sequence runs, and keeps the target, others take nothing: else no second one would ever start, and
+        show what it takes. Otherwise the shares are as before.
+        """
+        law = self.law
+        if seconds > self._target:
+            return _BY_WORK
+        if law is None or decodes < _ALONE:
+            return _FIXED
+        whole = law.seconds(decodes, context, prompt_tokens) or 1.0
+        by_context, by_prompts = law.context * context / whole, law.prompt * prompt_tokens / whole
+        return law.fixed / whole, law.decode * decodes / whole, by_context, by_prompts
 
 
 class _Kind:
@@ -164,19 +192,21 @@ def _kind_of(iteration: TimedStep) -> tuple[int, int, int]:
     return decodes, (iteration.context // iteration.decodes).bit_length(), iteration.prompt_tokens.bit_length()
 
 
-def _fitted(parts: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> list[float]:
+def _fitted(
+    parts: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64], shares: npt.NDArray[np.float64]
+) -> list[float]:
     """The factors of the columns whose sum is nearest to `wanted`, none of them negative. There are few columns, so
     each set of them is tried."""
     columns = parts.shape[1]
     sizes = np.sqrt((parts**2).sum(axis=0))
     parts = parts / np.where(sizes > 0, sizes, 1.0)
-    ridge = sqrt(_RIDGE * float((wanted**2).sum()))
+    ridges = np.diag(np.sqrt(_RIDGE * float((wanted**2).sum()) / shares))
     best, least = [0.0] * columns, float("inf")
     for count in range(1, columns + 1):
         for chosen in combinations(range(columns), count):
             if any(sizes[column] == 0 for column in chosen):
                 continue
-            padded = np.vstack([parts[:, chosen], ridge * np.eye(count)])
+            padded = np.vstack([parts[:, chosen], ridges[np.ix_(chosen, chosen)]])
             goal = np.concatenate([wanted, np.zeros(count)])
             found = np.linalg.lstsq(padded, goal, rcond=None)[0]
             error = float(((padded @ found - goal) ** 2).sum())
