@@ -357,16 +357,16 @@ class SchedulerSync:
         return kernels != before
 
     def _note_batch_cap(self, report: scheduler_pb2.RunnerReport) -> bool:
-        """Whether the number is another one, or what one request alone takes has changed by a tenth: every report has
-        other forecasts."""
+        """Whether the number is another one or, of a runner that computes one request at once, its time has changed by
+        a tenth: every report has other forecasts, and near the target they are now above it and now below."""
         name = report.runner.instance
         before = self.batch_caps.get(name)
         if not report.HasField("batch_cap"):
             return self.batch_caps.pop(name, None) is not None
         cap = BatchCap.from_proto(report.batch_cap)
-        if before is not None and (before.sequences, before.too_slow) == (cap.sequences, cap.too_slow):
+        if before is not None and before.sequences == cap.sequences:
             change = abs(cap.alone_seconds - before.alone_seconds)
-            if not cap.too_slow or change <= 0.1 * before.alone_seconds:
+            if cap.sequences != 1 or change <= 0.1 * before.alone_seconds:
                 return False
         self.batch_caps[name] = cap
         return True

@@ -326,25 +326,30 @@ async def test_a_runner_is_unhealthy_until_it_recovers_or_a_successor_connects(t
         assert not sync.unhealthy
 
 
-async def test_a_cap_is_news_if_its_number_changes_or_a_runner_that_is_too_slow_became_slower(tmp_path: Path) -> None:
+async def test_a_cap_is_news_if_its_number_changes_or_the_time_of_one_alone_did(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with syncing(address) as sync, fake_scheduler(address) as scheduler:
         await until(lambda: sync.connected)
         identity = common_pb2.RunnerIdentity(instance="r0", incarnation="1")
-        for sequences, alone, news in (
-            (5, 0.01, True),
-            (5, 0.015, False),
-            (6, 0.015, True),
-            (1, 0.03, True),
-            (1, 0.031, False),
-            (1, 0.04, True),
+        for number, (sequences, alone, news) in enumerate(
+            (
+                (5, 0.01, True),
+                (5, 0.015, False),
+                (6, 0.015, True),
+                (1, 0.03, True),
+                (1, 0.031, False),
+                (1, 0.04, True),
+                (1, 0.0201, True),
+                (1, 0.0199, False),
+                (1, 0.0202, False),
+                (1, 0.018, True),
+            )
         ):
+            capacity = common_pb2.Capacity(adapter_slots=number)  # which shows that the report has come
             cap = common_pb2.BatchCap(target_seconds=0.02, sequences=sequences, alone_seconds=alone)
-            report = scheduler_pb2.RunnerReport(runner=identity, attached=True, batch_cap=cap)
-            before = sync.batch_caps.get("r0")
+            report = scheduler_pb2.RunnerReport(runner=identity, attached=True, capacity=capacity, batch_cap=cap)
             scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
-            if news:
-                await until(lambda before=before: sync.batch_caps.get("r0") != before)
+            await until(lambda number=number: sync.slots.get("r0") == number)
             known = sync.batch_caps["r0"]
             assert (known.sequences, known.alone_seconds == alone) == (sequences, news)
 
