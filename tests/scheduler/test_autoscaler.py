@@ -3,7 +3,7 @@
 import pytest
 
 from motet.domain import InstanceName, RequestId
-from motet.runner_info import RunnerIdentity
+from motet.runner_info import BatchCap, RunnerIdentity
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.values import GroupName, ScalingMode
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready, resident
@@ -53,6 +53,18 @@ def test_demand_counts_running_and_waiting_requests():
     assert (figures.running, figures.waiting, figures.serving) == (10, 10, 1)
     wait_with_reports(driver, "r0", seconds=31)
     assert desired(driver) == 3  # each runner counts with eight of its ten sequences
+
+
+def test_one_slow_runner_of_a_pool_with_an_slo_does_not_make_the_others_small():
+    driver = scaled(replicas=4)
+    for instance, sequences in (("r0", 32), ("r1", 32), ("r2", 32), ("r3", 1)):
+        driver.attach(instance, pages=100, max_sequences=64)
+        cap = BatchCap(target_seconds=0.1, sequences=sequences, token_seconds=0.09, alone_seconds=0.02)
+        driver.send(events.RunnerReported(instance=InstanceName(instance), incarnation="1", batch_cap=cap))
+    for number in range(40):
+        driver.enqueue(f"a{number}", max_tokens=16)
+    driver.wait(1.0)
+    assert desired(driver) == 4, "the four are enough, and the slow one does not ask for forty"
 
 
 def test_requests_that_wait_for_a_runner_with_their_adapter_ask_for_no_other_runner():

@@ -208,12 +208,12 @@ class Autoscaler:
         capacity = self._capacity.get(pool.pool)
         runner_size = None
         if capacity is not None:
+            # Of sequences the mean: of two runners with the same SLO, a slow one may take one and a fast one many.
+            before_any = min(capacity.max_sequences, pool.max_sequences or capacity.max_sequences)
+            sequences = [runner.max_sequences for runner in serving] or [before_any]
             runner_size = RunnerSize(
                 pages=min((runner.ledger.limit for runner in serving), default=capacity.pages),
-                sequences=min(
-                    (runner.max_sequences for runner in serving),
-                    default=min(capacity.max_sequences, pool.max_sequences or capacity.max_sequences),
-                ),
+                sequences=sum(sequences) // len(sequences),
                 adapter_slots=capacity.adapter_slots,
             )
         return PoolLoad(
