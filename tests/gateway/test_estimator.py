@@ -3,12 +3,16 @@
 import asyncio
 import gc
 from math import inf, nan
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from motet.api.v1 import common_pb2, predictor_pb2
 from motet.length_statistics import LengthStatistics
+from motet.transport import UnaryMethod
+from motet.transport.methods import PREDICT
+from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway import estimator
 from motet_gateway.estimator import PROMPTS_AT_ONCE, LocalLengths
 from testbed.fake_services import FakeServices
@@ -205,3 +209,21 @@ def test_an_estimate_of_our_own_goes_through_the_lengths_once(monkeypatch: pytes
     monkeypatch.setattr(LengthStatistics, "bucket_shares", lambda *of: calls.append(of) or shares(*of))
     lengths.estimate("t", "a", 100)
     assert len(calls) == 1
+
+
+async def test_an_answer_that_cannot_be_decoded_fails_no_request(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/p.sock"
+
+    async def nonsense(request: predictor_pb2.PredictRequest) -> bytes:
+        return b"\xff" if request.prompts else b""
+
+    raw = UnaryMethod(PREDICT.path, PREDICT.up, bytes)
+    async with GrpcNetwork().serving(address, {raw: nonsense}):
+        asking = estimator.Estimator(address, network=GrpcNetwork(), budget_seconds=5.0)
+        running = asyncio.create_task(asking.run())
+        await eventually(lambda: asking.up)
+        (found,) = await asking.estimate([predictor_pb2.Prompt(tenant="t", adapter="a", max_tokens=9)])
+        assert found == estimator.longest(9)
+        assert not asking.up
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

@@ -13,7 +13,19 @@ import grpc
 from motet import tls
 from motet.errors import MotetError
 from motet.health import Health
-from motet.transport import Down, DownloadMethod, Handlers, Method, StreamMethod, UnaryMethod, Up, spread, status_of
+from motet.transport import (
+    CallFailed,
+    Down,
+    DownloadMethod,
+    Handlers,
+    Method,
+    StatusCode,
+    StreamMethod,
+    UnaryMethod,
+    Up,
+    spread,
+    status_of,
+)
 from motet.transport.over_grpc.channels import open_channel, socket_path
 from motet.transport.over_grpc.server import GrpcServer, serving
 from motet.transport.over_grpc.streams import GrpcClientStream, GrpcServerStream, call_failures
@@ -83,7 +95,9 @@ class GrpcChannel:
             call = self._channel.unary_unary(method.path, _encoder(method.up), _decoder(method.down))
             self._unary[method.path] = call
         with call_failures():
-            answer: Down = await call(request, timeout=seconds)
+            answer: Down | None = await call(request, timeout=seconds)
+        if answer is None:  # so gRPC says that it could not decode the answer
+            raise CallFailed(StatusCode.INTERNAL, f"the answer of {method.path} cannot be decoded")
         return answer
 
     async def download(self, method: DownloadMethod[Up, Down], request: Up) -> AsyncGenerator[Down, None]:
