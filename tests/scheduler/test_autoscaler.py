@@ -55,6 +55,19 @@ def test_demand_counts_running_and_waiting_requests():
     assert desired(driver) == 3  # each runner counts with eight of its ten sequences
 
 
+def test_a_runner_whose_cap_has_not_grown_yet_counts_with_what_its_target_allows():
+    """It has seen one request at once. Its cap grows within seconds, and another runner would stay for minutes."""
+    driver = scaled()
+    driver.attach("r0", pages=100, max_sequences=64)
+    cap = BatchCap(target_seconds=0.05, sequences=2, token_seconds=0.0204, alone_seconds=0.0202)
+    driver.send(events.RunnerReported(instance=InstanceName("r0"), incarnation="1", batch_cap=cap))
+    for number in range(8):
+        driver.enqueue(f"a{number}", max_tokens=16)
+    driver.wait(1.0)
+    assert driver.scheduler.runners[InstanceName("r0")].sequences == 2
+    assert desired(driver) == 1
+
+
 def test_one_slow_runner_of_a_pool_with_an_slo_does_not_make_the_others_small():
     driver = scaled(replicas=4)
     for instance, sequences in (("r0", 32), ("r1", 32), ("r2", 32), ("r3", 1)):

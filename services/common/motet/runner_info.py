@@ -6,6 +6,7 @@ This module makes no decisions and does no I/O: it has the values, and reads the
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
+from math import inf
 from typing import NamedTuple, Self
 
 from motet.api.v1 import common_pb2
@@ -252,6 +253,15 @@ class BatchCap:
     sequence_seconds: float = 0.0
     context_seconds: float = 0.0
     prompt_seconds: float = 0.0
+
+    @property
+    def at_target(self) -> float:
+        """How many take as long as the target, by the law alone: a line through the two forecasts. The cap is lower
+        while so many have not been seen together; it doubles whenever it is reached. 0: not known yet."""
+        each = (self.token_seconds - self.alone_seconds) / (self.sequences - 1) if self.sequences > 1 else 0.0
+        if each > 0:
+            return max(self.sequences, 1 + (self.target_seconds - self.alone_seconds) / each)
+        return inf if self.sequences > 1 else self.sequences
 
     @property
     def too_slow(self) -> bool:

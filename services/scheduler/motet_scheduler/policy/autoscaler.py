@@ -210,7 +210,7 @@ class Autoscaler:
         if capacity is not None:
             # Of sequences the mean: of two runners with the same SLO, a slow one may take one and a fast one many.
             before_any = min(capacity.max_sequences, pool.max_sequences or capacity.max_sequences)
-            sequences = [runner.max_sequences for runner in serving] or [before_any]
+            sequences = [runner.sequences_at_target for runner in serving] or [before_any]
             runner_size = RunnerSize(
                 pages=min((runner.ledger.limit for runner in serving), default=capacity.pages),
                 sequences=sum(sequences) // len(sequences),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from motet.domain import InstanceName, ObjectName
+from motet.runner_info import BatchCap
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import Adapter, Revision
 from motet_scheduler.policy.autoscaler import Autoscaler
@@ -179,9 +180,10 @@ class CatalogPublisher:
 
     def apply_pool(self, runner: Runner) -> None:
         pool = self._state.pools.get(runner.identity.pool)
-        before, cap = runner.max_sequences, runner.batch_cap
-        limits = (pool.max_sequences if pool is not None else 0, cap.sequences if cap is not None else 0)
-        runner.max_sequences = min([runner.capacity.max_sequences, *filter(None, limits)])
+        before, cap = runner.max_sequences, runner.batch_cap or BatchCap(target_seconds=0.0)
+        places = min(runner.capacity.max_sequences, (pool.max_sequences if pool is not None else 0) or inf)
+        runner.max_sequences = int(min(places, cap.sequences or inf))
+        runner.sequences_at_target = int(min(places, cap.at_target or inf))
         if runner.max_sequences > before:
             self._state.queue(runner.group).retry_on(runner)
 

@@ -90,7 +90,8 @@ class Runner:
         self.address = address
         self.capacity = capacity
         self.base = BaseModel()
-        self.max_sequences = capacity.max_sequences
+        self.max_sequences = self.sequences_at_target = capacity.max_sequences
+        """How many may be placed now, and how many once its cap on the batch has grown to its pool's SLO."""
         self.ledger: ReportedLedger[PlacementKey] = ReportedLedger(
             capacity.pages, overcommit=overcommit, by_forecast=capacity.by_forecast
         )
