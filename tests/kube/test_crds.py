@@ -119,7 +119,7 @@ def test_null_is_absent(cluster: Cluster, tenant: str) -> None:
         ("ServingPool", "spec.template", {"hostNetwork": True}, r"field not declared in schema|unknown field"),
         ("ServingPool", "spec.template", {"env": [{"name": "TZ"}, {"name": "TZ"}]}, r"duplicate entries"),
         ("ServingPool", "spec.autoscaling", {"mode": False}, r"expected string"),
-        ("LoRAAdapter", "spec.limits", {}, r"field not declared in schema|unknown field"),
+        ("LoRAAdapter", "spec.slo", {}, r"field not declared in schema|unknown field"),
     ],
 )
 def test_the_server_refuses_what_offline_validation_refuses(  # noqa: PLR0917

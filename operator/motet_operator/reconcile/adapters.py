@@ -315,7 +315,7 @@ def catalog_adapter(adapter: AdapterObject, context: AdapterContext) -> AdapterE
         volume=adapter.volume,
         folder=volume.folder_of(resource.metadata.namespace) if volume is not None else "",
         share=tuple(sorted(set(resource.spec.share))),
-        limits=resource.spec.limits if resource.spec.limits.limited else None,
+        limits=limits if (limits := resource.spec.limits) and limits.limited else None,
     )
 
 

@@ -155,7 +155,7 @@ class LoRAAdapterSpec(ResourceModel):
     """The highest class that a request to this adapter may have; never above the pool's `maxPriority` for the namespace
     that asks."""
 
-    limits: Limits = Limits()
+    limits: Limits | None = None
     """What all requests to this adapter may use at most, of all namespaces together. They stay limited by what the pool
     grants to their namespaces."""
 
