@@ -54,7 +54,7 @@ MERGED = {
     "spec.tenants.overrides": "map",
 }
 LISTS_AND_MAPS = {
-    *("values", "matchLabels", "matchExpressions", "limits", "requests", "nodeSelector", "env", "share"),
+    *("values", "matchLabels", "matchExpressions", "resources.limits", "requests", "nodeSelector", "env", "share"),
     *("tolerations", "topologySpreadConstraints", "adapterVolumes", "labels", "annotations", "overrides"),
     "preferredDuringSchedulingIgnoredDuringExecution",
     # Of nodes it is an object.

@@ -66,6 +66,10 @@ class Streams:
         }
         self._followers = (scheduler, supervisor.supervisor, service.accepted, dispatcher)
 
+    def next_number(self) -> int:
+        """Of an operator's stream."""
+        return next(self._followers[0]._operator_numbers)  # noqa: SLF001
+
     def terms(self) -> list[int]:
         """The highest term that each service knows."""
         scheduler, supervisor, accepted, dispatcher = self._followers

@@ -1,7 +1,6 @@
 """Peers that send what no honest peer sends: each message fails alone, no number in it counts, others are served."""
 
 import asyncio
-import itertools
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -49,13 +48,12 @@ HELLOS: dict[type, Any] = {
 async def test_no_message_of_a_peer_harms_another(folder, kind):
     async with all_streams(folder) as streams:
         receiver = streams.receivers[kind]
-        numbers = itertools.count(1000)
         with capture_logs() as logs:
             for message in hostile(kind):
                 if isinstance(receiver, Link):
                     receive(receiver, message)
                 elif (hello := HELLOS.get(kind)) is None:
-                    await serve(receiver, message, peer=next(numbers))
+                    await serve(receiver, message, peer=streams.next_number())
                 else:
                     await serve(receiver, *([] if message.HasField("hello") else [hello]), message)
             if kind.__name__ in {stream for stream, _ in TOLD_ONCE}:  # some messages were false but possible

@@ -257,7 +257,7 @@ class BatchCap:
     @property
     def at_target(self) -> float:
         """How many take as long as the target, by the law alone: a line through the two forecasts. The cap is lower
-        while so many have not been seen together; it doubles whenever it is reached. 0: not known yet."""
+        until that number was seen together; it doubles whenever it is reached. 0: not known yet."""
         each = (self.token_seconds - self.alone_seconds) / (self.sequences - 1) if self.sequences > 1 else 0.0
         if each > 0:
             return max(self.sequences, 1 + (self.target_seconds - self.alone_seconds) / each)
