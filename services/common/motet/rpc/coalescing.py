@@ -17,7 +17,7 @@ COALESCED: dict[type[Any], dict[str, tuple[str, ...]]] = {
     },
     supervisor_pb2.WatchUp: {"memory": ()},
     supervisor_pb2.WatchDown: {"overcommit": ("pool",)},
-    supervisor_pb2.AdviseDown: {"overcommit": ("pool",), "top_up": ("instance",)},
+    supervisor_pb2.AdviseDown: {"overcommit": ("pool",)},
 }
 """For each message of a stream: which of its members are whole states, and the fields that say of which object.
 
