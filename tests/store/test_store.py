@@ -116,7 +116,7 @@ async def test_two_that_migrate_at_once_both_succeed(url: str) -> None:
 
 async def test_saved_statistics_are_loaded_and_a_second_save_replaces_them(store: Store) -> None:
     await length_samples.activate_version(store, "v1")
-    everything = length_samples.PredictorState("global", "", "", b"all")
+    everything = length_samples.PredictorState("tenant", "t", "", b"all")
     await length_samples.save(
         store, "v1", [everything, length_samples.PredictorState("adapter", "t", "t/a", b"old")], [], keep_samples=10
     )
