@@ -99,7 +99,8 @@ class ForcedClient(StreamingClient):
             return body | {"min_tokens": ask.output - 1, "logit_bias": {str(END): LARGEST_BIAS}}
         before_end = ask.output - 1.5  # between the last time that the repeated token is preferred, and the first not
         penalty = min(LARGEST_PENALTY, (LARGEST_BIAS - BIAS_OF_END) / max(1.0, before_end))
-        biases = {str(REPEATED): BIAS_OF_END + penalty * before_end, str(END): BIAS_OF_END}
+        preferred = min(LARGEST_BIAS, BIAS_OF_END + penalty * before_end)
+        biases = {str(REPEATED): preferred, str(END): BIAS_OF_END}
         return body | {"frequency_penalty": penalty, "logit_bias": biases}
 
 

@@ -95,7 +95,7 @@ class StreamingClient:
         )
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.lower().startswith(b"http/1.1 200"):
-            raise RuntimeError(f"the server answered {head[:80]!r}")
+            raise RuntimeError(f"the server answered {head[:12]!r} {(await reader.read(500))!r}")
         parts = []
         while size := int(await reader.readuntil(b"\r\n"), 16):
             parts.append((await reader.readexactly(size + 2))[:size])
