@@ -203,6 +203,7 @@ class SchedulerSync:
                         tenants=pool.tenants,
                         max_classes={name: _CLASSES[priority] for name, priority in pool.max_priorities.items()},
                         limits={name: _limits(one) for name, one in pool.limits.items()},
+                        weights=pool.weights,
                     )
                     for pool in self._catalog.pools
                 ],

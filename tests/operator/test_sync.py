@@ -111,7 +111,7 @@ async def test_the_catalog_goes_up_whole_whenever_it_changes_and_after_each_reco
 
 async def test_the_catalog_is_sent_with_tenants_and_shares(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
-    tenants = {"overrides": [{"namespace": "acme", "tokensPerMinute": 9}]}
+    tenants = {"overrides": [{"namespace": "acme", "tokensPerMinute": 9, "weight": 3}]}
     place = view(
         pools=[pool(allowedNamespaces={"from": "All"}, tenants=tenants)],
         adapters=[adapter("a", share=["acme"]), adapter("b")],
@@ -125,6 +125,7 @@ async def test_the_catalog_is_sent_with_tenants_and_shares(tmp_path: Path) -> No
         standard = common_pb2.REQUEST_CLASS_STANDARD
         assert [dict(one.max_classes) for one in snapshot.pools] == [{"*": standard, "acme": standard}]
         assert [dict(one.limits) for one in snapshot.pools] == [{"acme": scheduler_pb2.Limits(tokens_per_minute=9)}]
+        assert [dict(one.weights) for one in snapshot.pools] == [{"acme": 3}]
 
 
 async def test_an_invalid_certificate_is_left_out_and_the_rest_of_the_report_counts(tmp_path: Path) -> None:

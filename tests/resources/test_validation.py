@@ -143,6 +143,12 @@ def test_the_bundled_manifests_are_valid() -> None:
         ("slo: {tpotMilliseconds: 0}", "slo.tpotMilliseconds: must be at least 1, not 0"),
         ("slo: {tpotMilliseconds: -5}", "slo.tpotMilliseconds: must be at least 1, not -5"),
         ("slo: {tpotMilliseconds: 60001}", "slo.tpotMilliseconds: must be at most 60000, not 60001"),
+        ("tenants: {default: {weight: 0}}", "tenants.default.weight: must be at least 1, not 0"),
+        (
+            "tenants: {overrides: [{namespace: acme, weight: -2}]}",
+            "tenants.overrides[0].weight: must be at least 1, not -2",
+        ),
+        ("tenants: {default: {weight: 1001}}", "tenants.default.weight: must be at most 1000, not 1001"),
         (
             "slo: {ttftMilliseconds: 500}",
             "slo.ttftMilliseconds: not yet: targets for the first token come later; remove this field for now",
@@ -231,6 +237,7 @@ def test_an_adapter_that_breaks_a_rule_is_refused_with_it(field: str, complaint:
         ("engine: {maxLoraRank: 0}", "6:25"),
         ("engine: 7", "6:11"),
         ("allowedNamespaces: {from: Selector}", "6:22"),  # something missing: what it is missing from
+        ("tenants: {overrides: [{namespace: acme, weight: 0}]}", "6:51"),
         ("autoscaling: {mode: Builtin}", "6:3"),
     ],
 )

@@ -135,6 +135,9 @@ class PoolEntry:
     limits: Mapping[str, Limits] = field(default_factory=dict)
     """What its group grants to each namespace, likewise."""
 
+    weights: Mapping[str, int] = field(default_factory=dict)
+    """The weight that its group gives to each namespace, likewise; without one: 1."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEntry:

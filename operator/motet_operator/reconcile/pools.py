@@ -285,7 +285,7 @@ def catalog_pools(
     groups: Mapping[ObjectName, PoolObject],
 ) -> tuple[PoolEntry, ...]:
     """`groups`: for each group the pool that decides who may use its adapters and the base model
-    (`spec.allowedNamespaces`), and with which priority (`spec.tenants`)."""
+    (`spec.allowedNamespaces`), and what each gets (`spec.tenants`)."""
     # With `motet up`, a tenant may have adapters and no Namespace object.
     known: dict[str, Mapping[str, str]] = {adapter.resource.metadata.namespace: {} for adapter in view.adapters}
     known |= view.namespaces
@@ -310,6 +310,7 @@ def catalog_pools(
             tenants=tenants[pool.resource.group],
             max_priorities={name: grant.max_priority for name, grant in grants[pool.resource.group].items()},
             limits={name: grant for name, grant in grants[pool.resource.group].items() if grant.limited},
+            weights={name: grant.weight for name, grant in grants[pool.resource.group].items() if grant.weight},
         )
         for pool in by_seniority(view.pools)  # of a group's entries the first one counts
         if pool.resource.object_name not in refused or pool.resource.object_name in serving

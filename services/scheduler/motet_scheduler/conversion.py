@@ -16,6 +16,7 @@ from motet.runner_info import (
     read_resident_adapters,
     read_runner_requests,
 )
+from motet.shares import weight_said
 from motet.terms import check_epoch
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.quotas.accounts import AccountLevel, Holder
@@ -491,6 +492,7 @@ def _read_pool(it: scheduler_pb2.PoolEntry) -> PoolSpec:
         tenants=tuple(it.tenants),
         max_classes=tuple(sorted((name, RequestClass.from_proto(one)) for name, one in it.max_classes.items())),
         limits=tuple(sorted((name, _read_limits(one)) for name, one in it.limits.items())),
+        weights=tuple(sorted((name, weight_said(one)) for name, one in it.weights.items())),
     )
 
 

@@ -813,6 +813,15 @@ def test_the_catalog_has_the_limits_of_each_namespace() -> None:
     assert entry.limits == {}
 
 
+def test_the_catalog_has_the_weight_of_each_namespace() -> None:
+    overrides = [{"namespace": "acme", "weight": 5}, {"namespace": "chat", "maxPriority": "Interactive"}]
+    weighted = pool("a", tenants={"default": {"weight": 2}, "overrides": overrides})
+    (entry,) = reconcile(view(pools=[weighted])).catalog.pools
+    assert entry.weights == {"*": 2, "acme": 5, "chat": 2}
+    (entry,) = reconcile(view(pools=[pool("a", tenants={"overrides": overrides})])).catalog.pools
+    assert entry.weights == {"acme": 5}
+
+
 @pytest.mark.parametrize(
     ("allowed", "tenants"),
     [

@@ -9,7 +9,6 @@ PLANNED_FIELDS: dict[str, dict[str, str]] = {
         "spec.verify": "probe prompts against a reference",
     },
     "ServingPool": {
-        "spec.tenants.default.weight": "shares of tenants",
         "spec.slo.ttftMilliseconds": "targets for the first token",
         "spec.template.volumes": "further volumes of pods",
         "spec.template.resourceClaims": "devices by claim",

@@ -44,6 +44,7 @@ from motet.resources.source_uris import (
 from motet.resources.template import PodTemplate
 from motet.resources.validation_rules import Rule, TransitionRule
 from motet.runner_info import MAX_TPOT_MILLISECONDS
+from motet.shares import MAX_WEIGHT
 from motet.sources import MODEL_SOURCES
 
 _WITH_REVISIONS = with_revisions(MODEL_SOURCES)
@@ -262,6 +263,10 @@ class Admission(ResourceModel):
 class TenantGrant(Limits):
     """What a namespace gets."""
 
+    weight: Annotated[int, Field(ge=1, le=MAX_WEIGHT)] | None = None
+    """Its share: where several namespaces want more than there is, each gets its part by its weight, and what one
+    leaves goes to the others. Absent: 1."""
+
     max_priority: Priority = "Standard"
     """The highest class of its requests, to adapters and to the base model."""
 
@@ -278,6 +283,9 @@ class TenantOverride(Limits):
 
     namespace: DnsLabel
     """The namespace."""
+
+    weight: Annotated[int, Field(ge=1, le=MAX_WEIGHT)] | None = None
+    """Its share: twice the weight is twice the part."""
 
     max_priority: Priority | None = None
     """The highest class of its requests."""

@@ -144,6 +144,7 @@ class CatalogPublisher:
         for group in self._state.bases.models_changed(*models):
             self._state.bases_changed = True
             self._state.adapters.base_changed(group)
+        self._state.weights.state(event.pools)
         if self._state.quotas.state(event.pools, event.adapters, self._state.now):
             self._state.quotas.adopt(self._state.requests.values(), self._state.now, charged=first)
         limits_changed = self._state.limits.state(event.adapters)
@@ -290,6 +291,7 @@ class CatalogPublisher:
         for adapter in saved.adapters:
             self._state.adapters.restore(adapter.spec, adapter.serving)
         self._state.limits.state(adapter.spec for adapter in saved.adapters)
+        self._state.weights.state(saved.pools)
         self._state.quotas.state(saved.pools, [adapter.spec for adapter in saved.adapters], self._state.now)
         self._state.namespaces = saved.namespaces
 

@@ -23,6 +23,7 @@ from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.quotas.quotas import Quotas
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Placement, Request
 from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.tenant_weights import TenantWeights
 from motet_scheduler.policy.timeline import Timelines
 from motet_scheduler.policy.values import Catalog, GroupName, NamespaceUids, PoolSpec, SchedulerConfig
 
@@ -79,6 +80,7 @@ class SchedulerState:
         self.adapters = Adapters(config, self.bases, first_order)
         self.limits = AdapterLimits()
         self.quotas = Quotas(first_order)
+        self.weights = TenantWeights()
         self.namespaces: NamespaceUids = ()
         self.catalog: Catalog | None = None
         """The last catalog that was published."""

@@ -42,6 +42,9 @@ class KeyAccount:
 Grants = tuple[tuple[str, Limits], ...]
 """The limits of each tenant; `*` is every other tenant. The scheduler applies them."""
 
+Weights = tuple[tuple[str, int], ...]
+"""The weight of each tenant; `*` is every other tenant. Nobody said one: 1."""
+
 
 class AdapterStage(IntEnum):
     """How far a runner has loaded an adapter. The numbers are those of the messages."""
@@ -142,6 +145,7 @@ class PoolSpec:
 
     max_classes: MaxClasses = ()
     limits: Grants = ()
+    weights: Weights = ()
 
     @property
     def scalable(self) -> bool:
