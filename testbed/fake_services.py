@@ -382,6 +382,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         # Ways to misbehave.
         self.holds = False
         self.refuses: common_pb2.Failure | None = None
+        self.weight = 0
         self.accounts: list[scheduler_pb2.AccountLevel] = []
         self.admits = False
         self.levels: list[scheduler_pb2.AccountLevel] = []
@@ -478,6 +479,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             promise=common_pb2.Promise(pages=4, tokens=64),
             base_digest=runner.base_digest,
             accounts=self.accounts,
+            weight=self.weight,
         )
 
     def refusal(self, request: str, epoch: int, failure: common_pb2.Failure) -> scheduler_pb2.ServeDown:

@@ -339,3 +339,11 @@ async def test_tokens_can_be_counted_and_read_back(served: Served) -> None:
     chat = await served.http.post("/tokenize", json={"messages": messages, "return_token_strs": True})
     assert chat.json()["count"] == count(served, PROMPT + " ")
     assert len(chat.json()["token_strs"]) == chat.json()["count"]
+
+
+async def test_a_runner_hears_the_weight_that_the_scheduler_says(served: Served) -> None:
+    await complete(served)
+    assert submitted(served).weight == 0, "a scheduler of an earlier version says none"
+    served.cluster.scheduler.weight = 5
+    await complete(served)
+    assert submitted(served).weight == 5

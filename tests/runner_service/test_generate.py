@@ -254,6 +254,13 @@ def test_the_most_tokens_of_an_answer_are_no_estimate_of_its_length():
     assert generate_service.sequence_of(submit, base_digest="").quantiles is None
 
 
+@pytest.mark.parametrize(("said", "counts"), [(0, 1), (7, 7), (2**32 - 1, 1000)])
+def test_a_weight_of_an_earlier_gateway_is_1_and_none_is_above_the_largest(said, counts):
+    submit = runner_pb2.Submit(request="a", choices=[runner_pb2.Choice()], prompt_ids=[1], tenant="acme", weight=said)
+    sequence = generate_service.sequence_of(submit, base_digest="")
+    assert (sequence.tenant, sequence.weight) == ("acme", counts)
+
+
 async def test_a_request_that_cannot_be_sent_to_the_engine_fails_alone(folder, monkeypatch):
 
     def sequence(submit, **base):

@@ -5,7 +5,7 @@ import pytest
 from motet.api.v1 import scheduler_pb2
 from motet.shares import MAX_WEIGHT
 from motet_scheduler import conversion
-from motet_scheduler.policy import events
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.tenant_weights import TenantWeights
 from motet_scheduler.policy.values import GroupName
 from tests.scheduler.builders import GROUP, SchedulerDriver, pool, ready
@@ -45,3 +45,16 @@ def test_a_weight_of_a_peer_is_bounded(said: int, counts: int) -> None:
     heard = conversion.sync_event(scheduler_pb2.SyncUp(snapshot=scheduler_pb2.CatalogSnapshot(pools=[entry])))
     assert isinstance(heard, events.CatalogReplaced)
     assert heard.pools[0].weights == (("acme", counts),)
+
+
+def test_a_placement_says_the_weight_of_its_tenant() -> None:
+    driver = ready()
+    driver.attach()
+    driver.state(pools=(pool(weights=(("acme", 5),)),))
+    driver.enqueue("a")
+    driver.enqueue("b", tenant="initech")
+    said = [conversion.place(placed, 1).placed.weight for placed in driver.of(effects.SendPlaced)]
+    assert said == [1]
+    driver.enqueue("c")
+    said = [conversion.place(placed, 1).placed.weight for placed in driver.of(effects.SendPlaced)]
+    assert said == [5]

@@ -85,6 +85,7 @@ def submission(live: LiveChoice, placement: RunnerPlacement) -> runner_pb2.Submi
         engines_lost=live.generation.losses.engines_lost,
         estimate=order.estimate,
         parent=order.parent,
+        weight=placement.weight,
     )
 
 

@@ -230,6 +230,7 @@ class Dispatcher:
             placed.term,
             placed.promise,
             placed.base_digest,
+            placed.weight,
         )
         if (live := self.choices.get(placed.request)) is not None:
             live.admitted, live.record.accounts = True, placed.accounts

@@ -36,6 +36,8 @@ class RunnerPlacement:
     promise: common_pb2.Promise = field(default_factory=common_pb2.Promise)
     base_digest: str = ""
     """Of the runner's base model. Empty: a scheduler of an earlier version does not say."""
+    weight: int = 0
+    """Of the tenant. 0: a scheduler of an earlier version does not say."""
 
 
 @dataclass(frozen=True, slots=True)

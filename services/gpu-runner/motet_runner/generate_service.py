@@ -21,6 +21,7 @@ from motet.prefix_hints import prefix_salt
 from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.rpc import Session, Sessions, known_error
 from motet.runner_info import RequestClass
+from motet.shares import weight_said
 from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_messages import Add, Cancel, Command, EngineOutputs
@@ -316,6 +317,7 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
         seed=submit.seed,
         priority=RequestClass.from_proto(submit.request_class),
         tenant=submit.tenant,
+        weight=weight_said(submit.weight),
         engines_lost=submit.engines_lost,
         parent=RequestId(submit.parent) if submit.parent else None,
         prefix_salt=prefix_salt(base_digest, adapter, submit.tenant),

@@ -57,6 +57,8 @@ class NewSequence:
     priority: int = 1
     """The class as a number: smaller is more urgent."""
     tenant: str = ""
+    weight: int = 1
+    """By which its tenant shares the engine with others"""
     engines_lost: int = 0
     """How many engines died while they had this request. If any engine did, the request is a suspect."""
     parent: RequestId | None = None

@@ -265,6 +265,7 @@ def place(effect: effects.SendPlaced, term: int) -> scheduler_pb2.ServeDown:
         promise=write_promise(effect.promise),
         base_digest=effect.base,
         accounts=map(_write_account, effect.accounts),
+        weight=effect.weight,
     )
     if effect.moved_reason:
         moved = scheduler_pb2.Moved(placement=placed, reason=effect.moved_reason, engine_hung=effect.engine_hung)

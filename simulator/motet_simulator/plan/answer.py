@@ -27,6 +27,8 @@ class Answer:
     """Who may share the pages of its prompt; empty: nobody."""
     epoch: int = 0
     promise: Promise | None = None
+    weight: int = 1
+    """Of its tenant."""
     placed_at: float = -1.0
     first_at: float = -1.0
     last_at: float = -1.0

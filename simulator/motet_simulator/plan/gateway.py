@@ -105,7 +105,7 @@ class SimulatedGateway:
         answer = self._answers.get(placed.request)
         if answer is None or placed.epoch <= answer.epoch:
             return
-        answer.epoch, answer.promise = placed.epoch, placed.promise
+        answer.epoch, answer.promise, answer.weight = placed.epoch, placed.promise, placed.weight
         if answer.placed_at < 0:
             answer.placed_at = self._clock.now
         self._submit(placed.instance, answer)

@@ -120,6 +120,7 @@ class SimulatedRunner:
                     sampling=_sampling(answer.max_tokens),
                     priority=RequestClass[asked.request_class.upper()],
                     tenant=asked.tenant,
+                    weight=answer.weight,
                     prefix_salt=answer.salt,
                 ),
                 _STREAM,

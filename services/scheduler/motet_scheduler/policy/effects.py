@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from motet.domain import NO_TENANT, Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import BatchCap, Capacity, Failure, KernelState, RunnerIdentity, Tier
+from motet.shares import DEFAULT_WEIGHT
 from motet_scheduler.policy.quotas.accounts import AccountLevel
 from motet_scheduler.policy.values import (
     AdapterReadiness,
@@ -37,6 +38,8 @@ class SendPlaced:
     """The engine of the runner that it leaves hangs; this request may be the cause."""
     accounts: tuple[AccountLevel, ...] = ()
     """That it draws from."""
+    weight: int = DEFAULT_WEIGHT
+    """Of its tenant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,7 @@ class Placer:
                 moved_reason=request.moved_reason,
                 engine_hung=request.engine_hung,
                 accounts=self._state.quotas.told(request, self._state.now) if request.draw is not None else (),
+                weight=self._state.weights.of(request.group, request.tenant),
             )
         )
         request.moved_reason, request.engine_hung = "", False

@@ -172,6 +172,7 @@ class Submit(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
     ESTIMATE_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -190,6 +191,8 @@ class Submit(_message.Message):
     """namespace/name of the adapter that the client names: others may have its digest"""
     base_digest: _builtins.str
     """as in Enqueue: a runner with another base model declines it"""
+    weight: _builtins.int
+    """as in Placed"""
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -221,10 +224,11 @@ class Submit(_message.Message):
         adapter: _builtins.str = ...,
         base_digest: _builtins.str = ...,
         estimate: _common_pb2.Estimate | None = ...,
+        weight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "promise", b"promise", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "base_digest", b"base_digest", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "estimate", b"estimate", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "base_digest", b"base_digest", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "estimate", b"estimate", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -680,6 +680,7 @@ class Placed(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
     ACCOUNTS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -689,6 +690,8 @@ class Placed(_message.Message):
     """a gRPC target"""
     base_digest: _builtins.str
     """of the runner"""
+    weight: _builtins.int
+    """of its tenant, by which it shares the runner with others; 0: 1"""
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -712,10 +715,11 @@ class Placed(_message.Message):
         peer: Global___Peer | None = ...,
         base_digest: _builtins.str = ...,
         accounts: _abc.Iterable[Global___AccountLevel] | None = ...,
+        weight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "address", b"address", "base_digest", b"base_digest", "epoch", b"epoch", "incarnation", b"incarnation", "instance", b"instance", "peer", b"peer", "promise", b"promise", "request", b"request", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "address", b"address", "base_digest", b"base_digest", "epoch", b"epoch", "incarnation", b"incarnation", "instance", b"instance", "peer", b"peer", "promise", b"promise", "request", b"request", "term", b"term", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
