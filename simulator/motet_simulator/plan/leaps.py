@@ -71,7 +71,7 @@ class Leaps:
     def take(self, start: float, ends: list[float]) -> None:
         """Take the first of the iterations that `foresee` has foreseen. They began at `start`."""
         answers, chunks = self._of_round, self._chunks
-        self._planner.leap(len(ends), tuple(answer.name for answer in answers), sum(chunks[: len(ends)]))
+        self._planner.leap(len(ends), tuple(answer.name for answer in answers), chunks[: len(ends)])
         decodes, cap = len(answers), self._planner.cap
         context = sum(answer.length for answer in answers)
         for place, (seconds, end) in enumerate(zip(self._seconds, ends, strict=False)):

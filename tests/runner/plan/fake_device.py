@@ -55,6 +55,7 @@ def new(
     epoch, adapter, priority = more.pop("epoch", 1), more.pop("adapter", ""), more.pop("priority", 1)
     delivered, engines_lost = more.pop("delivered", ()), more.pop("engines_lost", 0)
     parent, salt, quantiles = more.pop("parent", None), more.pop("salt", b""), more.pop("quantiles", None)
+    tenant, weight = more.pop("tenant", ""), more.pop("weight", 1)
     ids = tuple((sum(map(ord, like or request)) * 7 + i * i) % VOCABULARY for i in range(prompt))
     return NewSequence(
         request=RequestId(request),
@@ -65,6 +66,8 @@ def new(
         promise=promise or -(-(prompt + max_tokens) // PAGE_TOKENS),
         quantiles=quantiles,
         priority=priority,
+        tenant=tenant,
+        weight=weight,
         engines_lost=engines_lost,
         parent=parent,
         prefix_salt=salt,

@@ -62,11 +62,11 @@ def test_leaping_is_the_same_as_stepping(first: int, monkeypatch: pytest.MonkeyP
     leapt = beside_chunks = 0
     leap = Planner.leap
 
-    def counted(self: Planner, count: int, tokens: Sequence[int], prompt_tokens: int = 0) -> None:
+    def counted(self: Planner, count: int, tokens: Sequence[int], pieces: Sequence[int] = ()) -> None:
         nonlocal leapt, beside_chunks
         leapt += count
-        beside_chunks += count if prompt_tokens else 0
-        leap(self, count, tokens, prompt_tokens)
+        beside_chunks += len(pieces)
+        leap(self, count, tokens, pieces)
 
     monkeypatch.setattr(Planner, "leap", counted)
     for seed in range(first, first + 10):

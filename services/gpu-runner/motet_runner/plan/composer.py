@@ -11,8 +11,9 @@ it can be computed: so the next death shows which request kills engines. Every o
 suspects slow their neighbours down by half at most.
 
 Presets that cut prompts take fewer prompt tokens beside decodes than alone, so that no decode waits long for its next
-token; `step_costs` knows how many. A request whose answer another runner has begun comes before all prompts, without
-that limit: it came first, to the other runner, and its reader waits for the next token, as readers of decodes do.
+token; `step_costs` knows how many. Tenants share them (`prompt_shares`), and first-come, first-served is
+within a tenant. A request whose answer another runner has begun comes before all prompts, without that limit: it came
+first, to the other runner, and its reader waits for the next token, as readers of decodes do.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from motet.domain import BASE, Digest, pages_for
 from motet_runner.plan.joining import choose, passed_over
 from motet_runner.plan.presets import UNBOUNDED, Preset
+from motet_runner.plan.prompt_shares import PromptShares
 from motet_runner.plan.sequence import Sequence
 
 PromptTokensBeside = Callable[[int, int], int]
@@ -47,7 +49,8 @@ class Iteration:
     passed_over: list[Sequence] = field(default_factory=list)
     """Sequences that do not start although a later one does."""
     prompts: int = 0
-    """How many sequences share the prompt tokens beside its decodes; 0: none, or others come before them."""
+    """How many sequences of one tenant wait for the prompt tokens beside its decodes. 0: none, or others come before
+    them, or other tenants may be next."""
 
     @property
     def work(self) -> list[Work]:
@@ -102,6 +105,7 @@ def compose(
     free_pages: int | None = None,
     beside: PromptTokensBeside | None = None,
     cap: int = UNBOUNDED,
+    shares: PromptShares | None = None,
 ) -> Iteration:
     """Choose the rows of one iteration among runnable sequences, given in order of arrival.
 
@@ -109,30 +113,40 @@ def compose(
     fall below those that have, and they go on. A sequence at its promise is skipped, and only that one (S3-10). With
     `suspects_first` a suspect goes before all others, otherwise after them. `free_pages`: how many pages are free now;
     only presets that pause use it. `beside` bounds the prompt tokens of an iteration that also decodes, for presets
-    that cut prompts; None: only `chunk_tokens` does.
+    that cut prompts; None: only `chunk_tokens` does. `shares`: what tenants have had, for the same presets.
     """
     started: list[Sequence] = []
     fresh: list[Sequence] = []
     for sequence in runnable:
         (started if sequence.started else fresh).append(sequence)
     free_places = 0 if preset.request_level and started else max(0, min(places, cap) - len(started))
+    shares = (shares or PromptShares()) if preset.chunked else None
+    contended = shares is not None and 0 < free_places < len(fresh)
+    if shares is not None and contended:
+        fresh = list(shares.in_turn(fresh))
     joining = choose(fresh, preset, places=free_places)
 
     chosen = [sequence for sequence in (started + joining)[:places] if not sequence.at_promise]
     suspects = [sequence for sequence in chosen if sequence.suspect]
     others = [sequence for sequence in chosen if not sequence.suspect] if suspects else chosen
     if suspects and (suspects_first or not others):
-        return _rows(suspects[:1], preset, chunk_tokens, beside)
+        return _rows(suspects[:1], preset, chunk_tokens, beside, shares)
     if preset.pauses:
         return _prompts_first(others, preset, free_pages) or _prompts_first(others, preset, None)
-    iteration = _rows(others, preset, chunk_tokens, beside)
+    iteration = _rows(others, preset, chunk_tokens, beside, shares)
+    if contended:
+        iteration.prompts = 0
     if preset.order != "arrival":
         iteration.passed_over = passed_over(fresh, (work.sequence for work in iteration.prefills))
     return iteration
 
 
 def _rows(
-    sequences: Iterable[Sequence], preset: Preset, chunk_tokens: int, beside: PromptTokensBeside | None
+    sequences: Iterable[Sequence],
+    preset: Preset,
+    chunk_tokens: int,
+    beside: PromptTokensBeside | None,
+    shares: PromptShares | None,
 ) -> Iteration:
     iteration = Iteration()
     prompts: list[Sequence] = []
@@ -152,11 +166,14 @@ def _rows(
         if count:
             iteration.prefills.append(_prefill(sequence, count))
             tokens_left -= count
-    if preset.chunked and beside is not None and iteration.decodes and prompts:
-        tokens_left = min(tokens_left, beside(len(iteration.decodes), len(prompts)))
-        iteration.prompts = 0 if resuming else len(prompts)
+    by_turn: Iterable[Sequence] = prompts
+    if shares is not None and prompts:
+        by_turn = shares.in_turn(prompts)
+        if beside is not None and iteration.decodes:
+            tokens_left = min(tokens_left, beside(len(iteration.decodes), len(prompts)))
+            iteration.prompts = len(prompts) if by_turn is prompts and not resuming else 0
     prefills_left = preset.prefills or UNBOUNDED
-    for sequence in prompts:
+    for sequence in by_turn:
         if prefills_left == 0 or tokens_left == 0:
             break
         wanted = min(sequence.to_schedule, sequence.room)

@@ -7,6 +7,7 @@ from motet_runner.interface import State
 from motet_runner.plan.batch_cap import SloCap
 from motet_runner.plan.composer import Iteration, PromptTokensBeside, compose
 from motet_runner.plan.presets import UNBOUNDED, Preset
+from motet_runner.plan.prompt_shares import PromptShares
 from motet_runner.plan.self_protection import SelfProtection
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import SequenceMemory
@@ -37,6 +38,7 @@ class NextIteration:
         self._beside = beside
         self._cap = cap
         self._turns = SuspectTurns()
+        self.shares = PromptShares()
         self._was_suspect = False
         """True if the newest iteration is a suspect's"""
 
@@ -62,6 +64,13 @@ class NextIteration:
             return Iteration()
         self._was_suspect = iteration.suspect is not None
         return iteration
+
+    def begin(self, iteration: Iteration) -> None:
+        """It is computed."""
+        iteration.begin()
+        for work in iteration.prefills:
+            if not work.sequence.resumes:  # its tenant was charged for it where it began
+                self.shares.charge(work.sequence, work.count)
 
     def share_cached(self) -> None:
         """Sequences that will start soon look again: others may have computed their pages meanwhile."""
@@ -95,6 +104,7 @@ class NextIteration:
             free_pages=self._memory.free if self._preset.pauses else None,
             beside=self._beside,
             cap=UNBOUNDED if self._cap is None else self._cap.sequences,
+            shares=self.shares,
         )
 
     def waits_for_parent(self, sequence: Sequence) -> bool:

@@ -193,7 +193,7 @@ class Planner:
         for work in iteration.work:
             if not work.sequence.started:
                 self._memory.count_cached(work.sequence)
-        iteration.begin()
+        self.next_iteration.begin(iteration)
         decodes = DecodeRows.of([self._schedule(work) for work in iteration.decodes])
         prefills = tuple(self._schedule(work) for work in iteration.prefills)
         leaves, joins = self._memory.rows.take_changes()
@@ -257,16 +257,18 @@ class Planner:
             return None
         return ChunkRound(decoding, latest.chunk.sequence, latest.prompts, self.chunk.size)
 
-    def leap(self, count: int, tokens: Series[int], prompt_tokens: int = 0) -> None:
-        """Take `count` plain iterations of the round at once, as if each had been planned and its result were `tokens`,
-        with `prompt_tokens` in all: for a simulator, which knows the tokens beforehand. Only page numbers may differ.
-        """
-        chunks = self.chunk_round() if prompt_tokens else None
+    def leap(self, count: int, tokens: Series[int], pieces: Series[int] = ()) -> None:
+        """Take `count` plain iterations of the round at once, as if each had been planned and its result were `tokens`:
+        for a simulator, which knows the tokens beforehand. `pieces`: of the prompt, one in each. Only page numbers may
+        differ."""
+        chunks = self.chunk_round() if pieces else None
         decoding = chunks.decoding if chunks is not None else self.plain_round()
         assert decoding is not None
         decoding.leap(count, tokens, self._memory)
         if chunks is not None:
-            chunks.leap(prompt_tokens, self._memory)
+            chunks.leap(sum(pieces), self._memory)
+            for piece in pieces:
+                self.next_iteration.shares.charge(chunks.prompt, piece)
         self.steps += count
         self.chunk.fitted(count)
 

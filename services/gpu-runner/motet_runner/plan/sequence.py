@@ -70,6 +70,7 @@ class Sequence:
     # Constants that each iteration reads.
     request: RequestId = field(init=False)
     adapter: Digest = field(init=False)
+    tenant: str = field(init=False)
     prompt_tokens: int = field(init=False)
     to_score: int = field(init=False)
     """The place in the prompt of the next token whose log probability is wanted; beyond the prompt if none is
@@ -81,7 +82,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         new = self.new
-        self.request, self.adapter, self.prompt_tokens = new.request, new.adapter, len(new.prompt)
+        self.request, self.adapter, self.tenant = new.request, new.adapter, new.tenant
+        self.prompt_tokens = len(new.prompt)
         asked = new.sampling.prompt_logprobs
         self.to_score = first_to_score(asked, scored=new.scored, prompt_tokens=self.prompt_tokens)
         self.most_pages = promises.max_pages(self.prompt_tokens, new.sampling.max_tokens)
@@ -190,7 +192,7 @@ class Sequence:
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.output_tokens,
             adapter=self.adapter,
-            tenant=self.new.tenant,
+            tenant=self.tenant,
             priority=self.new.priority,
             parked_times=self.parked_times,
             charged_pages=charged_pages,
