@@ -48,8 +48,7 @@ class RandomUse(RuleBasedStateMachine):
     @rule(used=st.floats(0, 4))
     def somebody_ends(self, used):
         taken = self.open.pop()
-        self.bucket.fill(self.now)
-        self.bucket.give(taken * (1 - used))
+        self.bucket.give(taken * (1 - used), self.now)
 
     @rule(grant=GRANTS)
     def limits_are_applied(self, grant):

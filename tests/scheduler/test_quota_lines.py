@@ -3,7 +3,8 @@
 from motet.domain import RequestId
 from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects, events, quota_gate
-from motet_scheduler.policy.quotas.accounts import MAX_TURNED, Holder
+from motet_scheduler.policy.quotas.accounts import Holder
+from motet_scheduler.policy.quotas.draws import MAX_TURNED
 from motet_scheduler.policy.values import Estimate, KeyAccount, Limits
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, pool, ready
 from tests.scheduler.test_quotas import with_limits

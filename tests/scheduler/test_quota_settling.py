@@ -51,6 +51,19 @@ def test_a_limit_does_not_count_what_began_before_it():
     assert account(driver).tokens.level == pytest.approx(1000 - 200)
 
 
+def test_what_a_limit_of_before_took_does_not_come_back_to_the_limit_of_now():
+    """A limit that was taken away and set again has a new bucket, which has given this request nothing."""
+    limits = {"concurrency": 8, "tokens_per_minute": 6000, "requests_per_minute": 60}
+    driver = with_limits(runner=False, **limits)
+    driver.enqueue("a", prompt=100, max_tokens=600)
+    grant(driver, concurrency=8)
+    grant(driver, **limits)
+    driver.enqueue("b", prompt=100, max_tokens=400)
+    driver.cancel("a")
+    assert account(driver).tokens.level == pytest.approx(1000 - 500)
+    assert account(driver).requests.level == pytest.approx(10 - 1)
+
+
 @pytest.mark.parametrize("number", range(3))
 def test_choices_together_use_no_more_than_a_minutes_grant(number):
     """Each of them alone is let in if its first choice was, and no debt is larger."""

@@ -13,7 +13,8 @@ next. One that the others have turned away often keeps its place.
 from motet.errors import RateLimited
 from motet.runner_info import RequestClass
 from motet_scheduler.policy.placement import Positions
-from motet_scheduler.policy.quotas.accounts import Account, Draw
+from motet_scheduler.policy.quotas.accounts import Account
+from motet_scheduler.policy.quotas.draws import Draw
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.state import SchedulerState
@@ -44,19 +45,19 @@ class QuotaGate:
         call = request.prompt_tokens + request.choices * answer
         for account in draw.accounts:
             most = account.limits.tokens_per_minute
-            if most and request.choices > 1 and request.prompt_tokens <= most < call:
+            if not most or call <= most:
+                continue
+            if request.prompt_tokens > most:
+                what, less = f"prompt has {request.prompt_tokens} tokens", "Shorten the prompt"
+            elif request.choices > 1:
                 # Further choices come in with the first, and what they use beyond a minute's grant would be free.
-                return RateLimited(
-                    f"The {request.choices} answers may have {call} tokens with their prompt, and {account.id} may use "
-                    f"{most} in a minute (tokensPerMinute). Lower n or max_tokens.",
-                    retry_after=0.0,
-                )
-            if most and request.prompt_tokens > most:
-                return RateLimited(
-                    f"The prompt has {request.prompt_tokens} tokens, and {account.id} may use {most} in a minute "
-                    "(tokensPerMinute). Shorten the prompt.",
-                    retry_after=0.0,
-                )
+                what = f"{request.choices} answers may have {call} tokens with their prompt"
+                less = "Lower n or max_tokens"
+            else:
+                continue  # its answer may be shorter, and else it is a debt
+            return RateLimited(
+                f"The {what}, and {account.id} may use {most} in a minute (tokensPerMinute). {less}.", retry_after=0.0
+            )
         blocked = self._owing(request, draw)
         if blocked is not None and request.request_class is not RequestClass.BATCH:
             over = draw.over(blocked, now, patient=False)

@@ -7,7 +7,7 @@ from math import log2
 from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass
-from motet_scheduler.policy.quotas.accounts import Draw
+from motet_scheduler.policy.quotas.draws import Draw
 from motet_scheduler.policy.values import Estimate, GroupName, KeyAccount, Promise, SchedulerConfig
 
 QueueKey = tuple[float, int]

@@ -94,8 +94,9 @@ class Bucket:
         self._used += taken
         return taken
 
-    def give(self, amount: float) -> None:
+    def give(self, amount: float, now: float) -> None:
         """Give back what was taken and not used. Negative: more was used than taken."""
+        self.fill(now)
         before, self.level = self.level, self._within(self.level + amount)
         self._most = self._within(self._most + amount)
         self._used -= amount if amount > 0 else self.level - before

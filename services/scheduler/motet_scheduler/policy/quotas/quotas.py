@@ -10,7 +10,8 @@ from itertools import count
 from math import inf
 
 from motet.quotas import BUCKET_SECONDS, MAX_DEBT_SECONDS
-from motet_scheduler.policy.quotas.accounts import Account, AccountId, AccountLevel, Draw, Holder
+from motet_scheduler.policy.quotas.accounts import Account, AccountId, AccountLevel, Holder
+from motet_scheduler.policy.quotas.draws import Draw
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.values import EVERYBODY, AdapterSpec, GroupName, Limits, PoolSpec
 
