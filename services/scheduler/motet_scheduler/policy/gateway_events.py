@@ -174,8 +174,10 @@ class GatewayEvents:
         if event.delivered:
             return None
         if len(queue) >= self._state.config.queue_limit:
+            seconds = queue.departures.retry_after(self._state.now)
             return PoolSaturated(
-                f"Too many requests ({len(queue)}) wait for this model. Send yours again in a few seconds."
+                f"Too many requests ({len(queue)}) wait for this model. Send yours again in {seconds:.0f} seconds.",
+                retry_after=seconds,
             )
         replaced = self._state.adapters.is_replaced
         if self._state.catalog_known and replaced(event.digest, event.adapter, event.group):

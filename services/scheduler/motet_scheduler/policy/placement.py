@@ -111,6 +111,7 @@ class Placer:
                 queue.note_replaced(request)
                 return Outcome.REPLACED
             queue.remove_placed(request)
+            queue.departures.note(state.now)
             self.assign(request, found.runner, found.promise)
             return Outcome.PLACED
         if isinstance(found, NeverFits) and not runners and state.may_refuse(request.group):

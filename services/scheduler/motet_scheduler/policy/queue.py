@@ -26,6 +26,7 @@ from itertools import chain
 from motet.domain import Digest
 from motet.runner_info import RequestClass
 from motet_scheduler.policy.class_queue import ClassQueue
+from motet_scheduler.policy.departures import Departures
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import SchedulerConfig
@@ -53,6 +54,7 @@ class Queue:
         self.class_queues = {one: ClassQueue(max_passed_over) for one in RequestClass}
         self.bases: Counter[str] = Counter()
         """How many requests wait for each base model."""
+        self.departures = Departures()
         self.freed: dict[Runner, None] = {}
         """Runners that may have room since the last scan. In order, as a set would differ from process to process."""
         self.reserved: dict[Runner, Request] = {}

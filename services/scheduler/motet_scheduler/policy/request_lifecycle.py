@@ -88,7 +88,9 @@ class RequestLifecycle:
             request.deadline_at = None
             self._state.quotas.leave(request)
         else:
-            self._state.queues[request.group].remove(request)
+            queue = self._state.queues[request.group]
+            queue.remove(request)
+            queue.departures.note(self._state.now)
 
     def forget(self, requests: Iterable[Request]) -> None:
         """End these, some in each event. Nothing is placed or said for them any more."""
