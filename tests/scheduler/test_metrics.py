@@ -10,7 +10,7 @@ from motet.leadership import LocalLeadership
 from motet.runner_info import RequestClass
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import events
-from motet_scheduler.policy.values import SchedulerConfig
+from motet_scheduler.policy.values import Limits, SchedulerConfig
 from motet_scheduler.service import SchedulerService
 from tests.scheduler.builders import SchedulerDriver, pool
 from tests.support.surroundings import REAL, with_clock
@@ -29,6 +29,17 @@ def test_requests_that_wait_are_counted_by_their_class() -> None:
         for one in RequestClass
     }
     assert waiting == {"interactive": 1, "standard": 0, "batch": 3}
+
+
+def test_requests_that_wait_for_a_quota_are_in_no_queue_and_counted_apart() -> None:
+    driver, registry = SchedulerDriver(), CollectorRegistry()
+    driver.attach(pages=1000)
+    driver.state(pools=(pool(limits=(("*", Limits(concurrency=1)),)),))
+    for number in range(4):
+        driver.enqueue(f"r{number}")
+    Metrics(registry).observe(driver.scheduler)
+    assert registry.get_sample_value("motet_quota_waiting_requests") == 3
+    assert registry.get_sample_value("motet_queued_requests", {"class": "standard"}) == 0
 
 
 async def test_levels_are_taken_once_a_second_however_many_ticks_there_are(

@@ -58,9 +58,12 @@ class Metrics:
             registry=registry,
         )
         self.queued = Gauge("motet_queued_requests", "Requests in the queue, by class.", ["class"], registry=registry)
-        self.known = Gauge(
-            "motet_known_requests", "Requests that are in the queue or placed on a runner.", registry=registry
+        self.held = Gauge(
+            "motet_quota_waiting_requests",
+            "Requests that wait until the limits of their tenant, adapter or API key let them into the queue.",
+            registry=registry,
         )
+        self.known = Gauge("motet_known_requests", "Requests that wait, or are placed on a runner.", registry=registry)
         self.runners = Gauge(
             "motet_attached_runners", "Runners that are connected to the scheduler.", registry=registry
         )
@@ -129,6 +132,7 @@ class Metrics:
     def observe(self, scheduler: Scheduler) -> None:
         """Take the levels, now and then."""
         self.known.set(len(scheduler.requests))
+        self.held.set(scheduler.state.quotas.waiting)
         self.runners.set(sum(runner.attached for runner in scheduler.runners.values()))
         for one in RequestClass:
             waiting = sum(queue.size_of(one) for queue in scheduler.queues.values())
