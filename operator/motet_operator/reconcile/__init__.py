@@ -109,7 +109,7 @@ def reconcile(view: View, cache: ResultCache | None = None, limiter: RolloutLimi
             refused.get(name),
             scalings[name],
             counts.get(pool.resource.group, AdapterCounts()),
-            decides=context.groups.get(pool.resource.group) is pool,
+            decider=context.groups.get(pool.resource.group),
         )
         for pool in view.pools
         for name in (pool.resource.object_name,)

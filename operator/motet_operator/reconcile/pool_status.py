@@ -74,7 +74,7 @@ def pool_status(  # noqa: PLR0917
     scaling: Scaling,
     adapters: AdapterCounts,
     *,
-    decides: bool,
+    decider: PoolObject | None,
 ) -> PoolStatus:
     name = pool.resource.object_name
     members = [instance for instance in view.instances if instance.pool == name]
@@ -104,8 +104,8 @@ def pool_status(  # noqa: PLR0917
         revision=target.newest,
         target_revision=target.revision,
         current_revision=target.newest if complete or not pool.current_revision else pool.current_revision,
-        decides=decides,
-        conditions=_conditions(view, pool, runners, scaling, adapters),
+        decides=decider is pool,
+        conditions=_conditions(view, pool, runners, scaling, adapters, decider=decider),
         observed_generation=pool.generation,
         adapters=adapters,
         slots=_slots(view, ready),
@@ -113,7 +113,13 @@ def pool_status(  # noqa: PLR0917
 
 
 def _conditions(
-    view: View, pool: PoolObject, runners: PoolRunners, scaling: Scaling, adapters: AdapterCounts
+    view: View,
+    pool: PoolObject,
+    runners: PoolRunners,
+    scaling: Scaling,
+    adapters: AdapterCounts,
+    *,
+    decider: PoolObject | None,
 ) -> tuple[Condition, ...]:
     try:
         steps = (
@@ -124,7 +130,7 @@ def _conditions(
             _scaling_active(scaling, runners.refusal),
             _ready(runners),
         )
-        found = (*steps, *_slo_kept(view, pool, runners), *_progress(steps))
+        found = (*steps, *_slo_kept(view, pool, runners), *_tenants_applied(pool, decider), *_progress(steps))
         return with_transition_times(found, pool.conditions, now=view.now, generation=pool.generation)
     except Exception as error:  # one pool must not stop the others
         return not_evaluated(error, pool.conditions, now=view.now, generation=pool.generation)
@@ -216,6 +222,22 @@ def _slo_kept(view: View, pool: PoolObject, runners: PoolRunners) -> Iterable[Co
             "SloTooShort",
             f"spec.slo.tpotMilliseconds is {target}, and a token takes {milliseconds:.2g} ms with one request alone, "
             f"{milliseconds / target:.2g} times as long; such runners compute one request at once",
+        ),
+    )
+
+
+def _tenants_applied(pool: PoolObject, decider: PoolObject | None) -> Iterable[ConditionResult]:
+    """Of a pool that grants something and does not decide."""
+    if pool.resource.spec.tenants is None or decider is None or decider is pool:
+        return ()
+    if pool.resource.spec.granted.grants == decider.resource.spec.granted.grants:
+        return (yes("TenantsApplied", "SameTenants"),)
+    return (
+        no(
+            "TenantsApplied",
+            "OtherPoolDecides",
+            f"spec.tenants has no effect, because that of pool {decider.resource.object_name} counts for group "
+            f"{pool.resource.group} and differs; change it there, and here remove it or use the same",
         ),
     )
 

@@ -178,4 +178,9 @@ POOL_REASONS: Mapping[str, Reasons] = {
         "The message says by how much. Raise `spec.slo.tpotMilliseconds`, or give the pool a smaller model or faster "
         "devices.",
     },
+    "TenantsApplied": {
+        "SameTenants": "The pool that decides for the group grants the same.",
+        "OtherPoolDecides": "The pool that decides for the group (`status.decidesForGroup`) grants something else, and "
+        "that counts. Change `spec.tenants` of that pool; here remove the field, or use the same.",
+    },
 }

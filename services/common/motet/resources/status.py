@@ -33,6 +33,8 @@ POOL_CONDITIONS = {
     "AdaptersHealthy": "no adapter of the pool has failed",
     "ScalingActive": "the number of runners is set by the scheduler (`Builtin`) or by your autoscaler (`External`)",
     "SloKept": "one request alone keeps `spec.slo.tpotMilliseconds`; absent without such a target",
+    "TenantsApplied": "what the pool says in `spec.tenants` is what the pool that decides for the group grants; absent "
+    "without `spec.tenants`, and for the deciding pool itself",
     "Reconciling": "work is in progress; otherwise the condition is absent",
     "Stalled": "nothing will happen until somebody changes something",
 }
