@@ -212,12 +212,14 @@ def document_of(key: ApiKey, used: datetime | None, now: datetime) -> dict[str, 
 
 def _print_table(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime) -> None:
     bound = any(key.tenant_uid for key, _ in found)
+    limited = any(key.limits.document for key, _ in found)
     rows = [
         (
             key.id,
             key.tenant,
             *([key.tenant_uid or "-"] if bound else []),
             ",".join(sorted(key.scopes)),
+            *([_limits(key.limits)] if limited else []),
             _time(key.created),
             _time(key.expires) if key.expires is not None else "never",
             _time(used) if used is not None else "-",
@@ -230,12 +232,22 @@ def _print_table(found: Sequence[tuple[ApiKey, datetime | None]], now: datetime)
         "tenant",
         *(["namespace uid"] if bound else []),
         "scopes",
+        *(["limits"] if limited else []),
         "created",
         "expires",
         "last used",
         "state",
     )
     Printer(width_of_a_pipe=WIDTH_OF_A_PIPE).table(columns, rows)
+
+
+def _limits(limits: KeyLimits) -> str:
+    parts = (
+        (limits.requests_per_minute, "requests/min"),
+        (limits.tokens_per_minute, "tokens/min"),
+        (limits.concurrency, "at once"),
+    )
+    return ", ".join(f"{limit} {of}" for limit, of in parts if limit) or "-"
 
 
 def _check_gateways_read_them(instead: str) -> None:

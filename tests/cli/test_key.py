@@ -197,6 +197,17 @@ def test_ls_shows_each_key_with_its_state_and_no_hash(motet: Motet, url: str) ->
         assert key.split("_", 2)[2] not in done.stdout + table
 
 
+def test_ls_shows_limits_if_a_key_has_some(motet: Motet) -> None:
+    free = motet("key", "create", "--tenant", "acme").key
+    assert "limits" not in motet("key", "ls").stdout
+    bound = motet("key", "create", "--tenant", "acme", "--requests-per-minute", "60", "--concurrency", "8").key
+    head, *lines = motet("key", "ls").stdout.splitlines()
+    assert "scopes   limits " in head
+    by_id = {line.split()[0]: line for line in lines}
+    assert " 60 requests/min, 8 at once " in by_id[id_of(bound)]
+    assert "user     -  " in by_id[id_of(free)]
+
+
 def test_ls_says_when_a_key_was_last_used(motet: Motet, url: str) -> None:
     key = motet("key", "create", "--tenant", "acme").key
     at = datetime(2026, 5, 1, 13, 37, tzinfo=UTC)
