@@ -15,13 +15,15 @@ from motet.errors import (
     MotetError,
     NoRunner,
     PoolSaturated,
+    RateLimited,
     RequestKillsEngines,
 )
+from motet.runner_info import RequestClass
 from motet.time_split import TimeSplit
 from motet_gateway.catalog import Catalog, Target
 from motet_gateway.generation import EndReason
 from motet_simulator.fake_engine import tokens_of
-from motet_simulator.trials.plan import Ask
+from motet_simulator.trials.plan import NO_LIMITS, Ask, Grant
 
 REPLACED = ModelNotFound, BaseModelReplaced
 MAX_ATTEMPTS = 3
@@ -46,6 +48,8 @@ class Client:
     catalog: Callable[[], Catalog]
     """Of its gateway."""
     start_again: "Callable[[Client], None]"
+    grant: Grant = NO_LIMITS
+    """Of its tenant."""
     adapter_may_fail: bool = False
     adapter_may_be_missing: bool = False
     base_may_change: bool = False
@@ -111,6 +115,12 @@ class Client:
         """It never came into a queue."""
         return isinstance(self.how, PoolSaturated)
 
+    @property
+    def _may_be_over_a_rate(self) -> bool:
+        """And is refused for that. Class Batch waits instead."""
+        rates = self.grant.requests_per_minute or self.grant.tokens_per_minute
+        return bool(rates) and self.ask.request_class is not RequestClass.BATCH
+
     def leave(self) -> None:
         """It cancels, or its gateway dies."""
         if not self.over:
@@ -159,6 +169,9 @@ class Client:
                     self._object(f"is refused for room after {len(self.tokens)} tokens")
                 elif (others := self.may_wait(self)) < self.queue_limit:
                     self._object(f"is refused for room, but at most {others} others waited")
+            case RateLimited() if self._may_be_over_a_rate:
+                if self.tokens:
+                    self._object(f"is refused for its quota after {len(self.tokens)} tokens")
             case DeadlineExceeded() | NoRunner():
                 silent = self.now() - self.moved_at
                 waited = silent + (MAX_GOING_ON_SECONDS if self.tokens and self.may_drain else 0.0)

@@ -5,6 +5,7 @@ from random import Random
 
 from motet.runner_info import RequestClass
 from motet_simulator.trials.draw_faults import draw_faults, with_enough
+from motet_simulator.trials.draw_grants import draw_grants
 from motet_simulator.trials.plan import (
     CONTEXT_TOKENS,
     GATEWAYS,
@@ -48,7 +49,8 @@ def draw_plan(seed: int) -> Plan:
         # Else one runner may get all that three can do.
         changes = [replace(change, max_replicas=RUNNERS) for change in changes]
     asks = _make_some_too_large(random, asks, settings)
-    return Plan(seed, tuple(asks), tuple(with_enough(random, faults)), settings, tuple(changes))
+    grants = draw_grants(Random(f"grants {seed}"), asks, settings.step_seconds)
+    return Plan(seed, tuple(asks), tuple(with_enough(random, faults)), settings, tuple(changes), grants)
 
 
 def _draw_changes(random: Random) -> list[AdapterChange]:

@@ -20,6 +20,8 @@ def check_now(system: System) -> None:
     for runner in system.runners.values():
         runner.engine.check()
     _check_hung(system)
+    if system.plan.grants:
+        system.grant_checks.check(system.clients, system.schedulers, system.world.now)
     if (leader := system.leader) is not None:
         system.waiting_checks.check(leader.scheduler, system.processes[system.leading_host], system.runners)
 
@@ -93,6 +95,7 @@ def check_quiet(system: System) -> None:
         assert gateway.dispatcher.scheduler.connected, f"{host} has no scheduler"
     assert system.leader is not None, "nobody leads"
     scheduler = system.leader.scheduler
+    assert not scheduler.state.quotas.waiting, "requests still wait for a quota"
     assert not scheduler.requests, f"the scheduler still has {list(scheduler.requests)}"
     assert not scheduler.state.adapter_uses, f"the scheduler still counts uses of {list(scheduler.state.adapter_uses)}"
     for group, queue in scheduler.queues.items():

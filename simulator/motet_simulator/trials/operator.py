@@ -23,7 +23,7 @@ from motet_operator.reconcile import (
     reconcile,
 )
 from motet_operator.sync import SchedulerSync
-from motet_simulator.trials.plan import RUNNERS, AdapterChange
+from motet_simulator.trials.plan import RUNNERS, AdapterChange, Grant
 
 POOL = ObjectName("default", "demo")
 TENANT = "acme"
@@ -40,7 +40,9 @@ DRAIN_TIME = timedelta(seconds=2)
 class DeclaredObjects:
     """What the API server has. It outlives the operator's processes."""
 
-    def __init__(self, *, max_sequences: int, ready: Callable[[], Collection[str]]) -> None:
+    def __init__(
+        self, *, max_sequences: int, ready: Callable[[], Collection[str]], grants: Collection[Grant] = ()
+    ) -> None:
         """`ready`: the runners that are."""
         self.ready = ready
         self.draining: dict[str, datetime] = {}
@@ -58,7 +60,10 @@ class DeclaredObjects:
                         "replicas": RUNNERS,
                         "engine": {"maxConcurrentSequences": max_sequences},
                         "allowedNamespaces": {"from": "All"},
-                        "tenants": {"default": {"maxPriority": "Interactive", "pinnedReplicas": RUNNERS}},
+                        "tenants": {
+                            "default": {"maxPriority": "Interactive", "pinnedReplicas": RUNNERS},
+                            "overrides": [grant.override for grant in grants],
+                        },
                     },
                 }
             ),

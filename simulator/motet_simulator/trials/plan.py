@@ -101,6 +101,29 @@ class Fault:
     """How long it lasts; of a kill: until the process is started again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a tenant may use at most. 0: as much as it wants."""
+
+    tenant: str
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    concurrency: int = 0
+
+    @property
+    def override(self) -> dict[str, object]:
+        """In the pool's manifest."""
+        limits = {
+            "requestsPerMinute": self.requests_per_minute,
+            "tokensPerMinute": self.tokens_per_minute,
+            "concurrency": self.concurrency,
+        }
+        return {"namespace": self.tenant} | {name: limit for name, limit in limits.items() if limit}
+
+
+NO_LIMITS = Grant("")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSettings:
     """Small limits, so that they are reached."""
@@ -131,10 +154,14 @@ class Plan:
     faults: tuple[Fault, ...]
     settings: TrialSettings = field(default_factory=TrialSettings)
     changes: tuple[AdapterChange, ...] = ()
+    grants: tuple[Grant, ...] = ()
 
     @property
     def drawn_events(self) -> int:
         return len(self.asks) + len(self.faults) + len(self.changes)
+
+    def grant_of(self, tenant: str) -> Grant:
+        return next((grant for grant in self.grants if grant.tenant == tenant), NO_LIMITS)
 
     def may_be_missing(self, adapter: str) -> bool:
         """Whether this adapter is not there all the time."""
@@ -154,5 +181,5 @@ class Plan:
     def __str__(self) -> str:
         drawn: tuple[Ask | Fault | AdapterChange, ...] = (*self.asks, *self.faults, *self.changes)
         events = sorted((one.at, f"  {one.at:6.3f} {one}") for one in drawn)
-        lines = [f"seed {self.seed}, {self.settings}", *(line for _, line in events)]
+        lines = [f"seed {self.seed}, {self.settings}", *map(str, self.grants), *(line for _, line in events)]
         return "\n".join(lines)

@@ -65,6 +65,7 @@ def _smaller(plan: Plan, fails: Fails, max_work: float) -> Plan:
     plan = replace(plan, faults=faults)
     plan = replace(plan, changes=_fewest(plan.changes, lambda kept: fails(replace(plan, changes=kept))))
     plan = replace(plan, asks=_fewest(plan.asks, lambda kept: fails(replace(plan, asks=kept))))
+    plan = replace(plan, grants=_fewest(plan.grants, lambda kept: fails(replace(plan, grants=kept))))
     return _with_other_settings(plan, fails, max_work)
 
 

@@ -37,6 +37,7 @@ from motet_simulator.trials.addresses import ADDRESSES, PREDICTOR, SCHEDULER, SU
 from motet_simulator.trials.clients import Client
 from motet_simulator.trials.engine_process import EngineProcess
 from motet_simulator.trials.gateway import Gateway
+from motet_simulator.trials.grant_checks import GrantChecks
 from motet_simulator.trials.leases import GARBLED, LeaseClient, TrialLeases
 from motet_simulator.trials.operator import INSTANCES, POOL, DeclaredObjects, TrialOperator
 from motet_simulator.trials.plan import CONTEXT_TOKENS, GATEWAYS, SCHEDULERS, AdapterChange, Ask, Plan
@@ -85,7 +86,9 @@ class System:
         self.disks: dict[str, SimulatedDisk] = {}
         self.caches: dict[str, AdapterCache] = {name: AdapterCache() for name in INSTANCES}
         self.sources = AdapterSources(world)
-        self.objects = DeclaredObjects(max_sequences=plan.settings.max_sequences, ready=lambda: self.runners)
+        self.objects = DeclaredObjects(
+            max_sequences=plan.settings.max_sequences, ready=lambda: self.runners, grants=plan.grants
+        )
         self.base = 0
         """The number of the base model that runners load from now on."""
         self.leases = TrialLeases()
@@ -98,6 +101,7 @@ class System:
         self._wires = wires
         self.waiting_checks = WaitingChecks()
         self._turn_checks = TurnChecks()
+        self.grant_checks = GrantChecks(plan.grants)
         self._terms: dict[int, str] = {}
         """Each with the process that led in it."""
         self._forgotten_term = 0
@@ -274,6 +278,7 @@ class System:
             may_wait=self._may_wait_beside,
             catalog=lambda: gateway.dispatcher.catalog.current,
             start_again=gateway.ask_again,
+            grant=self.plan.grant_of(ask.tenant),
             adapter_may_fail=self.plan.may_fail(ask.adapter),
             adapter_may_be_missing=self.plan.may_be_missing(ask.adapter),
             base_may_change=any(fault.kind == "new base" for fault in self.plan.faults),

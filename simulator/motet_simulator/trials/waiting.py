@@ -62,7 +62,7 @@ class WaitingChecks:
 
 
 def _fits(scheduler: Scheduler, runners: Mapping[str, Parts], now: float) -> Iterator[tuple[Fit, str]]:
-    """With the runner that has the room."""
+    """With the runner that has the room, or the account whose limits would let it in."""
     state = scheduler.state
     for queue in scheduler.queues.values() if scheduler.may_place else ():
         for request in queue.heads():
@@ -78,6 +78,13 @@ def _fits(scheduler: Scheduler, runners: Mapping[str, Parts], now: float) -> Ite
                 parts = runners.get(known.instance)
                 if parts is not None and _has_room(parts, known, request, scheduler, now):
                     yield (request.id, request.epoch, known.instance, BY_OWN_BOOK), known.instance
+    for account in state.quotas.lines if scheduler.may_place else ():
+        request = next(iter(account))
+        draw = request.draw
+        assert draw is not None
+        owing = draw.owing(now, patient=True) if not draw.charged else None
+        if not request.forgotten and owing is None and draw.crowded() is None:
+            yield (request.id, request.epoch, "", BY_COPY), f"{account.id}, for which it waits"
 
 
 def _takes_work(known: Runner, request: Request, now: float) -> bool:
