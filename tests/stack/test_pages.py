@@ -1,4 +1,4 @@
-"""The tutorial for a laptop: the test types every command of the page, in order."""
+"""The tutorial for a laptop, and the guide to quotas: the test types every command of a page, in order."""
 
 import os
 import sys
@@ -14,7 +14,8 @@ from tests.docs.blocks import Shell, blocks, type_page
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 
-def test_the_laptop_tutorial_does_what_it_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["tutorials/laptop.md", "guides/quotas.md"])
+def test_a_page_for_a_laptop_does_what_it_says(tmp_path: Path, page: str) -> None:
     here, home, programs = (tmp_path / name for name in ("motet", "home", "bin"))
     for folder in (here, home, programs):
         folder.mkdir()
@@ -29,7 +30,7 @@ def test_the_laptop_tutorial_does_what_it_says(tmp_path: Path) -> None:
     outside = {name: value for name, value in stack.environment().items() if name not in ours}
     env = outside | {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", "LANG": "C.UTF-8"}
     with taken_down(stack), Shell(here, scratch=tmp_path, env=env, timeout_s=120) as shell:
-        type_page(blocks(ROOT / "docs" / "tutorials" / "laptop.md"), shell)
+        type_page(blocks(ROOT / "docs" / page), shell)
         assert not stack.processes(), "the page stops what it starts"
 
 
