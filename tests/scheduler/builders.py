@@ -14,6 +14,7 @@ from motet.runner_info import (
 )
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import SavedCatalog
+from motet_scheduler.policy.order import order_of
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.runners import Runner
@@ -243,7 +244,7 @@ def reserved(driver: SchedulerDriver) -> dict[str, str]:
 
 
 def check_order(driver: SchedulerDriver) -> None:
-    """From now on, nothing is placed while an older request of its class, or a more urgent one, fits somewhere. Those
+    """From now on, nothing is placed while an earlier request of its class, or a more urgent one, fits somewhere. Those
     for whom a runner is reserved may go first: nobody else may have their place."""
     placer = driver.scheduler.placer
     assign = placer.assign
@@ -251,7 +252,7 @@ def check_order(driver: SchedulerDriver) -> None:
     def check_and_assign(request: Request, runner: Runner, promise: Promise) -> None:
         queue = driver.scheduler.queues[request.group]
         for other in queue.heads() if queue.reserved.get(runner) is not request else ():
-            if (other.request_class, other.key) < (request.request_class, request.key):
+            if (other.request_class, order_of(other)) < (request.request_class, order_of(request)):
                 runners, reserved = driver.scheduler.state.runners_for(other), queue.reserved_from(other)
                 outcome = choose(other, runners, driver.scheduler.config, driver.clock(), reserved=reserved)
                 assert not isinstance(outcome, Chosen), f"{request.id} is placed before {other.id}"

@@ -142,26 +142,30 @@ def test_a_runner_is_reserved_that_may_serve_the_overdue_request_though_another_
     holder = driver.where("urgent")
     assert holder != "r1"
     driver.report("r0" if holder == "r2" else "r2", entry("any", 40))
-    assert reserved(driver) == {holder: "large"}, "only it has the adapter, and no other may"
+    assert reserved(driver) == {}, "only one has the adapter, no other may serve it, and nothing was placed there since"
+    driver.report("r1", entry("any", 100))
+    driver.enqueue("small too", prompt=1, max_tokens=15, tenant="other")
+    assert reserved(driver) == {holder: "large"}
 
 
 def test_overdue_requests_that_wait_for_different_runners_have_a_reservation_each():
     """The first waits for the only runner that may serve its adapter; the second must not starve behind it."""
     driver = ready(max_passed_over=1)
     driver.attach("r0", live=(entry("on r0", 50),))
-    driver.attach("r1", live=(entry("on r1", 100),))
+    driver.attach("r1", live=(entry("on r1", 90),))
     driver.state(adapter(max_replicas=1))
     driver.certify(instance=driver.of(effects.EnsureAdapter)[0].instance)
-    driver.report("r1", entry("on r1", 100), resident=resident(PIRATE))
+    driver.report("r1", entry("on r1", 90), resident=resident(PIRATE))
     ask(driver, "pirate", "pirate too", prompt=1, max_tokens=99 * 16)
     driver.enqueue("large", prompt=1, max_tokens=80 * 16, tenant="b")
     driver.enqueue("large too", prompt=1, max_tokens=80 * 16, tenant="c")
     for n in range(2):
         driver.enqueue(f"small{n}", prompt=1, max_tokens=15, tenant=f"t{n}")
-    assert [driver.where(f"small{n}") for n in range(2)] == ["r0", ""]
+    assert [driver.where(f"small{n}") for n in range(2)] == ["r1", ""]
     assert reserved(driver) == {"r0": "large", "r1": "pirate"}
     driver.report("r0", entry("on r0", 1))
     assert driver.where("large") == "r0"
+    driver.finish("small0")
     driver.report("r1", entry("on r1", 1), resident=resident(PIRATE))
     assert driver.where("pirate") == "r1"
 

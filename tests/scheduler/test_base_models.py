@@ -218,6 +218,9 @@ def test_no_runner_of_another_base_model_is_reserved_for_an_overdue_request():
     for number in range(5):
         driver.enqueue(f"r{number}", tenant="others", base=NEW)
     assert {driver.where(f"r{number}") for number in range(5)} == {"b"}
+    assert reserved(driver) == {}, "what another base model runs takes no room of it"
+    for number in range(2):
+        driver.enqueue(f"passes{number}", prompt=1, max_tokens=1, tenant=f"small{number}", base=OLD)
     assert reserved(driver) == {"a": "overdue"}
     driver.report("b", *(entry(f"r{number}", 2) for number in range(5)))
     driver.enqueue("next", tenant="others", base=NEW)

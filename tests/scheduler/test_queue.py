@@ -1,11 +1,13 @@
 import pytest
 
 from motet.domain import BASE, RequestId, Tenant
-from motet.runner_info import RequestClass
+from motet.runner_info import Capacity, RequestClass, RunnerIdentity
 from motet_scheduler.policy import class_queue, effects, waiting_heads
 from motet_scheduler.policy.class_queue import FEW_OF
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.values import BaseModel, SchedulerConfig
 from motet_scheduler.policy.waiting_heads import Waiting
 from tests.scheduler.builders import GROUP, ready
 
@@ -22,21 +24,24 @@ def replace_searches(monkeypatch, replaced):
 
 
 class WaitingRequests:
-    """A queue and the requests in it, by name."""
+    """A queue and the requests in it, by name. They wait for one runner."""
 
     def __init__(self, max_passed_over=3):
-        self.queue = Queue(max_passed_over)
+        self.queue = Queue(SchedulerConfig(max_passed_over=max_passed_over))
         self.by_name = {}
+        self.runner = Runner(RunnerIdentity(instance="r0", incarnation="1"), "", Capacity(pages=1), 1.0)
+        self.runner.base = BaseModel(digest="base")
 
-    def add(self, name, *, age=0.0, tenant="acme", request_class=STANDARD):
+    def add(self, name, *, age=0.0, tenant="acme", request_class=STANDARD, tokens=1):
         request = Request(
             id=RequestId(name),
             gateway="g0",
             tenant=Tenant(tenant),
             group=GROUP,
             digest=BASE,
+            base="base",
             request_class=request_class,
-            prompt_tokens=1,
+            prompt_tokens=tokens,
             max_tokens=1,
             asked_at=100.0 - age,
             sequence=len(self.by_name),
@@ -44,17 +49,27 @@ class WaitingRequests:
         self.by_name[name] = request
         self.queue.add(request)
 
+    def place(self, name):
+        """When all have been tried."""
+        for request in self.queue.heads():
+            if request.waits_for is None:
+                self.queue.wait_for(request, "base", {})
+        self.queue.remove_placed(self.by_name[name], self.runner)
+
     def names(self):
         return [request.id for request in self.queue]
 
     def overdue(self):
-        """When all have been tried."""
         for request in self.queue.heads():
             if request.waits_for is None:
                 self.queue.wait_for(request, "base", {})
         return [
             request.id for runners_of in self.queue.overdue() for request in self.queue.overdue_alike(runners_of, 1)
         ]
+
+    def all_overdue(self):
+        self.overdue()
+        return [request.id for request in self.queue.overdue_alike("base", 100)]
 
     def oldest_of_each_flow(self):
         return [request.id for request in self.queue.heads()]
@@ -68,7 +83,7 @@ def test_the_more_urgent_class_comes_first_whatever_the_age():
     assert waiting.names() == ["urgent", "normal", "old"]
 
 
-def test_inside_a_class_the_oldest_is_first_even_if_it_arrives_late():
+def test_of_one_tenant_the_oldest_is_first_even_if_it_arrives_late():
     waiting = WaitingRequests()
     waiting.add("young", age=1)
     waiting.add("moved here with its age", age=9)
@@ -90,13 +105,31 @@ def test_each_tenant_offers_only_its_oldest():
     assert waiting.oldest_of_each_flow() == ["a1", "b1"]
 
 
-def test_a_tenants_next_request_is_ordered_by_its_own_age():
+def test_a_tenants_next_request_has_its_turn_by_what_the_tenant_was_given():
     waiting = WaitingRequests()
-    waiting.add("a1", age=9, tenant="a")
-    waiting.add("a2", age=5, tenant="a")
-    waiting.add("b1", age=7, tenant="b")
-    waiting.queue.remove_placed(waiting.by_name["a1"])
-    assert waiting.oldest_of_each_flow() == ["b1", "a2"]
+    for number in range(3):
+        waiting.add(f"a{number}", age=9, tenant="a")
+        waiting.add(f"b{number}", age=1, tenant="b", tokens=30)
+    order = []
+    while waiting.names():
+        predicted = waiting.names()
+        order.append(waiting.oldest_of_each_flow()[0])
+        assert predicted[0] == order[-1]
+        waiting.place(order[-1])
+    assert order == ["a0", "b0", "a1", "a2", "b1", "b2"]
+
+
+def test_the_order_that_is_told_is_that_in_which_they_are_placed():
+    waiting = WaitingRequests()
+    for number in range(4):
+        waiting.add(f"a{number}", age=9, tenant="a", tokens=10 + number)
+        waiting.add(f"b{number}", age=1, tenant="b", tokens=24)
+        waiting.add(f"c{number}", age=5, tenant="c", tokens=7)
+    told, order = waiting.names(), []
+    while waiting.names():
+        order.append(waiting.oldest_of_each_flow()[0])
+        waiting.place(order[-1])
+    assert told == order
 
 
 def test_removing_from_the_middle_keeps_the_others_in_order():
@@ -113,11 +146,11 @@ def test_only_an_overdue_request_may_be_placed():
     waiting.add("patient", tenant="a")
     for n in range(3):
         waiting.add(f"quick{n}", tenant=f"b{n}")
-    waiting.queue.remove_placed(waiting.by_name["quick0"])
+    waiting.place("quick0")
     assert waiting.overdue() == []
-    waiting.queue.remove_placed(waiting.by_name["quick1"])
+    waiting.place("quick1")
     assert waiting.overdue() == ["patient"]
-    waiting.queue.remove_placed(waiting.by_name["patient"])
+    waiting.place("patient")
     assert waiting.overdue() == []
 
 
@@ -126,8 +159,7 @@ def test_more_urgent_requests_go_first_without_counting_as_a_pass():
     waiting.add("batch", request_class=BATCH)
     for n in range(9):
         waiting.add(f"chat{n}", request_class=INTERACTIVE)
-        waiting.queue.remove_placed(waiting.by_name[f"chat{n}"])
-    assert waiting.queue.passed_over(waiting.by_name["batch"]) == 0
+        waiting.place(f"chat{n}")
     assert waiting.overdue() == []
 
 
@@ -136,9 +168,9 @@ def test_a_less_urgent_request_that_is_placed_first_counts_as_passing():
     waiting.add("large", request_class=INTERACTIVE)
     for n in range(2):
         waiting.add(f"small{n}", age=60, request_class=BATCH)
-    waiting.queue.remove_placed(waiting.by_name["small0"])
+    waiting.place("small0")
     assert waiting.overdue() == []
-    waiting.queue.remove_placed(waiting.by_name["small1"])
+    waiting.place("small1")
     assert waiting.overdue() == ["large"]
 
 
@@ -146,22 +178,12 @@ def test_of_two_overdue_requests_the_more_urgent_one_comes_first():
     waiting = WaitingRequests(max_passed_over=1)
     waiting.add("large", tenant="a", request_class=BATCH)
     waiting.add("small", tenant="b", request_class=BATCH)
-    waiting.queue.remove_placed(waiting.by_name["small"])
+    waiting.place("small")
     assert waiting.overdue() == ["large"]
     waiting.add("large chat", tenant="a", request_class=INTERACTIVE)
-    waiting.add("small", tenant="b", request_class=BATCH)
-    waiting.queue.remove_placed(waiting.by_name["small"])
-    assert waiting.overdue() == ["large chat", "large"]
-
-
-def test_an_earlier_less_urgent_placement_does_not_count_for_a_later_request():
-    waiting = WaitingRequests(max_passed_over=2)
-    waiting.add("large", age=9, request_class=INTERACTIVE)
-    waiting.add("small", age=8, request_class=BATCH)
-    waiting.queue.remove_placed(waiting.by_name["small"])
-    waiting.add("later", request_class=INTERACTIVE)
-    assert waiting.queue.passed_over(waiting.by_name["large"]) == 1
-    assert waiting.queue.passed_over(waiting.by_name["later"]) == 0
+    waiting.add("small", tenant="c", request_class=BATCH)
+    waiting.place("small")
+    assert waiting.all_overdue() == ["large chat", "large"]
 
 
 def test_placing_in_order_passes_no_request_over():
@@ -169,30 +191,53 @@ def test_placing_in_order_passes_no_request_over():
     for name in "abcd":
         waiting.add(name)
     for name in "abc":
-        waiting.queue.remove_placed(waiting.by_name[name])
+        waiting.place(name)
         assert waiting.overdue() == []
 
 
-def test_earlier_passes_do_not_count_for_a_later_request():
+def test_who_was_given_more_is_passed_by_nobody_whose_turn_it_is():
+    """However old its request is."""
     waiting = WaitingRequests(max_passed_over=2)
+    for n in range(9):
+        waiting.add(f"{n}", tenant=f"t{n}")
+    waiting.add("before", tenant="given much", tokens=1000)
+    waiting.place("before")
+    waiting.add("old", age=60, tenant="given much")
+    for n in range(9):
+        waiting.place(f"{n}")
+    assert waiting.overdue() == []
+
+
+def test_earlier_passes_do_not_count_for_a_later_request():
+    waiting = WaitingRequests(max_passed_over=1)
     waiting.add("first", age=9, tenant="a")
     waiting.add("quick", age=5, tenant="b")
-    waiting.queue.remove_placed(waiting.by_name["quick"])
+    waiting.place("quick")
     waiting.add("later", tenant="c")
-    assert waiting.queue.passed_over(waiting.by_name["first"]) == 1
-    assert waiting.queue.passed_over(waiting.by_name["later"]) == 0
+    assert waiting.all_overdue() == ["first"]
+    waiting.add("quick too", tenant="d")
+    waiting.place("quick too")
+    assert waiting.all_overdue() == ["first", "later"]
 
 
-def test_passes_of_an_overdue_request_that_no_runner_takes_are_not_counted_for_ever():
-    waiting = WaitingRequests(max_passed_over=3)
-    waiting.add("overdue", age=9, tenant="a")
-    for n in range(9):
-        waiting.add(f"quick{n}", age=8 - n / 10, tenant="b")
-        waiting.add(f"slow{n}", age=8 - n / 10, tenant="a")
-        waiting.queue.remove_placed(waiting.by_name[f"quick{n}"])
-    assert waiting.queue.passed_over(waiting.by_name["overdue"]) == 3
-    assert waiting.overdue() == ["overdue"]
-    assert [waiting.queue.passed_over(waiting.by_name[f"slow{n}"]) for n in (0, 5, 6, 7, 8)] == [3, 3, 2, 1, 0]
+def test_what_waits_behind_an_overdue_request_of_its_tenant_was_passed_as_often():
+    waiting = WaitingRequests(max_passed_over=2)
+    waiting.add("first", age=9, tenant="a")
+    waiting.add("second", age=9, tenant="a")
+    for n in range(2):
+        waiting.add(f"quick{n}", age=8, tenant=f"b{n}")
+        waiting.place(f"quick{n}")
+    waiting.queue.remove(waiting.by_name["first"])
+    assert waiting.overdue() == ["second"]
+
+
+def test_what_runs_elsewhere_passes_nobody():
+    waiting = WaitingRequests(max_passed_over=1)
+    waiting.add("large", tenant="a")
+    waiting.add("elsewhere", tenant="b")
+    waiting.queue.wait_for(waiting.by_name["large"], "another base", {})
+    waiting.place("elsewhere")
+    assert waiting.overdue() == []
 
 
 @pytest.mark.parametrize("share", [1, FEW_OF + 1])
@@ -204,7 +249,7 @@ def test_those_that_are_to_be_tried_again_leave_the_others_where_they_wait(share
     again = [waiting.by_name[f"{n}"] for n in range(0, 2 * share, 2)]
     waiting.queue.try_again([*again, again[0]])
     (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
-    assert [request for _, _, request in tried.untried_heads] == again
+    assert [request for *_, request in tried.untried_heads] == again
     assert all(request.waits_for is None for request in again)
     left = [request.id for request in tried.with_adapter(BASE, ["even"])]
     assert len(tried.waiting["even"].heads) == len(left) == FEW_OF * 3 // 2 - share
@@ -220,7 +265,7 @@ def test_that_all_are_to_be_tried_again_costs_no_search_for_each(monkeypatch):
         monkeypatch.setattr(module, "discard", lambda *_: pytest.fail("it was searched for"))
     waiting.queue.try_again(list(waiting.by_name.values()))
     (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
-    assert [request for _, _, request in tried.untried_heads] == list(waiting.by_name.values())
+    assert [request for *_, request in tried.untried_heads] == list(waiting.by_name.values())
     assert not tried.waiting
 
 
@@ -231,11 +276,11 @@ def test_an_adapter_for_which_nobody_waits_any_more_leaves_nothing():
         waiting.add(name)
         request = waiting.by_name[name]
         request.digest, request.page_needs, request.waits_for = name, {0: (1, 0)}, "base"
-        tried.add((0.0, n, request))
+        tried.add((0.0, 0.0, n, request))
     tried.discard(tried.heads[1])
     waiting.by_name["is tried again"].waits_for = None
     tried.discard_untried({"is tried again"})
-    assert [request.id for _, _, request in tried.heads] == ["stays"]
+    assert [request.id for *_, request in tried.heads] == ["stays"]
     assert [*tried.adapters] == ["stays"]
 
 
@@ -253,7 +298,7 @@ def test_that_a_limit_changes_costs_no_search_for_each(monkeypatch):
         assert waiting.names() == [f"{n}" for n in range(60)]
         assert all(request.waits_for is None for request in waiting.by_name.values())
         (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
-        assert [request for _, _, request in tried.untried_heads] == waiting.queue.heads()
+        assert [request for *_, request in tried.untried_heads] == waiting.queue.heads()
     waiting.queue.limits_changed({"default/other"}, lambda _: pytest.fail("nobody waits for it"))
 
 

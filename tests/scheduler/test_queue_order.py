@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from motet.domain import BASE
 from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects
+from motet_scheduler.policy.order import order_of
 from motet_scheduler.policy.queue import Outcome, Queue
 from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, ready
 
@@ -17,8 +18,8 @@ MANY = 1000
 
 
 class PlainQueue(Queue):
-    """Tries the oldest of each flow, the oldest first, on every runner, until nothing more has a place. It does not ask
-    what they wait for, nor what they need."""
+    """Sorts all, and tries the first of each flow on every runner, until nothing more has a place. It does not ask what
+    they wait for, nor what they need."""
 
     def try_in_order(self, config, place):
         for request_class, class_queue in self.class_queues.items():
@@ -33,27 +34,28 @@ class PlainQueue(Queue):
     def next_place(self, class_queue, last, place):
         for request in self.oldest_of_each_flow(class_queue):
             first = request.waits_for is None
-            if last is not None and request.key <= last:
+            order = order_of(request)
+            if last is not None and order <= last:
                 continue
             outcome = place(request, [])
             if outcome is not None:
-                return outcome, request.key
+                return outcome, order
             if first and class_queue.is_overdue(request):
-                return Outcome.OVERDUE, request.key
+                return Outcome.OVERDUE, order
         return None
 
     @staticmethod
     def oldest_of_each_flow(class_queue):
         oldest = {}
-        for _, _, request in sorted(class_queue.unordered()):
+        for *_, request in sorted(class_queue.unordered()):
             apart = request.adapter if request.limited else ""
             oldest.setdefault((request.tenant, request.base, apart, request.size), request)
-        return list(oldest.values())
+        return sorted(oldest.values(), key=order_of)
 
 
 def scheduler(queue, slots, rank_bytes, max_replicas):
     driver = ready(max_passed_over=MAX_PASSED_OVER, tenants_examined=MANY, avoid_after_decline=0.5)
-    driver.scheduler.queues[GROUP] = queue(MAX_PASSED_OVER)
+    driver.scheduler.queues[GROUP] = queue(driver.scheduler.config)
     how = {"max_sequences": 4, "adapter_slots": slots, "adapter_rank_bytes": rank_bytes, "page_bytes": 4}
     for name in INSTANCES:
         driver.attach(name, pages=PAGES[name], **how)

@@ -46,7 +46,7 @@ class Driver(SchedulerDriver):
     takes only more urgent ones as long as it stays reserved."""
 
     def send(self, event):
-        queue = self.scheduler.queues.setdefault(GROUP, Queue(MAX_PASSED_OVER))
+        queue = self.scheduler.queues.setdefault(GROUP, Queue(self.scheduler.config))
         before, scans, reserve = dict(queue.reserved), [], queue.reserve
         queue.reserve = lambda *given: scans.append(given) or reserve(*given)
         decided = super().send(event)
@@ -68,7 +68,7 @@ class Driver(SchedulerDriver):
         for runner, overdue in queue.reserved.items():
             assert runner.serves(overdue.base)
             assert overdue.waits_for is not None
-            assert queue.passed_over(overdue) == MAX_PASSED_OVER
+            assert queue.class_queues[overdue.request_class].is_overdue(overdue)
         of_each = [overdue.waits_for for overdue in queue.reserved.values()]
         assert len(of_each) == len(set(of_each)), "two of those that wait for the same have a reservation"
         for overdue in queue.overdue().values() if queue.overdue_are_considered else ():

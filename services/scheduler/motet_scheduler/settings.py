@@ -28,13 +28,16 @@ class Settings(BaseSettings):
     it is better to tell a client to come back than to let it wait for minutes."""
 
     max_passed_over: int = Field(64, ge=1)
-    """How many younger or less urgent requests may be placed before one that does not fit yet. After that one
+    """How many later or less urgent requests may be placed before one that does not fit yet. After that one
     runner is reserved for it: nothing of its class, and nothing less urgent, is placed there before it. Smaller values
     leave memory unused, larger ones let long requests wait longer."""
 
     tenants_examined: int = Field(32, ge=1)
-    """When a runner has room, how many tenants' oldest requests are looked at, for each class, of those that wait for
+    """When a runner has room, how many tenants' first requests are looked at, for each class, of those that wait for
     the same base model or adapter and need no more pages than are free. It bounds how long a decision takes."""
+
+    output_token_cost: float = Field(2.0, gt=0, le=1000)
+    """What a token of an answer costs in the shares of tenants, if one of a prompt costs 1."""
 
     settle_seconds: float = Field(0.5, ge=0)
     """How long the scheduler waits after its start for the runners that were there before, so that it places nothing on
@@ -99,6 +102,7 @@ class Settings(BaseSettings):
             queue_limit=self.queue_limit,
             max_passed_over=self.max_passed_over,
             tenants_examined=self.tenants_examined,
+            output_token_cost=self.output_token_cost,
             startup_wait=self.settle_seconds * time_scale,
             unsubmitted_timeout=self.unsubmitted_seconds * time_scale,
             unlisted_timeout=self.unlisted_seconds * time_scale,

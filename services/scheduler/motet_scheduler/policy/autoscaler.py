@@ -22,9 +22,9 @@ from motet_scheduler.policy.scaling_rule import (
     ScaleDownBlock,
     required_replicas,
 )
+from motet_scheduler.policy.shares import Aged
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName, PoolSpec, ScalingMode
-from motet_scheduler.policy.waiting_heads import Head
 
 SAMPLE = 200
 """Waiting requests whose size is computed; the others are assumed to be alike."""
@@ -181,7 +181,7 @@ class Autoscaler:
         oldest = min(map(itemgetter(2), requests), key=attrgetter("may_run_from"))
         return _Waiting(len(requests), pages, self._state.now - oldest.waits_since, held)
 
-    def _served_by_more_runners(self, group: GroupName) -> Sequence[Head]:
+    def _served_by_more_runners(self, group: GroupName) -> Sequence[Aged]:
         """The waiting requests, but for those whose adapter's `maxReplicas` allows no more runners."""
         queue = self._state.queues.get(group)
         requests = list(queue.unordered()) if queue is not None else []

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from motet.domain import InstanceName, ObjectName
@@ -144,7 +145,9 @@ class CatalogPublisher:
         for group in self._state.bases.models_changed(*models):
             self._state.bases_changed = True
             self._state.adapters.base_changed(group)
-        self._state.weights.state(event.pools)
+        if self._state.weights.state(event.pools):
+            for group, queue in self._state.queues.items():
+                queue.weigh(partial(self._state.weights.of, group))
         if self._state.quotas.state(event.pools, event.adapters, self._state.now):
             self._state.quotas.adopt(self._state.requests.values(), self._state.now, charged=first)
         limits_changed = self._state.limits.state(event.adapters)

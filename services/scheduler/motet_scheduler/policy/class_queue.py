@@ -1,134 +1,159 @@
-"""The waiting requests of one class: in their flows, the heads of these, and how often each was passed over."""
+"""The waiting requests of one class: in the flows of their tenants, the heads of these, and which was passed over."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 
-from motet.domain import Digest, Tenant
-from motet_scheduler.policy.requests import CapacityId, PageNeed, QueueKey, Request
+from motet.domain import Digest
+from motet_scheduler.policy.order import Head, Order, head_of
+from motet_scheduler.policy.passes import LESS_URGENT, Passes
+from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
-from motet_scheduler.policy.waiting_heads import Head, Waiting, discard
-
-Flow = tuple[Tenant, str, str, int]
-"""Tenant, base model, what may wait for other runners (an adapter with `maxReplicas`, or a replaced revision), and the
-size: where the largest go first, smaller ones take the room that is left (S3-05)."""
+from motet_scheduler.policy.shares import Aged, Flow, Share, Shares
+from motet_scheduler.policy.waiting_heads import Waiting, discard
 
 FEW_OF = 100
 """To remove fewer than one in a hundred from lists, each is searched for. For more it is faster to go through the lists
 once: all that wait for an adapter may count as untried at once."""
 
+MAX_FLOWS = 32
+"""Of one tenant. Its other requests share one more: each placement moves the heads of all its flows."""
 
-def _head(request: Request) -> Head:
-    return (request.turn_at, request.sequence, request)
+OTHERS: Flow = ("", "", -1)
 
 
-def flow_of(request: Request) -> Flow:
+def flow_of(request: Request, share: Share) -> Flow:
     apart = request.digest if request.replaced else request.adapter if request.limited else ""
-    return (request.tenant, request.base, apart, request.size)
+    flow = (request.base, apart, request.size)
+    return flow if flow in share.flows or len(share.flows) < MAX_FLOWS else OTHERS
 
 
 class ClassQueue:
     """The requests of one class. Additions and removals cost O(log n), and a short memmove."""
 
-    def __init__(self, max_passed_over: int) -> None:
-        self._max_passed_over = max_passed_over
-        self._flows: dict[Flow, list[Head]] = {}
-        self._heads: list[Head] = []
-        """The oldest request of each flow."""
+    def __init__(self, max_passed_over: int, answer_cost: float) -> None:
+        self.shares = Shares(answer_cost)
         self.untried_heads: list[Head] = []
         self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
         self._size = 0
-        self._youngest: QueueKey = (0.0, 0)
-        """The largest key that was ever added."""
-        self._passes: list[QueueKey] = []
-        """Sorted: each entry is a placement that passed all waiting requests with a smaller key. Only the largest
-        `max_passed_over` are kept: a request with a smaller key than these is overdue anyway."""
+        self._max_passed_over = max_passed_over
+        self._placements = 0
+        """That passed somebody."""
+        self._passes: dict[str, Passes] = {}
+        """By what those wait for that were passed."""
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[Request]:
-        """In order of age. For reports; too slow for decisions."""
-        return (request for _, _, request in sorted(self.unordered()))
+        """In the order in which they would be placed if all cost what is expected. For reports; too slow for
+        decisions."""
+        expected: list[Head] = []
+        for share in self.shares:
+            counter = share.counter
+            for turn_at, sequence, request in sorted(chain.from_iterable(share.flows.values())):
+                expected.append((request.charge.at if request.charge else counter, turn_at, sequence, request))
+                if request.charge is None:
+                    counter += self.shares.cost(request) / share.weight
+        return (request for *_, request in sorted(expected))
 
-    def unordered(self) -> Iterator[Head]:
-        return chain.from_iterable(self._flows.values())
+    def unordered(self) -> Iterator[Aged]:
+        flows_of_each = map(dict.values, map(attrgetter("flows"), self.shares))
+        return chain.from_iterable(chain.from_iterable(flows_of_each))
 
-    def add(self, request: Request) -> None:
-        self._join_flow(request)
+    def add(self, request: Request, weight: float) -> None:
+        share = request.share
+        if share is None:
+            share = request.share = self.shares.begin(request.tenant, weight)
+        if not share.flows:
+            self.shares.waits_again(share)
+        self._join_flow(request, share)
         self._size += 1
-        self._youngest = max(self._youngest, request.key)
+        request.passes_from = self._placements
 
     def remove(self, request: Request) -> None:
-        oldest = self._heads[0]
         self._leave_flow(request)
         request.deadline_at = None
         self._size -= 1
-        if self._passes and (not self._heads or self._heads[0] is not oldest):
-            del self._passes[: bisect_right(self._passes, self._heads[0]) if self._heads else None]
+        if not self._size:
+            self._passes.clear()
+
+    def charge(self, request: Request, cached: int) -> None:
+        """It was placed, on a runner that has `cached` tokens of its prompt: the others of its tenant have their turns
+        later."""
+        share = request.share
+        assert share is not None
+        if request.charge is not None:
+            return  # it is placed again
+        self.shares.charge(request, share, cached)
+        for flow in share.flows.values():
+            self._file_again(flow[0][2])
 
     def note_replaced(self, request: Request) -> None:
         """Its revision was replaced: those behind it need not wait for the runners that hold it."""
-        self._leave_flow(request)
+        share = self._leave_flow(request)
         request.replaced = True
-        self._join_flow(request)
-
-    def head(self) -> Request | None:
-        """The oldest request."""
-        return self._heads[0][2] if self._heads else None
+        self._join_flow(request, share)
 
     def heads(self) -> list[Request]:
-        """The oldest request of each flow, in order of age."""
-        return [request for _, _, request in self._heads]
+        """The oldest request of each flow, in the order of their turns."""
+        return [head[3] for head in sorted(self._heads())]
+
+    def _heads(self) -> Iterator[Head]:
+        return chain(self.untried_heads, *(one.heads for one in self.waiting.values()))
 
     def wait_for(self, request: Request, runners_of: str, page_needs: Mapping[CapacityId, PageNeed]) -> None:
         """It was tried, and none of these runners has room for it."""
-        head = _head(request)
-        self._leave(head)
-        request.waits_for, request.page_needs = runners_of, page_needs
+        head = self._unfile(request)
+        request.waits_for, request.page_needs, request.filed = runners_of, page_needs, head
         self.waiting[runners_of].add(head)
 
     def try_again(self, requests: Iterable[Request]) -> None:
         again = [request for request in dict.fromkeys(requests) if request.waits_for is not None]
-        if len(again) * FEW_OF < len(self._heads):
+        if len(again) * FEW_OF < sum(1 for _ in self._heads()):
             for request in again:
-                self._leave(head := _head(request))
-                insort(self.untried_heads, head)
+                self._file(self._unfile(request))
             return
         left: defaultdict[str, set[Digest]] = defaultdict(set)
         for request in again:
             assert request.waits_for is not None
+            assert request.filed is not None
             left[request.waits_for].add(request.digest)
             request.waits_for = None
+            self.untried_heads.append(request.filed)
         for runners_of, digests in left.items():
             self.waiting[runners_of].discard_untried(digests)
             if not self.waiting[runners_of].heads:
                 del self.waiting[runners_of]
-        self.untried_heads += map(_head, again)
         self.untried_heads.sort()
 
     def limits_changed(self, adapters: Collection[str], has_limit: Callable[[str], bool]) -> None:
         """Puts all into their flows at once: ten thousand may wait, and to move each alone takes ten times as long."""
-        for _, _, request in self._heads:
-            request.waits_for = None
-        flows: dict[Flow, list[Head]] = {}
-        for flow in self._flows.values():
-            for head in flow:
-                if head[2].adapter in adapters:
-                    head[2].limited = has_limit(head[2].adapter)
-                flows.setdefault(flow_of(head[2]), []).append(head)
-        for flow in flows.values():
-            flow.sort()
-        self._flows, self._heads = flows, sorted(flow[0] for flow in flows.values())
-        self.try_all_again()
+        self.untried_heads.clear()
+        self.waiting.clear()
+        for share in self.shares:
+            waiting = sorted(chain.from_iterable(share.flows.values()))
+            share.flows.clear()
+            for aged in waiting:
+                request = aged[2]
+                if request.adapter in adapters:
+                    request.limited = has_limit(request.adapter)
+                request.waits_for = request.filed = None
+                request.flow = flow_of(request, share)
+                share.flows.setdefault(request.flow, []).append(aged)
+            for flow in share.flows.values():
+                head = flow[0][2].filed = head_of(flow[0][2])
+                self.untried_heads.append(head)
+        self.untried_heads.sort()
 
     def try_all_again(self) -> None:
-        self.untried_heads = self._heads.copy()
+        self.untried_heads = sorted(self._heads())
         self.waiting.clear()
-        for _, _, request in self._heads:
-            request.waits_for = None
+        for head in self.untried_heads:
+            head[3].waits_for = None
 
     def with_adapter(self, digest: Digest, bases: Iterable[str]) -> list[Request]:
         """Of those that were tried and some runner could hold. Their base model is one of these, if they have one."""
@@ -140,86 +165,105 @@ class ClassQueue:
         ]
 
     def to_try(self, rooms: Sequence[Runner], after: Head | None, examined: int, untried: int) -> list[Head]:
-        """In order of age: untried requests, and those that wait for room on one of these runners. `after`: only
-        younger ones.
+        """In order: untried requests, and those that wait for room on one of these runners. `after`: only later ones.
 
         The work is bounded: at most `untried` untried ones, and of those that wait for the same base model or adapter,
-        at most `examined` for each runner. None is younger than an untried one that is left.
+        at most `examined` for each runner. None is later than an untried one that is left.
         """
         found = self.untried_heads[:untried]
         for runner in rooms if self.waiting else ():
-            for runners_of in {"", runner.base.digest, *(self.waiting.keys() & runner.adapters)}:
-                if (waiting := self.waiting.get(runners_of)) is not None:
-                    found += waiting.that_fit(runner, examined)
+            for waiting in self._waiting_for(runner):
+                found += waiting.that_fit(runner, examined)
         if len(found) > 1:
             found = sorted(set(found))
         if len(self.untried_heads) > untried:
             del found[bisect_left(found, self.untried_heads[untried]) :]
         return found[bisect_right(found, after) :] if after is not None else found
 
-    def passed_by_younger(self, key: QueueKey) -> None:
-        """A request of this class was placed."""
-        oldest = self.head()
-        if oldest is not None and oldest.key < key:
-            self._add_pass(key)
+    def _waiting_for(self, runner: Runner) -> Iterator[Waiting]:
+        for runners_of in self._names_for(runner):
+            if (waiting := self.waiting.get(runners_of)) is not None:
+                yield waiting
 
-    def passed_by_less_urgent(self) -> None:
-        """A less urgent request was placed because the requests here did not fit."""
-        if self._size:
-            turn_at, sequence = self._youngest
-            self._add_pass((turn_at, sequence + 1))
+    def _names_for(self, runner: Runner) -> Iterable[str]:
+        """What those wait for that wait for this runner."""
+        return {"", runner.base.digest, *(self.waiting.keys() & runner.adapters)}
 
-    def _add_pass(self, key: QueueKey) -> None:
-        insort(self._passes, key)
-        if len(self._passes) > self._max_passed_over:
-            del self._passes[0]
-
-    def passed_over(self, request: Request) -> int:
-        """How often other requests passed this one because it did not fit, up to `max_passed_over`."""
-        return len(self._passes) - bisect_right(self._passes, request.key)
+    def passed(self, runner: Runner, order: Order = LESS_URGENT) -> None:
+        """A later request was placed on this runner, where those that wait for it have too little room."""
+        for runners_of in self._names_for(runner) if self.waiting else ():
+            waiting = self.waiting.get(runners_of)
+            if waiting is not None and waiting.heads[0] < order:
+                self._placements += 1
+                if runners_of not in self._passes:
+                    self._passes[runners_of] = Passes(self._max_passed_over)
+                self._passes[runners_of].add(self._placements, order)
 
     def is_overdue(self, request: Request) -> bool:
-        return len(self._passes) >= self._max_passed_over and request.key < self._passes[0]
+        """Whether it waits for room, and was passed over as often as allowed."""
+        passes = self._passes.get(request.waits_for) if request.waits_for is not None else None
+        return passes is not None and request.filed is not None and passes.overdue(request.filed)
 
     def overdue(self) -> Sequence[Head]:
-        """In order of age: the oldest of those that were tried and wait for the same, if it is overdue."""
-        if len(self._passes) < self._max_passed_over or self._heads[0] >= self._passes[0]:
+        """In order: the first of those that were tried and wait for the same, if it is overdue."""
+        if not self._passes:
             return ()
-        return sorted([one.heads[0] for one in self.waiting.values() if one.heads[0] < self._passes[0]])
+        firsts = [self.waiting[runners_of].heads[0] for runners_of in self._passes if runners_of in self.waiting]
+        return sorted(head for head in firsts if self.is_overdue(head[3]))
 
-    def _join_flow(self, request: Request) -> None:
-        flow = self._flows.setdefault(flow_of(request), [])
-        before = flow[0] if flow else None
-        insort(flow, _head(request))
-        self._move_head(before, flow[0])
+    def _join_flow(self, request: Request, share: Share) -> None:
+        request.flow = flow_of(request, share)
+        flow = share.flows.setdefault(request.flow, [])
+        before = flow[0][2] if flow else None
+        insort(flow, (*request.key, request))
+        if flow[0][2] is request:
+            if before is not None:
+                self._unfile(before)
+            self._file(head_of(request))
 
-    def _leave_flow(self, request: Request) -> None:
-        flow = self._flows[flow_of(request)]
-        before = flow[0]
-        at = bisect_left(flow, _head(request))
+    def _leave_flow(self, request: Request) -> Share:
+        share = request.share
+        assert share is not None
+        flow = share.flows[request.flow]
+        at = bisect_left(flow, (*request.key, request))
         assert flow[at][2] is request, f"{request.id} is not where its age says"
         del flow[at]
-        self._move_head(before, flow[0] if flow else None)
+        if request.filed is not None:
+            self._unfile(request)
+            if flow:
+                self._file(head_of(flow[0][2]))
         if not flow:
-            del self._flows[flow_of(request)]
+            del share.flows[request.flow]
+        return share
 
-    def _move_head(self, before: Head | None, after: Head | None) -> None:
-        if before is after:
+    def _file(self, head: Head) -> None:
+        head[3].filed = head
+        insort(self.untried_heads, head)
+
+    def _file_again(self, request: Request) -> None:
+        """Its tenant's counter has grown. It waits for what it waited for."""
+        head = head_of(request)
+        if head == request.filed:
             return
-        if before is not None:
-            discard(self._heads, before)
-            self._leave(before)
-        if after is not None:
-            insort(self._heads, after)
-            insort(self.untried_heads, after)
+        waits_for = request.waits_for
+        self._unfile(request)
+        if waits_for is None:
+            self._file(head)
+            return
+        request.filed, request.waits_for = head, waits_for
+        self.waiting[waits_for].add(head)
 
-    def _leave(self, head: Head) -> None:
-        request = head[2]
+    def _unfile(self, request: Request) -> Head:
+        head = request.filed
+        assert head is not None, f"{request.id} is not the head of a flow"
         if request.waits_for is None:
             discard(self.untried_heads, head)
-            return
-        waiting = self.waiting[request.waits_for]
-        waiting.discard(head)
-        if not waiting.heads:
-            del self.waiting[request.waits_for]
-        request.waits_for = None
+        else:
+            waiting = self.waiting[request.waits_for]
+            waiting.discard(head)
+            if not waiting.heads:
+                del self.waiting[request.waits_for]
+                if request.waits_for != request.base:
+                    self._passes.pop(request.waits_for, None)
+        request.filed = request.waits_for = None
+        return head

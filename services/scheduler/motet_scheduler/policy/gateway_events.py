@@ -81,6 +81,8 @@ class GatewayEvents:
         elif request.placement is not None and request.placement.epoch != live.epoch:
             self._lifecycle.release_promise(request)
         request.delivered = live.delivered
+        weight = self._state.weights.of(request.group, request.tenant)
+        self._state.queue(request.group).adopt(request, weight)
         if request.draw is not None:
             request.draw.adopt()
         request.epoch = max(request.epoch, live.epoch)

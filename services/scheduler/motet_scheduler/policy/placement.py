@@ -110,7 +110,7 @@ class Placer:
             if self._cannot_be_loaded(request, found.runner):
                 queue.note_replaced(request)
                 return Outcome.REPLACED
-            queue.remove_placed(request)
+            queue.remove_placed(request, found.runner)
             queue.departures.note(state.now)
             self.assign(request, found.runner, found.promise)
             return Outcome.PLACED

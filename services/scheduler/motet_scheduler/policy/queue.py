@@ -1,20 +1,20 @@
 """The order in which the waiting requests of one group are tried, and when each is tried again.
 
-Class first, then age, whoever asked: a tenant with many old requests is served before one with a single younger one. A
-flow is the requests of one tenant and class for one base model; those for an adapter with `maxReplicas` or for a
-replaced revision, which may wait for other runners, are a flow of their own, and so is each size of class Batch, where
-the larger ones count as older than they are (`Request.turn_at`). A request never passes an older one of its own flow,
-so only the oldest of each flow, its head, is tried. Younger requests of the same class and less urgent
-requests may pass a request that does not fit, at most `max_passed_over` times. Then it is overdue, and one runner is
-reserved for it: there, nothing of its class and nothing less urgent is placed before it. More urgent requests always go
-first, which is not counted. Of the overdue requests that wait for the same runners, one at a time has a reservation.
+Class first, then what the tenant was given by its weight (`shares.py`), then age. A flow is the requests of one tenant
+and class for one base model; those for an adapter with `maxReplicas` or for a replaced revision, which may wait for
+other runners, are a flow of their own, and so is each size of class Batch, where the larger ones count as older than
+they are (`Request.turn_at`). A request never passes an older one of its own flow, so only the oldest of each flow, its
+head, is tried. Later requests of the same class and less urgent requests may pass a request that does not fit, at most
+`max_passed_over` times. Then it is overdue, and one runner is reserved for it: there, nothing of its class and nothing
+less urgent is placed before it. What has its turn before it and what is more urgent does not count, nor does what is
+placed where it can't run. Of the overdue requests that wait for the same runners, one at a time has a reservation.
 
 A request that was tried and fits nowhere knows whose runners it waits for: those of its base model, or, as long as
-`maxReplicas` allows no more, those that have its adapter. When one of these has room again, the oldest that need no
+`maxReplicas` allows no more, those that have its adapter. When one of these has room again, the first that need no
 more pages than are free there are looked at, of each base model and each adapter `tenants_examined` at most; where all
 adapter slots are in use, only those for an adapter in one of them, or for none. So whoever waits for something else, or
 for more, is in nobody's way. When other runners than before may take a request, it counts as untried (`try_again`). Of
-untried ones that get no place, too, each scan tries `tenants_examined` at most, and nothing younger or less urgent
+untried ones that get no place, too, each scan tries `tenants_examined` at most, and nothing later or less urgent
 before the others; `TryMore` goes on.
 """
 
@@ -23,14 +23,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from itertools import chain
 
-from motet.domain import Digest
+from motet.domain import PAGE_TOKENS, Digest, Tenant
 from motet.runner_info import RequestClass
 from motet_scheduler.policy.class_queue import ClassQueue
 from motet_scheduler.policy.departures import Departures
+from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.shares import Aged
 from motet_scheduler.policy.values import SchedulerConfig
-from motet_scheduler.policy.waiting_heads import Head
 
 
 class Outcome(Enum):
@@ -50,8 +51,8 @@ Place = Callable[[Request, list[Runner]], Outcome | None]
 
 
 class Queue:
-    def __init__(self, max_passed_over: int) -> None:
-        self.class_queues = {one: ClassQueue(max_passed_over) for one in RequestClass}
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.class_queues = {one: ClassQueue(config.max_passed_over, config.output_token_cost) for one in RequestClass}
         self.bases: Counter[str] = Counter()
         """How many requests wait for each base model."""
         self.departures = Departures()
@@ -69,20 +70,47 @@ class Queue:
         for class_queue in self.class_queues.values():
             yield from class_queue
 
-    def unordered(self) -> Iterator[Head]:
+    def unordered(self) -> Iterator[Aged]:
         """All requests behind their keys, for sums: fast, as ten thousand may wait."""
         return chain.from_iterable(map(ClassQueue.unordered, self.class_queues.values()))
 
     def heads(self) -> list[Request]:
-        """The oldest request of each flow."""
+        """The oldest request of each flow, in the order of their turns."""
         return [request for class_queue in self.class_queues.values() for request in class_queue.heads()]
 
     def size_of(self, request_class: RequestClass) -> int:
         return len(self.class_queues[request_class])
 
-    def add(self, request: Request) -> None:
-        self.class_queues[request.request_class].add(request)
+    @property
+    def active(self) -> bool:
+        """Whether a request waits, or runs."""
+        return any(len(class_queue.shares) for class_queue in self.class_queues.values())
+
+    def add(self, request: Request, weight: float = 1.0) -> None:
+        """`weight` is that of its tenant."""
+        self.class_queues[request.request_class].add(request, weight)
         self.bases[request.base] += 1
+
+    def adopt(self, request: Request, weight: float) -> None:
+        """It runs already. Its tenant was charged for it by a scheduler before."""
+        if request.share is None:
+            request.share = self.class_queues[request.request_class].shares.begin(request.tenant, weight)
+
+    def weigh(self, weight_of: Callable[[Tenant], float]) -> None:
+        """Weights have changed: what comes is charged by the new ones."""
+        for class_queue in self.class_queues.values():
+            for share in class_queue.shares:
+                share.weight = weight_of(share.tenant)
+
+    def end(self, request: Request, *, known: bool) -> None:
+        """It has ended, and is in the queue no more. `known`: how much of its answer was computed."""
+        if (share := request.share) is None:
+            return
+        shares = self.class_queues[request.request_class].shares
+        if known:
+            shares.settle(request, share)
+        shares.end(share)
+        request.share = None
 
     @property
     def changed(self) -> bool:
@@ -153,7 +181,7 @@ class Queue:
         ones: on any. Yields the outcome of each that has left: the caller may stop after it.
 
         Skips those that wait for runners with too little room. These are nearly all, so this must be fast. Ends before
-        anything that is younger or less urgent than an untried one that is left.
+        anything that is later or less urgent than an untried one that is left.
         """
         for request_class, class_queue in self.class_queues.items():
             rooms = [runner for runner in self.freed if runner.has_capacity]
@@ -170,7 +198,7 @@ class Queue:
             while left and (rooms or class_queue.untried_heads):
                 left = False
                 for head in class_queue.to_try(rooms, last, config.tenants_examined, untried):
-                    request = head[2]
+                    request = head[3]
                     first = request.waits_for is None
                     outcome = place(request, [] if first else rooms)
                     if outcome is None:
@@ -192,15 +220,17 @@ class Queue:
         self.class_queues[request.request_class].remove(request)
         self._left(request)
 
-    def remove_placed(self, request: Request) -> None:
-        """Remove a placed request, and count it for the waiting requests that it passed."""
-        self._left(request)
+    def remove_placed(self, request: Request, runner: Runner) -> None:
+        """Remove a request that is placed on this runner, charge its tenant, and count it for the waiting requests that
+        it passed."""
+        order = order_of(request)
+        self.remove(request)
         for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:
-                class_queue.remove(request)
-                class_queue.passed_by_younger(request.key)
+                class_queue.passed(runner, order)
+                class_queue.charge(request, runner.cached_pages(request.prefix_hints) * PAGE_TOKENS)
                 return
-            class_queue.passed_by_less_urgent()
+            class_queue.passed(runner)
 
     def _left(self, request: Request) -> None:
         if request in self.reserved.values():
@@ -209,23 +239,20 @@ class Queue:
         if not self.bases[request.base]:
             del self.bases[request.base]
 
-    def passed_over(self, request: Request) -> int:
-        return self.class_queues[request.request_class].passed_over(request)
-
     def overdue(self) -> dict[str, Request]:
-        """The oldest overdue request of the most urgent class, of those that wait for the same: in the order in which
+        """The first overdue request of the most urgent class, of those that wait for the same: in the order in which
         runners are reserved."""
         found: dict[str, Request] = {}
         for class_queue in self.class_queues.values():
-            for _, _, request in class_queue.overdue():
+            for *_, request in class_queue.overdue():
                 assert request.waits_for is not None
                 found.setdefault(request.waits_for, request)
         return found
 
     def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
-        """The oldest `most` overdue ones of each class that wait for these runners, the most urgent class first."""
+        """The first `most` overdue ones of each class that wait for these runners, the most urgent class first."""
         for class_queue in self.class_queues.values():
-            for _, _, request in (
+            for *_, request in (
                 class_queue.waiting[runners_of].heads[:most] if runners_of in class_queue.waiting else ()
             ):
                 if not class_queue.is_overdue(request):

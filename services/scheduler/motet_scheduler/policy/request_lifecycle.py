@@ -65,7 +65,8 @@ class RequestLifecycle:
         for until in request.avoid.values():
             self._retry_at(until, request)
         request.limited = self._state.limits.has_limit(request.adapter)
-        self._state.queue(request.group).add(request)
+        weight = self._state.weights.of(request.group, request.tenant)
+        self._state.queue(request.group).add(request, weight)
 
     def end(self, request: Request) -> None:
         """Forget a request: it has ended, or its gateway will send it again."""
@@ -73,6 +74,9 @@ class RequestLifecycle:
             self.leave_queue(request)
         else:
             self.release_promise(request)
+        if request.share is not None:
+            # What ran of one whose gateway has gone is not known: its tenant stays charged for what was expected.
+            self._state.queues[request.group].end(request, known=not request.forgotten)
         if request.draw is not None:
             self._state.quotas.end(request, self._state.now)
         del self._state.requests[request.id]

@@ -3,15 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2
+from typing import TYPE_CHECKING
 
 from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy.quotas.draws import Draw
+from motet_scheduler.policy.shares import Charge, Flow, Share
 from motet_scheduler.policy.values import Estimate, GroupName, KeyAccount, Promise, SchedulerConfig
 
+if TYPE_CHECKING:
+    from motet_scheduler.policy.order import Head
+
 QueueKey = tuple[float, int]
-"""`turn_at`, then order of arrival here. Unique; the smallest has its turn first."""
+"""`turn_at`, then order of arrival here. Unique; of one tenant, the smallest has its turn first."""
 
 SIZES_PER_DOUBLING = 2
 """How finely the sizes of class Batch are told apart: each size of a tenant is a flow."""
@@ -78,6 +83,16 @@ class Request:
     """When it gives up. Only as long as it is in the queue."""
     waits_for: str | None = None
     """Whose runners it waits for: the digest of its base model, or of its adapter. None: it has not been tried."""
+    filed: "Head | None" = None
+    """Where it is in the lists of its queue, as long as it is the head of its flow."""
+    flow: Flow = ("", "", 0)
+    """Only as long as it is in the queue."""
+    share: Share | None = None
+    """Of its tenant in its class, once it has been in the queue."""
+    charge: Charge | None = None
+    """What its tenant was charged for it. None: it was not placed yet, or a scheduler before has placed it."""
+    passes_from: int = 0
+    """Placements that passed others of its class before it came."""
     limited: bool = False
     """Whether its adapter has `maxReplicas`. Only as long as it is in the queue."""
     replaced: bool = False
@@ -127,6 +142,11 @@ class Request:
     @property
     def key(self) -> QueueKey:
         return (self.turn_at, self.sequence)
+
+    @property
+    def own_prompt_tokens(self) -> int:
+        """Further choices of a call share the prompt of the first."""
+        return self.prompt_tokens if self.parent is None else 0
 
     @property
     def waits_since(self) -> float:

@@ -205,12 +205,12 @@ class SchedulerState:
     def queue(self, group: GroupName) -> Queue:
         queue = self.queues.get(group)
         if queue is None:
-            queue = self.queues[group] = Queue(self.config.max_passed_over)
+            queue = self.queues[group] = Queue(self.config)
         return queue
 
     def drop_unused_queues(self) -> None:
         """Of groups without requests and runners: there may be many names in the life of a scheduler."""
-        for group in [group for group, queue in self.queues.items() if not len(queue) and group not in self.by_group]:
+        for group in [group for group, queue in self.queues.items() if not queue.active and group not in self.by_group]:
             del self.queues[group]
 
     def runners_of(self, group: GroupName) -> Sequence[Runner]:

@@ -231,6 +231,8 @@ class SchedulerConfig:
     tenants_examined: int = 32
     """How many tenants' oldest requests are looked at, per class, of those that wait for the same and whose pages are
     free."""
+    output_token_cost: float = 2.0
+    """Of a token of an answer in the shares of tenants; one of a prompt costs 1."""
     startup_wait: float = 0.5
     unsubmitted_timeout: float = 2.0
     """When reports have not listed a placement for this long, it is released. When they have listed for as long what

@@ -7,13 +7,11 @@ from collections.abc import Collection, Iterator
 from typing import TypeVar
 
 from motet.domain import BASE, Digest
+from motet_scheduler.policy.order import Head
 from motet_scheduler.policy.requests import CapacityId, Request
 from motet_scheduler.policy.runners import Runner
 
-Head = tuple[float, int, Request]
-"""A request behind its key: flat, as they are compared very often. Keys are unique, so requests never are."""
-
-Sized = tuple[int, int, float, int, Request]
+Sized = tuple[int, int, float, float, int, Request]
 """A head behind its `PageNeed`."""
 
 ByNeed = defaultdict[CapacityId, list[Sized]]
@@ -28,14 +26,14 @@ class Waiting:
 
     def __init__(self) -> None:
         self.heads: list[Head] = []
-        """In order of age."""
+        """In order."""
         self._by_need: ByNeed = defaultdict(list)
         self.adapters: defaultdict[Digest, ByNeed] = defaultdict(lambda: defaultdict(list))
         """The same, of each adapter alone: where all slots are in use, only those that have one can go."""
 
     def add(self, head: Head) -> None:
         insort(self.heads, head)
-        request = head[2]
+        request = head[-1]
         of_adapter = self.adapters[request.digest]
         for capacity, need in request.page_needs.items():
             sized = need + head
@@ -44,7 +42,7 @@ class Waiting:
 
     def discard(self, head: Head) -> None:
         discard(self.heads, head)
-        request = head[2]
+        request = head[-1]
         of_adapter = self.adapters[request.digest]
         for capacity, need in request.page_needs.items():
             sized = need + head
@@ -72,7 +70,7 @@ class Waiting:
         return (sized[-1] for by_need in self.adapters.get(digest, {}).values() for sized in by_need)
 
     def that_fit(self, runner: Runner, examined: int) -> list[Head]:
-        """For each adapter that may be used there, and for the base model, the oldest `examined` of those that need no
+        """For each adapter that may be used there, and for the base model, the first `examined` of those that need no
         more than the free pages of a runner; if any adapter may, of all. Those that avoid it do not hide the others."""
         capacity, free, only = id(runner.capacity), runner.ledger.free, runner.only_adapters
         by_need = self._by_need.get(capacity)
@@ -105,7 +103,7 @@ def _that_fit(
             first, more = at, examined
             while first < end and more:
                 alike = by_need[first : min(end, first + more)]
-                some = [one[2:] for one in alike if instance not in one[4].avoid]
+                some = [one[2:] for one in alike if instance not in one[-1].avoid]
                 first, more = first + more, more - len(some)
                 found += some
         at = end

@@ -1,0 +1,21 @@
+"""Which of two waiting requests of one class goes first: the one whose tenant was given less by its weight, then the
+older one."""
+
+from motet_scheduler.policy.requests import Request
+
+Order = tuple[float, float, int]
+"""What its tenant was given, then `Request.key`. Unique; the smallest has its turn first."""
+
+Head = tuple[float, float, int, Request]
+"""A request behind its order: flat, as they are compared very often."""
+
+
+def order_of(request: Request) -> Order:
+    """One that has had a place before, and lost it, has the turn that it had then: its tenant has paid for it."""
+    if request.charge is not None:
+        return (request.charge.at, request.turn_at, request.sequence)
+    return (request.share.counter if request.share is not None else 0.0, request.turn_at, request.sequence)
+
+
+def head_of(request: Request) -> Head:
+    return (*order_of(request), request)

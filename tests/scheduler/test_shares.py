@@ -1,0 +1,235 @@
+"""Tenants get shares by their weights, and no trick gets more."""
+
+from collections.abc import Callable, Iterator
+from itertools import count, repeat
+from random import Random
+
+import pytest
+
+from motet.domain import Digest, RequestId
+from motet_scheduler.policy import events
+from motet_scheduler.policy.shares import MAX_LAG, MAX_RESTING, SLACK, Shares
+from motet_scheduler.policy.values import Estimate, KeyAccount, Limits
+from tests.scheduler.builders import GROUP, adapter, entry, pool, ready
+from tests.scheduler.load import Ask, Load
+
+
+def ordinary() -> Iterator[Ask]:
+    return repeat(Ask())
+
+
+def counters(driver) -> dict[str, float]:
+    (shares,) = [one.shares for one in driver.scheduler.queues[GROUP].class_queues.values() if len(one.shares)]
+    return {share.tenant: share.counter + share.owed for share in shares}
+
+
+@pytest.mark.parametrize("lengths", ["equal", "random"])
+def test_tenants_get_shares_by_their_weights(lengths):
+    load, chance = Load(max_sequences=32), Random(1)
+    load.driver.state(pools=(pool(weights=(("b", 2), ("c", 5))),))
+
+    def asks() -> Iterator[Ask]:
+        while True:
+            answer = 20 if lengths == "equal" else 1 + int(chance.expovariate(1 / 20))
+            yield Ask(prompt=chance.randrange(10, 50), answer=answer, max_tokens=1000)
+
+    for tenant in "abc":
+        load.tenant(tenant, asks, backlog=60)
+    load.run(300)  # until the mean of answers is known
+    load.spent.clear()
+    load.run(3000)
+    assert [load.share(tenant) for tenant in "abc"] == pytest.approx([1 / 8, 2 / 8, 5 / 8], rel=0.03)
+
+
+def test_other_weights_hold_for_tenants_that_wait_already():
+    load = Load(max_sequences=32)
+    for tenant in "ab":
+        load.tenant(tenant, ordinary, backlog=60)
+    load.run(100)
+    load.driver.state(pools=(pool(weights=(("b", 3),)),))
+    load.spent.clear()
+    load.run(1000)
+    assert load.share("b") == pytest.approx(3 / 4, rel=0.03)
+
+
+def test_a_tenant_with_many_old_requests_does_not_delay_one_with_a_single_younger_one():
+    driver = ready()
+    driver.attach(max_sequences=1)
+    driver.enqueue("runs", tenant="many")
+    for n in range(9):
+        driver.enqueue(f"many{n}", tenant="many")
+    driver.enqueue("single", tenant="single")
+    driver.finish("runs")
+    driver.finish("many0")
+    assert driver.where("single") == "r0"
+
+
+def test_a_longer_answer_than_expected_is_paid_with_the_next_charge_and_a_shorter_one_is_given_back():
+    driver = ready()
+    driver.attach()
+    for tenant in ("longer", "shorter", "as expected"):
+        driver.enqueue(f"{tenant} runs", tenant=tenant)
+        driver.enqueue(tenant, tenant=tenant, prompt=10, max_tokens=100, estimate=Estimate(q50=50))
+    before = counters(driver)
+    for tenant, tokens in (("longer", 100), ("shorter", 1), ("as expected", 50)):
+        driver.send(events.RequestFinished("g0", RequestId(tenant), 1, tokens))
+    after = counters(driver)
+    assert {tenant: after[tenant] - before[tenant] for tenant in before} == {
+        "longer": 100.0,
+        "shorter": -98.0,
+        "as expected": 0.0,
+    }
+    driver.enqueue("next", tenant="shorter", prompt=10, max_tokens=1)
+    assert counters(driver)["shorter"] == before["shorter"] - 98 + 12
+
+
+def test_cached_pages_of_a_prompt_and_the_prompt_of_further_choices_are_free():
+    driver = ready()
+    driver.attach()
+    driver.report(cached=(1, 2))
+    driver.enqueue("first", prompt=100, max_tokens=1, prefix_hints=(1, 2, 3), choices=2)
+    assert counters(driver) == {"acme": 100 - 32 + 2}
+    driver.enqueue("second", prompt=100, max_tokens=1, parent=RequestId("first"), choices=2)
+    assert counters(driver) == {"acme": 100 - 32 + 2 + 2}
+
+
+def test_a_request_that_loses_its_runner_is_charged_once_and_keeps_its_turn():
+    driver = ready()
+    driver.attach("r0", max_sequences=1)
+    driver.enqueue("first", tenant="a")
+    for n in range(3):
+        driver.enqueue(f"b{n}", tenant="b")
+    before = counters(driver)
+    driver.lose("first", delivered=7)
+    assert driver.where("b0") == "r0", "the request leaves its runner alone for a moment"
+    driver.wait(1)
+    driver.finish("b0")
+    assert driver.where("first") == "r0"
+    assert counters(driver)["a"] == before["a"]
+
+
+def test_who_comes_back_starts_at_the_lowest_counter_of_those_that_are_there():
+    load = Load()
+    load.tenant("b", ordinary)
+    load.tenant("a", lambda: iter([Ask()]))
+    load.run(1000)
+    load.ask("a", Ask())
+    there = counters(load.driver)
+    assert there["a"] == pytest.approx(there["b"], abs=100)
+
+
+def test_who_was_given_more_does_not_lose_that_by_going_away_for_a_moment():
+    driver = ready()
+    driver.attach(max_sequences=2)
+    driver.enqueue("b", tenant="b")
+    driver.enqueue("a", tenant="a", prompt=500)
+    driver.finish("a")
+    driver.enqueue("b too", tenant="b")
+    driver.enqueue("a again", tenant="a")
+    driver.enqueue("b at last", tenant="b", prompt=1)
+    driver.finish("b")
+    assert driver.where("b at last") == "r0"
+
+
+def test_who_asks_for_less_than_his_share_does_not_save_up_without_end():
+    """A tenant that always has a small request can't take everything for as long as others did."""
+    load = Load(runners=2)
+    load.tenant("b", lambda: repeat(Ask(prompt=160, answer=160, max_tokens=640)))
+    for _ in range(100):
+        load.ask("a", Ask(prompt=1, answer=100, max_tokens=100))
+        load.run(100)
+    load.ask("a", Ask())
+    behind = counters(load.driver)
+    assert 0 < behind["b"] - behind["a"] < MAX_LAG + 10_000
+    load.spent.clear()
+    load.tenant("a", ordinary)
+    load.run(5_000)
+    assert load.spent["a"] - load.spent["b"] < MAX_LAG + 10_000
+
+
+def test_tenants_that_have_gone_leave_nothing():
+    shares = Shares(2.0)
+    stays = shares.begin("stays", 1.0)
+    for n in range(2 * MAX_RESTING):
+        shares.end(shares.begin(f"t{n}", 1.0))
+    assert not shares.resting
+    for n in range(2 * MAX_RESTING):
+        gone = shares.begin(f"t{n}", 1.0)
+        gone.counter = 10.0
+        shares.end(gone)
+    assert len(shares.resting) <= MAX_RESTING
+    assert len(shares.heap) <= SLACK + 4
+    shares.end(stays)
+    assert not shares.resting
+    assert not shares.heap
+
+
+def test_after_a_restart_all_counters_are_equal_and_what_runs_is_not_charged_again():
+    driver = ready()
+    driver.attach(live=(entry("q0", 2), entry("q1", 2)))
+    driver.gateway("g0", driver.live("q0", tenant="a"), driver.live("q1", tenant="b"))
+    assert counters(driver) == {"a": 0.0, "b": 0.0}
+    driver.send(events.RequestFinished("g0", RequestId("q0"), 1, 64))
+    driver.enqueue("next", tenant="a")
+    assert counters(driver)["a"] == 16 + 2 * 64
+
+
+# ----------------------------------------------------------------------------------------- tricks
+
+
+def many_adapters() -> Iterator[Ask]:
+    for n in count():
+        digest = Digest(f"sha256:{n % 1000:064}")
+        yield Ask(how={"digest": digest, "adapter": f"default/a{n % 1000}"})
+
+
+def many_keys() -> Iterator[Ask]:
+    for n in count():
+        yield Ask(how={"api_key": KeyAccount(f"k{n % 1000}", Limits(concurrency=100))})
+
+
+def as_large_as_a_runner() -> Iterator[Ask]:
+    return repeat(Ask(prompt=16, answer=500, max_tokens=1600 - 16))
+
+
+def many_choices() -> Iterator[Ask]:
+    return repeat(Ask(choices=128))
+
+
+def cancelled_after_the_prompt() -> Iterator[Ask]:
+    return repeat(Ask(prompt=500, answer=1, max_tokens=1000, how={"estimate": Estimate(q50=1)}))
+
+
+def one_token() -> Iterator[Ask]:
+    return repeat(Ask(prompt=16, answer=1, max_tokens=1))
+
+
+def a_million_tokens() -> Iterator[Ask]:
+    return repeat(Ask(prompt=16, answer=16, max_tokens=1_000_000))
+
+
+def wrong_estimates() -> Iterator[Ask]:
+    return repeat(Ask(prompt=16, answer=200, max_tokens=1000, how={"estimate": Estimate(q50=1)}))
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        many_adapters,
+        many_keys,
+        as_large_as_a_runner,
+        many_choices,
+        cancelled_after_the_prompt,
+        one_token,
+        a_million_tokens,
+        wrong_estimates,
+    ],
+)
+def test_no_trick_gets_a_larger_share(trick: Callable[[], Iterator[Ask]]):
+    load = Load(pages=100, adapter_slots=8, max_model_length=1 << 21)
+    if trick is many_adapters:
+        load.driver.state(*(adapter(f"a{n}", max_replicas=n % 3) for n in range(1000)))
+    load.tenant("cheats", trick, backlog=100)
+    load.tenant("honest", ordinary, backlog=20)
+    load.run(10_000)
+    assert load.spent["honest"] > 0.95 * load.spent["cheats"]
