@@ -244,15 +244,17 @@ def reserved(driver: SchedulerDriver) -> dict[str, str]:
 
 
 def check_order(driver: SchedulerDriver) -> None:
-    """From now on, nothing is placed while an earlier request of its class, or a more urgent one, fits somewhere. Those
-    for whom a runner is reserved may go first: nobody else may have their place."""
+    """From now on, nothing is placed while an earlier request of its class, or a more urgent one, fits somewhere. A
+    class may have its floor, and those for whom a runner is reserved may go first: nobody else may have their place."""
     placer = driver.scheduler.placer
     assign = placer.assign
 
     def check_and_assign(request: Request, runner: Runner, promise: Promise) -> None:
         queue = driver.scheduler.queues[request.group]
         for other in queue.heads() if queue.reserved.get(runner) is not request else ():
-            if (other.request_class, order_of(other)) < (request.request_class, order_of(request)):
+            before = order_of(other) < order_of(request)
+            urgent = other.request_class < request.request_class and queue.early is not request.request_class
+            if urgent or (other.request_class is request.request_class and before):
                 runners, reserved = driver.scheduler.state.runners_for(other), queue.reserved_from(other)
                 outcome = choose(other, runners, driver.scheduler.config, driver.clock(), reserved=reserved)
                 assert not isinstance(outcome, Chosen), f"{request.id} is placed before {other.id}"

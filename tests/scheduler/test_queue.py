@@ -174,6 +174,15 @@ def test_a_less_urgent_request_that_is_placed_first_counts_as_passing():
     assert waiting.overdue() == ["large"]
 
 
+def test_what_a_class_gets_as_its_floor_passes_no_more_urgent_request():
+    waiting = WaitingRequests(max_passed_over=1)
+    waiting.add("large", request_class=INTERACTIVE)
+    waiting.add("small", request_class=STANDARD)
+    waiting.queue.early = STANDARD
+    waiting.place("small")
+    assert waiting.overdue() == []
+
+
 def test_of_two_overdue_requests_the_more_urgent_one_comes_first():
     waiting = WaitingRequests(max_passed_over=1)
     waiting.add("large", tenant="a", request_class=BATCH)

@@ -21,15 +21,14 @@ class PlainQueue(Queue):
     """Sorts all, and tries the first of each flow on every runner, until nothing more has a place. It does not ask what
     they wait for, nor what they need."""
 
-    def try_in_order(self, config, place):
-        for request_class, class_queue in self.class_queues.items():
-            for runner, overdue in list(self.reserved.items()):
-                if overdue.request_class is request_class and (outcome := place(overdue, [runner])) is not None:
-                    yield outcome
-            last = None
-            while (found := self.next_place(class_queue, last, place)) is not None:
-                outcome, last = found
+    def try_class(self, request_class, config, place):
+        for runner, overdue in list(self.reserved.items()):
+            if overdue.request_class is request_class and (outcome := place(overdue, [runner])) is not None:
                 yield outcome
+        class_queue, last = self.class_queues[request_class], None
+        while (found := self.next_place(class_queue, last, place)) is not None:
+            outcome, last = found
+            yield outcome
 
     def next_place(self, class_queue, last, place):
         for request in self.oldest_of_each_flow(class_queue):

@@ -7,7 +7,9 @@ from random import Random
 import pytest
 
 from motet.domain import Digest, RequestId
+from motet.runner_info import RequestClass
 from motet_scheduler.policy import events
+from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.shares import MAX_LAG, MAX_RESTING, SLACK, Shares
 from motet_scheduler.policy.values import Estimate, KeyAccount, Limits
 from tests.scheduler.builders import GROUP, adapter, entry, pool, ready
@@ -233,3 +235,38 @@ def test_no_trick_gets_a_larger_share(trick: Callable[[], Iterator[Ask]]):
     load.tenant("honest", ordinary, backlog=20)
     load.run(10_000)
     assert load.spent["honest"] > 0.95 * load.spent["cheats"]
+
+
+# ----------------------------------------------------------------------------------------- classes
+
+
+def of(request_class: RequestClass) -> Callable[[], Iterator[Ask]]:
+    return lambda: repeat(Ask(how={"request_class": request_class}))
+
+
+def test_each_class_gets_its_floor_while_more_urgent_requests_wait():
+    load = Load()
+    load.tenant("interactive", of(RequestClass.INTERACTIVE))
+    load.tenant("standard", of(RequestClass.STANDARD))
+    load.tenant("batch", of(RequestClass.BATCH))
+    load.run(5_000)
+    parts = {tenant: placed / load.placed.total() for tenant, placed in load.placed.items()}
+    assert parts == pytest.approx({"interactive": 0.87, "standard": 0.1, "batch": 0.03}, abs=0.005)
+
+
+def test_a_large_request_gets_a_floor_of_no_more_than_one_place():
+    """It could not use its class's floor for long."""
+    turns = ClassTurns({RequestClass.BATCH: 0.03})
+    for _ in range(200):
+        turns.placed(RequestClass.INTERACTIVE, {RequestClass.BATCH})
+    assert turns.early() == [RequestClass.BATCH]
+    turns.placed(RequestClass.BATCH, {RequestClass.BATCH})
+    assert turns.early() == []
+
+
+def test_a_class_that_nobody_waits_in_is_owed_nothing():
+    turns = ClassTurns({RequestClass.STANDARD: 0.5})
+    turns.placed(RequestClass.INTERACTIVE, {RequestClass.STANDARD})
+    turns.placed(RequestClass.INTERACTIVE, ())
+    turns.placed(RequestClass.INTERACTIVE, {RequestClass.STANDARD})
+    assert turns.early() == []

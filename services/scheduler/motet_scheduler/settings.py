@@ -39,6 +39,13 @@ class Settings(BaseSettings):
     output_token_cost: float = Field(2.0, gt=0, le=1000)
     """What a token of an answer costs in the shares of tenants, if one of a prompt costs 1."""
 
+    standard_floor_percent: float = Field(10.0, ge=0, le=50)
+    """How many percent of all placements class Standard gets at least while it waits, although interactive requests
+    wait, too. 0: none."""
+
+    batch_floor_percent: float = Field(3.0, ge=0, le=50)
+    """The same for class Batch."""
+
     settle_seconds: float = Field(0.5, ge=0)
     """How long the scheduler waits after its start for the runners that were there before, so that it places nothing on
     memory that is in use. The wait ends as soon as all of them are connected."""
@@ -103,6 +110,8 @@ class Settings(BaseSettings):
             max_passed_over=self.max_passed_over,
             tenants_examined=self.tenants_examined,
             output_token_cost=self.output_token_cost,
+            standard_floor=self.standard_floor_percent / 100,
+            batch_floor=self.batch_floor_percent / 100,
             startup_wait=self.settle_seconds * time_scale,
             unsubmitted_timeout=self.unsubmitted_seconds * time_scale,
             unlisted_timeout=self.unlisted_seconds * time_scale,

@@ -1,10 +1,12 @@
 """The order in which the waiting requests of one group are tried, and when each is tried again.
 
-Class first, then what the tenant was given by its weight (`shares.py`), then age. A flow is the requests of one tenant
-and class for one base model; those for an adapter with `maxReplicas` or for a replaced revision, which may wait for
-other runners, are a flow of their own, and so is each size of class Batch, where the larger ones count as older than
-they are (`Request.turn_at`). A request never passes an older one of its own flow, so only the oldest of each flow, its
-head, is tried. Later requests of the same class and less urgent requests may pass a request that does not fit, at most
+Class first, but a class that waits gets its floor of all placements (`class_turns.py`); then what the tenant was given
+by its weight (`shares.py`), then age. A flow is the requests of one tenant and class for one base model; those for an
+adapter with `maxReplicas` or for a replaced revision, which may wait for other runners, are a flow of their own, and so
+is each size of class Batch, where the larger ones count as older than they are (`Request.turn_at`). A request never
+passes an older one of its own flow, so only the oldest of each flow, its head, is tried.
+
+Later requests of the same class and less urgent requests may pass a request that does not fit, at most
 `max_passed_over` times. Then it is overdue, and one runner is reserved for it: there, nothing of its class and nothing
 less urgent is placed before it. What has its turn before it and what is more urgent does not count, nor does what is
 placed where it can't run. Of the overdue requests that wait for the same runners, one at a time has a reservation.
@@ -26,6 +28,7 @@ from itertools import chain
 from motet.domain import PAGE_TOKENS, Digest, Tenant
 from motet.runner_info import RequestClass
 from motet_scheduler.policy.class_queue import ClassQueue
+from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.departures import Departures
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
@@ -53,6 +56,9 @@ Place = Callable[[Request, list[Runner]], Outcome | None]
 class Queue:
     def __init__(self, config: SchedulerConfig) -> None:
         self.class_queues = {one: ClassQueue(config.max_passed_over, config.output_token_cost) for one in RequestClass}
+        self._turns = ClassTurns({RequestClass.STANDARD: config.standard_floor, RequestClass.BATCH: config.batch_floor})
+        self.early: RequestClass | None = None
+        """The class that is tried before more urgent ones now."""
         self.bases: Counter[str] = Counter()
         """How many requests wait for each base model."""
         self.departures = Departures()
@@ -183,37 +189,49 @@ class Queue:
         Skips those that wait for runners with too little room. These are nearly all, so this must be fast. Ends before
         anything that is later or less urgent than an untried one that is left.
         """
-        for request_class, class_queue in self.class_queues.items():
-            rooms = [runner for runner in self.freed if runner.has_capacity]
-            for runner, overdue in self.reserved.items():
-                if request_class < overdue.request_class or runner not in self.freed or not runner.has_capacity:
-                    continue
-                rooms = [room for room in rooms if room is not runner]
-                if request_class is overdue.request_class:
-                    need = overdue.requirement_on(runner.capacity, config, runner.adapter_pages(overdue.digest))
-                    if need.promise.pages <= runner.ledger.free and (outcome := place(overdue, [runner])) is not None:
-                        yield outcome
-            last: Head | None = None
-            untried, left = config.tenants_examined, True
-            while left and (rooms or class_queue.untried_heads):
-                left = False
-                for head in class_queue.to_try(rooms, last, config.tenants_examined, untried):
-                    request = head[3]
-                    first = request.waits_for is None
-                    outcome = place(request, [] if first else rooms)
-                    if outcome is None:
-                        untried -= first
-                        if first and class_queue.is_overdue(request):
-                            yield Outcome.OVERDUE
-                        continue
-                    yield outcome
-                    if outcome is Outcome.REFUSED:
-                        untried -= first  # a tenant may have many to refuse
-                    # Less may be free now, and the next of its flow is untried.
-                    last, left, rooms = head, True, [room for room in rooms if room.has_capacity]
+        for request_class in self._turns.early():
+            self.early = request_class
+            for outcome in self.try_class(request_class, config, place):
+                yield outcome
+                if outcome is Outcome.PLACED:
                     break
+        self.early = None
+        for request_class, class_queue in self.class_queues.items():
+            yield from self.try_class(request_class, config, place)
             if class_queue.untried_heads:
                 return
+
+    def try_class(self, request_class: RequestClass, config: SchedulerConfig, place: Place) -> Iterator[Outcome]:
+        """The requests of one class."""
+        class_queue = self.class_queues[request_class]
+        rooms = [runner for runner in self.freed if runner.has_capacity]
+        for runner, overdue in self.reserved.items():
+            if request_class < overdue.request_class or runner not in self.freed or not runner.has_capacity:
+                continue
+            rooms = [room for room in rooms if room is not runner]
+            if request_class is overdue.request_class:
+                need = overdue.requirement_on(runner.capacity, config, runner.adapter_pages(overdue.digest))
+                if need.promise.pages <= runner.ledger.free and (outcome := place(overdue, [runner])) is not None:
+                    yield outcome
+        last: Head | None = None
+        untried, left = config.tenants_examined, True
+        while left and (rooms or class_queue.untried_heads):
+            left = False
+            for head in class_queue.to_try(rooms, last, config.tenants_examined, untried):
+                request = head[3]
+                first = request.waits_for is None
+                outcome = place(request, [] if first else rooms)
+                if outcome is None:
+                    untried -= first
+                    if first and class_queue.is_overdue(request):
+                        yield Outcome.OVERDUE
+                    continue
+                yield outcome
+                if outcome is Outcome.REFUSED:
+                    untried -= first  # a tenant may have many to refuse
+                # Less may be free now, and the next of its flow is untried.
+                last, left, rooms = head, True, [room for room in rooms if room.has_capacity]
+                break
 
     def remove(self, request: Request) -> None:
         """Remove a request that was not placed."""
@@ -223,14 +241,16 @@ class Queue:
     def remove_placed(self, request: Request, runner: Runner) -> None:
         """Remove a request that is placed on this runner, charge its tenant, and count it for the waiting requests that
         it passed."""
-        order = order_of(request)
+        order, early = order_of(request), request.request_class is self.early
         self.remove(request)
+        self._turns.placed(request.request_class, [one for one, others in self.class_queues.items() if len(others)])
         for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:
                 class_queue.passed(runner, order)
                 class_queue.charge(request, runner.cached_pages(request.prefix_hints) * PAGE_TOKENS)
                 return
-            class_queue.passed(runner)
+            if not early:
+                class_queue.passed(runner)
 
     def _left(self, request: Request) -> None:
         if request in self.reserved.values():

@@ -233,6 +233,9 @@ class SchedulerConfig:
     free."""
     output_token_cost: float = 2.0
     """Of a token of an answer in the shares of tenants; one of a prompt costs 1."""
+    standard_floor: float = 0.1
+    """The part of all placements that class Standard gets at least while it waits."""
+    batch_floor: float = 0.03
     startup_wait: float = 0.5
     unsubmitted_timeout: float = 2.0
     """When reports have not listed a placement for this long, it is released. When they have listed for as long what

@@ -1,0 +1,30 @@
+"""When a less urgent class goes first: so that it gets a floor of all placements while more urgent requests wait."""
+
+from collections.abc import Collection, Mapping
+
+from motet.runner_info import RequestClass
+
+DUE = 1 - 1e-9
+"""Sums of floors are not exact."""
+
+
+class ClassTurns:
+    def __init__(self, floors: Mapping[RequestClass, float]) -> None:
+        """`floors`: of each class, the part of all placements that it gets at least while it waits."""
+        self._floors = floors
+        self._owed = dict.fromkeys(floors, 0.0)
+        """Placements that each class has not had, up to one: what it could not use is not saved up."""
+
+    def early(self) -> list[RequestClass]:
+        """The classes whose turn it is before that of more urgent ones."""
+        return [one for one, owed in self._owed.items() if owed >= DUE]
+
+    def placed(self, request_class: RequestClass, waiting: Collection[RequestClass]) -> None:
+        """A request of this class was placed, and of these some still wait."""
+        for one, floor in self._floors.items():
+            if one is request_class:
+                self._owed[one] = max(0.0, self._owed[one] + floor - 1)
+            elif one in waiting:
+                self._owed[one] = min(1.0, self._owed[one] + floor)
+            else:
+                self._owed[one] = 0.0
