@@ -83,6 +83,20 @@ def test_a_longer_promise_takes_the_pages_after_the_run_or_moves_it() -> None:
     planner.check()
 
 
+def test_an_extension_beyond_the_longest_life_moves_no_run_and_makes_no_other_promise() -> None:
+    planner = planner_of_runs()
+    device = FakeDevice(planner)
+    begin(device, "a", promise=2)
+    begin(device, "b", promise=2)
+    planner.commands.cancel(R("a"))
+    assert not planner.commands.extend(R("b"), 1, 2, 4)
+    assert pages_of(planner, "b") == [2, 3]
+    assert not planner.memory.copies
+    sequence = planner.sequences.get(R("b"))
+    assert sequence is not None
+    assert sequence.promise_number == 1
+
+
 def test_an_overcommitted_promise_that_finds_no_run_stays_as_it_was() -> None:
     planner = planner_of_runs()
     planner.commands.supervised = True

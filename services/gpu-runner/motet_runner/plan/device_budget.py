@@ -147,6 +147,7 @@ class DeviceBudget:
         The run grows in place if the pages after it are empty. Otherwise it is moved, and pages of idle adapters are
         taken if the others do not suffice.
         """
+        assert count > len(pages), (count, pages)
         after = range(pages[-1] + 1, pages[0] + count) if pages else range(0)
         if after and after.stop <= self.pages.capacity and all(map(self.pages.is_empty, after)):
             self.pages.take_these(after)

@@ -72,16 +72,14 @@ class SequenceMemory:
     # -- promises ----------------------------------------------------------------------------------------------------
 
     def extend(self, sequence: Sequence, extended: int) -> bool:
-        """Raise the promise of a sequence that is not parked, if the ledger allows it."""
-        if extended <= sequence.promise:
+        """Raise the promise of a sequence that is not parked, if the ledger allows it, at most to its longest life."""
+        extended = min(extended, sequence.most_pages)
+        if extended <= sequence.promise or self.ledger.promise(sequence.request, extended) is not None:
             return False
-        if self.ledger.promise(sequence.request, min(extended, max(sequence.promise, sequence.most_pages))) is not None:
-            return False
-        longer = self._contiguous and bool(sequence.pages)
-        if longer and not self._lengthen(sequence, self.ledger.promise_of(sequence.request)):
+        if self._contiguous and sequence.pages and not self._lengthen(sequence, extended):
             self.ledger.promise(sequence.request, sequence.promise)
             return False
-        self._set_promise(sequence, self.ledger.promise_of(sequence.request))
+        self._set_promise(sequence, extended)
         return True
 
     def announce_overflow(self, sequence: Sequence) -> None:
