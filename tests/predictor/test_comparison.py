@@ -121,6 +121,30 @@ def test_a_tenant_has_no_more_say_than_all_others_together(others: int, verdict:
     assert (comparison.gain().mean > 0) == (verdict is Verdict.BETTER)
 
 
+def test_a_comparison_goes_on_from_its_bytes_as_if_it_had_not_ended() -> None:
+    whole, parts = Comparison(), Comparison()
+    chance = np.random.default_rng(5)
+    for number in range(LOOKS[0]):
+        if number % 100 == 99:
+            parts = Comparison.from_bytes(parts.to_bytes("prompts-3.1"), "prompts-3.1")
+        tenant, prompt, difference = f"t{number % 7}", number % 90 * (number % 2), chance.normal(0.1, 0.2)
+        verdicts = [one.observe(tenant, prompt, 1.0, 1.0 + difference) for one in (whole, parts)]
+    assert verdicts == [Verdict.BETTER] * 2
+    assert (parts.answers, parts.gain()) == (whole.answers, whole.gain())
+
+
+def test_a_comparison_with_another_version_begins_again_and_a_damaged_one_is_refused() -> None:
+    comparison = Comparison()
+    for number in range(10):
+        comparison.observe("one", number, 1.0, 2.0)
+    data = comparison.to_bytes("prompts-3.1")
+    assert Comparison.from_bytes(data, "prompts-3.2").answers == 0
+    assert Comparison.from_bytes(Comparison().to_bytes("prompts-3.1"), "prompts-3.1").answers == 0
+    for damaged in (data[:-1], data[:4] + b"\xff" * (len(data) - 4), data + data[-24:] * LOOKS[-1]):
+        with pytest.raises(ValueError):  # noqa: PT011 - of several parsers
+            Comparison.from_bytes(damaged, "prompts-3.1")
+
+
 def test_the_loss_is_least_at_the_quantiles_of_what_came() -> None:
     lengths = np.random.default_rng(4).lognormal(4, 0.7, 20_000)
     best = np.quantile(lengths, (0.5, 0.8, 0.9, 0.95))

@@ -17,7 +17,7 @@ from motet.store import length_samples, migrate, open_store, predictor_versions
 from motet.store.predictor_versions import PART_BYTES
 from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, to_bytes
 from motet_predictor.fitting import fit
-from motet_predictor.kept_corrections import CORRECTIONS_AT_ONCE, read_corrections, write_corrections
+from motet_predictor.kept_corrections import CORRECTIONS_AT_ONCE, ChangedCorrections, read_corrections
 from motet_predictor.kept_versions import FIGURES_SECONDS, MAX_VERSIONS, KeptVersions
 from motet_predictor.length_model import VERSION as STATISTICS
 from motet_predictor.length_model import LengthModel
@@ -291,6 +291,48 @@ async def test_corrections_outlive_a_restart_and_a_damaged_one_is_left_out(folde
         assert not damaged.model.serving.corrections
 
 
+async def test_corrections_are_written_no_faster_than_allowed(folder: Path) -> None:
+    def written() -> object:
+        return rows(folder, "SELECT count(*) FROM predictor_state WHERE level = 'correction'")[0][0]
+
+    async with running(folder) as kept:
+        for number in range(3 * CORRECTIONS_AT_ONCE):
+            kept.model.observe("acme", f"acme/{number:03}", 20)
+        await kept.flush(at_most=1)
+        found = [written()]
+        for _ in range(3):
+            await kept.versions.flush(at_most=20_000)  # a hundred have 27,600 bytes
+            found.append(written())
+        assert found == [CORRECTIONS_AT_ONCE * batches for batches in (1, 1, 2, 3)]
+        kept.model.observe("acme", "acme/000", 20)
+        await kept.versions.flush(at_most=20_000)
+        assert list(kept.model.serving.unsaved) == [("acme", "acme/000")], "it waits for the next time"
+
+
+async def test_a_comparison_outlives_a_restart_and_a_damaged_one_begins_again(folder: Path, data: bytes) -> None:
+    async with running(folder) as kept:
+        await kept.versions.offer(data)
+        for number, one in enumerate(answers(300, seed=2)):
+            kept.model.observe(f"t{number % 3}", one.adapter, one.tokens, features=one.features)
+        candidate = kept.model.versions.candidate
+        assert candidate is not None
+        before = kept.model.versions.comparison_of(candidate)
+        assert before is not None
+    for damage, expected in (
+        ("", 300),
+        ("UPDATE predictor_state SET statistics = x'00' WHERE level = 'comparison'", 0),
+    ):
+        rows(folder, damage)
+        async with running(folder) as later:
+            candidate = later.model.versions.candidate
+            assert candidate is not None
+            comparison = later.model.versions.comparison_of(candidate)
+            assert comparison is not None
+            assert comparison.answers == expected
+            if expected:
+                assert comparison.gain() == before.gain()
+
+
 async def test_others_have_a_turn_while_many_corrections_are_read(folder: Path) -> None:
     """An ordered version is read while others wait for estimates."""
     async with open_store(f"sqlite+aiosqlite:///{folder}/motet.db") as store:
@@ -298,7 +340,9 @@ async def test_others_have_a_turn_while_many_corrections_are_read(folder: Path) 
         written, read = PromptVersion(STATISTICS), PromptVersion(STATISTICS)
         for number in range(2 * CORRECTIONS_AT_ONCE + 1):
             written.correction("acme", f"acme/{number}")
-        await write_corrections(store, written)
+        changed = ChangedCorrections()
+        changed.are_due([written])
+        await changed.write(store, MAX_FITTED_BYTES)
         reading = asyncio.create_task(read_corrections(store, read, limit=1000))
         seen = set()
         while not reading.done():

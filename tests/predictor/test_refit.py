@@ -19,7 +19,7 @@ from motet_predictor import refits as refits_module
 from motet_predictor import sample_features
 from motet_predictor.fitted_bytes import MAX_ADAPTERS, MAX_FITTED_BYTES, from_bytes, take_file, to_bytes, write_file
 from motet_predictor.fitting import Sample, fit, since_last_change
-from motet_predictor.kept_versions import KeptVersions
+from motet_predictor.kept_versions import FIGURES_SECONDS, KeptVersions
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.prompt_model import PromptModel
@@ -137,6 +137,21 @@ async def test_only_without_weights_a_process_fits_at_once_to_the_samples_that_i
         assert model.serving.weights is not None
         await refits.refit_if_due()
         assert outcomes(registry) == {}
+
+
+async def test_answers_before_a_restart_count_for_the_next_refit(tmp_path: Path) -> None:
+    await migrate(url(tmp_path))
+    await keep_samples(tmp_path, 50)
+    for count, done in ((0, {"done": 1}), (30, {}), (19, {}), (1, {"done": 1})):
+        clock, model, registry = FakeClock(), PromptModel(LengthModel()), CollectorRegistry()
+        async with refitting(tmp_path, model, registry, after=50, clock=clock) as refits:
+            for _ in range(count):
+                model.observe("acme", "a", 30)
+            await refits.refit_if_due()
+            clock.advance(FIGURES_SECONDS)
+            if model.versions.candidate is not None:
+                model.versions.serve(model.versions.candidate)
+        assert outcomes(registry) == done
 
 
 async def test_refits_take_at_most_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +278,6 @@ async def test_a_refit_that_fails_leaves_the_weights_as_they_were(
     fitted = fit(list(answers(50, seed=1)), SPACE)
     model, registry = PromptModel(LengthModel()), CollectorRegistry()
     model.install(fitted)
-    model.observe("acme", "a", 30)
     await migrate(url(tmp_path))
     async with refitting(tmp_path, model, registry, max_seconds=1.0) as refits:
         await refits.refit_if_due()  # the first look only counts the answers

@@ -13,8 +13,9 @@ together. Differences of one tenant's prompts are taken as independent."""
 
 from dataclasses import dataclass
 from enum import Enum
-from math import inf
+from math import inf, isfinite
 from statistics import NormalDist
+from typing import Self
 
 import numpy as np
 
@@ -34,6 +35,7 @@ MIN_OTHERS = 20
 _CRITICAL = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / len(LOOKS))
 _QUANTILES = np.asarray(QUANTILES)
 _ROUNDING = 1e-9
+_ROW = np.dtype([("tenant", "<u4"), ("prompt", "<i8"), ("count", "<u4"), ("total", "<f8")])
 
 
 class Verdict(Enum):
@@ -94,6 +96,29 @@ class Comparison:
         weights = (say / counts)[tenants]
         mean = float(weights @ differences) / float(weights.sum())
         return Gain(mean, float(np.linalg.norm(weights * (differences - mean))) / float(weights.sum()))
+
+    def to_bytes(self, against: str) -> bytes:
+        """`against`: the name of the other version."""
+        tenants = {tenant: number for number, tenant in enumerate(dict.fromkeys(tenant for tenant, _ in self._of))}
+        rows = [(tenants[tenant], prompt, *of) for (tenant, prompt), of in self._of.items()]
+        names = "\0".join((against, *tenants)).encode()
+        return len(names).to_bytes(4, "little") + names + np.array(rows, _ROW).tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, against: str) -> Self:
+        """What `to_bytes` has written; empty if it was against another version. Raises ValueError if it is damaged."""
+        made, end = cls(), 4 + int.from_bytes(data[:4], "little")
+        other, *tenants = data[4:end].decode().split("\0")
+        if other != against:
+            return made
+        for tenant, prompt, count, total in np.frombuffer(data, _ROW, offset=min(end, len(data))).tolist():
+            if not (tenant < len(tenants) and count > 0 and isfinite(total)):
+                raise ValueError("a damaged comparison: its numbers are no differences")
+            made._of[tenants[tenant], prompt] = count, total
+            made.answers += count
+        if made.answers >= LOOKS[-1]:
+            raise ValueError("a damaged comparison: it should have ended")
+        return made
 
     def _verdict(self) -> Verdict | None:
         gain = self.gain()

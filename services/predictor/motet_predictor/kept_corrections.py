@@ -2,7 +2,8 @@
 made them; each answer changes those of its adapter, in each version that estimates."""
 
 import asyncio
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from motet.store import Store
@@ -13,20 +14,39 @@ CORRECTIONS_AT_ONCE = 100
 """In one transaction, and packed or unpacked in one turn of the event loop, which must also answer Predict in time."""
 
 
-async def write_corrections(store: Store, version: PromptVersion) -> None:
-    """Write those that have changed since the last time."""
-    waiting = list(version.unsaved)
-    for start in range(0, len(waiting), CORRECTIONS_AT_ONCE):
-        # Others may have been forgotten while the batch before was written.
-        some = [one for one in waiting[start : start + CORRECTIONS_AT_ONCE] if one in version.corrections]
-        for one in some:
-            version.unsaved.pop(one, None)
-        states = [PredictorState(CORRECTION_LEVEL, *one, version.corrections[one].to_bytes()) for one in some]
-        try:
-            await save(store, version.name, states, [], keep_samples=0)
-        except BaseException:  # also cancellation
-            version.unsaved |= dict.fromkeys(one for one in some if one in version.corrections)
-            raise
+class ChangedCorrections:
+    """What has changed and is not written yet, those of the versions in turn."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[PromptVersion, tuple[str, str]]] = deque()
+
+    def are_due(self, versions: Iterable[PromptVersion]) -> None:
+        """Those that have waited longest come first."""
+        self._waiting = deque((version, one) for version in versions for one in version.unsaved)
+
+    async def write(self, store: Store, at_most: int) -> int:
+        """Write about `at_most` bytes of them. Returns the bytes."""
+        written = 0
+        while self._waiting and written < at_most:
+            version, some = self._take()
+            states = [PredictorState(CORRECTION_LEVEL, *one, version.corrections[one].to_bytes()) for one in some]
+            try:
+                await save(store, version.name, states, [], keep_samples=0)
+            except BaseException:  # also cancellation
+                version.unsaved |= dict.fromkeys(one for one in some if one in version.corrections)
+                raise
+            written += sum(len(state.tenant) + len(state.adapter) + len(state.statistics) for state in states)
+        return written
+
+    def _take(self) -> tuple[PromptVersion, list[tuple[str, str]]]:
+        """Some of one version; not those that were forgotten meanwhile."""
+        version, some = self._waiting[0][0], list[tuple[str, str]]()
+        while self._waiting and self._waiting[0][0] is version and len(some) < CORRECTIONS_AT_ONCE:
+            one = self._waiting.popleft()[1]
+            if one in version.unsaved:
+                del version.unsaved[one]
+                some.append(one)
+        return version, some
 
 
 async def read_corrections(

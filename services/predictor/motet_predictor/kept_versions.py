@@ -18,7 +18,8 @@ from motet.store import predictor_versions as table
 from motet.store.predictor_versions import PART_BYTES, VersionRecord
 from motet.store.tables import now
 from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, from_bytes, to_bytes
-from motet_predictor.kept_corrections import read_corrections, write_corrections
+from motet_predictor.kept_comparisons import read_comparisons, write_comparisons
+from motet_predictor.kept_corrections import ChangedCorrections, read_corrections
 from motet_predictor.prompt_model import VERSION, PromptModel
 from motet_predictor.prompt_version import Fitted, PromptVersion
 from motet_predictor.version_figures import as_json, restore, with_decision
@@ -44,6 +45,7 @@ class KeptVersions:
         """Of the newest version"""
         self._parts: list[tuple[str, int, bytes]] = []
         """That are not written yet: version, number, bytes"""
+        self._corrections = ChangedCorrections()
         self._written: dict[str, tuple[PromptVersion, Role]] = {}
         self._figures_at = clock()
         self._may_write = 0
@@ -70,8 +72,9 @@ class KeptVersions:
                 await self._add(version, data)
 
     async def flush(self, at_most: int, *, last: bool = False) -> None:
-        """Write what has changed: of weights about `at_most` bytes, the rest the next time; figures every 30 seconds,
-        and the `last` time. Never raises but by cancellation: the predictor estimates without a database, too."""
+        """Write what has changed: of weights and corrections about `at_most` bytes, the rest the next time; figures and
+        comparisons every 30 seconds, and the `last` time. Never raises but by cancellation: the predictor estimates
+        without a database, too."""
         async with self._turn:
             if last:
                 self._figures_at = -inf
@@ -80,9 +83,10 @@ class KeptVersions:
                     await self._load()
                 due = await self._write_roles()
                 await self._write_parts(at_most)
-                if due:  # last, so that nothing else waits for them
-                    for version in list(self._model.versions):
-                        await write_corrections(self._store, version)
+                if due:
+                    self._corrections.are_due(self._model.versions)
+                    self._may_write -= await write_comparisons(self._store, self._model.versions)
+                self._may_write -= await self._corrections.write(self._store, self._may_write)
                 self._failed = False
 
     async def take_order(self) -> None:
@@ -124,10 +128,12 @@ class KeptVersions:
                     found.setdefault(record.role, version)
         former, candidate = found.get(Role.FORMER.value), found.get(Role.CANDIDATE.value)
         serving = found.get(Role.SERVING.value) or former or self._model.serving
-        versions = self._model.versions = Versions(serving)
+        versions = Versions(serving)
         versions.former = former if former is not serving else None
         if candidate is not None:
             versions.offer(candidate)
+        await read_comparisons(self._store, versions)
+        self._model.versions = versions
         self._loaded = True
         log.info("versions_loaded", serving=self._model.serving.name, known=len(records))
 

@@ -73,13 +73,18 @@ class Refits:
         if self._due_at_answers is None:
             if not self._versions.loaded:
                 return False
-            # Without weights the first refit does not wait for new answers: the database may have samples.
-            self._due_at_answers = self._model.answers + self._after if self._model.serving.weights is not None else 0
+            self._due_at_answers = self._model.answers + self._after - self._answers_before()
         return (
             not self._model.awaits_a_decision
             and self._model.answers >= self._due_at_answers
             and self._clock() >= self._not_before
         )
+
+    def _answers_before(self) -> int:
+        """How many answers an earlier process has had since the last refit: the newest weights have judged them."""
+        if self._model.serving.weights is None:
+            return self._after  # the first refit does not wait for new answers: the database may have samples
+        return min(one.judged.answers for one in self._model.versions if one.weights is not None)
 
     async def _run(self) -> int:
         process = await asyncio.create_subprocess_exec(

@@ -64,6 +64,13 @@ class Versions:
             return None
         return self._of_former if version is self.former else self._of_candidate
 
+    def resume(self, version: PromptVersion, comparison: Comparison) -> None:
+        """Go on with a comparison of one that estimates in shadow, which an earlier process has begun."""
+        if version is self.former:
+            self._of_former = comparison
+        elif version is self.candidate:
+            self._of_candidate = comparison
+
     def offer(self, candidate: PromptVersion) -> None:
         """Let a version estimate in shadow, in the place of the candidate before it."""
         self.candidate, self._of_candidate = candidate, Comparison()

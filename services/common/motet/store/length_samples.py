@@ -66,6 +66,7 @@ async def activate_version(store: Store, version: str) -> None:
 
 STATISTICS_LEVELS = "tenant", "adapter"
 CORRECTION_LEVEL = "correction"
+COMPARISON_LEVEL = "comparison"
 
 
 async def load_states(
