@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import Result
-from benchmarks.virtual_plan import Request, Runner, Workload, workloads
+from benchmarks.virtual_plan import Request, Runner, Step, Workload, workloads
 from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
 from motet_runner.interface import State
 from motet_runner.plan import Sequence
@@ -131,20 +131,25 @@ class Outcome:
     parked: float
 
 
-def run(runner: Runner) -> Outcome:
-    """All requests of the runner, from the first to the last."""
+def virtual_milliseconds(step: Step) -> float:
+    return STEP_MS + SEQUENCE_MS * step.decodes + PROMPT_TOKEN_MS * sum(step.prefills)
+
+
+def run(runner: Runner, milliseconds_of: Callable[[Step], float] = virtual_milliseconds) -> Outcome:
+    """All requests of the runner, from the first to the last. `milliseconds_of` is asked for each step."""
     requests = runner.workload.requests
     first = int(WARM_UP * len(requests))
     milliseconds, tokens, computed, ended = 0.0, 0, 0, 0
     parked: set[RequestId] = set()
     while runner.busy:
         step = runner.step()
+        took = milliseconds_of(step)
         computed += step.computed
         parked.update(step.parked)
         ended += len(step.ended)
         if ended >= first and (runner.coming or runner.waiting):
             tokens += sum(runner.worker.outputs[request] for request in step.ended)
-            milliseconds += STEP_MS + SEQUENCE_MS * step.decodes + PROMPT_TOKEN_MS * sum(step.prefills)
+            milliseconds += took
     if not milliseconds:
         raise SystemExit(f"{len(requests)} requests do not fill the memory; raise --in-plan")
     once = sum(request.prompt + request.output - 1 for request in requests)
