@@ -4,9 +4,10 @@ Sequences end at different times, so they never need together what each of them 
 promises counts exactly that: where promises are large it wastes memory, and where they are small it is exceeded.
 
 Nobody knows how long an answer becomes, but its quantiles are estimated. A sequence that has generated g tokens still
-runs s iterations later with the probability P(L > g + s) / P(L > g). So for each s the expected need is a sum over the
-sequences, and so is its variance. The forecast is the largest need over all s, each with a margin of some standard
-deviations. LightLLM's scheduler looks for the same maximum with one drawn length for each sequence. Pure arithmetic.
+runs s iterations later with the probability P(L > g + s) / P(L > g) (S3-23). So for each s the expected need is a sum
+over the sequences, and so is its variance. The forecast is the largest need over all s, each with a margin of some
+standard deviations. LightLLM's scheduler looks for the same maximum with one drawn length for each sequence. Pure
+arithmetic.
 """
 
 from collections.abc import Collection, Iterable, Sequence
