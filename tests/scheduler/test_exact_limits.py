@@ -182,9 +182,9 @@ def test_the_timeline_of_a_request_has_the_details():
     driver.enqueue("a")
     driver.finish("a")
     assert driver.scheduler.timelines.of(A) == [
-        (0.0, "queued", "class standard, epoch 0"),
-        (0.0, "placed", "r0, epoch 1, 5 pages"),
-        (0.0, "finished", "0 tokens, "),
+        (0.0, "queued", "class standard"),
+        (0.0, "placed", "on runner r0 with 5 pages (placement 1)"),
+        (0.0, "finished", "0 tokens ()"),
     ]
     driver.enqueue("b")
     driver.cancel("b")

@@ -10,9 +10,9 @@ import structlog
 
 from motet.api.v1 import scheduler_pb2, supervisor_pb2
 from motet.api.v1.common_pb2 import Welcome
-from motet.domain import InstanceName, RequestId
+from motet.domain import InstanceName, RequestId, Tenant
 from motet.due_timer import DueTimer
-from motet.errors import Internal, MotetError, NotFound, Overloaded
+from motet.errors import Internal, MotetError, Overloaded
 from motet.event_record import Write, recorded
 from motet.leadership import Leadership
 from motet.levels import Levels
@@ -26,6 +26,7 @@ from motet_scheduler import conversion, event_failures
 from motet_scheduler.catalog_file import CatalogFile
 from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.event_failures import EventFailures
+from motet_scheduler.explanation import explanation
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.scheduler import Scheduler
@@ -158,16 +159,7 @@ class SchedulerService:
         await self.operators.serve(stream, peer=next(self._operator_numbers))
 
     async def _explain(self, request: scheduler_pb2.ExplainRequest) -> scheduler_pb2.ExplainResponse:
-        entries = self.scheduler.timelines.of(RequestId(request.request))
-        if entries is None:
-            raise NotFound(f"request {request.request!r} is not among the last ones")
-        return scheduler_pb2.ExplainResponse(
-            request=request.request,
-            entries=[
-                scheduler_pb2.TimelineEntry(seconds=seconds, event=event, detail=detail)
-                for seconds, event, detail in entries
-            ],
-        )
+        return explanation(self.scheduler, RequestId(request.request), Tenant(request.tenant), self._clock())
 
     async def _succeed(self, request: scheduler_pb2.SucceedRequest) -> scheduler_pb2.SucceedResponse:
         check_term(request.term, self.term, "a scheduler")

@@ -7,6 +7,7 @@ from motet.errors import EngineRestarted, Internal, MotetError, PoolSaturated
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import REVISION_REPLACED
+from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.placement import Placer, Positions
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.quota_gate import QuotaGate
@@ -75,6 +76,7 @@ class GatewayEvents:
                 api_key=live.api_key,
             )
             self._lifecycle.begin(request)
+            self._state.note_event(request.id, Happening.ADOPTED, live.instance, live.epoch)
             request.draw = self._state.quotas.draw(request, self._state.now)
         elif request.waiting:
             self._lifecycle.leave_queue(request)
@@ -126,7 +128,7 @@ class GatewayEvents:
         queue = self._state.queue(event.group)
         refusal = self._refusal(event, queue)
         if refusal is not None:
-            self._state.note_event(event.request, "refused", refusal.message)
+            self._state.note_event(event.request, Happening.REFUSED, refusal.message, tenant=event.tenant)
             self._refuse(event.gateway, event.request, epoch, refusal, event.tenant)
             return
         request = Request(
@@ -154,14 +156,15 @@ class GatewayEvents:
         if over is not None:
             accounts = self._state.quotas.told(request, self._state.now)
             self._state.quotas.end(request, self._state.now)
-            self._state.note_event(event.request, "refused", over.message)
+            self._state.note_event(event.request, Happening.REFUSED, over.message, tenant=event.tenant)
             failure = Failure.of(over)
             self._state.emit(effects.SendRefused(event.gateway, event.request, epoch, failure, event.tenant, accounts))
             return
         self._lifecycle.begin(request)
         request.epoch = epoch
         request.avoid = dict.fromkeys(event.avoid, self._state.now + self._state.config.avoid_after_decline)
-        self._state.note_event(request.id, "queued", f"class {request.request_class.name.lower()}, epoch {epoch}")
+        kind = Happening.QUEUED_AGAIN if epoch else Happening.QUEUED
+        self._state.note_event(request.id, kind, request.request_class.name.lower(), epoch)
         if not self._quota_gate.enter(request, event.deadline, charged=charged):
             return
         self._lifecycle.enqueue(request, timeout=event.deadline)
@@ -202,7 +205,7 @@ class GatewayEvents:
         if request is None:
             return
         placement = request.placement
-        self._state.note_event(request.id, "cancelled")
+        self._state.note_event(request.id, Happening.CANCELLED)
         self._lifecycle.end(request)
         if placement is not None:
             # The cancellation and the placement crossed: the request was not submitted, and never will be.
@@ -212,7 +215,7 @@ class GatewayEvents:
         request = self._request_of(event.gateway, event.request)
         if request is None:
             return
-        self._state.note_event(request.id, "finished", f"{event.output_tokens} tokens, {event.reason}")
+        self._state.note_event(request.id, Happening.FINISHED, event.output_tokens, event.reason)
         request.delivered = max(request.delivered, event.output_tokens)
         placement = request.placement
         self._lifecycle.end(request)
@@ -241,7 +244,7 @@ class GatewayEvents:
         if event.epoch < placement.epoch:
             return  # it has been placed again since
         request.epoch = max(request.epoch, event.epoch)
-        self._state.note_event(request.id, "lost", event.why)
+        self._state.note_event(request.id, Happening.LOST, event.why)
         self._lifecycle.release_promise(request)
         self._lifecycle.avoid(request, placement.instance)
         request.placement = None

@@ -10,6 +10,7 @@ from motet.errors import ContextLengthExceeded
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects
 from motet_scheduler.policy.adapters import REVISION_REPLACED
+from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Outcome, Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
@@ -161,7 +162,7 @@ class Placer:
         request.base = request.base or runner.base.digest
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)
         self._state.families.placed(request, runner.instance)
-        request.waiting_reason, request.reported_position = "", (0, "")
+        request.waiting_reason, request.waits_for_what, request.reported_position = "", "", (0, "")
         if request.draw is not None:
             request.draw.was_placed()
         self._lifecycle.placed(request.id, request.epoch)
@@ -185,7 +186,7 @@ class Placer:
             )
         )
         request.moved_reason, request.engine_hung = "", False
-        self._state.note_event(request.id, "placed", f"{runner.instance}, epoch {request.epoch}, {promise.pages} pages")
+        self._state.note_event(request.id, Happening.PLACED, runner.instance, request.epoch, promise.pages)
 
 
 class Positions:

@@ -12,6 +12,7 @@ next. One that the others have turned away often keeps its place.
 
 from motet.errors import RateLimited
 from motet.runner_info import RequestClass
+from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.placement import Positions
 from motet_scheduler.policy.quotas.accounts import Account
 from motet_scheduler.policy.quotas.draws import Draw
@@ -84,7 +85,6 @@ class QuotaGate:
         request.deadline_at = self._state.now + timeout if timeout > 0 else None
         self._lifecycle.deadlines.add(request)
         self._hold(request, draw, blocked)
-        self._state.note_event(request.id, "held", request.waiting_reason)
         self._positions.report(request, blocked.position(draw.waiting_key))
         return False
 
@@ -115,6 +115,7 @@ class QuotaGate:
         now = self._state.now
         over = f"concurrency {account.limits.concurrency}" if draw.charged else draw.over(account, now, patient=True)
         request.waiting_reason = f"{account.id} is over its {over}"
+        self._state.note_event(request.id, Happening.HELD, account.id, over)
         self._quotas.wait(request, draw, account, now)
 
     def let_in(self) -> None:
@@ -147,7 +148,7 @@ class QuotaGate:
 
     def _come_in(self, request: Request) -> None:
         request.waiting_reason, request.may_run_from = "", self._state.now
-        self._state.note_event(request.id, "queued", "its quota lets it in")
+        self._state.note_event(request.id, Happening.LET_IN)
         left = 0.0  # no limit
         if request.deadline_at is not None:
             left = max(request.deadline_at - self._state.now, MIN_WAIT)

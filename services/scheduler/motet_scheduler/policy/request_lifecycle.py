@@ -10,6 +10,7 @@ from motet.domain import BASE, RequestId
 from motet.errors import DeadlineExceeded, NoRunner
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects
+from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.runners import PlacementKey, Runner
@@ -51,7 +52,7 @@ class RequestLifecycle:
         request.sequence = self._sequence
         self._state.requests[request.id] = request
         self._state.families.begin(request, self._state.requests)
-        self._state.timelines.begin(request.id, self._state.now)
+        self._state.timelines.begin(request.id, request.tenant, self._state.now)
         if request.digest != BASE:
             self._state.adapter_uses[request.digest] += 1
 
@@ -149,7 +150,7 @@ class RequestLifecycle:
         if request.forgotten:
             self.end(request)
             return
-        self._state.note_event(request.id, "refused", failure.message)
+        self._state.note_event(request.id, Happening.REFUSED, failure.message)
         self._state.emit(effects.SendRefused(request.gateway, request.id, request.epoch, failure, request.tenant))
         self.end(request)
 
@@ -203,7 +204,7 @@ class RequestLifecycle:
             self.end(request)
             return
         runner = self._state.runner_of(request.placement)
-        self._state.note_event(request.id, "moving", why)
+        self._state.note_event(request.id, Happening.MOVED, request.placement.instance, why)
         self.cancel_at_runner(request.placement, request.id, why)
         self.release_promise(request)
         request.placement = None

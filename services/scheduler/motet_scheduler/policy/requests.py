@@ -112,6 +112,8 @@ class Request:
     final_failure: object | None = None
     """The failure of a runner that applies to all runners."""
     waiting_reason: str = ""
+    waits_for_what: str = ""
+    """The kind of this reason, without numbers, as its timeline has it."""
     reported_position: tuple[int, str] = (0, "")
     parent: RequestId | None = None
     """The first choice of the same call; None: this is it."""

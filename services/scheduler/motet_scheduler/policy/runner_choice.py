@@ -19,6 +19,7 @@ device, on the host, on disk; then the highest name.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from motet.runner_info import Tier
 from motet_scheduler.policy.requests import Request
@@ -96,6 +97,19 @@ def _rank(request: Request, fit: Chosen, near: str) -> tuple[bool, int, int, Tie
     )
 
 
+class Obstacle(NamedTuple):
+    """Why a request is not placed on a runner."""
+
+    kind: str
+    """In words, but for numbers."""
+    pages: int = 0
+    """Where too few are free: that it needs."""
+    free: int = 0
+
+    def __str__(self) -> str:
+        return f"it needs {self.pages} pages and {self.free} are free" if self.pages else self.kind
+
+
 def why_it_waits(
     request: Request,
     runners: Iterable[Runner],
@@ -103,21 +117,36 @@ def why_it_waits(
     now: float,
     *,
     reserved: Collection[Runner] = (),
-) -> str:
-    obstacles: set[str] = set()
-    short = too_small = ""
+) -> Obstacle:
+    obstacles: list[Obstacle] = []
+    too_small = ""
     for runner in runners:
-        need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
-        if need.never:
-            too_small = need.never
-            continue
-        obstacle = _RESERVED if runner in reserved else _obstacle(request, runner, need.promise.pages, now)
-        if obstacle is _TOO_FEW_PAGES:
-            short = short or _shortage(request, runner, need.promise.pages)
+        obstacle = obstacle_on(request, runner, config, now, reserved=reserved)
+        # Pages first: with several runners, the one that lacks only memory gives the most useful reason.
+        if obstacle.kind is _TOO_FEW_PAGES:
+            return obstacle
+        if obstacle.kind in _BY_USEFULNESS:
+            obstacles.append(obstacle)
         else:
-            obstacles.add(obstacle or OTHERS_FIRST)
-    # Pages first: with several runners, the one that lacks only memory gives the most useful reason.
-    return short or min(obstacles, key=_BY_USEFULNESS.index, default=too_small or NO_RUNNER)
+            too_small = obstacle.kind
+    return min(obstacles, key=_usefulness, default=Obstacle(too_small or NO_RUNNER))
+
+
+def _usefulness(obstacle: Obstacle) -> int:
+    return _BY_USEFULNESS.index(obstacle.kind)
+
+
+def obstacle_on(
+    request: Request, runner: Runner, config: SchedulerConfig, now: float, *, reserved: Collection[Runner] = ()
+) -> Obstacle:
+    """Why this runner does not get it now."""
+    need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
+    if need.never:
+        return Obstacle(need.never)
+    kind = RESERVED if runner in reserved else _obstacle(request, runner, need.promise.pages, now)
+    if kind is _TOO_FEW_PAGES:
+        return Obstacle(kind, need.promise.pages, max(0, runner.free_for(request.digest)))
+    return Obstacle(kind or OTHERS_FIRST)
 
 
 def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig, now: float) -> Runner | None:
@@ -151,10 +180,6 @@ def _keeps_choices_together(request: Request, runner: Runner, promise: Promise, 
     return request.choices > 1 and _has_room_for_all(request, runner, promise)
 
 
-def _shortage(request: Request, runner: Runner, pages: int) -> str:
-    return f"it needs {pages} pages and {max(0, runner.free_for(request.digest))} are free"
-
-
 def _has_room_for_all(request: Request, runner: Runner, promise: Promise) -> bool:
     """Whether all choices of the call fit, if each gets this promise."""
     return (
@@ -172,8 +197,8 @@ _PARKED = "parked requests go first"
 _FULL = "every batch is full"
 _SLOTS = "all adapter slots are in use"
 _DECLINED = "the runner declined it recently"
-_RESERVED = "a runner is reserved for a request that has waited for longer"
-_BY_USEFULNESS = (OTHERS_FIRST, _DECLINED, _PARKED, _SLOTS, _FULL, _RESERVED, _DRAINING, _DOWN, NO_RUNNER)
+RESERVED = "a runner is reserved for a request that has waited for longer"
+_BY_USEFULNESS = (OTHERS_FIRST, _DECLINED, _PARKED, _SLOTS, _FULL, RESERVED, _DRAINING, _DOWN, NO_RUNNER)
 
 
 def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:

@@ -9,6 +9,7 @@ from motet.runner_info import Capacity, Failure, RunnerRequest, SequenceState, T
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
 from motet_scheduler.policy.drains import Drains
+from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.ledger_sync import sync_ledger
 from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
@@ -131,7 +132,7 @@ class RunnerEvents:
         request = self._state.requests.get(event.request)
         if request is None or event.epoch != (request.placement.epoch if request.placement else request.epoch):
             return
-        self._state.note_event(request.id, "declined", f"{event.instance}: {event.failure.message}")
+        self._state.note_event(request.id, Happening.DECLINED, event.instance, event.failure.message)
         self._lifecycle.avoid(request, event.instance)
         if _is_final(event.failure):
             request.final_failure = event.failure

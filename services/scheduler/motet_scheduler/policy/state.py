@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
-from motet.domain import Digest, InstanceName, RequestId
+from motet.domain import NO_TENANT, Digest, InstanceName, RequestId, Tenant
 from motet_scheduler.policy.adapter_limits import AdapterLimits
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.families import Families
 from motet_scheduler.policy.group_bases import GroupBases
+from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.quotas.quotas import Quotas
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Placement, Request
@@ -199,8 +200,8 @@ class SchedulerState:
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
 
-    def note_event(self, request: RequestId, event: str, detail: str = "") -> None:
-        self.timelines.note(request, self.now, event, detail)
+    def note_event(self, request: RequestId, kind: Happening, *arguments: object, tenant: Tenant = NO_TENANT) -> None:
+        self.timelines.note(request, self.now, kind, *arguments, tenant=tenant)
 
     def queue(self, group: GroupName) -> Queue:
         queue = self.queues.get(group)

@@ -2,6 +2,7 @@
 
 from motet.domain import InstanceName
 from motet_scheduler.policy import events
+from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runners import ParkedRequest, Runner, runner_report
@@ -31,7 +32,7 @@ class SupervisorEvents:
         if runner is None or key not in runner.entries:
             return
         runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now)
-        self._state.note_event(event.request, "extended", f"to {event.promise.pages} pages")
+        self._state.note_event(event.request, Happening.EXTENDED, event.promise.pages)
 
     def parked(self, event: events.RequestParked) -> None:
         runner = self._state.runners.get(event.instance)
@@ -47,7 +48,7 @@ class SupervisorEvents:
         runner.park(event.request, ParkedRequest(event.epoch, event.wanted, digest, order))
         runner.pages_to_resume = 0
         if entry is None or not entry.readmitted:  # else its runner has refused to resume it
-            self._state.note_event(event.request, "parked", f"resumes with {event.wanted.pages} pages")
+            self._state.note_event(event.request, Happening.PARKED, event.wanted.pages)
         on_capacity_freed(self._state, runner)
 
     def resumed(self, event: events.RequestResumed) -> None:
@@ -61,7 +62,7 @@ class SupervisorEvents:
         elif key in runner.entries:
             runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now)
             runner.entries[key].readmitted = False
-        self._state.note_event(event.request, "resumed", f"with {event.promise.pages} pages")
+        self._state.note_event(event.request, Happening.RESUMED, event.promise.pages)
         on_capacity_freed(self._state, runner)
 
     def unhealthy(self, event: events.RunnerUnhealthy) -> None:

@@ -4,52 +4,69 @@ The number of ended requests is bounded. Timelines are kept in memory only.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
-from motet.domain import RequestId
+from motet.domain import NO_TENANT, RequestId, Tenant
+from motet.timeline import Entry, Timeline
+from motet_scheduler.policy.happenings import Happening
 
-ENTRIES_PER_REQUEST = 64
 
+class Story:
+    """What happened to one request here."""
 
-@dataclass(slots=True)
-class _History:
-    start: float
-    entries: list[tuple[float, str, str]] = field(default_factory=list)
+    __slots__ = ("start", "tenant", "timeline")
+
+    def __init__(self, tenant: Tenant, start: float) -> None:
+        self.tenant = tenant
+        """Whose it is. Empty: nobody has said."""
+        self.start = start
+        self.timeline = Timeline()
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.timeline)
 
 
 class Timelines:
     def __init__(self, ended: int) -> None:
         self._most_ended = ended
-        self._known: dict[RequestId, _History] = {}
-        self._ended: OrderedDict[RequestId, _History] = OrderedDict()
+        self._known: dict[RequestId, Story] = {}
+        self._ended: OrderedDict[RequestId, Story] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known) + len(self._ended)
 
-    def begin(self, request: RequestId, now: float) -> None:
+    def begin(self, request: RequestId, tenant: Tenant, now: float) -> None:
         """Start a request's timeline, or continue the one it had."""
-        history = self._ended.pop(request) if request in self._ended else _History(now)
-        self._known[request] = history
+        story = self._ended.pop(request, None)
+        if story is None or story.tenant != tenant:  # nobody reads on under another tenant's name
+            story = Story(tenant, now)
+        self._known[request] = story
 
     def end(self, request: RequestId) -> None:
-        history = self._known.pop(request, None)
-        if history is not None:
-            self._keep(request, history)
+        story = self._known.pop(request, None)
+        if story is not None:
+            self._keep(request, story)
 
-    def note(self, request: RequestId, now: float, event: str, detail: str = "") -> None:
-        history = self._known.get(request) or self._ended.get(request)
-        if history is None:  # an event about an unknown request
-            history = _History(now)
-            self._keep(request, history)
-        if len(history.entries) < ENTRIES_PER_REQUEST:
-            history.entries.append((now - history.start, event, detail))
+    def note(
+        self, request: RequestId, now: float, kind: Happening, *arguments: object, tenant: Tenant = NO_TENANT
+    ) -> None:
+        """`tenant`: whose it is, if it may be unknown."""
+        story = self.story(request)
+        if story is None:
+            story = Story(tenant, now)
+            self._keep(request, story)
+        story.timeline.note(now, kind, *arguments)
+
+    def story(self, request: RequestId) -> Story | None:
+        """None: the request is unknown or forgotten."""
+        return self._known.get(request) or self._ended.get(request)
 
     def of(self, request: RequestId) -> list[tuple[float, str, str]] | None:
-        """(seconds since the first entry, event, detail); None if the request is unknown or forgotten."""
-        history = self._known.get(request) or self._ended.get(request)
-        return None if history is None else list(history.entries)
+        """(seconds since the first entry, event, detail)."""
+        story = self.story(request)
+        return None if story is None else [(entry.at - story.start, entry.event, entry.detail) for entry in story]
 
-    def _keep(self, request: RequestId, history: _History) -> None:
-        self._ended[request] = history
+    def _keep(self, request: RequestId, story: Story) -> None:
+        self._ended[request] = story
         while len(self._ended) > self._most_ended:
             self._ended.popitem(last=False)

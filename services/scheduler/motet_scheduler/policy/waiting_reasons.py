@@ -1,10 +1,24 @@
 """Why a request waits, as its client is told."""
 
+from collections.abc import Iterator
+
+from motet.domain import InstanceName, Tenant
+from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.requests import Request
-from motet_scheduler.policy.runner_choice import NO_RUNNER, OTHERS_FIRST, why_it_waits
+from motet_scheduler.policy.runner_choice import (
+    NO_RUNNER,
+    OTHERS_FIRST,
+    RESERVED,
+    Obstacle,
+    obstacle_on,
+    why_it_waits,
+)
 from motet_scheduler.policy.state import SchedulerState
 
 STARTING = "the scheduler has just started and waits for its runners"
+
+MAX_RUNNERS = 20
+"""Of more, nobody reads why each does not get a request."""
 
 LIMITED = "it waits for a runner that has its adapter, because placement.maxReplicas allows no more"
 
@@ -12,15 +26,39 @@ REPLACED = "it waits for a runner that holds its revision of the adapter, which 
 
 
 def explain(state: SchedulerState, request: Request) -> None:
-    """Record why a request waits."""
+    """Record why a request waits. Its timeline has each kind of reason once, not each number."""
+    limit = ""
     if not state.may_place:
-        request.waiting_reason = STARTING
+        why = Obstacle(STARTING)
     elif request.waits_for is None:
         up = any(runner.takes_work for runner in state.runners_of(request.group))
-        request.waiting_reason = OTHERS_FIRST if up else NO_RUNNER
+        why = Obstacle(OTHERS_FIRST if up else NO_RUNNER)
     else:
         reserved = state.queues[request.group].reserved_from(request)
         why = why_it_waits(request, state.runners_for(request), state.config, state.now, reserved=reserved)
         if state.limited_to(request) is not None:
-            why = f"{REPLACED if request.replaced else LIMITED}: {why}"
-        request.waiting_reason = why
+            limit = f"{REPLACED if request.replaced else LIMITED}: "
+    request.waiting_reason = f"{limit}{why}"
+    kind = limit + why.kind
+    if request.waits_for_what != kind:
+        request.waits_for_what = kind
+        state.note_event(request.id, Happening.WAITS, limit, why)
+
+
+def obstacles(state: SchedulerState, request: Request, for_tenant: Tenant) -> Iterator[tuple[InstanceName, str]]:
+    """Why each of the first runners does not get a request that waits. `for_tenant`: who reads that, and may not learn
+    other tenants' names; nobody: everybody's."""
+    reserved = state.queues[request.group].reserved
+    left_to_others = state.queues[request.group].reserved_from(request)
+    for runner in state.runners_of(request.group)[:MAX_RUNNERS]:
+        if request.base and not runner.serves(request.base):
+            yield runner.instance, "it has another base model"
+            continue
+        obstacle = obstacle_on(request, runner, state.config, state.now, reserved=left_to_others)
+        if obstacle.kind is not RESERVED:
+            yield runner.instance, str(obstacle)
+        elif not for_tenant:
+            yield runner.instance, f"it is reserved for {reserved[runner].id} of tenant {reserved[runner].tenant}"
+        else:
+            whose = "another request of yours" if reserved[runner].tenant == for_tenant else "another tenant"
+            yield runner.instance, f"it is reserved for {whose}"

@@ -2379,15 +2379,19 @@ class ExplainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     request: _builtins.str
+    tenant: _builtins.str
+    """who asks: only about its own, and without names of others; empty: the platform"""
     def __init__(
         self,
         *,
         request: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2399,22 +2403,66 @@ class ExplainResponse(_message.Message):
 
     REQUEST_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
+    NOW_SECONDS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    RUNNERS_FIELD_NUMBER: _builtins.int
     request: _builtins.str
+    now_seconds: _builtins.float
+    """on the clock of the entries"""
+    left_out: _builtins.int
+    """entries between the first and the last ones"""
+    tenant: _builtins.str
+    position: _builtins.int
+    """in the queue, as its gateway was told last; 0: it does not wait"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimelineEntry]: ...
+    @_builtins.property
+    def runners(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunnerObstacle]:
+        """while it waits: why each of the first ones does not get it"""
+
     def __init__(
         self,
         *,
         request: _builtins.str = ...,
         entries: _abc.Iterable[Global___TimelineEntry] | None = ...,
+        now_seconds: _builtins.float = ...,
+        left_out: _builtins.int = ...,
+        tenant: _builtins.str = ...,
+        position: _builtins.int = ...,
+        runners: _abc.Iterable[Global___RunnerObstacle] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "left_out", b"left_out", "now_seconds", b"now_seconds", "position", b"position", "request", b"request", "runners", b"runners", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class RunnerObstacle(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    instance: _builtins.str
+    why: _builtins.str
+    """for people"""
+    def __init__(
+        self,
+        *,
+        instance: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunnerObstacle: _TypeAlias = RunnerObstacle  # noqa: Y015
 
 @_typing.final
 class TimelineEntry(_message.Message):
@@ -2424,7 +2472,7 @@ class TimelineEntry(_message.Message):
     EVENT_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
     seconds: _builtins.float
-    """since the request was enqueued"""
+    """since the first entry"""
     event: _builtins.str
     detail: _builtins.str
     def __init__(

@@ -1,0 +1,63 @@
+"""What happened to one thing: its first entries and its last ones, so that neither its beginning nor its latest turns
+are lost, however often something repeats.
+
+An entry is a kind and its arguments. Words are made when somebody asks: most timelines are never read.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+from itertools import chain
+from typing import NamedTuple
+
+MAX_FIRST, MAX_LAST = 16, 48
+
+
+class Kind(Enum):
+    """A kind of entry. Its value: the word for it, and a sentence with a place for each argument."""
+
+    @property
+    def event(self) -> str:
+        word: str = self.value[0]
+        return word
+
+    def detail(self, arguments: tuple[object, ...]) -> str:
+        sentence: str = self.value[1]
+        return sentence.format(*arguments)
+
+
+class Entry(NamedTuple):
+    at: float
+    kind: Kind
+    arguments: tuple[object, ...]
+
+    @property
+    def event(self) -> str:
+        return self.kind.event
+
+    @property
+    def detail(self) -> str:
+        return self.kind.detail(self.arguments)
+
+
+class Timeline:
+    __slots__ = ("_first", "_last", "left_out")
+
+    def __init__(self) -> None:
+        self._first: list[Entry] = []
+        self._last: deque[Entry] | None = None
+        self.left_out = 0
+        """Entries between the first and the last ones."""
+
+    def note(self, at: float, kind: Kind, *arguments: object) -> None:
+        entry = Entry(at, kind, arguments)
+        if len(self._first) < MAX_FIRST:
+            self._first.append(entry)
+            return
+        if self._last is None:
+            self._last = deque(maxlen=MAX_LAST)
+        self.left_out += len(self._last) == MAX_LAST
+        self._last.append(entry)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return chain(self._first, self._last or ())
