@@ -378,6 +378,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.finished: list[scheduler_pb2.Finished] = []
         self.lost: list[scheduler_pb2.Lost] = []
         self.held: list[dict[str, int]] = []
+        self.explained: list[scheduler_pb2.ExplainRequest] = []
+        self.tells_all = False
+        """As a scheduler that does not know of tenants in this call."""
+        self.stories: dict[str, scheduler_pb2.ExplainResponse] = {}
+        """What it says of requests, by id."""
         self.keeps_record = True
         # Ways to misbehave.
         self.holds = False
@@ -419,6 +424,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self, request_iterator: AsyncIterator[scheduler_pb2.ServeUp], context: Context
     ) -> None:
         await self.sessions.serve(GrpcServerStream(request_iterator, context))
+
+    async def Explain(self, request: scheduler_pb2.ExplainRequest, context: Context) -> scheduler_pb2.ExplainResponse:
+        self.explained.append(request)
+        story = self.stories.get(request.request)
+        if story is None or (request.tenant not in ("", story.tenant) and not self.tells_all):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown")
+        assert story is not None
+        return story
 
     def catalog(self) -> scheduler_pb2.Catalog:
         runners = [

@@ -21,6 +21,7 @@ from motet_gateway.middleware import CRASHED, LocalHostsOnly, RequestContext
 from motet_gateway.routes.generate import GenerateRoutes
 from motet_gateway.routes.models import model_routes
 from motet_gateway.routes.probes import probe_routes
+from motet_gateway.routes.requests import request_routes
 from motet_gateway.routes.tokens import token_routes
 
 
@@ -28,6 +29,7 @@ def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
     app = FastAPI(title="Motet", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(model_routes(gateway))
     app.include_router(token_routes(gateway))
+    app.include_router(request_routes(gateway))
     app.include_router(probe_routes(gateway, registry))
     app.openapi = partial(_description, metrics=gateway.settings.metrics_dir is not None)  # type: ignore[method-assign]
     add_error_handlers(app)

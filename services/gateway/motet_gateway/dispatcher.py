@@ -13,6 +13,7 @@ from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.clock import Clock
 from motet.errors import MotetError, RequestKillsEngines, from_proto
 from motet.rpc import Link, known_error
+from motet.runner_info import RequestClass
 from motet.terms import check_leaders_term, check_term
 from motet.time_split import PartSeconds, TimePart, TimeSplit
 from motet.transport import Network
@@ -26,6 +27,7 @@ from motet_gateway.generation import (
     DeliverScores,
     Dropped,
     Effect,
+    EndReason,
     FinishChoice,
     GenerationPhase,
     Measured,
@@ -36,6 +38,7 @@ from motet_gateway.generation import (
     Submit,
 )
 from motet_gateway.held_requests import HeldRequests
+from motet_gateway.histories import Noted
 from motet_gateway.live_choice import ChoiceRecord, GenerationRequest, LiveChoice, TokenSink
 from motet_gateway.loss_limits import Loss
 from motet_gateway.metrics import Metrics
@@ -46,6 +49,8 @@ log = structlog.get_logger(__name__)
 
 
 NO_SCHEDULER = "waiting for the scheduler"
+
+_WITHOUT_NUMBERS = str.maketrans("", "", "0123456789")
 
 
 class Dispatcher:
@@ -114,11 +119,13 @@ class Dispatcher:
         now = self._clock()
         record = record or ChoiceRecord(TimeSplit(TimePart.QUEUE, now))
         record.split.enter(TimePart.QUEUE, now)
+        record.timeline.note(now, Noted.SENT, RequestClass.from_proto(order.request_class).name.lower())
         live = LiveChoice(order, sink, now if asked_at is None else asked_at, record)
         self.choices[order.request] = live
         self._metrics.live_requests.set(len(self.choices))
         # If the scheduler is disconnected, the next hello enqueues everything that waits.
         if not self.scheduler.send(scheduler_pb2.ServeUp(enqueue=choice_messages.enqueue(live, self._clock()))):
+            record.timeline.note(now, Noted.NO_SCHEDULER)
             sink.waiting(NO_SCHEDULER)
 
     def report_held(self) -> None:
@@ -132,6 +139,7 @@ class Dispatcher:
 
     def cancel(self, request: str, why: str) -> None:
         if (live := self.choices.get(request)) is not None:
+            self._note(live, Noted.CANCELLED, why)
             self._carry_out(live, live.generation.cancel(why))
             self._forget(live)
 
@@ -156,6 +164,7 @@ class Dispatcher:
         for live in list(self.choices.values()):
             if live.generation.phase is GenerationPhase.WAITING:
                 with self._failing_alone(live):
+                    self._note(live, Noted.NO_SCHEDULER)
                     live.sink.waiting(NO_SCHEDULER)
 
     def _from_scheduler(self, message: scheduler_pb2.ServeDown) -> None:
@@ -164,11 +173,10 @@ class Dispatcher:
                 self._placed(message.placed)
             case "position":
                 if (live := self.choices.get(message.position.request)) is not None:
-                    why = f" ({message.position.why})" if message.position.why else ""
-                    live.admitted |= message.position.admitted
-                    live.sink.waiting(f"queued position={message.position.position}{why}")
+                    self._told(live, message.position)
             case "moved":
-                self._placed(message.moved.placement, engine_hung=message.moved.engine_hung)
+                moved = message.moved
+                self._placed(moved.placement, moved=moved.reason, engine_hung=moved.engine_hung)
             case "refused":
                 self._refused(message.refused)
             case "catalog":
@@ -180,6 +188,17 @@ class Dispatcher:
                 self.term = max(self.term, message.welcome.term)
             case unknown:
                 log.debug("message_unknown", sender="scheduler", kind=unknown)
+
+    def _told(self, live: LiveChoice, position: scheduler_pb2.Position) -> None:
+        why = f" ({position.why})" if position.why else ""
+        live.admitted |= position.admitted
+        if live.record.told != (what := position.why.translate(_WITHOUT_NUMBERS)):  # those change often
+            live.record.told = what
+            self._note(live, Noted.TOLD, position.position, position.why or "its turn has not come")
+        live.sink.waiting(f"queued position={position.position}{why}")
+
+    def _note(self, live: LiveChoice, kind: Noted, *arguments: object) -> None:
+        live.record.timeline.note(self._clock(), kind, *arguments)
 
     def _replace_catalog(self, catalog: Catalog) -> None:
         self.catalog.replace(catalog)
@@ -218,7 +237,7 @@ class Dispatcher:
             error.headers = rate_limits.headers(refused.accounts)
             self._carry_out(live, live.generation.refused(refused.epoch, error))
 
-    def _placed(self, placed: scheduler_pb2.Placed, *, engine_hung: bool = False) -> None:
+    def _placed(self, placed: scheduler_pb2.Placed, *, moved: str = "", engine_hung: bool = False) -> None:
         if self._is_stale_term(placed.term):
             return
         self.levels.note(placed.accounts)
@@ -233,7 +252,11 @@ class Dispatcher:
             placed.weight,
         )
         if (live := self.choices.get(placed.request)) is not None:
-            live.admitted, live.record.accounts = True, placed.accounts
+            live.admitted, live.record.accounts, live.record.told = True, placed.accounts, ""
+            if moved:
+                self._note(live, Noted.MOVED, placed.instance, placed.epoch, moved)
+            else:
+                self._note(live, Noted.PLACED, placed.instance, placed.epoch)
             if live.generation.placement is not None:  # the scheduler moves it
                 self._interrupted(live)
             self._carry_out(live, live.generation.placed(placement, engine_hung=engine_hung))
@@ -288,6 +311,13 @@ class Dispatcher:
 
     def _mark(self, live: LiveChoice, progress: runner_pb2.SequenceProgress) -> None:
         split, now = live.record.split, self._clock()
+        if progress.state != live.record.state:
+            before, live.record.state = live.record.state, progress.state
+            kind = _NOTED.get(progress.state)
+            if kind is Noted.WRITES and before == common_pb2.SEQUENCE_STATE_PREFILL:
+                kind = None  # the first token says it
+            if kind is not None:
+                live.record.timeline.note(now, kind, live.order.adapter)
         if progress.HasField("split"):
             split.told(_seconds_of(progress.split), now)
         match progress.state:
@@ -349,6 +379,7 @@ class Dispatcher:
                 case Measured(split):
                     live.record.split.told(_seconds_of(split), self._clock())
                 case FinishChoice(how):
+                    self._note_end(live, how)
                     if isinstance(how, RequestKillsEngines):
                         log.error("request_kills_engines", request=live.order.request, tenant=live.order.tenant)
                     self._forget(live)
@@ -365,6 +396,12 @@ class Dispatcher:
                     )
                 case ReportLost(epoch, instance, why):
                     self._report_lost(live, epoch, instance, why)
+
+    def _note_end(self, live: LiveChoice, how: EndReason | MotetError) -> None:
+        if isinstance(how, MotetError):
+            self._note(live, Noted.FAILED, how.code, how.message)
+        else:
+            self._note(live, Noted.FINISHED, live.counted_tokens, how)
 
     def _deliver(self, live: LiveChoice, delivery: Deliver) -> None:
         if live.pause is not None:
@@ -389,6 +426,7 @@ class Dispatcher:
             self._log_failure(live, lambda: self._carry_out(live, generation.cancel("the gateway failed")))
         elif live.order.request in self.choices:  # its last message failed before the scheduler heard of its end
             self._send(finished=choice_messages.finished(live, generation.epoch, common_pb2.FINISH_REASON_FAILED))
+        self._note_end(live, error)
         self._forget(live)
         self._log_failure(live, lambda: live.sink.end(error))
 
@@ -397,18 +435,21 @@ class Dispatcher:
         live.pause = None
         live.record.split.got_token(self._clock())
         generation, order = live.generation, live.order
+        paused = pause.end(self._clock())
+        self._note(live, Noted.RESUMED, paused["seconds"])
         log.info(
             "request_resumed",
             request=order.request,
             epoch=generation.epoch,
             instance=generation.placement.instance if generation.placement is not None else "",
             tokens=len(order.prompt_ids) + len(generation.delivered),
-            **pause.end(self._clock()),
+            **paused,
         )
 
     def _report_lost(self, live: LiveChoice, epoch: int, instance: str, why: str) -> None:
         request = live.order.request
         self._interrupted(live).enter(PausePart.QUEUE, self._clock())
+        self._note(live, Noted.LOST, instance, why)
         log.info("request_lost", request=request, epoch=epoch, instance=instance, reason=why)
         self._metrics.replacements.inc()
         live.sink.waiting("moving to another runner")
@@ -448,6 +489,15 @@ _PARTS = {
     common_pb2.SEQUENCE_STATE_WAITING: PausePart.RUNNER,
     common_pb2.SEQUENCE_STATE_LOADING: PausePart.ADAPTER,
     common_pb2.SEQUENCE_STATE_PREFILL: PausePart.RECOMPUTE,
+}
+
+
+_NOTED = {
+    common_pb2.SEQUENCE_STATE_WAITING: Noted.AT_RUNNER,
+    common_pb2.SEQUENCE_STATE_LOADING: Noted.LOADS,
+    common_pb2.SEQUENCE_STATE_PREFILL: Noted.READS,
+    common_pb2.SEQUENCE_STATE_DECODE: Noted.WRITES,
+    common_pb2.SEQUENCE_STATE_PARKED: Noted.PARKED,
 }
 
 

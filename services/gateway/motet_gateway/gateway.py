@@ -14,8 +14,10 @@ from motet_gateway.admission import Admission
 from motet_gateway.assets import AssetStore
 from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target, Weights
 from motet_gateway.direct_writes import WritesOfTurn
+from motet_gateway.explanations import Explanations
 from motet_gateway.features_key import FEATURES_KEY_FILE, read_key
 from motet_gateway.held_requests import HeldRequests
+from motet_gateway.histories import Histories
 from motet_gateway.identity.access import KeyAccess
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.key_sources import KeySource, NoKeys
@@ -95,6 +97,7 @@ class Gateway:
             )
         )
         self.held = HeldRequests(self._on_held, surroundings.clock)
+        self.histories = Histories(settings.histories, surroundings.clock)
         self._held_reported = True
         self.estimator, self.dispatcher = Links.of(
             self.name,
@@ -105,6 +108,9 @@ class Gateway:
             held=self.held,
             surroundings=surroundings,
             time_scale=process.time_scale,
+        )
+        self.explanations = Explanations(
+            self.histories, surroundings.network, lambda: self.dispatcher.scheduler.connected_to, surroundings.clock
         )
         self.admission = Admission(
             settings.max_live_requests,

@@ -7,6 +7,7 @@ from typing import Protocol
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.errors import MotetError
 from motet.time_split import TimeSplit
+from motet.timeline import Timeline
 from motet_gateway.generation import EndReason, Generation
 from motet_gateway.pauses import Pause
 
@@ -69,6 +70,11 @@ class ChoiceRecord:
     promised_tokens: int = 0
     """When it was first placed: of prompt and answer. 0: it was not placed."""
     parks: int = 0
+    timeline: Timeline = field(default_factory=Timeline)
+    state: int = 0
+    """Of the sequence, as its runner said last."""
+    told: str = ""
+    """What its client was told last that it waits for."""
     accounts: Sequence[scheduler_pb2.AccountLevel] = ()
     """That it draws from, as the scheduler said when it placed it."""
 

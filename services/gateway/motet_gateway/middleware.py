@@ -15,6 +15,7 @@ from motet_gateway.errors import ClientGone, HostNotAllowed
 log = structlog.get_logger(__name__)
 
 REQUEST_ID = b"x-request-id"
+_IN_SCOPE = "motet.request_id"
 _ACCEPTABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 CRASHED = "The gateway failed on this request; its log says why, under the id in x-request-id."
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -31,6 +32,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        scope[_IN_SCOPE] = request_id.decode()
         started = ended = False
 
         async def send_with_id(message: Message) -> None:
@@ -91,3 +93,9 @@ def _request_id(scope: Scope) -> bytes:
         if name == REQUEST_ID and _ACCEPTABLE_ID.fullmatch(value):
             return bytes(value)
     return b"req-" + secrets.token_hex(12).encode()
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id of the HTTP request, as its client and the log have it."""
+    id_: str = scope.get(_IN_SCOPE, "")
+    return id_

@@ -111,6 +111,9 @@ class Settings(BaseSettings):
     """The most connections from one IP address. 0: no limit. Leave it at 0 behind a proxy or a load balancer that has
     one address for all clients."""
 
+    histories: int = Field(1_000, ge=1)
+    """Of how many ended requests the gateway still says what happened to them (`motet why`), besides those that run."""
+
     max_live_requests: int = Field(10_000, gt=0)
     """The most requests that may be open, and the most choices that may be under way, waiting ones included. Above it
     new requests get 503, before memory runs out."""

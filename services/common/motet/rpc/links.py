@@ -84,6 +84,8 @@ class RedirectToLeader(Exception):
     def __init__(self, address: str) -> None:
         super().__init__(address or "not known yet")
         self.address = address
+        self.connected_to = address
+        """Where the last stream was: the leader, if `address` has named it."""
 
 
 class Link(Generic[Up, Down]):
@@ -117,6 +119,8 @@ class Link(Generic[Up, Down]):
     ) -> None:
         self.peer = peer
         self.address = address
+        self.connected_to = address
+        """Where the last stream was: the leader, if `address` has named it."""
         self._warned_reason = ""
         self._down_since = 0.0
         self._redirected = False
@@ -242,6 +246,7 @@ class Link(Generic[Up, Down]):
                 for message in self._greet():
                     outbox.put(message)
                 self.outbox, self._disconnect = outbox, disconnect
+                self.connected_to = address
                 writer = asyncio.create_task(stream.send_all(partial(next_packed, outbox)), name=f"{self.peer}: write")
                 log.info("stream_connected", link=self.peer, address=address)
                 if self._opened is not None:

@@ -44,8 +44,10 @@ from motet_gateway.direct_writes import DirectWriter
 from motet_gateway.errors import ClientGone
 from motet_gateway.estimator import longest
 from motet_gateway.generation import EndReason
+from motet_gateway.histories import ChoiceHistory, History, Noted
 from motet_gateway.identity.caller import Caller
 from motet_gateway.live_choice import ChoiceRecord, GenerationRequest
+from motet_gateway.middleware import request_id_of
 from motet_gateway.parameters import (
     Body,
     ChatBody,
@@ -108,6 +110,8 @@ class AnswerResponse(Response):
         self._streaming = bool(body.stream)
         self._options = (body.stream_options if self._streaming else None) or StreamOptions()
         self._timings = RequestTimings(gateway.around.clock)
+        self._history: History | None = None
+        """From its start."""
         self._id = secrets.token_hex(12)
         self.choices: list[ChoiceText] = []
         self._requests: list[str] = []
@@ -156,6 +160,10 @@ class AnswerResponse(Response):
         self._direct = direct_writes.offered(scope) if self._streaming else None
         listener = asyncio.create_task(self._listen(receive), name=f"listen {self._id}")
         self._arm(self._settings.hold_seconds)
+        caller, model = self._caller, self._body.model
+        self._history = self._gateway.histories.begin(
+            self._id, request_id_of(scope), caller.tenant, model, self._timings
+        )
         code = "499"  # also if the server cancels this task
         try:
             with self._gateway.answering(self):
@@ -165,6 +173,8 @@ class AnswerResponse(Response):
             self._gateway.metrics.cancelled.inc()
         except MotetError as error:
             code = str(error.mapping.http)
+            if not self.choices:  # else they say it
+                self._note(Noted.FAILED, error.code, error.message)
             await self._fail(error, send)
         except Exception:
             code = "500"
@@ -178,6 +188,7 @@ class AnswerResponse(Response):
                 self._timer.cancel()
             self._cancel_all("the client went away")
             self._forget_listener()
+            self._end_history(code)
             self._account(code)
 
     @property
@@ -326,6 +337,8 @@ class AnswerResponse(Response):
             self._not_ready = None
             self._timings.mark_ready()
             return found
+        if self._not_ready is None or self._not_ready.why != found.why:
+            self._note(Noted.HELD, found.why)
         self._not_ready = found
         self._timings.mark_held()
         if found.group:
@@ -362,6 +375,7 @@ class AnswerResponse(Response):
         self._refusal_noted = False
         self._resolve_retries += 1
         self._cancel_all("its model was replaced")
+        self._note(Noted.REPLACED)
         self._timings.take_back(self._records[0].split)
         for started in (self.choices, self._generation_requests, self._records, self._requests, self._changed):
             started.clear()
@@ -396,6 +410,7 @@ class AnswerResponse(Response):
         salt = prefix_salt(Digest(target.base_digest), Digest(target.adapter_digest), self._caller.tenant)
         hints = [prompt_hints(salt, prompt) for prompt in self._prompts]
         gateway.metrics.estimates.labels(self._estimate.source.partition(":")[0]).inc()
+        self._note(Noted.PREPARED, sum(map(len, self._prompts)))
         self._timings.mark_enqueued()
         seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
         # New ids, since late messages about the old ones may still arrive.
@@ -447,6 +462,10 @@ class AnswerResponse(Response):
             self._requests.append(request)
             record = ChoiceRecord(self._timings.split.copy())
             self._records.append(record)
+            if self._history is not None:
+                self._history.choices.append(
+                    ChoiceHistory(request, len(self._prompts[at]), limits[at], estimates[at], record)
+                )
             gateway.dispatcher.start(generation_request, choice, record, asked_at=self._timings.enqueued)
 
     async def _features(self, limits: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
@@ -642,6 +661,19 @@ class AnswerResponse(Response):
         return headers + [(name.encode(), value.encode()) for name, value in limits.items()]
 
     # -------------------------------------------------------------------------------------------------------- counting
+
+    def _note(self, kind: Noted, *arguments: object) -> None:
+        if self._history is not None:
+            self._history.timeline.note(self._clock(), kind, *arguments)
+
+    def _end_history(self, code: str) -> None:
+        history = self._history
+        if history is None:
+            return
+        # Of an attempt before, whose model was replaced, nobody got a token.
+        for choice, of_choice in zip(self.choices, history.choices[-len(self.choices) :], strict=False):
+            of_choice.tokens = choice.tokens
+        self._gateway.histories.end(history, code)
 
     def _top(self) -> int:
         return self._body.top_logprobs_wanted or 0

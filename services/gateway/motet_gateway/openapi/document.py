@@ -43,6 +43,7 @@ from motet_gateway.parameters import ChatBody, CompletionBody, DetokenizeBody, T
 
 Json = dict[str, Any]
 REFERENCE = "#/components/schemas/{model}"
+IN_PATHS = {"model": "Its name.", "request_id": "One of its ids."}
 
 EVERYWHERE = (HostNotAllowed, HeadersTooLarge, RequestTimeout, Internal)
 """Of every path: the connection, the Host header on a loopback address, and defects."""
@@ -191,6 +192,19 @@ OPERATIONS = (
     ),
     Operation(
         "get",
+        "/motet/requests/{request_id}",
+        "request",
+        "requests",
+        "Explain what happened to a request",
+        "Of your tenant's own requests: those that wait or run, and the last that ended. `request_id` is the id of the "
+        "completion, or that of the header `x-motet-request` or `x-request-id`; the last one only at the gateway that "
+        "answered. `motet why` prints this.",
+        shapes.ExplainedRequest,
+        scope=KeyScope.USER,
+        errors=(NotFound, Overloaded),
+    ),
+    Operation(
+        "get",
         "/health",
         "health",
         "probes",
@@ -326,10 +340,13 @@ def _parameters(operation: Operation) -> list[Json]:
         "description": "An id of your own for this HTTP request. One that does not fit the pattern is ignored.",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
     }
-    if "{model}" not in operation.path:
+    name, meaning = next(
+        ((name, meaning) for name, meaning in IN_PATHS.items() if f"{{{name}}}" in operation.path), ("", "")
+    )
+    if not name:
         return [own_id]
     schema: Json = {"type": "string", "minLength": 1}
-    return [{"name": "model", "in": "path", "required": True, "description": "Its name.", "schema": schema}, own_id]
+    return [{"name": name, "in": "path", "required": True, "description": meaning, "schema": schema}, own_id]
 
 
 def _answer(operation: Operation) -> Json:

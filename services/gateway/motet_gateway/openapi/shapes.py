@@ -211,3 +211,85 @@ class Text(Shape):
 
 class Version(Shape):
     version: str
+
+
+class TimelineEntry(Shape):
+    seconds: float
+    """Since the request was received."""
+    lasted: float
+    """Seconds until the next entry of the same author."""
+    by: Literal["gateway", "scheduler"]
+    event: str
+    """A word, such as `waits`, `placed`, `moved` or `finished`."""
+    detail: str
+    """For people."""
+
+
+class RequestSplit(Shape):
+    """Where its time went, in seconds. The parts add up to the whole."""
+
+    queue: float
+    """It waited for a runner, for its adapter, or for a place in a batch."""
+    generation: float
+    """A runner computed it."""
+    penalty: float
+    """It was parked or had lost its runner."""
+    overhead: float
+    """All other time."""
+
+
+class PredictedLength(Shape):
+    """How many tokens its answer was expected to have: quantiles."""
+
+    by: str
+    """As in the header `x-motet-length`."""
+    q50: int
+    q80: int
+    q90: int
+    q95: int
+
+
+class RefusingRunner(Shape):
+    runner: str
+    why: str
+    """For people. Another tenant is named by these two words."""
+
+
+class ExplainedChoice(Shape):
+    request: str
+    """Its id at the scheduler and in logs."""
+    prompt_tokens: int | None
+    max_tokens: int | None
+    tokens: int | None
+    """Of its answer. Null until its end."""
+    predicted: PredictedLength | None
+    split: RequestSplit | None
+    timeline: list[TimelineEntry]
+    left_out: int
+    """Entries between the first 16 and the last 48 of an author."""
+    position: int | None
+    """In the queue, while it waits there."""
+    runners: list[RefusingRunner]
+    """While it waits for one: why it does not get each of them, of the first 20."""
+
+
+class ExplainedRequest(Shape):
+    """Null where nobody knows it."""
+
+    id: str
+    http_id: str | None
+    """`x-request-id`."""
+    tenant: str
+    model: str | None
+    status: str | None
+    """Of HTTP; `499`: the client has left. Null until the end."""
+    seconds: float
+    first_token_seconds: float | None
+    scheduler: str | None
+    """Why the scheduler's half is missing. Null: it is there."""
+    gateway: str | None
+    """Why the gateway's half is missing. Null: it is there."""
+    timeline: list[TimelineEntry]
+    """Of the whole request."""
+    choices: list[ExplainedChoice]
+    """One for each prompt and choice, of the first 16."""

@@ -1,0 +1,142 @@
+"""What the gateway knows of each request: of those that run, and of the last that ended. In memory only.
+
+A request has an id of its own, and the ids by which a client knows it: of its HTTP request, and of the completion.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from motet.api.v1 import common_pb2
+from motet.clock import Clock
+from motet.timeline import Kind, Timeline
+
+if TYPE_CHECKING:
+    from motet_gateway.answers.timings import RequestTimings
+    from motet_gateway.live_choice import ChoiceRecord
+
+MAX_CHOICES = 16
+"""Of one request, after its end: each further one is as the others are."""
+
+_ID = re.compile(r"(?:chatcmpl-|cmpl-)?(?P<answer>[0-9a-f]{24})(?:-\d+)?(?:\.(?P<choice>\d{1,6}))?")
+
+
+class Noted(Kind):
+    RECEIVED = "received", "for {0}"
+    HELD = "waits", "{0}"
+    PREPARED = "prepared", "its model is known, and its prompt has {0} tokens"
+    SENT = "sent", "to the scheduler, as class {0}"
+    NO_SCHEDULER = "waits", "the scheduler does not answer"
+    TOLD = "waits", "{1} (number {0})"
+    PLACED = "placed", "on runner {0} (placement {1})"
+    MOVED = "moved", "to runner {0} (placement {1}): {2}"
+    LOADS = "loads", "the runner loads adapter {0}"
+    AT_RUNNER = "waits", "at the runner, for a place in the batch"
+    READS = "computes", "the runner reads the prompt"
+    WRITES = "computes", "the runner writes the answer"
+    PARKED = "parked", "the runner has too little memory"
+    LOST = "lost", "on runner {0}: {1}"
+    RESUMED = "resumed", "{0:.3g} s after its last token"
+    FINISHED = "finished", "{0} tokens ({1})"
+    FAILED = "failed", "{0}: {1}"
+    CANCELLED = "cancelled", "{0}"
+    ANSWERED = "answered", "with status {0}"
+    REPLACED = "starts again", "its model was replaced"
+
+
+@dataclass(slots=True)
+class ChoiceHistory:
+    """What is asked about a choice later. Its prompt is not kept."""
+
+    request: str
+    prompt_tokens: int
+    max_tokens: int
+    estimate: common_pb2.Estimate
+    record: "ChoiceRecord"
+    tokens: int = 0
+    """Of its answer. Until its end: 0."""
+
+    @property
+    def number(self) -> int:
+        return int(self.request.partition(".")[2] or 0)
+
+
+@dataclass(slots=True)
+class History:
+    """Of one request: what happened before and after its choices, which have timelines of their own."""
+
+    id: str
+    http_id: str
+    tenant: str
+    model: str
+    timings: "RequestTimings"
+    timeline: Timeline = field(default_factory=Timeline)
+    choices: list[ChoiceHistory] = field(default_factory=list)
+
+    ended_at: float = 0.0
+    status: str = ""
+
+    @property
+    def received_at(self) -> float:
+        return self.timings.arrived
+
+    @property
+    def first_token_at(self) -> float:
+        """0: there is none yet."""
+        return self.timings.first_token
+
+
+class Histories:
+    def __init__(self, most_ended: int, clock: Clock) -> None:
+        self._most_ended = most_ended
+        self._clock = clock
+        self._by_id: dict[str, History] = {}
+        self._by_http_id: dict[tuple[str, str], str] = {}
+        """Clients choose these ids, so that each tenant has its own."""
+        self._ended: OrderedDict[str, History] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def begin(self, id_: str, http_id: str, tenant: str, model: str, timings: "RequestTimings") -> History:
+        history = History(id_, http_id, tenant, model, timings)
+        history.timeline.note(history.received_at, Noted.RECEIVED, model)
+        self._by_id[id_] = history
+        if http_id:
+            self._by_http_id[tenant, http_id] = id_
+        return history
+
+    def end(self, history: History, status: str) -> None:
+        history.status, history.ended_at = status, self._clock()
+        history.timeline.note(history.ended_at, Noted.ANSWERED, status)
+        history.choices[:] = choices_of(history, None)
+        self._ended[history.id] = history
+        while len(self._ended) > self._most_ended:
+            _, oldest = self._ended.popitem(last=False)
+            del self._by_id[oldest.id]
+            if self._by_http_id.get((oldest.tenant, oldest.http_id)) == oldest.id:
+                del self._by_http_id[oldest.tenant, oldest.http_id]
+
+    def find(self, name: str, tenant: str) -> tuple[History, int | None] | None:
+        """By any of its ids; with the choice that the id names, if it does. Another tenant's is not found."""
+        id_, choice = self._by_http_id.get((tenant, name)), None
+        if id_ is None and (parts := _ID.fullmatch(name)) is not None:
+            id_, choice = parts["answer"], parts["choice"]
+        history = self._by_id.get(id_) if id_ is not None else None
+        if history is None or history.tenant != tenant:
+            return None
+        return history, int(choice) if choice is not None else None
+
+
+def scheduler_id(name: str) -> str:
+    """By which a scheduler may know a request that this gateway does not know; empty: it is no such id."""
+    return name.removeprefix("chatcmpl-").removeprefix("cmpl-") if _ID.fullmatch(name) else ""
+
+
+def choices_of(history: History, number: int | None) -> Sequence[ChoiceHistory]:
+    """This one, or the first ones. If the model was replaced meanwhile, those of the last attempt."""
+    last = {choice.number: choice for choice in history.choices}
+    chosen = list(last.values()) if number is None else [last[number]] if number in last else []
+    return chosen[:MAX_CHOICES]
