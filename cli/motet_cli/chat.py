@@ -213,7 +213,7 @@ def message_of(response: httpx.Response) -> str:
     except (ValueError, KeyError, TypeError):
         return f"the gateway answered with HTTP status {response.status_code}"
     asks = response.status_code == httpx.codes.UNAUTHORIZED
-    return f"{message} `motet chat` takes its key from MOTET_API_KEY." if asks else message
+    return f"{message} `motet` takes the key from MOTET_API_KEY." if asks else message
 
 
 def _enable_line_editing() -> None:

@@ -107,6 +107,26 @@ def chat(  # noqa: PLR0917
 
 
 @app.command()
+def why(
+    request: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="The id of a completion, or of the header x-motet-request or x-request-id of its answer."
+        ),
+    ],
+    data_dir: DataDir,
+    url: Annotated[
+        str | None, typer.Option(help="The URL of a gateway. Default: the one of the state directory.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Explain what happened to a request: what it waited for, where it ran, and where its time went."""
+    from motet_cli.why import why as run
+
+    raise typer.Exit(run(data_dir, request, url=url, as_json=as_json))
+
+
+@app.command()
 def replay(
     records: Annotated[
         list[Path],

@@ -357,7 +357,7 @@ KEY = f"motet_{'0' * 16}_{'a' * 43}"
     [
         (KEY, 0, "this is working\n"),
         (f" {KEY}\n", 0, "this is working\n"),
-        ("", 1, "This gateway needs an API key. `motet chat` takes its key from MOTET_API_KEY.\n"),
+        ("", 1, "This gateway needs an API key. `motet` takes the key from MOTET_API_KEY.\n"),
         ("two words", 2, "the value of MOTET_API_KEY is not a key: a key has only ASCII characters and no spaces."),
         ("schlüssel", 2, "the value of MOTET_API_KEY is not a key: a key has only ASCII characters and no spaces."),
     ],

@@ -1,0 +1,122 @@
+"""`motet why`: what happened to one request, as its gateway and the scheduler know it."""
+
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx2 as httpx
+import orjson
+import typer
+
+from motet.errors import NotFound, SetupError
+from motet_cli.chat import CONNECT_SECONDS, READ_TIMEOUT_SECONDS, credential, message_of, url_of
+from motet_cli.printer import Printer, visible
+
+Json = dict[str, Any]
+
+WIDTH_OF_A_PIPE = 10_000
+MIN_SHOWN_SECONDS = 0.0005
+"""A shorter time is not worth a number."""
+
+ON_ITS_WAY_SECONDS = 0.1
+"""Of a message from the scheduler."""
+
+WAITS = ("waits", "held", "parked")
+
+
+def why(data_dir: Path, request: str, *, url: str | None, as_json: bool) -> int:
+    document = _asked((url or url_of(data_dir)).rstrip("/").removesuffix("/v1"), request)
+    if as_json:
+        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+    else:
+        _print(document)
+    return 0
+
+
+def _asked(base: str, request: str) -> Json:
+    timeout = httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
+    with httpx.Client(base_url=base, timeout=timeout, trust_env=False, headers=credential()) as client:
+        try:
+            answer = client.get(f"/motet/requests/{quote(request, safe='')}")
+        except httpx.TransportError as error:
+            raise SetupError(f"no answer from {base} ({error}). Is Motet running? See `motet status`.") from error
+    if answer.status_code == HTTPStatus.NOT_FOUND:
+        raise NotFound(visible(message_of(answer)))
+    if answer.status_code != HTTPStatus.OK:
+        raise SetupError(visible(message_of(answer)))
+    document: Json = answer.json()
+    return document
+
+
+def _print(document: Json) -> None:
+    printer = Printer(width_of_a_pipe=WIDTH_OF_A_PIPE)
+    printer.line(_summary(document))
+    for half in ("gateway", "scheduler"):
+        if why_not := document[half]:
+            printer.whole_line((f"The {half}'s half is missing: {visible(why_not)}.", "yellow"))
+    many = len(document["choices"]) > 1
+    for choice in document["choices"]:
+        if many:
+            printer.line(f"\nRequest {visible(choice['request'])}:")
+        for sentence in _sentences(choice):
+            printer.line(sentence)
+        lines = sorted([*document["timeline"], *choice["timeline"]], key=lambda line: line["seconds"])
+        printer.table(("after", "lasted", "who", "what", "details"), [_row(line) for line in lines])
+        if choice["left_out"]:
+            printer.line(f"{choice['left_out']} entries in the middle were not kept.")
+    if not document["choices"]:
+        printer.table(("after", "lasted", "who", "what", "details"), [_row(line) for line in document["timeline"]])
+
+
+def _summary(document: Json) -> str:
+    seconds = f"{document['seconds']:.3f} s"
+    if document["status"]:
+        state = f"ended after {seconds} with status {document['status']}"
+    elif document["gateway"]:
+        state = f"is {seconds} old, by the scheduler"
+    else:
+        state = f"is under way since {seconds}"
+    model = f" to {visible(document['model'])}" if document["model"] else ""
+    http = f" (x-request-id {visible(document['http_id'])})" if document["http_id"] else ""
+    first = document["first_token_seconds"]
+    token = f"; its first token came after {first:.3f} s" if first is not None else ""
+    return f"Request {document['id']}{http} of tenant {document['tenant']}{model} {state}{token}."
+
+
+def _sentences(choice: Json) -> Iterable[str]:
+    if (predicted := choice["predicted"]) is not None:
+        real = f"{choice['tokens']} tokens" if choice["tokens"] is not None else "not known yet"
+        yield (
+            f"Prompt: {choice['prompt_tokens']} tokens. Answer: {real}; predicted {predicted['q50']}, "
+            f"in 9 of 10 cases at most {predicted['q90']} (by {predicted['by']}); {choice['max_tokens']} at most."
+        )
+    if (split := choice["split"]) is not None and (whole := sum(split.values())):
+        parts = ", ".join(f"{part} {seconds:.3f} s ({seconds / whole:.0%})" for part, seconds in split.items())
+        yield f"Its time: {parts}."
+    yield from _longest_waits(choice["timeline"])
+    if choice["position"]:
+        yield f"It waits now, as number {choice['position']}."
+    for runner in choice["runners"]:
+        yield f"  {visible(runner['runner'])} does not get it: {visible(runner['why'])}"
+
+
+def _longest_waits(timeline: Sequence[Json]) -> Iterable[str]:
+    """What it waited for and how long, the longest first. What the gateway was told counts where no scheduler knows
+    it any more."""
+    waits = [line for line in timeline if line["event"] in WAITS and line["lasted"] >= MIN_SHOWN_SECONDS]
+    known = [line for line in waits if line["by"] == "scheduler"]
+    waits = known + [line for line in waits if line["by"] == "gateway" and not _is_in(line, known)]
+    for line in sorted(waits, key=lambda line: -line["lasted"]):
+        yield f"It waited {line['lasted']:.3f} s: {visible(line['detail'])}."
+
+
+def _is_in(line: Json, others: Iterable[Json]) -> bool:
+    at = line["seconds"] + ON_ITS_WAY_SECONDS
+    return any(one["seconds"] <= at <= one["seconds"] + one["lasted"] + ON_ITS_WAY_SECONDS for one in others)
+
+
+def _row(line: Json) -> tuple[str, ...]:
+    lasted = f"{line['lasted']:.3f} s" if line["lasted"] >= MIN_SHOWN_SECONDS else ""
+    return (f"{line['seconds']:.3f} s", lasted, line["by"], visible(line["event"]), visible(line["detail"]))
