@@ -105,7 +105,7 @@ class System:
         self._terms: dict[int, str] = {}
         """Each with the process that led in it."""
         self._forgotten_term = 0
-        """The highest when the Lease was deleted last."""
+        """The highest that was reserved when the Lease was deleted."""
         self._ended: list[Process] = []
         schedulers = [f"scheduler-{number}" for number in range(1 if plan.settings.local else SCHEDULERS)]
         wires.aliases[SCHEDULER] = tuple(f"{host}:1" for host in schedulers)
@@ -198,10 +198,11 @@ class System:
     def delete_lease(self) -> bool:
         """As an administrator would. Whoever makes the next one begins with a term of long ago, until its peers tell it
         theirs. False: there is none."""
-        there = self.leases.lease is not None
+        if self.leases.lease is None:
+            return False
+        self._forgotten_term = max(self._forgotten_term, self.leases.term)  # who leads may raise its own up to that
         self.leases.lease = None
-        self._forgotten_term = max(self._terms, default=0)
-        return there
+        return True
 
     def close(self) -> None:
         for process in [*self._ended, *self.processes.values()]:

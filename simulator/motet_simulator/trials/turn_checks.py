@@ -11,7 +11,8 @@ class TurnChecks:
     def __init__(self) -> None:
         self._sequences: dict[str, list[Sequence]] = {}
         self._live: dict[str, set[tuple[RequestId, int]]] = {}
-        self._promised: dict[str, int] = {}
+        self._most_promised: dict[str, int] = {}
+        """What was promised after the latest turn, or its limit if that was more."""
 
     def check(self, host: str, planner: Planner) -> None:
         """Raises AssertionError."""
@@ -26,15 +27,15 @@ class TurnChecks:
         ledger = planner.memory.ledger
         if ledger.by_forecast:  # which may grow with each token
             return
-        promised = ledger.promised
-        # The limit may fall below what is promised already.
-        assert promised <= max(ledger.limit, self._promised.get(host, 0)), (
-            f"{host} promises {promised} pages, {ledger.limit} at most"
+        promised, limit = ledger.promised, ledger.limit
+        # The limit may fall below what is promised already, also to what was promised in the same turn before.
+        assert promised <= max(limit, self._most_promised.get(host, 0)), (
+            f"{host} promises {promised} pages, {limit} at most"
         )
-        self._promised[host] = promised
+        self._most_promised[host] = max(promised, limit)
 
     def forget(self, host: str) -> None:
         """The process there has ended."""
         self._sequences.pop(host, None)
         self._live.pop(host, None)
-        self._promised.pop(host, None)
+        self._most_promised.pop(host, None)
