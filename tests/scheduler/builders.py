@@ -256,7 +256,8 @@ def check_order(driver: SchedulerDriver) -> None:
             urgent = other.request_class < request.request_class and queue.early is not request.request_class
             if urgent or (other.request_class is request.request_class and before):
                 runners, reserved = driver.scheduler.state.runners_for(other), queue.reserved_from(other)
-                outcome = choose(other, runners, driver.scheduler.config, driver.clock(), reserved=reserved)
+                kept, config = queue.kept_from(other), driver.scheduler.config
+                outcome = choose(other, runners, config, driver.clock(), reserved=reserved, kept=kept)
                 assert not isinstance(outcome, Chosen), f"{request.id} is placed before {other.id}"
         assign(request, runner, promise)
 

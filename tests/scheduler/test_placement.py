@@ -621,7 +621,7 @@ def test_a_tenant_with_many_requests_is_placed_before_younger_and_less_urgent_on
     check_order(driver)
     driver.attach(max_sequences=64, pages=1000)
     placed = [request.id[0] for request in driver.scheduler.requests.values() if not request.waiting]
-    assert [placed.count(tenant) for tenant in "abc"] == [60, 1, 3]
+    assert [placed.count(tenant) for tenant in "abc"] == [60, 1, 1], "two places are kept for the most urgent class"
 
 
 def test_what_was_not_tried_yet_is_tried_before_anything_younger_or_less_urgent_is_placed():

@@ -52,8 +52,9 @@ class PlainQueue(Queue):
         return sorted(oldest.values(), key=order_of)
 
 
-def scheduler(queue, slots, rank_bytes, max_replicas):
-    driver = ready(max_passed_over=MAX_PASSED_OVER, tenants_examined=MANY, avoid_after_decline=0.5)
+def scheduler(queue, slots, rank_bytes, max_replicas, headroom):
+    how = {"max_passed_over": MAX_PASSED_OVER, "tenants_examined": MANY, "avoid_after_decline": 0.5}
+    driver = ready(headroom_one_in=headroom, standard_floor=0.3, batch_floor=0.2, **how)
     driver.scheduler.queues[GROUP] = queue(driver.scheduler.config)
     how = {"max_sequences": 4, "adapter_slots": slots, "adapter_rank_bytes": rank_bytes, "page_bytes": 4}
     for name in INSTANCES:
@@ -124,8 +125,9 @@ def take(driver, number, step):
     slots=st.sampled_from((1, 8)),
     rank_bytes=st.sampled_from((0, 1)),
     max_replicas=st.integers(0, 2),
+    headroom=st.sampled_from((0, 2)),
 )
-def test_a_queue_without_indices_decides_the_same(steps, slots, rank_bytes, max_replicas):
-    ours, plain = (scheduler(queue, slots, rank_bytes, max_replicas) for queue in (Queue, PlainQueue))
+def test_a_queue_without_indices_decides_the_same(steps, slots, rank_bytes, max_replicas, headroom):
+    ours, plain = (scheduler(queue, slots, rank_bytes, max_replicas, headroom) for queue in (Queue, PlainQueue))
     for number, step in enumerate(steps):
         assert take(ours, number, step) == take(plain, number, step), f"step {number}: {step}"

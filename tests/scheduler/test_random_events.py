@@ -92,7 +92,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.driver = self.driver_class(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2)
+        self.driver = self.driver_class(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2, headroom_one_in=3)
         check_order(self.driver)
         self.count = 0
         self.incarnations = dict.fromkeys(INSTANCES, 0)
@@ -466,7 +466,8 @@ class RandomEvents(RuleBasedStateMachine):
         for queue in scheduler.queues.values() if scheduler.may_place else ():
             for request in queue.heads() if not queue.changed else ():
                 runners, reserved = scheduler.state.runners_for(request), queue.reserved_from(request)
-                outcome = choose(request, runners, scheduler.config, self.driver.clock(), reserved=reserved)
+                kept, now = queue.kept_from(request), self.driver.clock()
+                outcome = choose(request, runners, scheduler.config, now, reserved=reserved, kept=kept)
                 # One that is too large for all runners is not refused while others may come back.
                 kept = isinstance(outcome, NeverFits) and scheduler.state.missed(GROUP)
                 assert outcome is None or kept, f"{request.id} waits for {request.waits_for}: {outcome}"

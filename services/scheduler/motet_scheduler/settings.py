@@ -46,6 +46,10 @@ class Settings(BaseSettings):
     batch_floor_percent: float = Field(3.0, ge=0, le=50)
     """The same for class Batch."""
 
+    headroom_one_in: int = Field(32, ge=0)
+    """Each runner keeps one place in so many, and the pages of a request, for tenants that were given less than the
+    others that wait or run. So their requests need not wait until others end. 0: none."""
+
     settle_seconds: float = Field(0.5, ge=0)
     """How long the scheduler waits after its start for the runners that were there before, so that it places nothing on
     memory that is in use. The wait ends as soon as all of them are connected."""
@@ -112,6 +116,7 @@ class Settings(BaseSettings):
             output_token_cost=self.output_token_cost,
             standard_floor=self.standard_floor_percent / 100,
             batch_floor=self.batch_floor_percent / 100,
+            headroom_one_in=self.headroom_one_in,
             startup_wait=self.settle_seconds * time_scale,
             unsubmitted_timeout=self.unsubmitted_seconds * time_scale,
             unlisted_timeout=self.unlisted_seconds * time_scale,

@@ -15,6 +15,7 @@ from typing import Protocol
 from motet.domain import BASE
 from motet_runner.interface import State
 from motet_runner.loaded_runner import LoadedRunner
+from motet_scheduler.policy.headroom import kept_on
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.runners import Runner
@@ -69,12 +70,13 @@ def _fits(scheduler: Scheduler, runners: Mapping[str, Parts], now: float) -> Ite
             if request.forgotten:
                 continue
             able, reserved = state.runners_for(request), queue.reserved_from(request)
-            found = choose(request, able, scheduler.config, now, reserved=reserved)
+            kept = queue.kept_from(request)
+            found = choose(request, able, scheduler.config, now, reserved=reserved, kept=kept)
             if isinstance(found, Chosen):
                 yield (request.id, request.epoch, "", BY_COPY), found.runner.instance
             for known in able:
-                if known in reserved or not _takes_work(known, request, now):
-                    continue
+                if known in reserved or kept_on(known, kept).places or not _takes_work(known, request, now):
+                    continue  # it keeps its last places for others
                 parts = runners.get(known.instance)
                 if parts is not None and _has_room(parts, known, request, scheduler, now):
                     yield (request.id, request.epoch, known.instance, BY_OWN_BOOK), known.instance

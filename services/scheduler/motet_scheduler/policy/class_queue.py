@@ -164,16 +164,23 @@ class ClassQueue:
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
 
-    def to_try(self, rooms: Sequence[Runner], after: Head | None, examined: int, untried: int) -> list[Head]:
-        """In order: untried requests, and those that wait for room on one of these runners. `after`: only later ones.
+    def that_fit(self, runner: Runner, free: int, examined: int) -> Iterator[Head]:
+        """Those that wait for room on this runner and need at most so many pages: at most `examined` of those that wait
+        for the same."""
+        for waiting in self._waiting_for(runner):
+            yield from waiting.that_fit(runner, free, examined)
 
-        The work is bounded: at most `untried` untried ones, and of those that wait for the same base model or adapter,
-        at most `examined` for each runner. None is later than an untried one that is left.
+    def first_for(self, runner: Runner, counter: float, examined: int) -> Iterator[Head]:
+        """Those of tenants with at most this counter."""
+        for waiting in self._waiting_for(runner):
+            yield from waiting.first_for(runner, counter, examined)
+
+    def to_try(self, fit: Iterable[Head], after: Head | None, untried: int) -> list[Head]:
+        """In order: untried requests, and those that may fit. `after`: only later ones.
+
+        The work is bounded: at most `untried` untried ones. None is later than an untried one that is left.
         """
-        found = self.untried_heads[:untried]
-        for runner in rooms if self.waiting else ():
-            for waiting in self._waiting_for(runner):
-                found += waiting.that_fit(runner, examined)
+        found = [*self.untried_heads[:untried], *fit]
         if len(found) > 1:
             found = sorted(set(found))
         if len(self.untried_heads) > untried:

@@ -69,8 +69,8 @@ class Placer:
                 return may_refuse
         if queue.untried:
             return may_refuse if placed else 0  # those behind them still have to be tried on the runners with room
-        queue.freed.clear()
-        return 0
+        queue.scanned()
+        return may_refuse if queue.headroom.moved and len(queue) else 0  # others than before may have the last places
 
     def _reserve(self, queue: Queue) -> None:
         """Reserve runners for overdue requests that room alone keeps back: of those that wait for the same, for one."""
@@ -106,7 +106,8 @@ class Placer:
             return Outcome.REFUSED
         near, able = state.families.near(request), state.runners_for(request, runners)
         reserved = queue.reserved_from(request) if not runners else ()
-        found = choose(request, able, state.config, state.now, near=near, reserved=reserved)
+        kept = queue.kept_from(request)
+        found = choose(request, able, state.config, state.now, near=near, reserved=reserved, kept=kept)
         if isinstance(found, Chosen):
             if self._cannot_be_loaded(request, found.runner):
                 queue.note_replaced(request)

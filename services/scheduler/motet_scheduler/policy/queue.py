@@ -30,6 +30,7 @@ from motet.runner_info import RequestClass
 from motet_scheduler.policy.class_queue import ClassQueue
 from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.departures import Departures
+from motet_scheduler.policy.headroom import Headroom, kept_on
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
@@ -62,8 +63,12 @@ class Queue:
         self.bases: Counter[str] = Counter()
         """How many requests wait for each base model."""
         self.departures = Departures()
-        self.freed: dict[Runner, None] = {}
-        """Runners that may have room since the last scan. In order, as a set would differ from process to process."""
+        self.headroom = Headroom(
+            config.headroom_one_in, {one: class_queue.shares for one, class_queue in self.class_queues.items()}
+        )
+        self.freed: dict[Runner, bool] = {}
+        """Runners that may have room since the last scan, and whether only for others than before. In order, as a set
+        would differ from process to process."""
         self.reserved: dict[Runner, Request] = {}
         """Runners that are reserved, and for which overdue request."""
         self._considered: dict[str, Request] | None = None
@@ -121,7 +126,9 @@ class Queue:
     @property
     def changed(self) -> bool:
         """Whether a request may fit now that did not before, or a runner must be reserved for another one."""
-        return bool(self.freed) or self.untried or not self.overdue_are_considered
+        if self.freed or self.untried or not self.overdue_are_considered:
+            return True
+        return self.headroom.moved and len(self) > 0
 
     @property
     def overdue_are_considered(self) -> bool:
@@ -133,7 +140,18 @@ class Queue:
 
     def retry_on(self, runner: Runner) -> None:
         """This runner may have room."""
-        self.freed[runner] = None
+        self.freed[runner] = False
+
+    def kept_from(self, request: Request) -> int:
+        """One place in how many a runner keeps from this request for tenants that were given less. 0: none."""
+        kept = self.headroom.kept_from(request)
+        return 0 if kept and request in self.reserved.values() else kept
+
+    def scanned(self) -> None:
+        """All that may fit were tried on the runners that have room."""
+        for runner in self.freed:
+            self.headroom.looked_at(runner)
+        self.freed.clear()
 
     def try_again(self, requests: Collection[Request]) -> None:
         """Other runners may take these requests than before, if they wait."""
@@ -189,6 +207,8 @@ class Queue:
         Skips those that wait for runners with too little room. These are nearly all, so this must be fast. Ends before
         anything that is later or less urgent than an untried one that is left.
         """
+        for runner in self.headroom.look():
+            self.freed.setdefault(runner, True)
         for request_class in self._turns.early():
             self.early = request_class
             for outcome in self.try_class(request_class, config, place):
@@ -217,7 +237,7 @@ class Queue:
         untried, left = config.tenants_examined, True
         while left and (rooms or class_queue.untried_heads):
             left = False
-            for head in class_queue.to_try(rooms, last, config.tenants_examined, untried):
+            for head in self._to_try(request_class, rooms, last, config, untried):
                 request = head[3]
                 first = request.waits_for is None
                 outcome = place(request, [] if first else rooms)
@@ -232,6 +252,22 @@ class Queue:
                 # Less may be free now, and the next of its flow is untried.
                 last, left, rooms = head, True, [room for room in rooms if room.has_capacity]
                 break
+
+    def _to_try(
+        self, request_class: RequestClass, rooms: list[Runner], last: Head | None, config: SchedulerConfig, untried: int
+    ) -> list[Head]:
+        """Untried requests, and those that may fit on these runners: for their last places, only those who may have
+        them."""
+        class_queue, standing = self.class_queues[request_class], self.headroom.standing()
+        one_in = config.headroom_one_in if standing.request_class is not None else 0
+        found: list[Head] = []
+        for runner in rooms if class_queue.waiting else ():
+            kept = kept_on(runner, one_in)
+            if kept.places and request_class is standing.request_class:
+                found += class_queue.first_for(runner, standing.lowest, config.tenants_examined)
+            if not (kept.places and self.freed.get(runner)) and runner.sequences + kept.places < runner.max_sequences:
+                found += class_queue.that_fit(runner, runner.ledger.free - kept.pages, config.tenants_examined)
+        return class_queue.to_try(found, last, untried)
 
     def remove(self, request: Request) -> None:
         """Remove a request that was not placed."""

@@ -11,6 +11,7 @@
 |                           | its adapter would take are not                |
 | it did not just decline   | the runner declined recently                  |
 | it is not reserved        | it is reserved for an overdue request         |
+| its last places stay free | they are kept for tenants with smaller shares |
 
 Before fullness counts what the request could share there: the runner has other choices of the same call (or room for
 all of them, if this is the first), or more of its prompt in the prefix cache. Ties after fullness: the adapter on the
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from motet.runner_info import Tier
+from motet_scheduler.policy.headroom import leaves_headroom
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import Promise, SchedulerConfig
@@ -48,9 +50,10 @@ def choose(
     *,
     near: str = "",
     reserved: Collection[Runner] = (),
+    kept: int = 0,
 ) -> Chosen | NeverFits | None:
     """None: it must wait. `near` is the runner of the other choices of the same call; empty if there is none.
-    `reserved` are the runners that are kept for other requests."""
+    `reserved` are the runners that are kept for other requests, and `kept` is `Queue.kept_from` it."""
     fits: list[Chosen] = []
     too_small = ""
     could = False
@@ -66,7 +69,7 @@ def choose(
         could = True
         pages = need.promise.pages
         # The first comparison is the fast one, for the many that wait.
-        if pages > runner.ledger.free or runner in reserved or _obstacle(request, runner, pages, now):
+        if pages > runner.ledger.free or runner in reserved or _obstacle(request, runner, pages, now, kept):
             continue
         fits.append(Chosen(runner, need.promise))
     if not fits:
@@ -117,11 +120,12 @@ def why_it_waits(
     now: float,
     *,
     reserved: Collection[Runner] = (),
+    kept: int = 0,
 ) -> Obstacle:
     obstacles: list[Obstacle] = []
     too_small = ""
     for runner in runners:
-        obstacle = obstacle_on(request, runner, config, now, reserved=reserved)
+        obstacle = obstacle_on(request, runner, config, now, reserved=reserved, kept=kept)
         # Pages first: with several runners, the one that lacks only memory gives the most useful reason.
         if obstacle.kind is _TOO_FEW_PAGES:
             return obstacle
@@ -137,13 +141,19 @@ def _usefulness(obstacle: Obstacle) -> int:
 
 
 def obstacle_on(
-    request: Request, runner: Runner, config: SchedulerConfig, now: float, *, reserved: Collection[Runner] = ()
+    request: Request,
+    runner: Runner,
+    config: SchedulerConfig,
+    now: float,
+    *,
+    reserved: Collection[Runner] = (),
+    kept: int = 0,
 ) -> Obstacle:
     """Why this runner does not get it now."""
     need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
     if need.never:
         return Obstacle(need.never)
-    kind = RESERVED if runner in reserved else _obstacle(request, runner, need.promise.pages, now)
+    kind = RESERVED if runner in reserved else _obstacle(request, runner, need.promise.pages, now, kept)
     if kind is _TOO_FEW_PAGES:
         return Obstacle(kind, need.promise.pages, max(0, runner.free_for(request.digest)))
     return Obstacle(kind or OTHERS_FIRST)
@@ -198,10 +208,11 @@ _FULL = "every batch is full"
 _SLOTS = "all adapter slots are in use"
 _DECLINED = "the runner declined it recently"
 RESERVED = "a runner is reserved for a request that has waited for longer"
-_BY_USEFULNESS = (OTHERS_FIRST, _DECLINED, _PARKED, _SLOTS, _FULL, RESERVED, _DRAINING, _DOWN, NO_RUNNER)
+_KEPT = "the last places are kept for tenants that were given less"
+_BY_USEFULNESS = (OTHERS_FIRST, _DECLINED, _PARKED, _SLOTS, _FULL, _KEPT, RESERVED, _DRAINING, _DOWN, NO_RUNNER)
 
 
-def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
+def _obstacle(request: Request, runner: Runner, pages: int, now: float, kept: int) -> str:
     if not runner.takes_work:
         if runner.drain is None:
             return _DOWN
@@ -216,4 +227,6 @@ def _obstacle(request: Request, runner: Runner, pages: int, now: float) -> str:
         return _TOO_FEW_PAGES
     if request.avoids(runner.instance, now):
         return _DECLINED
+    if kept and not leaves_headroom(runner, pages, request.digest, kept):
+        return _KEPT
     return ""

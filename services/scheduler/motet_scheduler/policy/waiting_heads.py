@@ -1,9 +1,10 @@
 """The heads of flows that were tried and wait for room, by how much they need: those that fit are found without a look
 at the others."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from math import inf
 from typing import TypeVar
 
 from motet.domain import BASE, Digest
@@ -13,6 +14,9 @@ from motet_scheduler.policy.runners import Runner
 
 Sized = tuple[int, int, float, float, int, Request]
 """A head behind its `PageNeed`."""
+
+TOO_MANY = (inf, 0)
+"""The need of what no runner of a capacity could hold."""
 
 ByNeed = defaultdict[CapacityId, list[Sized]]
 
@@ -69,10 +73,18 @@ class Waiting:
         """Those that some runner could hold: once for each capacity."""
         return (sized[-1] for by_need in self.adapters.get(digest, {}).values() for sized in by_need)
 
-    def that_fit(self, runner: Runner, examined: int) -> list[Head]:
+    def first_for(self, runner: Runner, counter: float, examined: int) -> list[Head]:
+        """The first `examined` of tenants with at most this counter, of those that fit by their pages."""
+        if self.heads[0][0] > counter:  # mostly
+            return []
+        first = self.heads[: min(examined, bisect_right(self.heads, (counter, inf)))]
+        capacity, free = id(runner.capacity), runner.ledger.free
+        return [head for head in first if head[-1].page_needs.get(capacity, TOO_MANY)[0] <= free]
+
+    def that_fit(self, runner: Runner, free: int, examined: int) -> list[Head]:
         """For each adapter that may be used there, and for the base model, the first `examined` of those that need no
-        more than the free pages of a runner; if any adapter may, of all. Those that avoid it do not hide the others."""
-        capacity, free, only = id(runner.capacity), runner.ledger.free, runner.only_adapters
+        more than `free` pages of a runner; if any adapter may, of all. Those that avoid it do not hide the others."""
+        capacity, only = id(runner.capacity), runner.only_adapters
         by_need = self._by_need.get(capacity)
         if not by_need or by_need[0][0] > free:  # mostly
             return []

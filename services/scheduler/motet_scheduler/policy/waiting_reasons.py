@@ -34,8 +34,9 @@ def explain(state: SchedulerState, request: Request) -> None:
         up = any(runner.takes_work for runner in state.runners_of(request.group))
         why = Obstacle(OTHERS_FIRST if up else NO_RUNNER)
     else:
-        reserved = state.queues[request.group].reserved_from(request)
-        why = why_it_waits(request, state.runners_for(request), state.config, state.now, reserved=reserved)
+        queue = state.queues[request.group]
+        reserved, kept = queue.reserved_from(request), queue.kept_from(request)
+        why = why_it_waits(request, state.runners_for(request), state.config, state.now, reserved=reserved, kept=kept)
         if state.limited_to(request) is not None:
             limit = f"{REPLACED if request.replaced else LIMITED}: "
     request.waiting_reason = f"{limit}{why}"
@@ -48,13 +49,13 @@ def explain(state: SchedulerState, request: Request) -> None:
 def obstacles(state: SchedulerState, request: Request, for_tenant: Tenant) -> Iterator[tuple[InstanceName, str]]:
     """Why each of the first runners does not get a request that waits. `for_tenant`: who reads that, and may not learn
     other tenants' names; nobody: everybody's."""
-    reserved = state.queues[request.group].reserved
-    left_to_others = state.queues[request.group].reserved_from(request)
+    queue = state.queues[request.group]
+    reserved, left_to_others, kept = queue.reserved, queue.reserved_from(request), queue.kept_from(request)
     for runner in state.runners_of(request.group)[:MAX_RUNNERS]:
         if request.base and not runner.serves(request.base):
             yield runner.instance, "it has another base model"
             continue
-        obstacle = obstacle_on(request, runner, state.config, state.now, reserved=left_to_others)
+        obstacle = obstacle_on(request, runner, state.config, state.now, reserved=left_to_others, kept=kept)
         if obstacle.kind is not RESERVED:
             yield runner.instance, str(obstacle)
         elif not for_tenant:

@@ -1,0 +1,103 @@
+"""The last places of each runner are for a tenant that was given less than the others, so that it need not wait for the
+end of what they run.
+
+One place in so many that a runner has, by its batch or by its pages, and the pages of as many requests of mean size.
+They are for the tenants with the lowest counter of the most urgent class in which a request waits or runs. With one
+tenant alone, and on an empty runner, nothing is kept.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from motet.domain import Digest
+from motet.runner_info import RequestClass
+from motet_scheduler.policy.order import order_of
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.shares import Shares
+
+
+class Kept(NamedTuple):
+    places: int
+    pages: int
+
+
+NOTHING = Kept(0, 0)
+
+
+def kept_on(runner: Runner, one_in: int) -> Kept:
+    """What a runner keeps, if it is one place in `one_in`. 0: nothing."""
+    sequences = runner.sequences
+    if not one_in or not sequences or runner.max_sequences < one_in:
+        return NOTHING
+    pages = max(1, runner.ledger.promised // sequences)
+    places = min(runner.max_sequences, runner.ledger.limit // pages) // one_in
+    return Kept(places, places * pages)
+
+
+def leaves_headroom(runner: Runner, pages: int, digest: Digest, one_in: int) -> bool:
+    """Whether a request of so many pages leaves what the runner keeps."""
+    kept = kept_on(runner, one_in)
+    if not kept.places:
+        return True
+    return runner.sequences + kept.places < runner.max_sequences and pages + kept.pages <= runner.free_for(digest)
+
+
+class Standing(NamedTuple):
+    """For whom the last places are."""
+
+    request_class: RequestClass | None
+    """None: for everybody."""
+    lowest: float = 0.0
+    """The counter of those for whom they are."""
+
+
+EVERYBODY = Standing(None)
+
+
+class Headroom:
+    def __init__(self, one_in: int, shares: Mapping[RequestClass, Shares]) -> None:
+        self._one_in = one_in
+        self._shares = shares
+        self.runners: dict[Runner, None] = {}
+        """Those that kept something when they were last looked at."""
+        self._stood = EVERYBODY
+        """For whom they were looked at."""
+
+    def standing(self) -> Standing:
+        if not self._one_in:
+            return EVERYBODY
+        active = [(request_class, shares) for request_class, shares in self._shares.items() if len(shares)]
+        if not active:
+            return EVERYBODY
+        if len(active[0][1]) == 1 and len({share.tenant for _, shares in active for share in shares}) == 1:
+            return EVERYBODY
+        request_class, shares = active[0]
+        return Standing(request_class, shares.lowest())
+
+    def kept_from(self, request: Request) -> int:
+        """One place in how many a runner keeps from this request. 0: none."""
+        standing = self.standing()
+        if standing.request_class is None:
+            return 0
+        if standing.request_class is request.request_class and order_of(request)[0] <= standing.lowest:
+            return 0
+        return self._one_in
+
+    @property
+    def moved(self) -> bool:
+        """Whether the last places are for others than those for whom runners were looked at."""
+        return bool(self.runners) and self.standing() != self._stood
+
+    def look(self) -> list[Runner]:
+        """The runners whose last places others may have now."""
+        if not self.moved:
+            return []
+        self._stood = self.standing()
+        return list(self.runners)
+
+    def looked_at(self, runner: Runner) -> None:
+        if runner.has_capacity and kept_on(runner, self._one_in).places:
+            self.runners[runner] = None
+        else:
+            self.runners.pop(runner, None)

@@ -1,0 +1,136 @@
+"""The last places of each runner are for a tenant that was given less than the others."""
+
+from itertools import count
+from random import Random
+
+import pytest
+
+from motet.runner_info import RequestClass
+from motet_scheduler.policy import effects
+from motet_scheduler.policy.headroom import kept_on
+from tests.scheduler.builders import GROUP, SchedulerDriver, entry, ready
+from tests.scheduler.load import Ask, Load
+
+
+def flooded(pages: int = 1000, **config) -> SchedulerDriver:
+    """`b` fills a runner of 32 places, beside one request of `a`."""
+    driver = ready(**config)
+    driver.attach(pages=pages, max_sequences=32)
+    driver.enqueue("a runs", tenant="a", prompt=1, max_tokens=1)
+    for n in range(40):
+        driver.enqueue(f"b{n}", tenant="b")
+    return driver
+
+
+def placed(driver: SchedulerDriver) -> int:
+    return sum(not request.waiting for request in driver.scheduler.requests.values())
+
+
+def test_the_last_place_is_for_the_tenant_that_was_given_less():
+    driver = flooded()
+    assert placed(driver) == 31
+    driver.enqueue("a at once", tenant="a")
+    assert driver.where("a at once") == "r0"
+    driver.finish("b0")
+    assert placed(driver) == 31, "a has fewer tokens than b, still"
+
+
+def test_the_reason_of_a_request_that_may_not_have_the_last_place_says_so():
+    driver = ready()
+    driver.attach(pages=1000, max_sequences=32)
+    driver.enqueue("a runs", tenant="a", prompt=1, max_tokens=1)
+    for n in range(31):
+        driver.enqueue(f"b{n}", tenant="b")
+    (position,) = driver.of(effects.SendPosition)
+    assert position.why == "the last places are kept for tenants that were given less"
+
+
+def test_so_are_the_pages_of_a_request_of_mean_size():
+    driver = ready()
+    driver.attach(pages=320, max_sequences=64)
+    driver.enqueue("a runs", tenant="a", prompt=16, max_tokens=9 * 16)
+    for n in range(40):
+        driver.enqueue(f"b{n}", tenant="b", prompt=16, max_tokens=9 * 16)
+    assert placed(driver) == 31
+    driver.enqueue("a at once", tenant="a", prompt=16, max_tokens=9 * 16)
+    assert driver.where("a at once") == "r0"
+
+
+def test_one_tenant_alone_has_all_places():
+    driver = flooded()
+    driver.finish("a runs")
+    assert placed(driver) == 32
+
+
+def test_a_runner_with_few_places_keeps_none():
+    driver = ready()
+    driver.attach(pages=1000, max_sequences=31)
+    driver.enqueue("a runs", tenant="a", prompt=1, max_tokens=1)
+    for n in range(40):
+        driver.enqueue(f"b{n}", tenant="b")
+    assert placed(driver) == 31
+
+
+def test_a_runner_with_pages_for_few_keeps_none():
+    driver = ready()
+    driver.attach(pages=100, max_sequences=64, live=(entry("x", 10), entry("y", 10)))
+    (runner,) = driver.scheduler.runners.values()
+    assert kept_on(runner, 32) == (0, 0)
+    assert kept_on(runner, 5) == (2, 20)
+
+
+def test_what_a_tenant_alone_may_have_others_may_have_when_they_were_given_less():
+    """The last place goes to whoever is behind, as soon as nobody is further behind."""
+    driver = ready()
+    driver.attach("r0", pages=1000, max_sequences=32)
+    driver.attach("r1", pages=1000, max_sequences=32)
+    driver.enqueue("a runs", tenant="a", prompt=1, max_tokens=1)
+    for n in range(80):
+        driver.enqueue(f"b{n}", tenant="b")
+        driver.enqueue(f"c{n}", tenant="c")
+    assert placed(driver) == 62
+    driver.finish("a runs")
+    running = [one.tenant for one in driver.scheduler.requests.values() if not one.waiting]
+    assert len(running) == 64, "b and c are equal, or nearly"
+
+
+def test_it_is_kept_for_the_most_urgent_class():
+    driver = ready()
+    driver.attach(pages=1000, max_sequences=32)
+    driver.enqueue("a runs", tenant="a", prompt=1, max_tokens=1, request_class=RequestClass.INTERACTIVE)
+    for n in range(40):
+        driver.enqueue(f"b{n}", tenant="b")
+    assert placed(driver) == 31
+    driver.enqueue("a at once", tenant="a", request_class=RequestClass.INTERACTIVE)
+    assert driver.where("a at once") == "r0"
+
+
+def test_a_reserved_runner_keeps_nothing_from_the_request_that_it_is_reserved_for():
+    driver = ready(max_passed_over=1, headroom_one_in=2)
+    driver.attach(pages=100, max_sequences=8, live=(entry("x", 10), entry("y", 10), entry("z", 30)))
+    driver.enqueue("a", tenant="a", prompt=1, max_tokens=1)
+    driver.finish("a")
+    for tenant in "bc":
+        driver.enqueue(f"{tenant} runs", tenant=tenant, prompt=1, max_tokens=1)
+    queue = driver.scheduler.queues[GROUP]
+    driver.enqueue("large", tenant="c", prompt=1, max_tokens=85 * 16)
+    request = driver.scheduler.requests["large"]
+    assert queue.kept_from(request) == 2
+    queue.reserved = dict.fromkeys(driver.scheduler.runners.values(), request)
+    assert queue.kept_from(request) == 0
+
+
+@pytest.mark.parametrize("one_in", [0, 32])
+def test_a_tenant_within_its_share_waits_for_nobody_else(one_in):
+    """How many of its requests must wait beside a flood."""
+    load = Load(max_sequences=32, config={"headroom_one_in": one_in})
+    chance = Random(1)
+    load.tenant("b", lambda: (Ask(answer=chance.randrange(1, 32)) for _ in count()), backlog=40)
+    load.run(200)  # until the mean of answers is known
+    waited = []
+    for _ in range(200):
+        load.run(1.5)
+        before = load.placed["a"]
+        load.ask("a", Ask(answer=12))
+        waited.append(load.placed["a"] == before)
+    assert (sum(waited) < 10) == (one_in > 0), sum(waited)
