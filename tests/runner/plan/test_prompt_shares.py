@@ -129,6 +129,29 @@ def test_with_too_few_places_each_tenant_starts_one_before_another_starts_its_se
     assert device.requests(device.step().prefills) == ["flood 0", "other"]
 
 
+def test_a_simulator_knows_when_another_tenant_may_be_next() -> None:
+    """It leaps over the chunks of one prompt, and `prompts` says whether the next iteration has the same one."""
+    prompts = Prompts()
+    for _ in range(2):
+        prompts.ask("a", 1000)
+    busy = prompts.ask("b", 1000)
+    prompts.shares.charge(busy, MAX_OWED)
+    decode = prompts.ask("a", 10)
+    decode.started, decode.scheduled = True, 9
+    for waiting, expected in ((prompts.waiting, 0), ([one for one in prompts.waiting if one is not busy], 1)):
+        for places in (2, 3, 4):
+            iteration = compose(
+                waiting,
+                PRESETS["paged-chunk"],
+                chunk_tokens=CHUNK,
+                places=places,
+                beside=lambda *_: CHUNK,
+                shares=prompts.shares,
+            )
+            assert [work.sequence for work in iteration.prefills] == prompts.waiting[:1]
+            assert iteration.prompts == expected * min(2, places - 1)
+
+
 def test_an_answer_that_another_runner_began_costs_its_tenant_nothing() -> None:
     planner = make_planner(pages=400, chunk_tokens=CHUNK)
     device = FakeDevice(planner)

@@ -121,9 +121,11 @@ def compose(
         (started if sequence.started else fresh).append(sequence)
     free_places = 0 if preset.request_level and started else max(0, min(places, cap) - len(started))
     shares = (shares or PromptShares()) if preset.chunked else None
-    contended = shares is not None and 0 < free_places < len(fresh)
-    if shares is not None and contended:
-        fresh = list(shares.in_turn(fresh))
+    contended = False
+    if shares is not None and 0 < free_places < len(fresh):
+        in_turn = shares.in_turn(fresh)
+        contended = in_turn is not fresh
+        fresh = list(in_turn)
     joining = choose(fresh, preset, places=free_places)
 
     chosen = [sequence for sequence in (started + joining)[:places] if not sequence.at_promise]
@@ -135,7 +137,7 @@ def compose(
         return _prompts_first(others, preset, free_pages) or _prompts_first(others, preset, None)
     iteration = _rows(others, preset, chunk_tokens, beside, shares)
     if contended:
-        iteration.prompts = 0
+        iteration.prompts = 0  # another tenant may start next
     if preset.order != "arrival":
         iteration.passed_over = passed_over(fresh, (work.sequence for work in iteration.prefills))
     return iteration

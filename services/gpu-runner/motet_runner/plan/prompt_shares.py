@@ -19,7 +19,7 @@ MAX_OWED = 2048
 MAX_REMEMBERED = 1024
 """Tenants; the one that had tokens longest ago is forgotten first. It is owed as much as a new one then."""
 
-_TOKEN = 1 << 32
+_TOKEN = 1 << 29
 """In whole parts of it, so that many tokens at once count as much as one after the other."""
 
 
@@ -33,10 +33,11 @@ class PromptShares:
     def in_turn(self, prompts: list[Sequence]) -> Iterable[Sequence]:
         """In which order they take tokens, each as many as it can. They are given by arrival; the same list, if they
         are all of one tenant."""
-        by_tenant: dict[str, list[Sequence]] = {}
+        tenant = prompts[0].tenant if prompts else ""
         for prompt in prompts:
-            by_tenant.setdefault(prompt.tenant, []).append(prompt)
-        return self._turns(by_tenant.values()) if len(by_tenant) > 1 else prompts
+            if prompt.tenant != tenant:
+                return self._turns(prompts)
+        return prompts
 
     def charge(self, prompt: Sequence, tokens: int) -> None:
         """An iteration computes these, in the order of its turns."""
@@ -51,10 +52,13 @@ class PromptShares:
         least = self._now - MAX_OWED * _price(prompt)
         return max(least, self.had.get(prompt.tenant, least))
 
-    def _turns(self, by_tenant: Iterable[list[Sequence]]) -> Iterator[Sequence]:
+    def _turns(self, prompts: list[Sequence]) -> Iterator[Sequence]:
+        by_tenant: dict[str, list[Sequence]] = {}
+        for prompt in prompts:
+            by_tenant.setdefault(prompt.tenant, []).append(prompt)
         turns = []
-        for prompts in by_tenant:
-            rest = iter(prompts)
+        for own in by_tenant.values():
+            rest = iter(own)
             prompt = next(rest)
             turns.append((self._had_by(prompt), prompt.arrival, prompt, rest))
         heapify(turns)
