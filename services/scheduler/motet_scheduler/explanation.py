@@ -24,7 +24,7 @@ def explanation(
             for entry in story
         ],
         now_seconds=now - story.start,
-        left_out=story.timeline.left_out,
+        left_out=story.left_out,
         tenant=story.tenant,
     )
     known = scheduler.requests.get(request)

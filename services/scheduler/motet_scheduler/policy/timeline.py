@@ -4,26 +4,22 @@ The number of ended requests is bounded. Timelines are kept in memory only.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
 
 from motet.domain import NO_TENANT, RequestId, Tenant
-from motet.timeline import Entry, Timeline
+from motet.timeline import Timeline
 from motet_scheduler.policy.happenings import Happening
 
 
-class Story:
+class Story(Timeline):
     """What happened to one request here."""
 
-    __slots__ = ("start", "tenant", "timeline")
+    __slots__ = ("start", "tenant")
 
     def __init__(self, tenant: Tenant, start: float) -> None:
+        super().__init__()
         self.tenant = tenant
         """Whose it is. Empty: nobody has said."""
         self.start = start
-        self.timeline = Timeline()
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self.timeline)
 
 
 class Timelines:
@@ -55,7 +51,7 @@ class Timelines:
         if story is None:
             story = Story(tenant, now)
             self._keep(request, story)
-        story.timeline.note(now, kind, *arguments)
+        story.note(now, kind, *arguments)
 
     def story(self, request: RequestId) -> Story | None:
         """None: the request is unknown or forgotten."""
