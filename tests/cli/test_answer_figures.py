@@ -9,7 +9,7 @@ from motet.time_split import TimePart, TimeSplit
 from motet_cli import status
 from motet_cli.answer_figures import COLUMNS, figures_of, read_figures, row, weights_made
 from motet_gateway.answers.metrics import AnswerMetrics
-from motet_gateway.live_choice import ChoiceRecord
+from motet_gateway.choice_record import ChoiceRecord
 
 ESTIMATE = common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40)
 

@@ -10,7 +10,7 @@ from motet.clock import FakeClock
 from motet.errors import ModelNotFound
 from motet.time_split import TimePart, TimeSplit
 from motet_gateway.answers.metrics import MAX_TENANTS, AnswerMetrics
-from motet_gateway.live_choice import ChoiceRecord
+from motet_gateway.choice_record import ChoiceRecord
 from tests.gateway.conftest import Served, eventually
 
 ESTIMATE = common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40)

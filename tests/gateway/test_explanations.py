@@ -10,8 +10,8 @@ from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import FakeClock
 from motet.errors import RateLimited
 from motet_gateway.answers.timings import RequestTimings
+from motet_gateway.choice_record import ChoiceRecord
 from motet_gateway.histories import MAX_CHOICES, ChoiceHistory, Histories, choices_of
-from motet_gateway.live_choice import ChoiceRecord
 from testbed.fake_services import fake_services
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.identity.memory_keys import MemoryKeySource, bearer

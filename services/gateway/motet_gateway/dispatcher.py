@@ -15,19 +15,19 @@ from motet.errors import MotetError, RequestKillsEngines, from_proto
 from motet.rpc import Link, known_error
 from motet.runner_info import RequestClass
 from motet.terms import check_leaders_term, check_term
-from motet.time_split import PartSeconds, TimePart, TimeSplit
+from motet.time_split import TimePart, TimeSplit
 from motet.transport import Network
 from motet.transport.methods import SERVE
 from motet_gateway import choice_messages, rate_limits
 from motet_gateway.account_levels import AccountLevels
 from motet_gateway.catalog import Catalog, CurrentCatalog
+from motet_gateway.choice_record import ChoiceRecord
 from motet_gateway.generation import (
     CancelAtRunner,
     Deliver,
     DeliverScores,
     Dropped,
     Effect,
-    EndReason,
     FinishChoice,
     GenerationPhase,
     Measured,
@@ -38,10 +38,10 @@ from motet_gateway.generation import (
     Submit,
 )
 from motet_gateway.held_requests import HeldRequests
-from motet_gateway.histories import Noted
-from motet_gateway.live_choice import ChoiceRecord, GenerationRequest, LiveChoice, TokenSink
+from motet_gateway.live_choice import GenerationRequest, LiveChoice, TokenSink
 from motet_gateway.loss_limits import Loss
 from motet_gateway.metrics import Metrics
+from motet_gateway.noted import Noted
 from motet_gateway.pauses import Pause, PausePart
 from motet_gateway.runner_streams import RunnerStreams
 
@@ -49,8 +49,6 @@ log = structlog.get_logger(__name__)
 
 
 NO_SCHEDULER = "waiting for the scheduler"
-
-_WITHOUT_NUMBERS = str.maketrans("", "", "0123456789")
 
 
 class Dispatcher:
@@ -192,9 +190,7 @@ class Dispatcher:
     def _told(self, live: LiveChoice, position: scheduler_pb2.Position) -> None:
         why = f" ({position.why})" if position.why else ""
         live.admitted |= position.admitted
-        if live.record.told != (what := position.why.translate(_WITHOUT_NUMBERS)):  # those change often
-            live.record.told = what
-            self._note(live, Noted.TOLD, position.position, position.why or "its turn has not come")
+        live.record.waits(position.position, position.why, self._clock())
         live.sink.waiting(f"queued position={position.position}{why}")
 
     def _note(self, live: LiveChoice, kind: Noted, *arguments: object) -> None:
@@ -252,11 +248,8 @@ class Dispatcher:
             placed.weight,
         )
         if (live := self.choices.get(placed.request)) is not None:
-            live.admitted, live.record.accounts, live.record.told = True, placed.accounts, ""
-            if moved:
-                self._note(live, Noted.MOVED, placed.instance, placed.epoch, moved)
-            else:
-                self._note(live, Noted.PLACED, placed.instance, placed.epoch)
+            live.admitted = True
+            live.record.placed(placed, moved, self._clock())
             if live.generation.placement is not None:  # the scheduler moves it
                 self._interrupted(live)
             self._carry_out(live, live.generation.placed(placement, engine_hung=engine_hung))
@@ -303,33 +296,11 @@ class Dispatcher:
         live = self.choices.get(progress.request)
         if live is not None and live.generation.epoch == progress.epoch:
             live.generation.alone = progress.alone
-            self._mark(live, progress)
+            live.record.progressed(progress, live.order.adapter, self._clock())
             if live.pause is not None and (part := _PARTS.get(progress.state)) is not None:
                 live.pause.enter(part, self._clock())
             with self._failing_alone(live):
                 live.sink.waiting(choice_messages.waiting_for(progress, live.order))
-
-    def _mark(self, live: LiveChoice, progress: runner_pb2.SequenceProgress) -> None:
-        split, now = live.record.split, self._clock()
-        if progress.state != live.record.state:
-            before, live.record.state = live.record.state, progress.state
-            kind = _NOTED.get(progress.state)
-            if kind is Noted.WRITES and before == common_pb2.SEQUENCE_STATE_PREFILL:
-                kind = None  # the first token says it
-            if kind is not None:
-                live.record.timeline.note(now, kind, live.order.adapter)
-        if progress.HasField("split"):
-            split.told(_seconds_of(progress.split), now)
-        match progress.state:
-            case common_pb2.SEQUENCE_STATE_PREFILL:
-                split.enter(TimePart.GENERATION, now)
-            case common_pb2.SEQUENCE_STATE_DECODE:
-                split.got_token(now)
-            case common_pb2.SEQUENCE_STATE_PARKED:
-                split.enter(TimePart.PENALTY, now)
-                live.record.parks += 1
-            case _:
-                split.enter(TimePart.QUEUE, now)
 
     def _runner_is(self, address: str, incarnation: str) -> None:
         """If another process listens at the address now, requests placed on the old one are lost."""
@@ -377,9 +348,9 @@ class Dispatcher:
                 case DeliverScores(logprobs):
                     live.sink.score(logprobs)
                 case Measured(split):
-                    live.record.split.told(_seconds_of(split), self._clock())
+                    live.record.measured(split, self._clock())
                 case FinishChoice(how):
-                    self._note_end(live, how)
+                    live.record.ended(how, live.counted_tokens, self._clock())
                     if isinstance(how, RequestKillsEngines):
                         log.error("request_kills_engines", request=live.order.request, tenant=live.order.tenant)
                     self._forget(live)
@@ -396,12 +367,6 @@ class Dispatcher:
                     )
                 case ReportLost(epoch, instance, why):
                     self._report_lost(live, epoch, instance, why)
-
-    def _note_end(self, live: LiveChoice, how: EndReason | MotetError) -> None:
-        if isinstance(how, MotetError):
-            self._note(live, Noted.FAILED, how.code, how.message)
-        else:
-            self._note(live, Noted.FINISHED, live.counted_tokens, how)
 
     def _deliver(self, live: LiveChoice, delivery: Deliver) -> None:
         if live.pause is not None:
@@ -426,7 +391,7 @@ class Dispatcher:
             self._log_failure(live, lambda: self._carry_out(live, generation.cancel("the gateway failed")))
         elif live.order.request in self.choices:  # its last message failed before the scheduler heard of its end
             self._send(finished=choice_messages.finished(live, generation.epoch, common_pb2.FINISH_REASON_FAILED))
-        self._note_end(live, error)
+        live.record.ended(error, live.counted_tokens, self._clock())
         self._forget(live)
         self._log_failure(live, lambda: live.sink.end(error))
 
@@ -490,19 +455,6 @@ _PARTS = {
     common_pb2.SEQUENCE_STATE_LOADING: PausePart.ADAPTER,
     common_pb2.SEQUENCE_STATE_PREFILL: PausePart.RECOMPUTE,
 }
-
-
-_NOTED = {
-    common_pb2.SEQUENCE_STATE_WAITING: Noted.AT_RUNNER,
-    common_pb2.SEQUENCE_STATE_LOADING: Noted.LOADS,
-    common_pb2.SEQUENCE_STATE_PREFILL: Noted.READS,
-    common_pb2.SEQUENCE_STATE_DECODE: Noted.WRITES,
-    common_pb2.SEQUENCE_STATE_PARKED: Noted.PARKED,
-}
-
-
-def _seconds_of(split: common_pb2.TimeSplit) -> PartSeconds:
-    return PartSeconds(split.queue_seconds, split.generation_seconds, split.penalty_seconds)
 
 
 class _FailingAlone:

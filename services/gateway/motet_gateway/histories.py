@@ -7,43 +7,18 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from motet.api.v1 import common_pb2
 from motet.clock import Clock
-from motet.timeline import Kind, Timeline
-
-if TYPE_CHECKING:
-    from motet_gateway.answers.timings import RequestTimings
-    from motet_gateway.live_choice import ChoiceRecord
+from motet.timeline import Timeline
+from motet_gateway.answers.timings import RequestTimings
+from motet_gateway.choice_record import ChoiceRecord
+from motet_gateway.noted import Noted
 
 MAX_CHOICES = 16
 """Of one request, after its end: each further one is as the others are."""
 
 _ID = re.compile(r"(?:chatcmpl-|cmpl-)?(?P<answer>[0-9a-f]{24})(?:-\d+)?(?:\.(?P<choice>\d{1,6}))?")
-
-
-class Noted(Kind):
-    RECEIVED = "received", "for {0}"
-    HELD = "waits", "{0}"
-    PREPARED = "prepared", "its model is known, and its prompt has {0} tokens"
-    SENT = "sent", "to the scheduler, as class {0}"
-    NO_SCHEDULER = "waits", "the scheduler does not answer"
-    TOLD = "waits", "{1} (number {0})"
-    PLACED = "placed", "on runner {0} (placement {1})"
-    MOVED = "moved", "to runner {0} (placement {1}): {2}"
-    LOADS = "loads", "the runner loads adapter {0}"
-    AT_RUNNER = "waits", "at the runner, for a place in the batch"
-    READS = "computes", "the runner reads the prompt"
-    WRITES = "computes", "the runner writes the answer"
-    PARKED = "parked", "the runner has too little memory"
-    LOST = "lost", "on runner {0}: {1}"
-    RESUMED = "resumed", "{0:.3g} s after its last token"
-    FINISHED = "finished", "{0} tokens ({1})"
-    FAILED = "failed", "{0}: {1}"
-    CANCELLED = "cancelled", "{0}"
-    ANSWERED = "answered", "with status {0}"
-    REPLACED = "starts again", "its model was replaced"
 
 
 @dataclass(slots=True)
@@ -54,7 +29,7 @@ class ChoiceHistory:
     prompt_tokens: int
     max_tokens: int
     estimate: common_pb2.Estimate
-    record: "ChoiceRecord"
+    record: ChoiceRecord
     tokens: int = 0
     """Of its answer. Until its end: 0."""
 
@@ -71,7 +46,7 @@ class History:
     http_id: str
     tenant: str
     model: str
-    timings: "RequestTimings"
+    timings: RequestTimings
     timeline: Timeline = field(default_factory=Timeline)
     choices: list[ChoiceHistory] = field(default_factory=list)
 
@@ -100,7 +75,7 @@ class Histories:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def begin(self, id_: str, http_id: str, tenant: str, model: str, timings: "RequestTimings") -> History:
+    def begin(self, id_: str, http_id: str, tenant: str, model: str, timings: RequestTimings) -> History:
         history = History(id_, http_id, tenant, model, timings)
         history.timeline.note(history.received_at, Noted.RECEIVED, model)
         self._by_id[id_] = history

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.errors import MotetError
-from motet.time_split import TimeSplit
-from motet.timeline import Timeline
+from motet_gateway.choice_record import ChoiceRecord
 from motet_gateway.generation import EndReason, Generation
 from motet_gateway.pauses import Pause
 
@@ -60,23 +59,6 @@ class GenerationRequest:
     scores_only: bool = False
     """The client wants the prompt's log probabilities and no answer. An engine computes one token at least; nobody gets
     it, and it is not counted."""
-
-
-@dataclass(slots=True)
-class ChoiceRecord:
-    """What happened to a choice. It is kept until its end, for whoever asked."""
-
-    split: TimeSplit
-    promised_tokens: int = 0
-    """When it was first placed: of prompt and answer. 0: it was not placed."""
-    parks: int = 0
-    timeline: Timeline = field(default_factory=Timeline)
-    state: int = 0
-    """Of the sequence, as its runner said last."""
-    told: str = ""
-    """What its client was told last that it waits for."""
-    accounts: Sequence[scheduler_pb2.AccountLevel] = ()
-    """That it draws from, as the scheduler said when it placed it."""
 
 
 @dataclass(slots=True)

@@ -14,10 +14,11 @@ from motet.surroundings import Surroundings
 from motet.task_group import run_together
 from motet.time_split import TimePart, TimeSplit
 from motet_gateway.catalog import CurrentCatalog, Target
+from motet_gateway.choice_record import ChoiceRecord
 from motet_gateway.held_requests import HeldRequests
 from motet_gateway.identity.caller import Caller
 from motet_gateway.links import Links
-from motet_gateway.live_choice import ChoiceRecord, GenerationRequest
+from motet_gateway.live_choice import GenerationRequest
 from motet_gateway.metrics import Metrics
 from motet_gateway.settings import Settings
 from motet_simulator.trials.addresses import ADDRESSES

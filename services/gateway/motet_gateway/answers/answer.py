@@ -40,14 +40,16 @@ from motet_gateway.answers.response_formats import ChatFormat, CompletionFormat,
 from motet_gateway.answers.score_limits import check_scores, limited_by_scores
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import Catalog, NotReadyReason, Target, Weights
+from motet_gateway.choice_record import ChoiceRecord
 from motet_gateway.direct_writes import DirectWriter
 from motet_gateway.errors import ClientGone
 from motet_gateway.estimator import longest
 from motet_gateway.generation import EndReason
-from motet_gateway.histories import ChoiceHistory, History, Noted
+from motet_gateway.histories import ChoiceHistory, History
 from motet_gateway.identity.caller import Caller
-from motet_gateway.live_choice import ChoiceRecord, GenerationRequest
+from motet_gateway.live_choice import GenerationRequest
 from motet_gateway.middleware import request_id_of
+from motet_gateway.noted import Noted
 from motet_gateway.parameters import (
     Body,
     ChatBody,

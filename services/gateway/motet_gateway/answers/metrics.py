@@ -7,7 +7,7 @@ from motet.clock import Clock
 from motet.promises import max_kv_tokens
 from motet.telemetry import BoundedLabels
 from motet.time_split import PartSeconds
-from motet_gateway.live_choice import ChoiceRecord
+from motet_gateway.choice_record import ChoiceRecord
 
 MAX_TENANTS = 50
 """How many tenants the labels of these metrics name at most, whatever MOTET_METRICS_NAMES allows."""
