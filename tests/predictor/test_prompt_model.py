@@ -12,7 +12,7 @@ from motet_predictor.calibration import Calibration
 from motet_predictor.fitting import Sample, fit, since_last_change, statistics_of
 from motet_predictor.length_change import LengthChange
 from motet_predictor.length_model import LengthModel
-from motet_predictor.prompt_model import PromptModel
+from motet_predictor.prompt_model import Asked, PromptModel
 from motet_predictor.prompt_version import TRUST_AFTER_CHANGE, Correction, Fitted, PromptVersion
 from motet_predictor.prompt_weights import PromptWeights
 from motet_predictor.sample_features import Features
@@ -247,3 +247,25 @@ def test_one_gateway_with_another_key_does_not_end_a_comparison(fitted: Fitted) 
     for one in answers(110, seed=3):
         model.observe(one.tenant, one.adapter, one.tokens, features=one.features, space=SPACE + 1)
     assert not model.awaits_a_decision, "most of the newest are of the other one"
+
+
+def test_each_prompt_of_a_call_is_estimated_as_it_is_alone(fitted: Fitted) -> None:
+    """To the last bit: which requests arrive together is chance."""
+    model = model_with(fitted, answers(60, seed=4))
+    for number, one in enumerate(answers(60, seed=5, tenant="other")):
+        model.observe("other", f"o{number % 7}", one.tokens, censored=number % 5 == 0, features=one.features)
+    chance = np.random.default_rng(6)
+    asked, bounds = [], []
+    for number in range(32):
+        of = [("acme", "a"), ("other", f"o{number % 7}"), ("other", "new"), ("new", "n")][number % 4]
+        own = features(*sorted(chance.choice(1000, number * 8 % 250, replace=False)))
+        asked.append(Asked(*of, own, [SPACE, None, SPACE + 1][number % 3]))
+        bounds.append([0, 30, 4096][number % 3 - number % 2])
+    together = model.estimates(asked, bounds)
+    alone = [
+        model.estimate(one.tenant, one.adapter, bound, one.features, space=one.space)
+        for one, bound in zip(asked, bounds, strict=True)
+    ]
+    assert together == alone
+    assert len(set(together)) > 20
+    assert model.estimates([], []) == []

@@ -27,7 +27,7 @@ from motet_predictor.persistence import ROWS_PER_WRITE, Persistence
 from motet_predictor.prompt_model import PromptModel
 from motet_predictor.prompt_weights import PromptWeights
 from motet_predictor.sample_features import MAX_SAMPLE_BYTES
-from motet_predictor.service import PredictorService
+from motet_predictor.service import PROMPTS_TOGETHER, PredictorService
 from tests.common.waiting import PATIENCE_S
 from tests.support.hostile_messages import hostile
 
@@ -108,6 +108,16 @@ async def test_an_outcome_is_learned_at_once(tmp_path: Path) -> None:
         after = await predictor.estimate()
         assert after.q95 <= 26 < before.q95
         assert after.rank < before.rank
+
+
+async def test_a_call_with_more_prompts_than_are_estimated_together_has_an_answer_to_each(tmp_path: Path) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        await observe(predictor.address, *[25] * 20, adapter="short")
+        await observe(predictor.address, *[700] * 20, adapter="long")
+        asked = ["long" if number % 3 else "short" for number in range(2 * PROMPTS_TOGETHER + 1)]
+        answered = (await predict(predictor.address, *asked)).estimates
+        assert [one.q50 > 100 for one in answered] == [adapter == "long" for adapter in asked]
 
 
 async def test_many_outcomes_at_once_delay_no_estimate(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from motet.length_statistics import EDGES, MAX_TOKENS
 from motet_predictor.length_model import LengthEstimate, Scope
 from motet_predictor.prompt_model import Asked, PromptModel, quantiles_at, tilted_shares
 from motet_predictor.prompt_version import FIRST_TRUST
-from motet_predictor.prompt_weights import rows_of, scale_of
+from motet_predictor.prompt_weights import rows_of, scale_of, tilted_by
 
 MAX_MOVES = 20
 _LENGTHS = np.asarray(EDGES, float)
@@ -36,7 +36,7 @@ def explain(model: PromptModel, asked: Asked, max_tokens: int) -> Explanation:
 
     def estimate(of: np.ndarray, *, corrected: bool = False) -> LengthEstimate:
         q50, q80, q90, q95 = np.minimum(quantiles_at(of, correction if corrected else None), bound).tolist()
-        return LengthEstimate(q50, q80, q90, q95, float(of @ np.minimum(_LENGTHS, bound)))
+        return LengthEstimate(q50, q80, q90, q95, float((of * np.minimum(_LENGTHS, bound)).sum()))
 
     steps = [
         ("all answers of the adapter", estimate(plain.lasting)),
@@ -53,7 +53,7 @@ def explain(model: PromptModel, asked: Asked, max_tokens: int) -> Explanation:
         whole = _LOG_LENGTHS @ shares.mixed
         for feature, part in zip(asked.features.tolist(), of_feature, strict=True):
             if part.any():
-                without = trust * version.weights.tilted_by(plain.mixed, sums - part) + (1 - trust) * plain.mixed
+                without = trust * tilted_by(plain.mixed, sums - part) + (1 - trust) * plain.mixed
                 moves.append((feature, float(2.0 ** (whole - _LOG_LENGTHS @ without))))
         moves.sort(key=lambda move: -abs(np.log2(move[1])))
     answers = model.lengths.count(Scope("adapter", tenant, adapter))

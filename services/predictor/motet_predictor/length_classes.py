@@ -28,5 +28,5 @@ def class_of(tokens: int) -> int:
 
 
 def class_shares(bucket_shares: np.ndarray) -> np.ndarray:
-    """The share of each class, from the shares of all buckets."""
-    return np.add.reduceat(bucket_shares, _FIRST_BUCKETS)
+    """The share of each class, from the shares of all buckets. Of one distribution, or of one in each row."""
+    return np.add.reduceat(bucket_shares, _FIRST_BUCKETS, axis=-1)

@@ -2,6 +2,7 @@
 
 They arrive from another process, so all of it is checked: how many there are, and which version and key made them."""
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -33,7 +34,8 @@ def features_of(message: Sequence[int]) -> Features:
     """Each feature of a message once; more than MAX_FEATURES are ignored."""
     if not message:
         return NO_FEATURES
-    features: Features = np.array(message[:MAX_FEATURES], dtype=np.uint32) & _FEATURE_BITS
+    # An `array` is made of a list faster than numpy makes one.
+    features: Features = np.frombuffer(array("I", message[:MAX_FEATURES]), np.uint32) & _FEATURE_BITS
     if (features[1:] > features[:-1]).all():
         return features  # as gateways send them; this is faster than to sort them again
     return np.unique(features)

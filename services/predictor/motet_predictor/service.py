@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 
 _SOURCE = "model:"
 _TENANT, _ADAPTER = 253, 512
+PROMPTS_TOGETHER = 64
+"""Of one call: it bounds the memory that their distributions take."""
 _FINISH = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
@@ -54,10 +56,14 @@ class PredictorService:
 
     async def _predict(self, request: predictor_pb2.PredictRequest) -> predictor_pb2.PredictResponse:
         started = self._clock()
-        response = predictor_pb2.PredictResponse(
-            estimates=[self._estimate(prompt) for prompt in request.prompts], model_version=self._model.serving.name
-        )
-        self._metrics.estimates.inc(len(request.prompts))
+        serving = self._model.serving.name
+        response = predictor_pb2.PredictResponse(model_version=serving)
+        prompts = request.prompts
+        for start in range(0, len(prompts), PROMPTS_TOGETHER):
+            some = prompts[start : start + PROMPTS_TOGETHER]
+            found = self._model.estimates([self._asked(one) for one in some], [one.max_tokens for one in some])
+            response.estimates.extend(_estimate(lengths, _SOURCE + serving) for lengths in found)
+        self._metrics.estimates.inc(len(prompts))
         self._metrics.predict_seconds.observe(self._clock() - started)
         return response
 
@@ -99,15 +105,13 @@ class PredictorService:
             features_known=found.known,
         )
 
-    def _estimate(self, prompt: predictor_pb2.Prompt) -> common_pb2.Estimate:
-        tenant, adapter = _text(prompt.tenant, _TENANT), _text(prompt.adapter, _ADAPTER)
-        serving = self._model.serving
-        if len(prompt.features) and serving.weights is not None and not serving.knows(prompt.feature_space):
+    def _asked(self, prompt: predictor_pb2.Prompt) -> Asked:
+        serving, features = self._model.serving, features_of(prompt.features)
+        if len(features) and serving.weights is not None and not serving.knows(prompt.feature_space):
             self._metrics.features_ignored.inc()
             self._report_ignored(serving.name)
-        features = features_of(prompt.features)
-        lengths = self._model.estimate(tenant, adapter, prompt.max_tokens, features, space=prompt.feature_space)
-        return _estimate(lengths, _SOURCE + serving.name)
+        tenant, adapter = _text(prompt.tenant, _TENANT), _text(prompt.adapter, _ADAPTER)
+        return Asked(tenant, adapter, features, prompt.feature_space)
 
     def _report_ignored(self, version: str) -> None:
         """Once for each version, not for each prompt."""
