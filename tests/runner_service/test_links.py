@@ -98,6 +98,24 @@ async def test_reports_have_all_requests(folder):
         assert numbers == sorted(set(numbers))
 
 
+async def test_the_scheduler_is_told_at_once_which_sequences_have_ended(folder):
+    """Not only when their gateways have read all tokens."""
+    address, _ = places(folder)
+    async with (
+        scheduler_at(address) as scheduler,
+        in_process_runner(folder, scheduler=address) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await gateway.submit("a", max_tokens=3)
+        await gateway.submit("b", max_tokens=2, epoch=4)
+        ended = await until(
+            lambda: (
+                found if len(found := [one for them in scheduler.of("ended") for one in them.sequences]) > 1 else None
+            )
+        )
+        assert sorted((one.request, one.epoch) for one in ended) == [("a", 1), ("b", 4)]
+
+
 class ChargingEngine(FakeEngine):
     """It charges `charged_pages` pages to each sequence, and its cache has these hints."""
 

@@ -204,6 +204,12 @@ class SchedulerDriver:
             )
         )
 
+    def ended(
+        self, request: str, epoch: int = 1, *, instance: str = "r0", incarnation: str = "1"
+    ) -> list[effects.Effect]:
+        """A runner says that the sequence has ended."""
+        return self.send(events.SequencesEnded(InstanceName(instance), incarnation, ((RequestId(request), epoch),)))
+
     def certify(
         self, name: str = "pirate", digest: Digest = PIRATE, *, instance: str = "r0", **how: Any
     ) -> list[effects.Effect]:

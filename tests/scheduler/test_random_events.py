@@ -266,6 +266,16 @@ class RandomEvents(RuleBasedStateMachine):
         if twice:
             self.send(events.RequestFinished("g0", RequestId(name), place.epoch))
 
+    @rule(data=st.data(), name=st.sampled_from(INSTANCES))
+    def end_at_runner(self, data, name):
+        """A sequence ends. Its gateway says so later, or never."""
+        request = self.pick(self.runner_requests[name], data)
+        if request is not None:
+            one = self.runner_requests[name].pop(request)
+            if name in self.attached:
+                ended = ((RequestId(request), one.epoch),)
+                self.send(events.SequencesEnded(InstanceName(name), str(self.incarnations[name]), ended))
+
     @rule(data=st.data(), twice=st.booleans())
     def decline(self, data, twice):
         name = self.pick(self.placed, data)

@@ -28,6 +28,55 @@ def test_a_finished_request_leaves_nothing_behind():
     assert not driver.scheduler.requests
 
 
+def test_the_pages_of_a_sequence_that_its_runner_says_has_ended_are_promised_again_at_once():
+    """Its gateway says so only when it has read all tokens."""
+    driver = ready()
+    driver.attach(pages=5)
+    driver.enqueue("a")
+    driver.enqueue("b")
+    assert not driver.of(effects.SendPlaced)
+    driver.ended("a", incarnation="0")
+    driver.ended("a", epoch=2)
+    driver.ended("unknown")
+    assert driver.ledger() == {("a", 1): 5}
+    driver.ended("a")
+    assert [placed.request for placed in driver.of(effects.SendPlaced)] == ["b"]
+    assert driver.ledger() == {("b", 1): 5}
+    driver.ended("a")
+    driver.finish("a")
+    assert driver.ledger() == {("b", 1): 5}
+    assert set(driver.scheduler.requests) == {"b"}
+
+
+def test_a_parked_sequence_that_its_runner_says_has_ended_keeps_no_place():
+    driver = ready()
+    driver.attach(pages=5)
+    driver.enqueue("a")
+    driver.send(events.RequestParked(InstanceName("r0"), RequestId("a"), 1, Promise(5)))
+    driver.enqueue("b")
+    assert not driver.of(effects.SendPlaced)
+    driver.ended("a")
+    assert [placed.request for placed in driver.of(effects.SendPlaced)] == ["b"]
+
+
+def test_a_request_whose_end_only_its_runner_tells_is_placed_again():
+    driver = ready(unlisted_timeout=10.0)
+    driver.attach()
+    driver.enqueue("a")
+    driver.attach("r1")
+    driver.wait(9.0)
+    driver.report()
+    driver.ended("a")
+    driver.wait(9.0)
+    driver.report()
+    driver.wait(0.5)
+    assert driver.where("a") == "r0", "its gateway has had too little time"
+    driver.wait(1.0)
+    driver.report()
+    driver.wait(0.5)
+    assert driver.where("a") == "r1"
+
+
 def test_a_lost_request_is_placed_again_under_the_next_epoch_with_its_age():
     driver = ready()
     driver.attach("r0")

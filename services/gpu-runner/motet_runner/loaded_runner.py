@@ -193,9 +193,11 @@ class LoadedRunner:
         self.generation.on_batch(batch)
         for event in batch.events:
             self._on_event(event)
-        for ended in batch.ended:
-            if not self.accepted.holds(ended.request, ended.epoch):  # else the request was submitted again
-                self.supervisor.ended(ended)
+        # Others were submitted again.
+        gone = [one for one in batch.ended if not self.accepted.holds(one.request, one.epoch)]
+        self.scheduler.ended(gone)
+        for ended in gone:
+            self.supervisor.ended(ended)
         if batch.report is not None:
             self._report_asked = False
             self._publish(batch.report)

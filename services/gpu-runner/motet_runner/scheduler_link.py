@@ -21,6 +21,7 @@ from motet.transport.methods import ATTACH
 from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.registry import AdapterRegistry
+from motet_runner.engine_messages import SequenceEnded
 from motet_runner.generate_service import GenerateService
 from motet_runner.interface import EngineReport
 from motet_runner.runner_facts import RunnerFacts
@@ -104,6 +105,13 @@ class SchedulerLink:
 
     def declined(self, declined: scheduler_pb2.RunnerDeclined) -> None:
         self.link.send(scheduler_pb2.AttachUp(declined=declined))
+
+    def ended(self, sequences: Iterable[SequenceEnded]) -> None:
+        """Tell the scheduler that the pages of these are free: it places others before their gateways have read all
+        tokens."""
+        ended = [scheduler_pb2.EndedSequence(request=one.request, epoch=one.epoch) for one in sequences]
+        if ended:
+            self.link.send(scheduler_pb2.AttachUp(ended=scheduler_pb2.SequencesEnded(sequences=ended)))
 
     def draining(self, seconds: float) -> None:
         """Tell this scheduler, and each later one, to place no more requests here."""

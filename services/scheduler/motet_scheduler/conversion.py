@@ -409,6 +409,9 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
         case "declined":
             no = up.declined
             return events.RunnerDeclined(instance, RequestId(no.request), no.epoch, Failure.from_proto(no.failure))
+        case "ended":
+            ended = tuple((RequestId(one.request), one.epoch) for one in up.ended.sequences)
+            return events.SequencesEnded(instance, identity.incarnation, ended)
         case "draining":
             return events.RunnerShuttingDown(instance, identity.incarnation, max(0.0, up.draining.deadline_seconds))
         case "adapter":

@@ -173,6 +173,9 @@ class SimulatedRunner:
             self._to_scheduler(scheduler_events.RunnerDeclined(self.instance, refused.request, refused.epoch, failure))
             if answer is not None:
                 self._declined(answer, failure.message)
+        if outputs.ended:
+            keys = tuple((one.request, one.epoch) for one in outputs.ended)
+            self._to_scheduler(scheduler_events.SequencesEnded(self.instance, INCARNATION, keys))
         for ended in outputs.ended:
             answer = self._accepted.pop(ended.request, None)
             self._to_supervisor(supervisor_events.RequestEnded(self.instance, ended.request, ended.epoch))

@@ -196,6 +196,16 @@ class RunnerDeclined:
 
 
 @dataclass(frozen=True, slots=True)
+class SequencesEnded:
+    """Their pages are free. Their gateways say later what came of them."""
+
+    instance: InstanceName
+    incarnation: str
+    ended: tuple[tuple[RequestId, int], ...]
+    """Requests, each with its epoch"""
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerShuttingDown:
     """The runner's process is stopping: it takes nothing new, and its remaining requests move at the deadline."""
 
@@ -348,6 +358,7 @@ Event = (
     | RunnerDetached
     | RunnerReported
     | RunnerDeclined
+    | SequencesEnded
     | RunnerShuttingDown
     | TermRaised
     | AdapterStateChanged

@@ -134,6 +134,20 @@ class RequestLifecycle:
             runner.unpark(request.id)
         on_capacity_freed(self._state, runner)
 
+    def ended_at_runner(self, runner: Runner, key: PlacementKey) -> None:
+        """Its runner says so, before its gateway says what came of it. If that says nothing, it is placed again, as if
+        reports did not list it from now on."""
+        name, epoch = key
+        parked = runner.parked.get(name)
+        if parked is not None and parked.epoch == epoch:
+            runner.unpark(name)
+        elif not runner.release_promise(key):
+            return
+        request = self._state.requests.get(name)
+        if request is not None and request.placement is not None and request.placement.epoch == epoch:
+            self.unlisted.pop(key, None)
+            self.unlisted[key] = self._state.now
+
     def placed(self, request: RequestId, epoch: int) -> None:
         """Expect the runner to list this placement soon."""
         self.ended.pop((request, epoch), None)

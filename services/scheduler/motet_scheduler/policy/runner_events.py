@@ -143,6 +143,14 @@ class RunnerEvents:
         elif request.final_failure is not None:
             self._lifecycle.refuse(request, event.failure)
 
+    def sequences_ended(self, event: events.SequencesEnded) -> None:
+        runner = self._state.current(event.instance, event.incarnation)
+        if runner is None:
+            return
+        for key in event.ended:
+            self._lifecycle.ended_at_runner(runner, key)
+        on_capacity_freed(self._state, runner)
+
     def adapter_changed(self, event: events.AdapterStateChanged) -> None:
         adapters, runner, now = self._state.adapters, self._state.runners.get(event.instance), self._state.now
         adapters.order_at(now + self._state.config.load_retry)

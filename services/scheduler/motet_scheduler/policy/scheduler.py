@@ -97,6 +97,7 @@ class Scheduler:
             events.RunnerDetached: self._runner_events.detached,
             events.RunnerReported: self._runner_events.reported,
             events.RunnerDeclined: self._runner_events.declined,
+            events.SequencesEnded: self._runner_events.sequences_ended,
             events.RunnerShuttingDown: self._drains.shutting_down,
             events.TermRaised: self._drains.send_all,
             events.AdapterStateChanged: self._runner_events.adapter_changed,

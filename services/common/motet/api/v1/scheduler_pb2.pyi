@@ -1104,6 +1104,7 @@ class AttachUp(_message.Message):
     DECLINED_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RunnerHello: ...
     @_builtins.property
@@ -1114,6 +1115,8 @@ class AttachUp(_message.Message):
     def adapter(self) -> Global___AdapterState: ...
     @_builtins.property
     def draining(self) -> Global___RunnerDraining: ...
+    @_builtins.property
+    def ended(self) -> Global___SequencesEnded: ...
     def __init__(
         self,
         *,
@@ -1122,16 +1125,63 @@ class AttachUp(_message.Message):
         declined: Global___RunnerDeclined | None = ...,
         adapter: Global___AdapterState | None = ...,
         draining: Global___RunnerDraining | None = ...,
+        ended: Global___SequencesEnded | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "ended", b"ended", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "ended", b"ended", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "report", "declined", "adapter", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "report", "declined", "adapter", "draining", "ended"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___AttachUp: _TypeAlias = AttachUp  # noqa: Y015
+
+@_typing.final
+class SequencesEnded(_message.Message):
+    """These have ended, and their pages are free. What came of them, their gateways say: perhaps much later, behind tokens
+    that they have not read yet.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___EndedSequence]: ...
+    def __init__(
+        self,
+        *,
+        sequences: _abc.Iterable[Global___EndedSequence] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SequencesEnded: _TypeAlias = SequencesEnded  # noqa: Y015
+
+@_typing.final
+class EndedSequence(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    request: _builtins.str
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        request: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndedSequence: _TypeAlias = EndedSequence  # noqa: Y015
 
 @_typing.final
 class RunnerDraining(_message.Message):
