@@ -1,20 +1,18 @@
 """Measures how long a tenant waits for first tokens while another floods the runners with long prompts, in virtual
 time: simulated runners under the real scheduler and with the real plan of iterations. Step times come from a law.
 
-Tenant `quiet` asks for a quarter of what the runners can do, with lengths as in conversations. Tenant `flood` asks for
-as much as it may, with prompts of 1,024 tokens and answers of 64, so that several of its prompts wait on each runner.
-A pool's `concurrency` leaves `--free` places of each runner to others: the quiet tenant waits for no place, and what
-is left is what the iterations do.
+Tenant `quiet` asks for a quarter of what the runners can do, with lengths as in conversations. Tenant `flood` asks ten
+times for all, with prompts of 1,024 tokens and answers of 64: several of its prompts wait on each runner.
 
 `noisy_prompts_ttft` is the 95th percentile of the quiet tenant's first tokens over the same without a flood.
 `noisy_prompts_ttft_by_arrival` is what it would be if prompts were computed by arrival.
 
-    python -m benchmarks.prompt_shares [--seconds 300] [--runners 3] [--free 16] [--json]
+    python -m benchmarks.prompt_shares [--seconds 300] [--runners 3] [--json]
 """
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import merge
 from itertools import takewhile
 
@@ -22,7 +20,6 @@ from benchmarks.harness import Result, arguments, percentile, report
 from benchmarks.virtual_plan import Request, lognormal_workload
 from motet_runner.plan import Sequence
 from motet_runner.plan.prompt_shares import PromptShares
-from motet_scheduler.policy.values import Limits
 from motet_simulator.plan.answer import Answer
 from motet_simulator.plan.cluster import Cluster
 from motet_simulator.plan.outcome import Outcome
@@ -83,20 +80,9 @@ def flood(rate: float) -> Iterator[WorkloadRequest]:
         yield WorkloadRequest(at=at, prompt_tokens=FLOOD_PROMPT, output_tokens=FLOOD_ANSWER, tenant=FLOOD)
 
 
-def played(
-    asked: list[Iterator[WorkloadRequest]],
-    *,
-    runners: int,
-    seconds: float,
-    most_of_flood: int = 0,
-    by_arrival: bool = False,
-) -> Seen:
-    """`most_of_flood`: how many of its requests may run at once."""
+def played(asked: list[Iterator[WorkloadRequest]], *, runners: int, seconds: float, by_arrival: bool = False) -> Seen:
     cluster = Cluster(Setup(profile=PROFILE, runners=runners, max_tokens=LONGEST))
     cluster.outcome = seen = Seen(gaps=cluster.outcome.gaps)
-    if most_of_flood:
-        limits = ((FLOOD, Limits(concurrency=most_of_flood)),)
-        cluster.scheduler.state.quotas.state([replace(one, limits=limits) for one in cluster.saved.pools], (), 0.0)
     if by_arrival:
         for runner in cluster.runners.values():
             runner.engine.planner.next_iteration.shares = ByArrival()
@@ -105,20 +91,15 @@ def played(
     return seen
 
 
-def measure(runners: int, seconds: float, free: int) -> list[Result]:
+def measure(runners: int, seconds: float) -> list[Result]:
     full = played([quiet(SATURATING * runners)], runners=runners, seconds=seconds / 3)
     capacity = len(full.first_tokens) / full.seconds
     rate = SHARE * capacity
     alone = played([quiet(rate)], runners=runners, seconds=seconds)
     p95 = {}
     for by_arrival in (False, True):
-        seen = played(
-            [quiet(rate), flood(10 * capacity)],
-            runners=runners,
-            seconds=seconds,
-            most_of_flood=runners * (ENGINE.max_sequences - free),
-            by_arrival=by_arrival,
-        )
+        asked = [quiet(rate), flood(10 * capacity)]
+        seen = played(asked, runners=runners, seconds=seconds, by_arrival=by_arrival)
         p95[by_arrival] = seen.p95
         done = len(seen.first_tokens) - len(seen.quiet)
         print(
@@ -136,9 +117,8 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--runners", type=int, default=3)
-    parser.add_argument("--free", type=int, default=16, help="places of each runner that the flood leaves")
     options = parser.parse_args()
-    report("prompt_shares", measure(options.runners, options.seconds, options.free), as_json=options.json)
+    report("prompt_shares", measure(options.runners, options.seconds), as_json=options.json)
 
 
 if __name__ == "__main__":
