@@ -22,7 +22,8 @@ from motet_simulator.plan.answer import Answer
 from motet_simulator.plan.engine_tokens import EOS, VOCABULARY
 from motet_simulator.plan.gaps import Gaps
 from motet_simulator.plan.leaps import MAX_LEAPT_ITERATIONS, Leaps
-from motet_simulator.profiles.profile import EngineSize, Profile, StepTimes, Work
+from motet_simulator.profiles.profile import EngineSize, Profile, Work
+from motet_simulator.profiles.step_times import StepTimes
 
 HURRY_SECONDS = 0.01
 """How long an iteration waits for an adapter when no sequence could run meanwhile."""

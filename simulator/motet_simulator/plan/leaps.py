@@ -16,7 +16,8 @@ from motet_runner.plan.step_times import TimedStep
 from motet_runner.step_costs import StepCosts
 from motet_simulator.plan.answer import Answer
 from motet_simulator.plan.gaps import Gaps
-from motet_simulator.profiles.profile import StepTimes, Work
+from motet_simulator.profiles.profile import Work
+from motet_simulator.profiles.step_times import StepTimes
 
 MAX_LEAPT_ITERATIONS = 64
 """Iterations at once. Mostly a command comes before, and what was found out about the rest is in vain."""

@@ -23,6 +23,8 @@ LEAST_ITERATIONS = 200
 MAX_RESIDUALS = 20_000
 """The newest of each kind are kept."""
 
+MIN_RESIDUAL = 1e-3
+
 _ROUNDS = 400
 _OUTLIER = 8.0
 """Iterations that take this many times as long as the law says do not bend it. They stay among the residuals."""
@@ -44,12 +46,11 @@ def fit(
     # The first law is not bent by what took very long, but lies below the middle: it says which iterations are usual,
     # and how much an error of each may weigh.
     first = _law(iterations, knots, [1 / one.seconds for one in iterations])
-    usual = [one for one in iterations if one.seconds < _OUTLIER * first.seconds(one.work)]
-    law = _centred(_law(usual, knots, [1 / first.seconds(one.work) for one in usual]), usual)
-    seen = [(one.work.prefill > 0, one.seconds / law.seconds(one.work)) for one in iterations]
-    residuals = Residuals(
-        decoding=tuple(round(factor, 4) for prompts, factor in seen if not prompts)[-MAX_RESIDUALS:],
-        prompts=tuple(round(factor, 4) for prompts, factor in seen if prompts)[-MAX_RESIDUALS:],
+    common = [one for one in iterations if one.seconds < _OUTLIER * first.seconds(one.work)]
+    law = _centred(_law(common, knots, [1 / first.seconds(one.work) for one in common]), common)
+    of_decoding, of_prompts = (
+        [_around(law, one) for one in iterations if (one.work.prefill > 0) is with_prompts][-MAX_RESIDUALS:]
+        for with_prompts in (False, True)
     )
     return Profile(
         machine=timed.machine,
@@ -57,7 +58,12 @@ def fit(
         kernels=timed.kernels,
         engine=timed.engine,
         law=law,
-        residuals=_bounded(residuals),
+        residuals=Residuals(
+            decoding=tuple(factor for factor, _ in of_decoding),
+            prompts=tuple(factor for factor, _ in of_prompts),
+            decoding_seconds=tuple(seconds for _, seconds in of_decoding),
+            prompts_seconds=tuple(seconds for _, seconds in of_prompts),
+        ),
         overheads=overheads or Overheads(),
         steps=len(iterations),
     )
@@ -105,11 +111,10 @@ def _centred(law: StepLaw, iterations: Sequence[Iteration]) -> StepLaw:
     )
 
 
-def _bounded(residuals: Residuals) -> Residuals:
-    return Residuals(
-        decoding=tuple(min(max(one, 1e-3), FACTOR.most) for one in residuals.decoding),
-        prompts=tuple(min(max(one, 1e-3), FACTOR.most) for one in residuals.prompts),
-    )
+def _around(law: StepLaw, iteration: Iteration) -> tuple[float, float]:
+    """What was measured over what the law says, and that."""
+    seconds = law.seconds(iteration.work)
+    return min(max(round(iteration.seconds / seconds, 4), MIN_RESIDUAL), FACTOR.most), round(seconds, 7)
 
 
 def nonnegative_least_squares(rows: Sequence[Row], wanted: Sequence[float], weights: Sequence[float]) -> list[float]:

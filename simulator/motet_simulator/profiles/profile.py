@@ -1,13 +1,13 @@
 """A profile: how long iterations take on one machine, with one model and one set of kernels.
 
 The mean follows a law of what an iteration computes. A busy machine strays far from its mean, so the profile keeps what
-was seen around it: the measured time of each iteration over the law's, in the order in which they came. Simulations
-draw runs of neighbours from it, because slow iterations come together.
+was seen around it: the measured time of each iteration over the law's, in the order in which they came. `step_times`
+draws from that.
 """
 
 import json
 from dataclasses import asdict, dataclass, field
-from itertools import cycle, islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,9 +21,6 @@ VERSION = 1
 
 MAX_BYTES = 16 << 20
 """Of a profile's file. One with the most residuals has less than 1 MiB."""
-
-RUN_OF_RESIDUALS = 32
-"""How many neighbouring residuals a simulation draws at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +76,9 @@ class Residuals:
     """Of iterations that only decode."""
     prompts: tuple[float, ...] = ()
     """Of those with prompt tokens."""
+    decoding_seconds: tuple[float, ...] = ()
+    """The law's seconds of each of the iterations in `decoding`. Empty: nothing depends on them."""
+    prompts_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,71 +188,18 @@ class Profile:
             check_number("a time in law.decodes", seconds, bounds.SECONDS_OF_DECODES)
         if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(self.law.decodes)):
             raise ValueError("law.decodes must ascend: more decodes may not cost less")
-        for factor in (*self.residuals.decoding, *self.residuals.prompts):
-            check_number("a residual", factor, bounds.FACTOR)
+        residuals = self.residuals
+        for kind, factors, sizes in (
+            ("decoding", residuals.decoding, residuals.decoding_seconds),
+            ("prompts", residuals.prompts, residuals.prompts_seconds),
+        ):
+            for factor in factors:
+                check_number("a residual", factor, bounds.FACTOR)
+            for seconds in sizes:
+                check_number("the size of a residual", seconds, bounds.SECONDS)
+            if sizes and len(sizes) != len(factors):
+                raise ValueError(f"residuals.{kind}_seconds must have a number for each in residuals.{kind}")
 
     @property
     def context_tokens(self) -> int:
         return min(self.engine.max_model_length, self.engine.pages * PAGE_TOKENS)
-
-
-class StepTimes:
-    """The seconds of a simulated runner's iterations: the same for the same seed and number, whoever asks and when."""
-
-    def __init__(self, profile: Profile, seed: int) -> None:
-        self._law = profile.law
-        self._seed = seed
-        decoding, prompts = profile.residuals.decoding, profile.residuals.prompts
-        self._decoding = _Neighbours(decoding or prompts or (1.0,))
-        self._prompts = _Neighbours(prompts or decoding or (1.0,))
-        self._run = -1
-        self._chance = 0
-
-    def seconds(self, step: int, work: Work) -> float:
-        residuals = self._prompts if work.prefill else self._decoding
-        return self._law.seconds(work) * residuals.at(self._place(step), 1)[0]
-
-    def decoding(self, first_step: int, count: int, work: Work) -> list[float]:
-        """The seconds of `count` iterations in which the same sequences decode. `work` is that of the first."""
-        law = self._law
-        constant, of_adapters = law.fixed + law.seconds_of_decodes(work.decodes), law.adapters * work.adapters
-        of_context, context, decodes = law.context, work.context, work.decodes
-        factors: list[float] = []
-        while len(factors) < count:
-            step = first_step + len(factors)
-            of_run = RUN_OF_RESIDUALS - step % RUN_OF_RESIDUALS
-            factors += self._decoding.at(self._place(step), min(of_run, count - len(factors)))
-        return [
-            (constant + of_context * (context + decodes * number) + of_adapters) * factor
-            for number, factor in enumerate(factors)
-        ]
-
-    def _place(self, step: int) -> int:
-        run, place = divmod(step, RUN_OF_RESIDUALS)
-        if run != self._run:
-            self._run, self._chance = run, _mixed(self._seed * 0x9E3779B97F4A7C15 + run)
-        return self._chance + place
-
-
-class _Neighbours:
-    """Residuals in the order in which they were seen. After the last one comes the first."""
-
-    def __init__(self, residuals: tuple[float, ...]) -> None:
-        self._count = len(residuals)
-        self._again = residuals + tuple(islice(cycle(residuals), RUN_OF_RESIDUALS))
-
-    def at(self, place: int, count: int) -> tuple[float, ...]:
-        """`count` neighbours, at most those of a run."""
-        first = place % self._count
-        return self._again[first : first + count]
-
-
-def _mixed(number: int) -> int:
-    """The finalizer of SplitMix64: neighbours get numbers that have nothing to do with each other."""
-    number = (number + 0x9E3779B97F4A7C15) & _MASK
-    number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ number >> 27) * 0x94D049BB133111EB) & _MASK
-    return number ^ number >> 31
-
-
-_MASK = (1 << 64) - 1

@@ -14,7 +14,8 @@ from motet_simulator import lines
 from motet_simulator.profiles import bounds, step_traces
 from motet_simulator.profiles.fit import fit
 from motet_simulator.profiles.identity import check_identity
-from motet_simulator.profiles.profile import RUN_OF_RESIDUALS, Profile, StepTimes, Work
+from motet_simulator.profiles.profile import Profile, Residuals, Work
+from motet_simulator.profiles.step_times import RUN_OF_RESIDUALS, StepTimes
 from motet_simulator.profiles.step_traces import Iteration, Timed, read
 from motet_simulator.profiles.tables import engine_size, from_law, from_splitwise
 from motet_simulator.quantiles import quantile
@@ -82,8 +83,27 @@ def test_times_are_those_of_the_law_and_runs_of_residuals() -> None:
     assert other != pytest.approx([times.seconds(step, work) for step in range(64)])
 
 
-def test_many_decodes_at_once_take_what_each_takes() -> None:
+def test_what_disturbs_short_iterations_does_not_stretch_long_ones() -> None:
+    """Every fifth iteration is 5 ms late, whatever it computes."""
+    chance = random.Random(4)
+    iterations = [
+        Iteration(work, LAW.seconds(work) + (0.005 if number % 5 == 0 else 0.0) + chance.uniform(0, 1e-4))
+        for number, work in enumerate(Work(decodes=chance.choice([1, 64]), context=100) for _ in range(4000))
+    ]
+    found = fit(TIMED, iterations)
+    times = StepTimes(found, seed=1)
+    for decodes in (1, 64):
+        work = Work(decodes=decodes, context=100)
+        seen = [times.seconds(step, work) for step in range(4000)]
+        assert quantile(seen, 0.9) == pytest.approx(LAW.seconds(work) + 0.005, rel=0.05), f"{decodes} decodes"
+
+
+@pytest.mark.parametrize("sized", [False, True])
+def test_many_decodes_at_once_take_what_each_takes(sized: bool) -> None:
     one = profile(noise=0.4)
+    if sized:  # the context grows beyond some borders between sizes
+        sizes = tuple(LAW.seconds(Work(decodes=3, context=90 + number, adapters=2)) for number in range(500))
+        one = replace(one, residuals=Residuals(decoding=one.residuals.decoding, decoding_seconds=sizes))
     at_once = StepTimes(one, 3).decoding(70, 90, Work(decodes=3, context=90, adapters=2))
     single = StepTimes(one, 3)
     assert at_once == [
@@ -226,6 +246,8 @@ def test_a_profile_is_written_and_read(tmp_path: Path) -> None:
         lambda given: given["law"].update(decodes=[[8, 0.5], [4, 0.6]]),
         lambda given: given["law"].update(decodes=[[4, 0.5], [8, 0.1]]),
         lambda given: given["residuals"].update(decoding=[0.0]),
+        lambda given: given["residuals"].update(decoding_seconds=[0.5]),
+        lambda given: given["residuals"].update(decoding_seconds=[-0.5] * 500),
         lambda given: given["engine"].update(pages=0),
         lambda given: given["engine"].update(page_bytes=0),
         lambda given: given["engine"].update(surprise=1),
