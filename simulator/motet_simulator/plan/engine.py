@@ -5,7 +5,7 @@ same sequences only go on are leapt: what comes of them is known beforehand, and
 or steps, the same happens at the same times.
 """
 
-from bisect import bisect_left
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,7 +106,8 @@ class SimulatedEngine(PlannedEngine):
 
     def foresee(self, start: float, quiet: Callable[[float], bool], *, most: int = MAX_LEAPT_ITERATIONS) -> list[float]:
         """See `Leaps.foresee`."""
-        return self._leaps.foresee(start, quiet, most)
+        arrives = min((due for _, due in self._loads.values()), default=math.inf)
+        return self._leaps.foresee(start, quiet, most, before=arrives)
 
     def leap(self, start: float, ends: list[float]) -> None:
         """See `Leaps.take`."""
@@ -197,8 +198,3 @@ def info_of(size: EngineSize, max_length: int) -> EngineInfo:
 def layout_of(rank: int, size: int) -> AdapterLayout:
     """An adapter without bytes."""
     return AdapterLayout(Path(), FileStamp(size, 0, 0), rank, size, b"")
-
-
-def completed(ends: list[float], now: float) -> int:
-    """How many of the iterations that end then have ended before `now`."""
-    return bisect_left(ends, now)

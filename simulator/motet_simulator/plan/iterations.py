@@ -5,7 +5,8 @@ from collections.abc import Callable
 from motet_runner.engine_loop import EngineLoop
 from motet_runner.engine_messages import Command, EngineOutputs
 from motet_simulator.plan.clock import Alarm, VirtualClock
-from motet_simulator.plan.engine import SimulatedEngine, completed
+from motet_simulator.plan.engine import SimulatedEngine
+from motet_simulator.plan.leaps import completed
 
 _LEAST_LEAP = 2
 """Iterations: to find out about a leap costs about as much as one of them."""

@@ -4,6 +4,7 @@ Either they only decode, or one prompt goes on beside the decodes, a chunk in ea
 reached.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from copy import copy
 from itertools import accumulate
@@ -44,11 +45,14 @@ class Leaps:
         self._chunks: list[int] = []
         """The prompt tokens of each; empty if they only decode."""
 
-    def foresee(self, start: float, quiet: Quiet, most: int) -> list[float]:
+    def foresee(self, start: float, quiet: Quiet, most: int, *, before: float) -> list[float]:
         """When the next iterations end, which only go on, if no command comes; none if the next one may be another.
 
-        `quiet`: whether nobody wants a report when this share of the pages is free.
+        `quiet`: whether nobody wants a report when this share of the pages is free. `before`: all of them begin then;
+        an adapter arrives in the first one that does not.
         """
+        if start >= before:
+            return []
         chunks = None
         decoding = self._planner.plain_round()
         if decoding is None:
@@ -67,7 +71,8 @@ class Leaps:
             self._foresee_decodes(decoding, context, most, quiet)
         else:
             self._foresee_chunks(chunks, context, most, quiet)
-        return list(accumulate(self._seconds, initial=start))[1:]
+        ends = list(accumulate(self._seconds, initial=start))[1:]
+        return ends[: completed(ends, before) + 1]
 
     def take(self, start: float, ends: list[float]) -> None:
         """Take the first of the iterations that `foresee` has foreseen. They began at `start`."""
@@ -127,3 +132,8 @@ class Leaps:
             self._round = decoding
             self._of_round = [self._answers[sequence.request] for sequence in decoding.sequences]
         return self._of_round
+
+
+def completed(ends: list[float], now: float) -> int:
+    """How many of the iterations that end then have ended before `now`."""
+    return bisect_left(ends, now)

@@ -5,7 +5,7 @@ from itertools import islice
 from motet.domain import PAGE_TOKENS
 from motet_runner.interface import State
 from motet_runner.plan.batch_cap import SloCap
-from motet_runner.plan.composer import Iteration, PromptTokensBeside, compose
+from motet_runner.plan.composer import Iteration, PromptTokensBeside, Work, compose
 from motet_runner.plan.presets import UNBOUNDED, Preset
 from motet_runner.plan.prompt_shares import PromptShares
 from motet_runner.plan.self_protection import SelfProtection
@@ -71,6 +71,19 @@ class NextIteration:
         for work in iteration.prefills:
             if not work.sequence.resumes:  # its tenant was charged for it where it began
                 self.shares.charge(work.sequence, work.count)
+
+    def of_all_decodes(self) -> list[Work] | None:
+        """What `choose` would return if all that can run decode, and none of them needs a choice; None otherwise. To be
+        asked while no adapter is to load, and unless parked sequences may resume."""
+        sequences = self._sequences.runnable()
+        if self._preset.pauses or len(sequences) > self._places or not self._turns.settled:
+            return None
+        if not all(one.state is State.DECODE and one.decodes and not one.at_promise for one in sequences):
+            return None
+        if any(one.suspect or not one.may_be_scheduled for one in sequences):
+            return None
+        self._protection.load_beside(nobody_runs=False)
+        return [Work(one, one.scheduled, 1, samples=True) for one in sequences]
 
     def share_cached(self) -> None:
         """Sequences that will start soon look again: others may have computed their pages meanwhile."""

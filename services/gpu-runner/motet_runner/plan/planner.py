@@ -18,7 +18,7 @@ from motet_runner.interface import DecodedTokens, Event, SequenceOutput, State
 from motet_runner.plan.batch_cap import SloCap
 from motet_runner.plan.chunk_round import ChunkRound, chunk_of, may_go_on_beside
 from motet_runner.plan.commands import Commands
-from motet_runner.plan.composer import PromptTokensBeside, Work
+from motet_runner.plan.composer import Iteration, PromptTokensBeside, Work
 from motet_runner.plan.decode_round import DecodeRound, may_go_on
 from motet_runner.plan.iteration_results import IterationResults
 from motet_runner.plan.launched import Launched
@@ -164,17 +164,15 @@ class Planner:
         self._launched.append(Launched(decoding.sequences, decodes, decoding.restarts, round=decoding))
         return StepPlan(number=self.steps, decodes=decodes, adapters=decoding.adapters)
 
-    def _round_now(self, *, beside_chunk: bool = False) -> DecodeRound | None:
+    def _round_now(self, *, beside_chunk: bool = False, beside_load: bool = False) -> DecodeRound | None:
         """The latest iteration's round, unless the next iteration may differ. `beside_chunk`: that of the decodes
-        beside a chunk of a prompt, and none otherwise."""
-        latest, memory = self._latest, self._memory
+        beside a chunk of a prompt, and none otherwise. `beside_load`: also while an adapter loads."""
+        latest = self._latest
         if (
             latest is None
             or (latest.chunk is not None) is not beside_chunk
             or latest.runnable is not self._sequences.runnable()
-            or memory.copies
-            or not self.adapters.still
-            or (not self._commands.supervised and self._sequences.parked())
+            or self._may_choose(beside_load=beside_load)
         ):
             return None
         if self._round is None and latest.may_go_on:
@@ -244,15 +242,34 @@ class Planner:
     # -- leap --------------------------------------------------------------------------------------------------------
 
     def plain_round(self) -> DecodeRound | None:
-        """The round that just continues, if nothing is launched: `leap` may take its `plain_iterations`."""
-        return None if self._launched else self._round_now()
+        """The round that just continues, if nothing is launched: `leap` may take its `plain_iterations`. Or one that is
+        to begin: its first iteration needs no choice. An adapter may load, but must not arrive in these iterations."""
+        return None if self._launched else self._round_now(beside_load=True) or self._round_of_all()
+
+    def _round_of_all(self) -> DecodeRound | None:
+        """A round of all that can run, if they all decode. A worker would have to be told which rows have gone."""
+        if self._may_choose(beside_load=True):
+            return None
+        decodes = self.next_iteration.of_all_decodes()
+        if not decodes:
+            return None
+        self._end_round()
+        adapters = {one: self.adapters.first_page_of(one) for one in Iteration(decodes).adapters}
+        self._latest = _Latest(self._sequences.runnable(), decodes, adapters, None, 0)
+        return self._round_now()
+
+    def _may_choose(self, *, beside_load: bool) -> bool:
+        """True if an adapter or a parked sequence may change what the next iteration is. `beside_load`: one that loads
+        does not."""
+        still = self.adapters.still_beside_load if beside_load else self.adapters.still
+        return bool(self._memory.copies or not still or (not self._commands.supervised and self._sequences.parked()))
 
     def chunk_round(self) -> ChunkRound | None:
         """The same, beside chunks of one prompt. As much as keeps a token of it for later may be leapt, too. None
         with a cap: it may change, and then other sequences compute their prompts."""
         if self.cap is not None or self._launched:
             return None
-        decoding, latest = self._round_now(beside_chunk=True), self._latest
+        decoding, latest = self._round_now(beside_chunk=True, beside_load=True), self._latest
         if decoding is None or latest is None or latest.chunk is None:
             return None
         return ChunkRound(decoding, latest.chunk.sequence, latest.prompts, self.chunk.size)

@@ -113,6 +113,13 @@ class ResidentAdapters:
         return not changes and not any(map(self._forgettable, self._dropped))
 
     @property
+    def still_beside_load(self) -> bool:
+        """The same, but one adapter may load, of which the worker knows. Until it has arrived, no other load begins."""
+        if self._loading is None:
+            return self.still
+        return not (self._begun or self._evicted or any(map(self._forgettable, self._dropped)))
+
+    @property
     def loads_wait(self) -> bool:
         """True if sequences wait for adapters, and no such adapter can get its pages."""
         return self._loading is None and any(map(self._is_live, self._wanted))

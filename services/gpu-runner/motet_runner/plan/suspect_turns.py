@@ -15,6 +15,11 @@ class SuspectTurns:
         """Suspects and the others take turns."""
         self._announced: Sequence | None = None
 
+    @property
+    def settled(self) -> bool:
+        """True if no suspect is announced, and the latest iteration was for the others."""
+        return self._announced is None and self.suspects_first
+
     def announce(self, iteration: Iteration) -> list[StateChanged]:
         """The announcements that must be sent before this iteration may begin: who is computed alone, and who no longer
         is. Empty if it may begin; its result ends its announcement."""
