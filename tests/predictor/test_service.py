@@ -21,6 +21,7 @@ from motet.store import length_samples, migrate, open_store
 from motet.transport.methods import OBSERVE, PREDICT
 from motet.transport.over_grpc import GrpcNetwork, is_healthy, open_channel
 from motet_predictor import sample_features
+from motet_predictor import service as service_module
 from motet_predictor.length_model import VERSION, LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import ROWS_PER_WRITE, Persistence
@@ -132,6 +133,25 @@ async def test_many_outcomes_at_once_delay_no_estimate(tmp_path: Path) -> None:
         assert len((await service.handlers[PREDICT](request)).estimates) == 1
         assert not observing.done()
         assert (await observing).accepted == 512
+
+
+async def test_an_estimate_waits_for_one_outcome_and_not_for_one_in_each_turn_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC takes a Predict through several turns."""
+    monkeypatch.setattr(service_module, "REST_SECONDS", 10 * service_module.REST_SECONDS)
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        service = PredictorService(predictor.model, predictor.persistence, Metrics(CollectorRegistry()), monotonic)
+        outcomes = [predictor_pb2.Outcome(tenant="acme", adapter="acme/pirate", output_tokens=25)] * 20
+        observing = asyncio.create_task(service.handlers[OBSERVE](predictor_pb2.ObserveRequest(outcomes=outcomes)))
+        await asyncio.sleep(0)
+        before = predictor.model.answers
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert before == 1
+        assert predictor.model.answers <= 2
+        await observing
 
 
 async def test_no_call_of_a_hostile_peer_fails_or_keeps_others_from_being_stored(tmp_path: Path) -> None:

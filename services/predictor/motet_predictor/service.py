@@ -24,6 +24,9 @@ _SOURCE = "model:"
 _TENANT, _ADAPTER = 253, 512
 PROMPTS_TOGETHER = 64
 """Of one call: it bounds the memory that their distributions take."""
+REST_SECONDS = 0.001
+"""Between two outcomes of a call. A Predict takes several turns of the event loop, and must be in time: without a rest,
+an outcome or a part of a write takes its time before each of them."""
 _FINISH = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
@@ -84,7 +87,7 @@ class PredictorService:
                 self._report(change)
             self._samples.add(_sample(outcome, features))
             self._metrics.outcomes.labels("true" if outcome.censored else "false").inc()
-            await asyncio.sleep(0)  # hundreds may come at once, and Predict must answer in time
+            await asyncio.sleep(REST_SECONDS)
         self._metrics.scopes.set(len(self._model.lengths))
         return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
 
