@@ -105,6 +105,17 @@ def test_more_requests_run_at_once_by_forecast() -> None:
     assert took["paged-chunk"] < 0.8 * took["paged-promises"]
 
 
+def test_a_gateway_that_has_its_tokens_late_keeps_no_memory_free() -> None:
+    """The runner tells the scheduler itself which sequences have ended: others take their pages at once."""
+    took = {}
+    for late in (0.001, 0.5):
+        small = profile(noise=0.0, pages=80, max_sequences=64, preset="oracle")
+        small = replace(small, overheads=replace(small.overheads, delivery=late))
+        setup = Setup(profile=small, runners=1, max_tokens=400, lengths="exact")
+        took[late] = simulated(setup, list(workload(7, 150, rate=100, output=60))).outcome.seconds - late
+    assert took[0.5] < 1.1 * took[0.001]
+
+
 def test_the_engine_gets_the_whole_estimate() -> None:
     """Its forecast needs all four quantiles."""
     cluster = Cluster(Setup(profile=QUIET, runners=1, lengths="answers"), [])
