@@ -169,7 +169,7 @@ def test_a_placement_that_ended_and_is_adopted_again_is_seen_in_reports():
 
 def test_a_refused_request_has_its_reason_in_its_timeline():
     driver = ready(queue_limit=1)
-    driver.enqueue("waits")
+    driver.enqueue("waits", tenant="other")
     driver.enqueue("a", tenant="other")
     (refused,) = driver.of(effects.SendRefused)
     assert refused.failure.code == "pool_saturated"

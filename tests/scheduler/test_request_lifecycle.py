@@ -854,12 +854,12 @@ def test_a_gateway_that_goes_or_comes_with_many_requests_does_not_delay_everythi
     assert left[-1] == 0
 
 
-def many_waiting(**config):
+def many_waiting(*, tenants=4 * ENDED_AT_ONCE, **config):
     """Of one gateway, that has gone; most of its requests have not ended yet."""
     driver = ready(**config)
     driver.gateway("g1")
     for n in range(4 * ENDED_AT_ONCE):
-        driver.enqueue(f"{n}", tenant=f"t{n}", deadline=5.0)
+        driver.enqueue(f"{n}", tenant=f"t{n % tenants}", deadline=5.0)
     return driver
 
 
@@ -876,15 +876,15 @@ def test_nothing_is_placed_or_said_for_a_gateway_that_has_gone():
 
 
 def test_the_requests_of_a_gateway_that_has_gone_take_no_others_place_in_the_queue():
-    driver = many_waiting(queue_limit=4 * ENDED_AT_ONCE)
-    driver.enqueue("too many", gateway="g1")
+    driver = many_waiting(tenants=1, queue_limit=4 * ENDED_AT_ONCE)
+    driver.enqueue("too many", gateway="g1", tenant="t0")
     assert driver.of(effects.SendRefused)
     for n in range(ENDED_AT_ONCE):
         driver.cancel(f"{n}")
-        driver.enqueue(f"late {n}", gateway="g1")
+        driver.enqueue(f"late {n}", gateway="g1", tenant="t0")
     driver.send(events.GatewayDisconnected("g0"))
     for n in range(2 * ENDED_AT_ONCE):
-        driver.enqueue(f"next {n}", gateway="g1")
+        driver.enqueue(f"next {n}", gateway="g1", tenant="t0")
         assert not driver.of(effects.SendRefused)
 
 

@@ -174,7 +174,8 @@ def too_large() -> SchedulerDriver:
 
 def full_queue() -> SchedulerDriver:
     driver = ready(queue_limit=1)
-    driver.enqueue("before", tenant=OTHER)
+    for tenant in (OTHER, "a third"):  # with their parts twice the limit waits
+        driver.enqueue(f"of {tenant}", tenant=tenant)
     driver.enqueue("a")
     return driver
 
@@ -239,7 +240,7 @@ CAUSES: dict[Callable[[], SchedulerDriver], str] = {
     max_replicas: "placement.maxReplicas allows no more",
     just_started: "the scheduler has just started",
     too_large: "a runner holds 8; lower max_tokens",
-    full_queue: "Too many requests (1) wait for this model",
+    full_queue: "Too many requests (2) wait for this model",
     deadline: "waited 2 seconds and no runner could take it: no runner of this model is up",
     lost: "stream broke",
     hung: "its engine has work and took no step",

@@ -25,7 +25,8 @@ class Settings(BaseSettings):
 
     queue_limit: int = Field(10_000, ge=1)
     """The most requests that may wait for one base model. Above it new requests are refused at once (`pool_saturated`):
-    it is better to tell a client to come back than to let it wait for minutes."""
+    it is better to tell a client to come back than to let it wait for minutes. A tenant that has less than an equal
+    part of them still gets in, until twice as many wait: nobody who fills the queue keeps others out."""
 
     max_passed_over: int = Field(64, ge=1)
     """How many later or less urgent requests may be placed before one that does not fit yet. After that one

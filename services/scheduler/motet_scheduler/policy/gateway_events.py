@@ -178,7 +178,7 @@ class GatewayEvents:
             self._lifecycle.end_forgotten()  # they count, too
         if event.delivered:
             return None
-        if len(queue) >= self._state.config.queue_limit:
+        if queue.is_full_for(event.tenant, self._state.config.queue_limit):
             seconds = queue.departures.retry_after(self._state.now)
             return PoolSaturated(
                 f"Too many requests ({len(queue)}) wait for this model. Send yours again in {seconds:.0f} seconds.",

@@ -97,6 +97,15 @@ class Queue:
         """Whether a request waits, or runs."""
         return any(len(class_queue.shares) for class_queue in self.class_queues.values())
 
+    def is_full_for(self, tenant: Tenant, limit: int) -> bool:
+        """Whether no further request of this tenant may wait. One that has less than an equal part of the limit still
+        may: else who fills the queue would keep all others out. With those at most twice the limit waits."""
+        waiting = len(self)
+        if not limit <= waiting < 2 * limit:
+            return waiting >= limit
+        shares = [class_queue.shares for class_queue in self.class_queues.values()]
+        return sum(one.waiting(tenant) for one in shares) * max(2, sum(map(len, shares))) >= limit
+
     def add(self, request: Request, weight: float = 1.0) -> None:
         """`weight` is that of its tenant."""
         self.class_queues[request.request_class].add(request, weight)

@@ -99,6 +99,11 @@ class Shares:
     def __iter__(self) -> Iterator[Share]:
         return iter(self._shares.values())
 
+    def waiting(self, tenant: Tenant) -> int:
+        """How many of its requests wait."""
+        share = self._shares.get(tenant)
+        return sum(map(len, share.flows.values())) if share is not None else 0
+
     def begin(self, tenant: Tenant, weight: float) -> Share:
         """One more request of a tenant waits or runs."""
         share = self._shares.get(tenant)
