@@ -7,6 +7,7 @@ again does not do that to a long one.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import cycle, islice
 
 from motet_simulator.profiles.profile import Profile, Work
@@ -28,8 +29,8 @@ class StepTimes:
         decoding = (residuals.decoding, residuals.decoding_seconds)
         prompts = (residuals.prompts, residuals.prompts_seconds)
         alike = ((1.0,), ())
-        self._decoding = _Neighbours(*next(one for one in (decoding, prompts, alike) if one[0]))
-        self._prompts = _Neighbours(*next(one for one in (prompts, decoding, alike) if one[0]))
+        self._decoding = _neighbours(*next(one for one in (decoding, prompts, alike) if one[0]))
+        self._prompts = _neighbours(*next(one for one in (prompts, decoding, alike) if one[0]))
         self._run = -1
         self._chance = 0
 
@@ -83,6 +84,10 @@ class _Neighbours:
         if border == len(self._borders) or ascending[-1] < self._borders[border]:
             return len(ascending) - first
         return bisect_left(ascending, self._borders[border]) - first
+
+
+_neighbours = lru_cache(maxsize=4)(_Neighbours)
+"""All runners of a simulation have the same."""
 
 
 def _borders(sizes: Sequence[float]) -> list[float]:
