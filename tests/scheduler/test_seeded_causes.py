@@ -145,6 +145,16 @@ def reserved_for_another() -> SchedulerDriver:
     return driver
 
 
+def place_kept_for_others() -> SchedulerDriver:
+    driver = ready()
+    driver.attach(pages=1000, max_sequences=32)
+    driver.enqueue("before", tenant=OTHER, prompt=1, max_tokens=1)
+    for number in range(30):
+        driver.enqueue(f"mine{number}")
+    driver.enqueue("a")
+    return driver
+
+
 def max_replicas() -> SchedulerDriver:
     driver = ready()
     driver.state(adapter(max_replicas=1))
@@ -237,6 +247,7 @@ CAUSES: dict[Callable[[], SchedulerDriver], str] = {
     runner_drains: "its runners are draining",
     declined: "by runner r0: 3 pages are missing",
     reserved_for_another: "reserved for another tenant",
+    place_kept_for_others: "the last places are kept for tenants that were given less",
     max_replicas: "placement.maxReplicas allows no more",
     just_started: "the scheduler has just started",
     too_large: "a runner holds 8; lower max_tokens",
