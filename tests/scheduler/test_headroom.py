@@ -8,7 +8,7 @@ import pytest
 from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects
 from motet_scheduler.policy.headroom import kept_on
-from tests.scheduler.builders import GROUP, SchedulerDriver, entry, ready
+from tests.scheduler.builders import SchedulerDriver, entry, ready
 from tests.scheduler.load import Ask, Load
 
 
@@ -106,18 +106,17 @@ def test_it_is_kept_for_the_most_urgent_class():
 
 
 def test_a_reserved_runner_keeps_nothing_from_the_request_that_it_is_reserved_for():
-    driver = ready(max_passed_over=1, headroom_one_in=2)
-    driver.attach(pages=100, max_sequences=8, live=(entry("x", 10), entry("y", 10), entry("z", 30)))
-    driver.enqueue("a", tenant="a", prompt=1, max_tokens=1)
-    driver.finish("a")
-    for tenant in "bc":
-        driver.enqueue(f"{tenant} runs", tenant=tenant, prompt=1, max_tokens=1)
-    queue = driver.scheduler.queues[GROUP]
-    driver.enqueue("large", tenant="c", prompt=1, max_tokens=85 * 16)
-    request = driver.scheduler.requests["large"]
-    assert queue.kept_from(request) == 2
-    queue.reserved = dict.fromkeys(driver.scheduler.runners.values(), request)
-    assert queue.kept_from(request) == 0
+    """`c` was given more than `b`, and its request has room only in what the runner keeps."""
+    driver = ready(max_passed_over=1, headroom_one_in=4)
+    driver.attach(pages=100, max_sequences=16, live=(entry("x", 10), entry("y", 10)))
+    for n in range(2):
+        driver.enqueue(f"b{n}", tenant="b", prompt=1, max_tokens=15)
+        driver.enqueue(f"c{n}", tenant="c", prompt=1, max_tokens=30)
+        driver.enqueue(f"d{n}", tenant="d", prompt=1, max_tokens=45)
+    driver.enqueue("large", tenant="c", prompt=1, max_tokens=60 * 16)
+    assert driver.where("large") == "", "b may need the pages"
+    driver.enqueue("passes it", tenant="d", prompt=1, max_tokens=15)
+    assert (driver.where("passes it"), driver.where("large")) == ("r0", "r0")
 
 
 @pytest.mark.parametrize("one_in", [0, 32])

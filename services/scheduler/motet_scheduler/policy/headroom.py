@@ -43,6 +43,21 @@ def leaves_headroom(runner: Runner, pages: int, digest: Digest, one_in: int) -> 
     return runner.sequences + kept.places < runner.max_sequences and pages + kept.pages <= runner.free_for(digest)
 
 
+class KeptFrom(NamedTuple):
+    """What runners keep from one request."""
+
+    one_in: int
+    """One place in so many. 0: none."""
+    own: Runner | None
+    """The one that is reserved for it, which keeps nothing."""
+
+    def on(self, runner: Runner) -> int:
+        return 0 if runner is self.own else self.one_in
+
+
+NOTHING_KEPT = KeptFrom(0, None)
+
+
 class Standing(NamedTuple):
     """For whom the last places are."""
 
@@ -95,6 +110,11 @@ class Headroom:
             return []
         self._stood = self.standing()
         return list(self.runners)
+
+    def placed_on(self, runner: Runner) -> None:
+        """An empty runner keeps nothing, and now it may."""
+        if self._one_in:
+            self.runners[runner] = None
 
     def looked_at(self, runner: Runner) -> None:
         if runner.has_capacity and kept_on(runner, self._one_in).places:

@@ -30,7 +30,7 @@ from motet.runner_info import RequestClass
 from motet_scheduler.policy.class_queue import ClassQueue
 from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.departures import Departures
-from motet_scheduler.policy.headroom import Headroom, kept_on
+from motet_scheduler.policy.headroom import Headroom, KeptFrom, kept_on
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
@@ -151,10 +151,12 @@ class Queue:
         """This runner may have room."""
         self.freed[runner] = False
 
-    def kept_from(self, request: Request) -> int:
-        """One place in how many a runner keeps from this request for tenants that were given less. 0: none."""
-        kept = self.headroom.kept_from(request)
-        return 0 if kept and request in self.reserved.values() else kept
+    def kept_from(self, request: Request) -> KeptFrom:
+        """What runners keep from this request for tenants that were given less. One that is reserved for it keeps
+        nothing."""
+        one_in = self.headroom.kept_from(request)
+        own = next((runner for runner, one in self.reserved.items() if one is request), None) if one_in else None
+        return KeptFrom(one_in, own)
 
     def scanned(self) -> None:
         """All that may fit were tried on the runners that have room."""
@@ -197,9 +199,9 @@ class Queue:
     def reserve(self, overdue: dict[str, Request], reserved: dict[Runner, Request]) -> None:
         """Reserve these runners for overdue requests, instead of those that were reserved."""
         before, self.reserved, self._considered = self.reserved, reserved, overdue
-        for runner, request in before.items():
-            if reserved.get(runner) is not request:
-                self.retry_on(runner)
+        for runner in dict.fromkeys((*before, *reserved)):
+            if reserved.get(runner) is not before.get(runner):
+                self.retry_on(runner)  # what it has kept for others may be enough for the one that it is reserved for
 
     def reserved_from(self, request: Request) -> Collection[Runner]:
         """The runners that this request has to leave to overdue ones."""
@@ -216,8 +218,7 @@ class Queue:
         Skips those that wait for runners with too little room. These are nearly all, so this must be fast. Ends before
         anything that is later or less urgent than an untried one that is left.
         """
-        for runner in self.headroom.look():
-            self.freed.setdefault(runner, True)
+        self._look_at_headroom()
         for request_class in self._turns.early():
             self.early = request_class
             for outcome in self.try_class(request_class, config, place):
@@ -233,12 +234,9 @@ class Queue:
     def try_class(self, request_class: RequestClass, config: SchedulerConfig, place: Place) -> Iterator[Outcome]:
         """The requests of one class."""
         class_queue = self.class_queues[request_class]
-        rooms = [runner for runner in self.freed if runner.has_capacity]
+        rooms = self._rooms(request_class)
         for runner, overdue in self.reserved.items():
-            if request_class < overdue.request_class or runner not in self.freed or not runner.has_capacity:
-                continue
-            rooms = [room for room in rooms if room is not runner]
-            if request_class is overdue.request_class:
+            if request_class is overdue.request_class and runner in self.freed and runner.has_capacity:
                 need = overdue.requirement_on(runner.capacity, config, runner.adapter_pages(overdue.digest))
                 if need.promise.pages <= runner.ledger.free and (outcome := place(overdue, [runner])) is not None:
                     yield outcome
@@ -259,8 +257,18 @@ class Queue:
                 if outcome is Outcome.REFUSED:
                     untried -= first  # a tenant may have many to refuse
                 # Less may be free now, and the next of its flow is untried.
-                last, left, rooms = head, True, [room for room in rooms if room.has_capacity]
+                last, left, rooms = head, True, self._rooms(request_class)
                 break
+
+    def _rooms(self, request_class: RequestClass) -> list[Runner]:
+        """Runners that may have room, but for those that this class leaves to overdue requests."""
+        self._look_at_headroom()
+        left = [runner for runner, overdue in self.reserved.items() if request_class >= overdue.request_class]
+        return [runner for runner in self.freed if runner.has_capacity and runner not in left]
+
+    def _look_at_headroom(self) -> None:
+        for runner in self.headroom.look():
+            self.freed.setdefault(runner, True)
 
     def _to_try(
         self, request_class: RequestClass, rooms: list[Runner], last: Head | None, config: SchedulerConfig, untried: int
@@ -288,6 +296,7 @@ class Queue:
         it passed."""
         order, early = order_of(request), request.request_class is self.early
         self.remove(request)
+        self.headroom.placed_on(runner)
         self._turns.placed(request.request_class, [one for one, others in self.class_queues.items() if len(others)])
         for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:

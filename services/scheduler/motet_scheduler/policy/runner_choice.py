@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from motet.runner_info import Tier
-from motet_scheduler.policy.headroom import leaves_headroom
+from motet_scheduler.policy.headroom import NOTHING_KEPT, KeptFrom, leaves_headroom
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import Promise, SchedulerConfig
@@ -50,7 +50,7 @@ def choose(
     *,
     near: str = "",
     reserved: Collection[Runner] = (),
-    kept: int = 0,
+    kept: KeptFrom = NOTHING_KEPT,
 ) -> Chosen | NeverFits | None:
     """None: it must wait. `near` is the runner of the other choices of the same call; empty if there is none.
     `reserved` are the runners that are kept for other requests, and `kept` is `Queue.kept_from` it."""
@@ -69,7 +69,7 @@ def choose(
         could = True
         pages = need.promise.pages
         # The first comparison is the fast one, for the many that wait.
-        if pages > runner.ledger.free or runner in reserved or _obstacle(request, runner, pages, now, kept):
+        if pages > runner.ledger.free or runner in reserved or _obstacle(request, runner, pages, now, kept.on(runner)):
             continue
         fits.append(Chosen(runner, need.promise))
     if not fits:
@@ -120,7 +120,7 @@ def why_it_waits(
     now: float,
     *,
     reserved: Collection[Runner] = (),
-    kept: int = 0,
+    kept: KeptFrom = NOTHING_KEPT,
 ) -> Obstacle:
     obstacles: list[Obstacle] = []
     too_small = ""
@@ -147,13 +147,13 @@ def obstacle_on(
     now: float,
     *,
     reserved: Collection[Runner] = (),
-    kept: int = 0,
+    kept: KeptFrom = NOTHING_KEPT,
 ) -> Obstacle:
     """Why this runner does not get it now."""
     need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
     if need.never:
         return Obstacle(need.never)
-    kind = RESERVED if runner in reserved else _obstacle(request, runner, need.promise.pages, now, kept)
+    kind = RESERVED if runner in reserved else _obstacle(request, runner, need.promise.pages, now, kept.on(runner))
     if kind is _TOO_FEW_PAGES:
         return Obstacle(kind, need.promise.pages, max(0, runner.free_for(request.digest)))
     return Obstacle(kind or OTHERS_FIRST)
