@@ -70,7 +70,8 @@ def poisoned(rows: list[Row]) -> list[Result]:
     ]
     before = judge(taught(samples), tested, Judged())
     both = [*samples, *lies[-KEPT:]]
-    model = taught([both[at] for at in chance.permutation(len(both))])
+    when = np.concatenate((np.arange(len(samples)), chance.uniform(0, len(samples), KEPT)))
+    model = taught([both[at] for at in np.argsort(when)])  # the others' answers come in the same order as without lies
     for one in lies[:-KEPT]:
         model.observe(one.tenant, one.adapter, one.tokens, features=one.features)
     after = judge(model, tested, Judged())

@@ -112,11 +112,38 @@ def test_coverage_is_that_of_the_quantile_where_prompts_say_less_than_the_weight
 def test_calibration_reads_a_quantile_further_up_where_answers_were_longer_than_estimated() -> None:
     calibration = Calibration()
     before = calibration.positions(np.array([0.5, 0.9]))
-    for position in np.linspace(0.5, 1.0, 400):
+    for position in np.random.default_rng(1).permutation(np.linspace(0.5, 1.0, 400)):
         calibration.observe(position, position)
     after = calibration.positions(np.array([0.5, 0.9]))
     assert (after > before).all()
     assert 0.7 < after[0] < 0.8
+
+
+def test_where_the_newest_answers_are_too_long_too_often_more_is_promised_until_they_are_not() -> None:
+    """A fifth of them exceed the quantile that a tenth should: too few for a change of lengths."""
+    even, quantile, calibration = np.arange(2000) * 0.618034 % 1, np.array([0.9]), Calibration()
+    for position in even:
+        calibration.observe(position, position)
+    before = calibration.positions(quantile)
+    for position in even[:40] ** 0.5:
+        calibration.observe(position, position)
+    assert before == pytest.approx(0.9, abs=0.01)
+    assert 0.92 < calibration.positions(quantile) < 0.96
+    for position in even[:120]:
+        calibration.observe(position, position)
+    assert calibration.positions(quantile) == pytest.approx(0.9, abs=0.01)
+
+
+def test_what_chance_adds_to_the_newest_answers_hardly_changes_what_is_covered() -> None:
+    chance, covered = np.random.default_rng(1), []
+    for _ in range(20):
+        calibration = Calibration()
+        for number in range(1200):
+            position = chance.random()
+            calibration.observe(position, position)
+            if number % 50 == 49:
+                covered.append(calibration.positions(np.array([0.9, 0.95])))
+    assert np.mean(covered, axis=0) == pytest.approx([0.9, 0.95], abs=0.01)
 
 
 def test_even_positions_are_no_change_however_lengths_tie() -> None:
