@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 NOT_BENCHMARKS = {
     "__init__",
     "__main__",
+    "cluster_loads",
     "driven",
     "engine_run",
     "harness",
@@ -29,6 +30,7 @@ NOT_BENCHMARKS = {
     "page",
     "peer_engines",
     "peer_sizes",
+    "placements",
     "random_gemma",
     "random_llama",
     "residency",
