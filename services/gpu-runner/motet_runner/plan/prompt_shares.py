@@ -2,7 +2,7 @@
 
 Each turn is of the tenant that has had the fewest tokens for its weight: its oldest prompt takes as much as the
 iteration has left. So pieces stay large, and each tenant gets its share within one piece (start-time fair queueing):
-many prompts of one do not delay another's.
+many prompts of one do not delay another's. Within a tenant it is first come, first served (OR-07).
 
 A tenant that has had less than its share is owed some of it when it comes back: its prompt then goes before those of a
 busy tenant, as if it were alone. Who is new is owed as much. Pure.
