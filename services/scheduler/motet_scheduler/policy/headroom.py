@@ -82,13 +82,16 @@ class Headroom:
     def standing(self) -> Standing:
         if not self._one_in:
             return EVERYBODY
-        active = [(request_class, shares) for request_class, shares in self._shares.items() if len(shares)]
-        if not active:
-            return EVERYBODY
-        if len(active[0][1]) == 1 and len({share.tenant for _, shares in active for share in shares}) == 1:
-            return EVERYBODY
-        request_class, shares = active[0]
-        return Standing(request_class, shares.lowest())
+        found, alone = EVERYBODY, ""
+        for request_class, shares in self._shares.items():
+            tenants = len(shares)
+            if tenants and found is EVERYBODY:
+                found = Standing(request_class, shares.lowest())
+                if tenants == 1:
+                    alone = next(iter(shares)).tenant
+            if tenants > 1 or (tenants and next(iter(shares)).tenant != alone):
+                return found
+        return EVERYBODY
 
     def kept_from(self, request: Request) -> int:
         """One place in how many a runner keeps from this request. 0: none."""

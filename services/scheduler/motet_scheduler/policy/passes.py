@@ -16,15 +16,20 @@ class Passes:
         """The number of the placement, and the order of what was placed."""
         self._known: Head | None = None
         """Found to be overdue: it stays so until it leaves or has its turn later."""
+        self._not_yet: Head | None = None
+        """Found not to be overdue, since the last placement."""
 
     def add(self, number: int, order: Order) -> None:
         self._last.append((number, order))
+        self._not_yet = None
 
     def overdue(self, head: Head) -> bool:
         """Whether all of the last placements, as many as are allowed, came after this one and passed it."""
         if head is self._known:
             return True
-        last = self._last
+        if head is self._not_yet:
+            return False
+        self._not_yet, last = head, self._last
         if len(last) < (last.maxlen or 0) or last[0][0] <= head[3].passes_from:
             return False
         if any(order < head for _, order in last):
