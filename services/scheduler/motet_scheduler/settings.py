@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     """The same for class Batch."""
 
     headroom_one_in: int = Field(32, ge=0)
-    """Each runner keeps one place in so many, and the pages of a request, for tenants that were given less than the
+    """Each runner keeps one place in this number, and the pages of a request, for tenants that were given less than the
     others that wait or run. So their requests need not wait until others end. 0: none."""
 
     settle_seconds: float = Field(0.5, ge=0)

@@ -165,7 +165,7 @@ class ClassQueue:
         ]
 
     def that_fit(self, runner: Runner, free: int, examined: int) -> Iterator[Head]:
-        """Those that wait for room on this runner and need at most so many pages: at most `examined` of those that wait
+        """Those that wait for room on this runner and need at most `free` pages: at most `examined` of those that wait
         for the same."""
         for waiting in self._waiting_for(runner):
             yield from waiting.that_fit(runner, free, examined)

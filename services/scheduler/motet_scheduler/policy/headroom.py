@@ -1,7 +1,7 @@
 """The last places of each runner are for a tenant that was given less than the others, so that it need not wait for the
 end of what they run.
 
-One place in so many that a runner has, by its batch or by its pages, and the pages of as many requests of mean size.
+One place in `one_in` of a runner, by its batch or by its pages, and the pages of as many requests of mean size.
 They are for the tenants with the lowest counter of the most urgent class in which a request waits or runs. With one
 tenant alone, and on an empty runner, nothing is kept.
 """
@@ -36,7 +36,7 @@ def kept_on(runner: Runner, one_in: int) -> Kept:
 
 
 def leaves_headroom(runner: Runner, pages: int, digest: Digest, one_in: int) -> bool:
-    """Whether a request of so many pages leaves what the runner keeps."""
+    """Whether a request of `pages` leaves what the runner keeps."""
     kept = kept_on(runner, one_in)
     if not kept.places:
         return True
@@ -47,7 +47,7 @@ class KeptFrom(NamedTuple):
     """What runners keep from one request."""
 
     one_in: int
-    """One place in so many. 0: none."""
+    """One place in this number. 0: none."""
     own: Runner | None
     """The one that is reserved for it, which keeps nothing."""
 

@@ -237,7 +237,7 @@ class SchedulerConfig:
     """The part of all placements that class Standard gets at least while it waits."""
     batch_floor: float = 0.03
     headroom_one_in: int = 32
-    """Each runner keeps one place in so many for tenants that were given less than others. 0: none."""
+    """Each runner keeps one place in this number for tenants that were given less than others. 0: none."""
     startup_wait: float = 0.5
     unsubmitted_timeout: float = 2.0
     """When reports have not listed a placement for this long, it is released. When they have listed for as long what
