@@ -2,7 +2,7 @@
 and plans of runners, and step times from a law (`benchmarks.cluster_loads`).
 
 The others serve this benchmark alone (`benchmarks.placements`): the shortest queue (JSQ: pending prompt tokens and
-sequences), random, the fullest runner whatever adapters it has, and batches of one adapter (PU-27).
+sequences), random, the fullest runner whatever adapters it has, and batches of one adapter.
 
 `hours`: the load rises evenly to 22 requests a second, half of what the cluster can do, and falls again. How many hours
 GPUs are busy with the shortest queue, over production's; and production's p99 of times between tokens, and of times to

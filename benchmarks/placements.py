@@ -99,7 +99,7 @@ class Random(Production):
 
 
 class SameAdapterFcfs(Production):
-    """A batch has consecutive requests for one adapter, as those serve that cannot mix adapters (PU-27)."""
+    """A batch has consecutive requests for one adapter, as those serve that cannot mix adapters."""
 
     def __init__(self) -> None:
         super().__init__()
