@@ -351,8 +351,8 @@ def test_a_service_whose_handler_fails_is_a_problem_although_all_go_on_without_i
         "",
         "motet_predictor.service",
         "PredictorService._predict",
-        "estimates=[self._estimate(",
-        "estimates=[self.gone(",
+        "[self._asked(one)",
+        "[self.gone(one)",
     )
     with put_back(fails):
         said = run_trial(replace(draw_plan(1), faults=())).problem
