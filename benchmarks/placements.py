@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from unittest.mock import patch
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
+from motet_scheduler.policy.headroom import NOTHING_KEPT, KeptFrom
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runner_choice import Chosen, NeverFits, choose
 from motet_scheduler.policy.runners import Runner
@@ -39,10 +40,11 @@ class Production:
         *,
         near: str = "",
         reserved: Collection[Runner] = (),
+        kept: KeptFrom = NOTHING_KEPT,
     ) -> Chosen | NeverFits | None:
         found: Chosen | NeverFits | None = None
         for able in self.in_order(request, list(runners)):
-            found = choose(request, able, config, now, near=near, reserved=reserved)
+            found = choose(request, able, config, now, near=near, reserved=reserved, kept=kept)
             if isinstance(found, Chosen):
                 self.cold += request.digest != BASE and request.digest not in found.runner.adapters
                 self.chosen(request, found.runner)
