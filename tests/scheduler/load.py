@@ -35,6 +35,8 @@ class Load:
         self.spent: Counter[str] = Counter()
         """By tenant: the cost of what was computed."""
         self.placed: Counter[str] = Counter()
+        self.largest: Counter[str] = Counter()
+        """By tenant: the longest prompt of those that were placed."""
         self._asks: dict[str, Iterator[Ask]] = {}
         self._waiting: Counter[str] = Counter()
         self._backlog: dict[str, int] = {}
@@ -92,6 +94,7 @@ class Load:
                 tenant, _, ask = self._of[placed.request]
                 self._waiting[tenant] -= 1
                 self.placed[tenant] += 1
+                self.largest[tenant] = max(self.largest[tenant], ask.prompt)
                 heappush(self._ends, (self.driver.clock() + ask.answer, next(self._numbers), placed.request))
             if not self.driver.scheduler.more_to_try:
                 return

@@ -20,6 +20,9 @@ def ordinary() -> Iterator[Ask]:
     return repeat(Ask())
 
 
+BATCH = {"request_class": RequestClass.BATCH}
+
+
 def counters(driver) -> dict[str, float]:
     (shares,) = [one.shares for one in driver.scheduler.queues[GROUP].class_queues.values() if len(one.shares)]
     return {share.tenant: share.counter + share.owed for share in shares}
@@ -235,6 +238,22 @@ def test_no_trick_gets_a_larger_share(trick: Callable[[], Iterator[Ask]]):
     load.tenant("honest", ordinary, backlog=20)
     load.run(10_000)
     assert load.spent["honest"] > 0.95 * load.spent["cheats"]
+
+
+# ----------------------------------------------------------------------------------------- large requests
+
+
+@pytest.mark.parametrize("runners", [1, 2])
+@pytest.mark.parametrize("others", [("t",), ("t", "u"), ("u",)])
+def test_a_large_request_does_not_starve_behind_small_ones_that_always_wait(others, runners):
+    """Also not behind those of its own tenant, which is charged for each of them."""
+    load = Load(pages=100, max_sequences=64, runners=runners)
+    for tenant in others:
+        load.tenant(tenant, lambda: repeat(Ask(prompt=16, answer=30, max_tokens=40, how=BATCH)))
+    load.run(1)
+    load.ask("t", Ask(prompt=1500, answer=10, max_tokens=64, how=BATCH))
+    load.run(500)
+    assert load.largest["t"] == 1500
 
 
 # ----------------------------------------------------------------------------------------- classes

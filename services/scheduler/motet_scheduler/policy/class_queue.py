@@ -72,7 +72,7 @@ class ClassQueue:
             self.shares.waits_again(share)
         self._join_flow(request, share)
         self._size += 1
-        request.passes_from = self._placements
+        request.passes_from, request.passes = self._placements, 0
 
     def remove(self, request: Request) -> None:
         self._leave_flow(request)
@@ -212,11 +212,29 @@ class ClassQueue:
         return passes is not None and request.filed is not None and passes.overdue(request.filed)
 
     def overdue(self) -> Sequence[Head]:
-        """In order: the first of those that were tried and wait for the same, if it is overdue."""
+        """In order: of those that were tried and wait for the same, the one that is overdue."""
         if not self._passes:
             return ()
-        firsts = [self.waiting[runners_of].heads[0] for runners_of in self._passes if runners_of in self.waiting]
-        return sorted(head for head in firsts if self.is_overdue(head[3]))
+        found: list[Head] = []
+        for runners_of, passes in self._passes.items():
+            first = passes.first
+            if first is None or first.filed is None or first.waits_for != runners_of:
+                waiting = self.waiting.get(runners_of)
+                head = waiting.heads[0] if waiting is not None else None
+                first = passes.first = head[3] if head is not None and passes.overdue(head) else None
+            if first is not None and first.filed is not None:
+                found.append(first.filed)
+        return sorted(found)
+
+    def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
+        """The first `most` overdue ones that wait for the same."""
+        waiting, passes = self.waiting.get(runners_of), self._passes.get(runners_of)
+        if waiting is None or passes is None or passes.first is None:
+            return
+        yield passes.first
+        for head in waiting.heads[:most]:
+            if head[3] is not passes.first and passes.overdue(head):
+                yield head[3]
 
     def _join_flow(self, request: Request, share: Share) -> None:
         request.flow = flow_of(request, share)
@@ -252,13 +270,16 @@ class ClassQueue:
         head = head_of(request)
         if head == request.filed:
             return
-        waits_for = request.waits_for
-        self._unfile(request)
-        if waits_for is None:
+        if request.waits_for is None:
+            self._unfile(request)
             self._file(head)
             return
-        request.filed, request.waits_for = head, waits_for
-        self.waiting[waits_for].add(head)
+        before, request.filed = request.filed, head
+        assert before is not None
+        if (passes := self._passes.get(request.waits_for)) is not None:
+            passes.count(before, self._placements)
+        self.waiting[request.waits_for].discard(before)
+        self.waiting[request.waits_for].add(head)
 
     def _unfile(self, request: Request) -> Head:
         head = request.filed

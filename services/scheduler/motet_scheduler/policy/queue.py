@@ -326,9 +326,4 @@ class Queue:
     def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
         """The first `most` overdue ones of each class that wait for these runners, the most urgent class first."""
         for class_queue in self.class_queues.values():
-            for *_, request in (
-                class_queue.waiting[runners_of].heads[:most] if runners_of in class_queue.waiting else ()
-            ):
-                if not class_queue.is_overdue(request):
-                    break
-                yield request
+            yield from class_queue.overdue_alike(runners_of, most)

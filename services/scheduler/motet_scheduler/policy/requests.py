@@ -92,7 +92,9 @@ class Request:
     charge: Charge | None = None
     """What its tenant was charged for it. None: it was not placed yet, or a scheduler before has placed it."""
     passes_from: int = 0
-    """Placements that passed others of its class before it came."""
+    """Placements that passed others of its class before it came, or had its turn later than before."""
+    passes: int = 0
+    """How many have passed it until then."""
     limited: bool = False
     """Whether its adapter has `maxReplicas`. Only as long as it is in the queue."""
     replaced: bool = False
