@@ -12,7 +12,7 @@ from motet_scheduler.policy import events
 from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.shares import MAX_LAG, MAX_RESTING, SLACK, Shares
 from motet_scheduler.policy.values import Estimate, KeyAccount, Limits
-from tests.scheduler.builders import GROUP, adapter, entry, pool, ready
+from tests.scheduler.builders import GROUP, PIRATE, adapter, entry, pool, ready
 from tests.scheduler.load import Ask, Load
 
 
@@ -150,6 +150,50 @@ def test_who_asks_for_less_than_his_share_does_not_save_up_without_end():
     load.tenant("a", ordinary)
     load.run(5_000)
     assert load.spent["a"] - load.spent["b"] < MAX_LAG + 10_000
+
+
+def test_what_is_given_back_for_answers_that_are_given_up_is_no_fortune():
+    load = Load(pages=100_000, max_sequences=256)
+    for tenant in "ab":
+        load.ask(tenant, Ask(answer=5000, max_tokens=5000))  # both stay active
+    for _ in range(200):
+        load.ask("a", Ask(answer=1, max_tokens=2000, how={"estimate": Estimate(q50=2000)}))
+    load.run(2)
+    for tenant in "ab":
+        load.tenant(tenant, ordinary, backlog=50)
+    load.run(300)
+    assert abs(load.spent["a"] - load.spent["b"]) < MAX_LAG + 20_000
+
+
+def test_what_was_charged_by_one_weight_is_given_back_by_the_same():
+    driver = ready()
+    driver.state(pools=(pool(weights=(("a", 100),)),))
+    driver.attach(pages=10_000)
+    driver.enqueue("stays", tenant="a", max_tokens=1)
+    driver.enqueue("half", tenant="a", max_tokens=1000, estimate=Estimate(q50=1000))
+    before = counters(driver)["a"]
+    driver.state(pools=(pool(weights=(("a", 1),)),))
+    driver.send(events.RequestFinished("g0", RequestId("half"), 1, 500))
+    assert counters(driver)["a"] == pytest.approx(before - 2 * 500 / 100)
+
+
+def test_one_request_that_can_not_run_saves_nothing_up():
+    """It waits for the only runner of its adapter, while others use the other ones."""
+    load = Load(pages=40, max_sequences=1)
+    driver = load.driver
+    driver.state(adapter("pirate", max_replicas=1))
+    driver.certify("pirate", PIRATE)
+    pirate = {"digest": PIRATE, "adapter": "default/pirate"}
+    load.ask("b", Ask(answer=100_000, how=pirate))
+    driver.attach("r1", pages=10_000, max_sequences=8)
+    load.ask("b", Ask(how=pirate))
+    load.tenant("a", lambda: repeat(Ask(prompt=500, answer=500, max_tokens=2000)))
+    load.run(10_000)
+    load.spent.clear()
+    load.tenant("a", ordinary)
+    load.tenant("b", ordinary)
+    load.run(5_000)
+    assert load.spent["b"] - load.spent["a"] < MAX_LAG + 10_000
 
 
 def test_tenants_that_have_gone_leave_nothing():

@@ -68,8 +68,6 @@ class ClassQueue:
         share = request.share
         if share is None:
             share = request.share = self.shares.begin(request.tenant, weight)
-        if not share.flows:
-            self.shares.waits_again(share)
         self._join_flow(request, share)
         self._size += 1
         request.passes_from, request.passes = self._placements, 0

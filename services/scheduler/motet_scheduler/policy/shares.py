@@ -48,13 +48,15 @@ OF_MEAN = 1 / 16
 class Charge:
     """What a tenant was charged for a request."""
 
-    __slots__ = ("answer", "at")
+    __slots__ = ("answer", "at", "weight")
 
-    def __init__(self, at: float, answer: float) -> None:
+    def __init__(self, at: float, answer: float, weight: float) -> None:
         self.at = at
         """The tenant's counter before."""
         self.answer = answer
         """Tokens that were expected."""
+        self.weight = weight
+        """Of the tenant then: a correction by another one would give it more than it was charged."""
 
 
 class Share:
@@ -67,7 +69,8 @@ class Share:
         self.weight = 1.0
         self.counter = 0.0
         self.owed = 0.0
-        """What ended requests cost more than they were charged: added to the next charge. Negative: less."""
+        """What ended requests cost more than they were charged: added to the next charge. Negative: less, within the
+        lag, or who expects too much and gives up would save up."""
         self.active = 0
         """How many of its requests wait or run."""
         self.flows: dict[Flow, list[Aged]] = {}
@@ -116,10 +119,6 @@ class Shares:
         share.active += 1
         return share
 
-    def waits_again(self, share: Share) -> None:
-        """None of its requests waited, and now one does."""
-        share.counter = max(share.counter, self._reached - MAX_LAG / share.weight)
-
     def end(self, share: Share) -> None:
         """One of its requests has ended."""
         share.active -= 1
@@ -163,17 +162,18 @@ class Shares:
     def charge(self, request: "Request", share: Share, cached: int) -> None:
         """It is placed, on a runner that has `cached` tokens of its prompt."""
         expected = self._expected(request)
-        request.charge = Charge(share.counter, expected)
+        request.charge = Charge(share.counter, expected, share.weight)
         self._reached = max(self._reached, share.counter)
         prompt = max(0, request.own_prompt_tokens - cached)
         due = (prompt + self._answer_cost * expected) / share.weight + share.owed
         share.owed = min(0.0, due)
-        share.counter += max(0.0, due)
+        share.counter = max(share.counter, self._reached - MAX_LAG / share.weight) + max(0.0, due)
 
     def settle(self, request: "Request", share: Share) -> None:
         """It has ended, and all that was computed of its answer is known."""
-        if request.charge is not None:
-            share.owed += self._answer_cost * (request.delivered - request.charge.answer) / share.weight
+        if (charge := request.charge) is not None:
+            more = self._answer_cost * (request.delivered - charge.answer) / charge.weight
+            share.owed = max(share.owed + more, -MAX_LAG / share.weight)
             self._mean += OF_MEAN * (request.delivered - self._mean)
 
     def _expected(self, request: "Request") -> float:
