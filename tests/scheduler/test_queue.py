@@ -7,6 +7,7 @@ from motet_scheduler.policy.class_queue import FEW_OF
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
+from motet_scheduler.policy.shares import Shares
 from motet_scheduler.policy.values import BaseModel, SchedulerConfig
 from motet_scheduler.policy.waiting_heads import Waiting
 from tests.scheduler.builders import GROUP, ready
@@ -130,6 +131,22 @@ def test_the_order_that_is_told_is_that_in_which_they_are_placed():
         order.append(waiting.oldest_of_each_flow()[0])
         waiting.place(order[-1])
     assert told == order
+
+
+def test_the_first_in_the_order_that_is_told_cost_no_look_at_all_others(monkeypatch):
+    """A hundred thousand may wait, and each event looks at a thousand of them at most."""
+    waiting = WaitingRequests()
+    for n in range(1000):
+        waiting.add(f"{n:03}", tenant=f"t{n % 2}")
+    looked, cost = [], Shares.cost
+    monkeypatch.setattr(Shares, "cost", lambda shares, request: looked.append(request) or cost(shares, request))
+    told = iter(waiting.queue)
+    first = [next(told).id for _ in range(10)]
+    assert len(looked) <= 12
+    for name in first:
+        waiting.place(name)
+    waiting.add("new")
+    assert first + [request.id for request in told] == [f"{n:03}" for n in range(1000)], "not as they waited then"
 
 
 def test_removing_from_the_middle_keeps_the_others_in_order():

@@ -113,6 +113,19 @@ def test_a_request_that_loses_its_runner_is_charged_once_and_keeps_its_turn():
     assert counters(driver)["a"] == before["a"]
 
 
+def test_of_one_tenant_what_lost_its_runner_goes_before_an_older_one_that_had_no_place():
+    """A client reads it. The older one came late, as its quota held it, and is too large for the room."""
+    driver = ready()
+    driver.attach("r0", pages=20)
+    driver.enqueue("runs", tenant="u", prompt=150, max_tokens=10)
+    driver.enqueue("read", tenant="t", prompt=16, max_tokens=16)
+    driver.enqueue("older", tenant="t", prompt=200, max_tokens=10, age=60)
+    driver.lose("read", delivered=7)
+    driver.wait(1)
+    assert not driver.where("older")
+    assert driver.where("read") == "r0"
+
+
 def test_who_comes_back_starts_at_the_lowest_counter_of_those_that_are_there():
     load = Load()
     load.tenant("b", ordinary)

@@ -176,9 +176,9 @@ class Autoscaler:
         pages = 0
         if capacity is not None:
             sample = requests[:: ceil(len(requests) / SAMPLE)]
-            wanted = sum(self._promised_pages(request, capacity) for _, _, request in sample)
+            wanted = sum(self._promised_pages(request, capacity) for *_, request in sample)
             pages = round(wanted / len(sample) * len(requests))
-        oldest = min(map(itemgetter(2), requests), key=attrgetter("may_run_from"))
+        oldest = min(map(itemgetter(-1), requests), key=attrgetter("may_run_from"))
         return _Waiting(len(requests), pages, self._state.now - oldest.waits_since, held)
 
     def _served_by_more_runners(self, group: GroupName) -> Sequence[Aged]:
@@ -188,14 +188,14 @@ class Autoscaler:
         runners = len(self._state.runners_of(group))
         if runners < self._state.limits.lowest:
             return requests
-        adapters = {request.adapter for _, _, request in requests}
+        adapters = {request.adapter for *_, request in requests}
         limited = {adapter for adapter in adapters if self._state.limits.may_apply(adapter, runners)}
         if not limited:
             return requests
         # One request answers for all alike: thousands may wait.
-        alike = {_kind(one): one for _, _, one in requests if one.adapter in limited}
+        alike = {_kind(one): one for *_, one in requests if one.adapter in limited}
         waiting = {key for key, one in alike.items() if self._state.limited_to(one) is not None}
-        return [head for head in requests if head[2].adapter not in limited or _kind(head[2]) not in waiting]
+        return [head for head in requests if head[-1].adapter not in limited or _kind(head[-1]) not in waiting]
 
     def _promised_pages(self, request: Request, capacity: Capacity) -> int:
         adapter_pages = capacity.adapter_pages(self._state.adapters.rank_of(request.digest))

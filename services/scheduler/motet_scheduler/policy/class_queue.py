@@ -7,6 +7,7 @@ from itertools import chain
 from operator import attrgetter
 
 from motet.domain import Digest
+from motet_scheduler.policy.expected_order import expected_order
 from motet_scheduler.policy.order import Head, Order, head_of
 from motet_scheduler.policy.passes import LESS_URGENT, Passes
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
@@ -49,16 +50,7 @@ class ClassQueue:
         return self._size
 
     def __iter__(self) -> Iterator[Request]:
-        """In the order in which they would be placed if all cost what is expected. For reports; too slow for
-        decisions."""
-        expected: list[Head] = []
-        for share in self.shares:
-            counter = share.counter
-            for turn_at, sequence, request in sorted(chain.from_iterable(share.flows.values())):
-                expected.append((request.charge.at if request.charge else counter, turn_at, sequence, request))
-                if request.charge is None:
-                    counter += self.shares.cost(request) / share.weight
-        return (request for *_, request in sorted(expected))
+        return expected_order(self.shares)
 
     def unordered(self) -> Iterator[Aged]:
         flows_of_each = map(dict.values, map(attrgetter("flows"), self.shares))
@@ -88,7 +80,7 @@ class ClassQueue:
             return  # it is placed again
         self.shares.charge(request, share, cached)
         for flow in share.flows.values():
-            self._file_again(flow[0][2])
+            self._file_again(flow[0][-1])
 
     def note_replaced(self, request: Request) -> None:
         """Its revision was replaced: those behind it need not wait for the runners that hold it."""
@@ -136,14 +128,14 @@ class ClassQueue:
             waiting = sorted(chain.from_iterable(share.flows.values()))
             share.flows.clear()
             for aged in waiting:
-                request = aged[2]
+                request = aged[-1]
                 if request.adapter in adapters:
                     request.limited = has_limit(request.adapter)
                 request.waits_for = request.filed = None
                 request.flow = flow_of(request, share)
                 share.flows.setdefault(request.flow, []).append(aged)
             for flow in share.flows.values():
-                head = flow[0][2].filed = head_of(flow[0][2])
+                head = flow[0][-1].filed = head_of(flow[0][-1])
                 self.untried_heads.append(head)
         self.untried_heads.sort()
 
@@ -237,9 +229,9 @@ class ClassQueue:
     def _join_flow(self, request: Request, share: Share) -> None:
         request.flow = flow_of(request, share)
         flow = share.flows.setdefault(request.flow, [])
-        before = flow[0][2] if flow else None
-        insort(flow, (*request.key, request))
-        if flow[0][2] is request:
+        before = flow[0][-1] if flow else None
+        insort(flow, (*request.turn, request))
+        if flow[0][-1] is request:
             if before is not None:
                 self._unfile(before)
             self._file(head_of(request))
@@ -248,13 +240,13 @@ class ClassQueue:
         share = request.share
         assert share is not None
         flow = share.flows[request.flow]
-        at = bisect_left(flow, (*request.key, request))
-        assert flow[at][2] is request, f"{request.id} is not where its age says"
+        at = bisect_left(flow, (*request.turn, request))
+        assert flow[at][-1] is request, f"{request.id} is not where its turn says"
         del flow[at]
         if request.filed is not None:
             self._unfile(request)
             if flow:
-                self._file(head_of(flow[0][2]))
+                self._file(head_of(flow[0][-1]))
         if not flow:
             del share.flows[request.flow]
         return share

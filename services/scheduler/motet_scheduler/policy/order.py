@@ -1,6 +1,8 @@
 """Which of two waiting requests of one class goes first: the one whose tenant was given less by its weight, then the
 older one."""
 
+from math import inf
+
 from motet_scheduler.policy.requests import Request
 
 Order = tuple[float, float, int]
@@ -11,10 +13,9 @@ Head = tuple[float, float, int, Request]
 
 
 def order_of(request: Request) -> Order:
-    """One that has had a place before, and lost it, has the turn that it had then: its tenant has paid for it."""
-    if request.charge is not None:
-        return (request.charge.at, request.turn_at, request.sequence)
-    return (request.share.counter if request.share is not None else 0.0, request.turn_at, request.sequence)
+    """One that had a place before goes before those that had none: its tenant has paid for it."""
+    given = request.share.counter if request.share is not None else 0.0
+    return (given if request.charge is None else -inf, request.turn_at, request.sequence)
 
 
 def head_of(request: Request) -> Head:

@@ -82,7 +82,7 @@ class Queue:
             yield from class_queue
 
     def unordered(self) -> Iterator[Aged]:
-        """All requests behind their keys, for sums: fast, as ten thousand may wait."""
+        """All requests behind their turns, for sums: fast, as ten thousand may wait."""
         return chain.from_iterable(map(ClassQueue.unordered, self.class_queues.values()))
 
     def heads(self) -> list[Request]:
@@ -181,7 +181,7 @@ class Queue:
     def limits_changed(self, adapters: Collection[str], has_limit: Callable[[str], bool]) -> None:
         """`maxReplicas` of these adapters has changed: other runners may take their requests, in another order."""
         for class_queue in self.class_queues.values():
-            if any(request.adapter in adapters for _, _, request in class_queue.unordered()):
+            if any(request.adapter in adapters for *_, request in class_queue.unordered()):
                 class_queue.limits_changed(adapters, has_limit)
 
     def try_all_again(self) -> None:

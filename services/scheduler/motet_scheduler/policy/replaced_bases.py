@@ -44,7 +44,7 @@ class ReplacedBases:
             left = self._bases_left(group) if queue.bases.keys() - {""} else set()
             gone = queue.bases.keys() - left - {""} if left else set()
             if gone:
-                orphans = (request for _, _, request in queue.unordered() if request.base in gone)
+                orphans = (request for *_, request in queue.unordered() if request.base in gone)
                 for request in list(islice(orphans, REFUSED_AT_ONCE)):
                     self._lifecycle.refuse(request, Failure.of(REPLACED))
 

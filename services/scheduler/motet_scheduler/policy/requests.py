@@ -9,14 +9,14 @@ from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass
 from motet_scheduler.policy.quotas.draws import Draw
-from motet_scheduler.policy.shares import Charge, Flow, Share
+from motet_scheduler.policy.shares import Charge, Flow, Share, Turn
 from motet_scheduler.policy.values import Estimate, GroupName, KeyAccount, Promise, SchedulerConfig
 
 if TYPE_CHECKING:
     from motet_scheduler.policy.order import Head
 
 QueueKey = tuple[float, int]
-"""`turn_at`, then order of arrival here. Unique; of one tenant, the smallest has its turn first."""
+"""`turn_at`, then order of arrival here. Unique; the smallest is the oldest."""
 
 SIZES_PER_DOUBLING = 2
 """How finely the sizes of class Batch are told apart: each size of a tenant is a flow."""
@@ -146,6 +146,11 @@ class Request:
     @property
     def key(self) -> QueueKey:
         return (self.turn_at, self.sequence)
+
+    @property
+    def turn(self) -> Turn:
+        """One that had a place, and lost it, has its turn again before those that had none."""
+        return (self.charge is None, self.turn_at, self.sequence)
 
     @property
     def own_prompt_tokens(self) -> int:

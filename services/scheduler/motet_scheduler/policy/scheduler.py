@@ -163,7 +163,7 @@ class Scheduler:
         self.state.quotas.check(self.requests.values())
         assert all(r.waiting for r in self.requests.values() if r.deadline_at is not None), "what runs has a deadline"
         for queue in self.queues.values():
-            assert queue.bases == Counter(r.base for _, _, r in queue.unordered()), (
+            assert queue.bases == Counter(r.base for *_, r in queue.unordered()), (
                 "base models of a queue were miscounted"
             )
         for runner in self.runners.values():

@@ -22,8 +22,11 @@ from motet.domain import Tenant
 if TYPE_CHECKING:
     from motet_scheduler.policy.requests import Request
 
-Aged = tuple[float, int, "Request"]
-"""A request behind its `Request.key`."""
+Turn = tuple[bool, float, int]
+"""Whether its tenant has not paid for it, then its age. Unique; in a flow the smallest is first."""
+
+Aged = tuple[bool, float, int, "Request"]
+"""A request behind its `Request.turn`."""
 
 Flow = tuple[str, str, int]
 """Base model, what may wait for other runners (an adapter with `maxReplicas`, or a replaced revision), and the size:
@@ -48,11 +51,9 @@ OF_MEAN = 1 / 16
 class Charge:
     """What a tenant was charged for a request."""
 
-    __slots__ = ("answer", "at", "weight")
+    __slots__ = ("answer", "weight")
 
-    def __init__(self, at: float, answer: float, weight: float) -> None:
-        self.at = at
-        """The tenant's counter before."""
+    def __init__(self, answer: float, weight: float) -> None:
         self.answer = answer
         """Tokens that were expected."""
         self.weight = weight
@@ -74,7 +75,7 @@ class Share:
         self.active = 0
         """How many of its requests wait or run."""
         self.flows: dict[Flow, list[Aged]] = {}
-        """Those that wait. In a flow nothing passes an older one."""
+        """Those that wait. In a flow nothing passes one before it."""
         self.entry = 0
         """The number of its entry in the heap that counts."""
 
@@ -162,7 +163,7 @@ class Shares:
     def charge(self, request: "Request", share: Share, cached: int) -> None:
         """It is placed, on a runner that has `cached` tokens of its prompt."""
         expected = self._expected(request)
-        request.charge = Charge(share.counter, expected, share.weight)
+        request.charge = Charge(expected, share.weight)
         self._reached = max(self._reached, share.counter)
         prompt = max(0, request.own_prompt_tokens - cached)
         due = (prompt + self._answer_cost * expected) / share.weight + share.owed
