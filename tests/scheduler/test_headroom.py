@@ -47,7 +47,7 @@ def test_the_reason_of_a_request_that_may_not_have_the_last_place_says_so():
 
 def test_so_are_the_pages_of_a_request_of_mean_size():
     driver = ready()
-    driver.attach(pages=320, max_sequences=64)
+    driver.attach(pages=320, max_sequences=64, max_model_length=8192)
     driver.enqueue("a runs", tenant="a", prompt=16, max_tokens=9 * 16)
     for n in range(40):
         driver.enqueue(f"b{n}", tenant="b", prompt=16, max_tokens=9 * 16)
@@ -92,6 +92,23 @@ def test_what_a_tenant_alone_may_have_others_may_have_when_they_were_given_less(
     driver.finish("a runs")
     running = [one.tenant for one in driver.scheduler.requests.values() if not one.waiting]
     assert len(running) == 64, "b and c are equal, or nearly"
+
+
+@pytest.mark.parametrize("fits_at_once", [True, False])
+def test_a_request_that_can_never_leave_it_runs_beside_a_small_one(fits_at_once):
+    """Else it would wait for it on a runner that is nearly idle."""
+    driver = ready(headroom_one_in=8)
+    driver.attach(pages=320, max_sequences=64, max_model_length=8192)
+    driver.enqueue("small", tenant="b", prompt=60, max_tokens=16)
+    driver.enqueue("before", tenant="a", prompt=1000, max_tokens=16)
+    driver.finish("before")
+    if not fits_at_once:
+        driver.enqueue("in the way", tenant="a", prompt=400, max_tokens=16)
+    driver.enqueue("large", tenant="a", prompt=4950, max_tokens=16)
+    assert driver.where("large") == ("r0" if fits_at_once else "")
+    if not fits_at_once:
+        driver.finish("in the way")
+        assert driver.where("large") == "r0"
 
 
 def test_it_is_kept_for_the_most_urgent_class():

@@ -40,7 +40,15 @@ def leaves_headroom(runner: Runner, pages: int, digest: Digest, one_in: int) -> 
     kept = kept_on(runner, one_in)
     if not kept.places:
         return True
-    return runner.sequences + kept.places < runner.max_sequences and pages + kept.pages <= runner.free_for(digest)
+    if runner.sequences + kept.places >= runner.max_sequences:
+        return False
+    return pages + kept.pages <= runner.free_for(digest) or pages + kept.pages > runner.ledger.limit
+
+
+def pages_beside(runner: Runner, kept: Kept) -> int:
+    """The most pages that a request may need there. One so large that it never leaves what is kept may have all."""
+    free = runner.ledger.free
+    return free if free + kept.pages > runner.ledger.limit else free - kept.pages
 
 
 class KeptFrom(NamedTuple):

@@ -30,7 +30,7 @@ from motet.runner_info import RequestClass
 from motet_scheduler.policy.class_queue import ClassQueue
 from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.departures import Departures
-from motet_scheduler.policy.headroom import Headroom, KeptFrom, kept_on
+from motet_scheduler.policy.headroom import Headroom, KeptFrom, kept_on, pages_beside
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
@@ -283,7 +283,7 @@ class Queue:
             if kept.places and request_class is standing.request_class:
                 found += class_queue.first_for(runner, standing.lowest, config.tenants_examined)
             if not (kept.places and self.freed.get(runner)) and runner.sequences + kept.places < runner.max_sequences:
-                found += class_queue.that_fit(runner, runner.ledger.free - kept.pages, config.tenants_examined)
+                found += class_queue.that_fit(runner, pages_beside(runner, kept), config.tenants_examined)
         return class_queue.to_try(found, last, untried)
 
     def remove(self, request: Request) -> None:
