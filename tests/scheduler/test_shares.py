@@ -98,6 +98,15 @@ def test_cached_pages_of_a_prompt_and_the_prompt_of_further_choices_are_free():
     assert counters(driver) == {"acme": 100 - 32 + 2 + 2}
 
 
+def test_the_prompt_of_a_further_choice_is_charged_where_none_ran():
+    driver = ready()
+    for name in ("r0", "r1"):
+        driver.attach(name, max_sequences=1)
+    driver.enqueue("first", prompt=100, max_tokens=1, choices=2)
+    driver.enqueue("second", prompt=100, max_tokens=1, parent=RequestId("first"), choices=2)
+    assert counters(driver) == {"acme": 2 * (100 + 2)}
+
+
 def test_a_request_that_loses_its_runner_is_charged_once_and_keeps_its_turn():
     driver = ready()
     driver.attach("r0", max_sequences=1)

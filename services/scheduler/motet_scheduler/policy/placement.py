@@ -112,7 +112,7 @@ class Placer:
             if self._cannot_be_loaded(request, found.runner):
                 queue.note_replaced(request)
                 return Outcome.REPLACED
-            queue.remove_placed(request, found.runner)
+            queue.remove_placed(request, found.runner, near=found.runner.instance == near)
             queue.departures.note(state.now)
             self.assign(request, found.runner, found.promise)
             return Outcome.PLACED

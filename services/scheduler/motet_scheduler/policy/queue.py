@@ -291,9 +291,9 @@ class Queue:
         self.class_queues[request.request_class].remove(request)
         self._left(request)
 
-    def remove_placed(self, request: Request, runner: Runner) -> None:
+    def remove_placed(self, request: Request, runner: Runner, *, near: bool = False) -> None:
         """Remove a request that is placed on this runner, charge its tenant, and count it for the waiting requests that
-        it passed."""
+        it passed. `near`: another choice of its call was placed there, so its prompt is free."""
         order, early = order_of(request), request.request_class is self.early
         self.remove(request)
         self.headroom.placed_on(runner)
@@ -301,7 +301,8 @@ class Queue:
         for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:
                 class_queue.passed(runner, order)
-                class_queue.charge(request, runner.cached_pages(request.prefix_hints) * PAGE_TOKENS)
+                cached = runner.cached_pages(request.prefix_hints) * PAGE_TOKENS
+                class_queue.charge(request, request.prompt_tokens if near else cached)
                 return
             if not early:
                 class_queue.passed(runner)

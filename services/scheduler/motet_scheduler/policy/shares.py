@@ -165,7 +165,7 @@ class Shares:
         expected = self._expected(request)
         request.charge = Charge(expected, share.weight)
         self._reached = max(self._reached, share.counter)
-        prompt = max(0, request.own_prompt_tokens - cached)
+        prompt = max(0, request.prompt_tokens - cached)
         due = (prompt + self._answer_cost * expected) / share.weight + share.owed
         share.owed = min(0.0, due)
         share.counter = max(share.counter, self._reached - MAX_LAG / share.weight) + max(0.0, due)
