@@ -245,6 +245,19 @@ def test_after_a_restart_all_counters_are_equal_and_what_runs_is_not_charged_aga
     assert counters(driver)["a"] == 16 + 2 * 64
 
 
+def test_what_runs_at_a_restart_is_not_charged_again_when_it_moves():
+    driver = ready()
+    driver.attach(live=(entry("q0", 2),))
+    driver.attach("r1")
+    driver.gateway("g0", driver.live("q0", tenant="a"))
+    driver.lose("q0", delivered=7)
+    driver.wait(1)
+    driver.enqueue("q1", epoch=1, delivered=7, tenant="b")  # its runner was lost, too
+    assert driver.where("q0")
+    assert driver.where("q1")
+    assert counters(driver) == {"a": 0.0, "b": 0.0}
+
+
 # ----------------------------------------------------------------------------------------- tricks
 
 

@@ -13,6 +13,7 @@ from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.quota_gate import QuotaGate
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Placement, Request
+from motet_scheduler.policy.shares import CHARGED_BEFORE
 from motet_scheduler.policy.state import SchedulerState
 
 _NOT_YOURS = Internal("a request with this id belongs to another gateway; send it again with another id")
@@ -151,6 +152,7 @@ class GatewayEvents:
             delivered=event.delivered,
             api_key=event.api_key,
         )
+        request.charge = CHARGED_BEFORE if event.delivered else None
         request.draw = self._state.quotas.draw(request, self._state.now)
         over = self._quota_gate.refusal(request) if not charged else None
         if over is not None:

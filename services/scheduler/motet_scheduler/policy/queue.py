@@ -34,7 +34,7 @@ from motet_scheduler.policy.headroom import Headroom, KeptFrom, kept_on, pages_b
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
-from motet_scheduler.policy.shares import Aged
+from motet_scheduler.policy.shares import CHARGED_BEFORE, Aged
 from motet_scheduler.policy.values import SchedulerConfig
 
 
@@ -115,6 +115,7 @@ class Queue:
         """It runs already. Its tenant was charged for it by a scheduler before."""
         if request.share is None:
             request.share = self.class_queues[request.request_class].shares.begin(request.tenant, weight)
+            request.charge = request.charge or CHARGED_BEFORE
 
     def weigh(self, weight_of: Callable[[Tenant], float]) -> None:
         """Weights have changed: what comes is charged by the new ones."""

@@ -90,7 +90,7 @@ class Request:
     share: Share | None = None
     """Of its tenant in its class, once it has been in the queue."""
     charge: Charge | None = None
-    """What its tenant was charged for it. None: it was not placed yet, or a scheduler before has placed it."""
+    """What its tenant was charged for it. None: it was not placed yet."""
     passes_from: int = 0
     """Placements that passed others of its class before it came, or had its turn later than before."""
     passes: int = 0

@@ -60,6 +60,10 @@ class Charge:
         """Of the tenant then: a correction by another one would give it more than it was charged."""
 
 
+CHARGED_BEFORE = Charge(0.0, inf)
+"""By a scheduler before, nobody knows how much: nothing is charged or given back."""
+
+
 class Share:
     """Of one tenant in one class."""
 
