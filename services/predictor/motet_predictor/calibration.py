@@ -23,7 +23,7 @@ NEWEST_STRENGTH = 20.0
 """How many answers the earlier ones count for beside the newest."""
 WATCHED = 0.9
 """The quantile that answers should not exceed too often."""
-MOST_TOO_LONG = 1.5
+MAX_TOO_LONG = 1.5
 """By how many more than expected the newest answers may exceed it."""
 _EDGES = np.linspace(0.0, 1.0, BINS + 1)
 _DECAY = 2.0 ** (-1 / HALF_LIFE)
@@ -54,7 +54,7 @@ class Calibration:
         self.below = prior + (self.below - prior) * _DECAY + share
         newest = self._newest = self._newest * _NEWEST_DECAY + share
         too_long = newest[-1] - np.interp(_read(self.below, WATCHED), _EDGES, newest)
-        self._too_short = bool(too_long > (1 - WATCHED) * newest[-1] + MOST_TOO_LONG)
+        self._too_short = bool(too_long > (1 - WATCHED) * newest[-1] + MAX_TOO_LONG)
 
     def positions(self, quantiles: np.ndarray) -> np.ndarray:
         """Where in an estimated distribution to read these quantiles. Rises with the quantile."""
