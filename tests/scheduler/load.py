@@ -37,6 +37,8 @@ class Load:
         self.placed: Counter[str] = Counter()
         self.largest: Counter[str] = Counter()
         """By tenant: the longest prompt of those that were placed."""
+        self._tenants: dict[str, str] = {}
+        """The tenants of those that have several lines of requests."""
         self._asks: dict[str, Iterator[Ask]] = {}
         self._waiting: Counter[str] = Counter()
         self._backlog: dict[str, int] = {}
@@ -45,8 +47,10 @@ class Load:
         self._ends: list[tuple[float, int, str]] = []
         self._numbers = count()
 
-    def tenant(self, name: str, asks: Callable[[], Iterator[Ask]], *, backlog: int = 20) -> None:
-        """From now on, as many of its requests wait as long as it has some."""
+    def tenant(self, name: str, asks: Callable[[], Iterator[Ask]], *, backlog: int = 20, of: str = "") -> None:
+        """From now on, as many of its requests wait as long as it has some. `of`: its name is that of a further line of
+        this tenant."""
+        self._tenants[name] = of or name
         self._asks[name], self._backlog[name] = asks(), backlog
 
     def ask(self, tenant: str, ask: Ask) -> None:
@@ -57,7 +61,12 @@ class Load:
             self._of[name] = tenant, bool(choice), ask
             self._waiting[tenant] += 1
             self.driver.enqueue(
-                name, tenant=tenant, prompt=ask.prompt, max_tokens=ask.max_tokens, choices=ask.choices, **how
+                name,
+                tenant=self._tenants.get(tenant, tenant),
+                prompt=ask.prompt,
+                max_tokens=ask.max_tokens,
+                choices=ask.choices,
+                **how,
             )
             self._note()
 

@@ -342,6 +342,26 @@ def of(request_class: RequestClass) -> Callable[[], Iterator[Ask]]:
     return lambda: repeat(Ask(how={"request_class": request_class}))
 
 
+def test_a_tenant_with_requests_in_several_classes_gets_no_larger_share():
+    load = Load()
+    load.tenant("a", of(RequestClass.INTERACTIVE))
+    load.tenant("a too", of(RequestClass.STANDARD), of="a")
+    load.tenant("b", of(RequestClass.INTERACTIVE))
+    load.run(3_000)
+    assert load.spent["b"] == pytest.approx(load.spent["a"] + load.spent["a too"], rel=0.05)
+
+
+def test_who_was_given_much_in_a_more_urgent_class_gets_places_in_another_soon_after():
+    load = Load()
+    load.tenant("a", lambda: repeat(Ask(how={"request_class": RequestClass.INTERACTIVE}), 4000))
+    load.tenant("a too", of(RequestClass.STANDARD), of="a")
+    load.tenant("c", of(RequestClass.STANDARD))
+    load.run(9_000)
+    assert load.placed["a"] == 4000
+    load.run(3_000)
+    assert load.placed["a too"] > 200
+
+
 def test_each_class_gets_its_floor_while_more_urgent_requests_wait():
     load = Load()
     load.tenant("interactive", of(RequestClass.INTERACTIVE))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain
 from operator import attrgetter
 
-from motet.domain import Digest
+from motet.domain import Digest, Tenant
 from motet_scheduler.policy.expected_order import expected_order
 from motet_scheduler.policy.order import Head, Order, head_of
 from motet_scheduler.policy.passes import LESS_URGENT, Passes
@@ -71,14 +71,23 @@ class ClassQueue:
         if not self._size:
             self._passes.clear()
 
-    def charge(self, request: Request, cached: int) -> None:
+    def charge(self, request: Request, cached: int) -> float:
         """It was placed, on a runner that has `cached` tokens of its prompt: the others of its tenant have their turns
-        later."""
+        later. Returns what its tenant was charged, over its weight."""
         share = request.share
         assert share is not None
         if request.charge is not None:
-            return  # it is placed again
-        self.shares.charge(request, share, cached)
+            return 0.0  # it is placed again
+        given = self.shares.charge(request, share, cached)
+        self._file_all_again(share)
+        return given
+
+    def charged_elsewhere(self, tenant: Tenant, given: float) -> None:
+        """A request of another class was placed."""
+        if (share := self.shares.charged_elsewhere(tenant, given)) is not None:
+            self._file_all_again(share)
+
+    def _file_all_again(self, share: Share) -> None:
         for flow in share.flows.values():
             self._file_again(flow[0][-1])
 

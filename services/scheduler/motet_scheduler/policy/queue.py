@@ -302,11 +302,14 @@ class Queue:
         for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:
                 class_queue.passed(runner, order)
-                cached = runner.cached_pages(request.prefix_hints) * PAGE_TOKENS
-                class_queue.charge(request, request.prompt_tokens if near else cached)
-                return
+                break
             if not early:
                 class_queue.passed(runner)
+        cached = request.prompt_tokens if near else runner.cached_pages(request.prefix_hints) * PAGE_TOKENS
+        given = self.class_queues[request.request_class].charge(request, cached)
+        for request_class, class_queue in self.class_queues.items() if given else ():
+            if request_class is not request.request_class:
+                class_queue.charged_elsewhere(request.tenant, given)
 
     def _left(self, request: Request) -> None:
         if request in self.reserved.values():

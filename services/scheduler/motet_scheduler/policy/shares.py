@@ -1,4 +1,4 @@
-"""What each tenant of a group was given in one class, by which its next request has its turn.
+"""What each tenant of a group was given, by which its next request of one class has its turn.
 
 A tenant's counter grows when one of its requests is placed, by the cost of the request over the tenant's weight. The
 smallest counter goes first. So tenants that always wait get shares like their weights, however many requests, adapters
@@ -164,8 +164,9 @@ class Shares:
         """Of its prompt, if nothing of that is cached, and its expected answer."""
         return request.own_prompt_tokens + self._answer_cost * self._expected(request)
 
-    def charge(self, request: "Request", share: Share, cached: int) -> None:
-        """It is placed, on a runner that has `cached` tokens of its prompt."""
+    def charge(self, request: "Request", share: Share, cached: int) -> float:
+        """It is placed, on a runner that has `cached` tokens of its prompt. Returns what its tenant was charged, over
+        its weight."""
         expected = self._expected(request)
         request.charge = Charge(expected, share.weight)
         self._reached = max(self._reached, share.counter)
@@ -173,6 +174,17 @@ class Shares:
         due = (prompt + self._answer_cost * expected) / share.weight + share.owed
         share.owed = min(0.0, due)
         share.counter = max(share.counter, self._reached - MAX_LAG / share.weight) + max(0.0, due)
+        return max(0.0, due)
+
+    def charged_elsewhere(self, tenant: Tenant, given: float) -> Share | None:
+        """A request of another class was placed. None: the tenant has none in this class.
+
+        It falls back by `MAX_LAG` at most: a more urgent class may get far more than this one, and when the tenant asks
+        for no more there, it need not wait until others in this one were given as much."""
+        share = self._shares.get(tenant)
+        if share is not None:
+            share.counter = max(share.counter, min(share.counter + given, self._reached + MAX_LAG / share.weight))
+        return share
 
     def settle(self, request: "Request", share: Share) -> None:
         """It has ended, and all that was computed of its answer is known."""
