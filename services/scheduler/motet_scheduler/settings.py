@@ -42,7 +42,7 @@ class Settings(BaseSettings):
 
     standard_floor_percent: float = Field(10.0, ge=0, le=50)
     """How many percent of all placements class Standard gets at least while it waits, although interactive requests
-    wait, too. 0: none."""
+    wait, too. A request that does not fit when its class has its turn gets none of them. 0: none."""
 
     batch_floor_percent: float = Field(3.0, ge=0, le=50)
     """The same for class Batch."""

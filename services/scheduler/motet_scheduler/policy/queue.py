@@ -4,7 +4,8 @@ Class first, but a class that waits gets its floor of all placements (`class_tur
 by its weight (`shares.py`), then age. A flow is the requests of one tenant and class for one base model; those for an
 adapter with `maxReplicas` or for a replaced revision, which may wait for other runners, are a flow of their own, and so
 is each size of class Batch, where the larger ones count as older than they are (`Request.turn_at`). A request never
-passes an older one of its own flow, so only the oldest of each flow, its head, is tried.
+passes an older one of its own flow, unless it had a place before (`Request.turn`). So only the first of each flow, its
+head, is tried.
 
 Later requests of the same class and less urgent requests may pass a request that does not fit, at most
 `max_passed_over` times. Then it is overdue, and one runner is reserved for it: there, nothing of its class and nothing
