@@ -82,6 +82,33 @@ async def test_a_refusal_is_its_last_words(served: Served) -> None:
     assert found["timeline"][-2]["detail"].startswith("model_not_found: The model 'nobody' does not exist")
 
 
+async def test_a_request_that_the_gateway_ends_says_what_ended_it() -> None:
+    async with fake_services() as cluster, serve(cluster, deadline_seconds=0.3, hold_seconds=0.2) as served:
+        cluster.scheduler.holds = True
+        answer = await served.http.post("/v1/completions", json=BODY, headers={"x-request-id": "late"})
+        assert answer.status_code == 504
+        found = await explained(served, "late")
+    assert found["timeline"][-2]["event"] == "failed"
+    assert found["timeline"][-2]["detail"].startswith("deadline_exceeded: The request made no progress for 0.3 s")
+    last = found["choices"][0]["timeline"][-1]
+    assert (last["event"], last["detail"]) == ("cancelled", "deadline_exceeded")
+
+
+async def test_a_choice_whose_sibling_failed_does_not_say_that_the_client_left(served: Served) -> None:
+    served.cluster.scheduler.holds = True
+    both = BODY | {"n": 2}
+    asked = asyncio.create_task(served.http.post("/v1/completions", json=both, headers={"x-request-id": "two"}))
+    await eventually(lambda: len(served.cluster.scheduler.enqueued) == 2)
+    first = served.cluster.scheduler.enqueued[0].request
+    served.cluster.scheduler.say(
+        served.cluster.scheduler.refusal(first, 0, RateLimited("It is over its limit.").to_proto())
+    )
+    assert (await asked).status_code == 429
+    refused, sibling = [choice["timeline"][-1] for choice in (await explained(served, "two"))["choices"]]
+    assert (refused["event"], sibling["event"]) == ("failed", "cancelled")
+    assert sibling["detail"] == "rate_limit_exceeded"
+
+
 async def test_the_schedulers_half_is_put_on_the_gateways_clock(served: Served) -> None:
     served.cluster.scheduler.holds = True
     asked = asyncio.create_task(served.http.post("/v1/completions", json=BODY, headers={"x-request-id": "waits"}))

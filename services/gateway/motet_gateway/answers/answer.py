@@ -166,7 +166,7 @@ class AnswerResponse(Response):
         self._history = self._gateway.histories.begin(
             self._id, request_id_of(scope), caller.tenant, model, self._timings
         )
-        code = "499"  # also if the server cancels this task
+        code, why = "499", "the client went away"  # also if the server cancels this task
         try:
             with self._gateway.answering(self):
                 await self._answer(send)
@@ -174,12 +174,12 @@ class AnswerResponse(Response):
         except ClientGone:
             self._gateway.metrics.cancelled.inc()
         except MotetError as error:
-            code = str(error.mapping.http)
-            if not self.choices:  # else they say it
+            code, why = str(error.mapping.http), error.code
+            if not any(choice.error is error for choice in self.choices):  # else it says so itself
                 self._note(Noted.FAILED, error.code, error.message)
             await self._fail(error, send)
         except Exception:
-            code = "500"
+            code, why = "500", Internal.mapping.code
             if not self._opened:
                 raise
             log.exception("answer_failed")
@@ -188,7 +188,7 @@ class AnswerResponse(Response):
             listener.cancel()
             if self._timer is not None:
                 self._timer.cancel()
-            self._cancel_all("the client went away")
+            self._cancel_all(why)
             self._forget_listener()
             self._end_history(code)
             self._account(code)
@@ -200,7 +200,7 @@ class AnswerResponse(Response):
     def abort(self, error: MotetError) -> None:
         """End the answer with an error that the client gets."""
         self._aborted = error
-        self._cancel_all("it was ended")  # cancel now: the writer may wait long for a slow client
+        self._cancel_all(error.code)  # cancel now: the writer may wait long for a slow client
         self._wake()
 
     async def _listen(self, receive: Receive) -> None:
