@@ -40,9 +40,14 @@ class ChoiceRecord:
             self._waits_for = kind
             self.timeline.note(now, Noted.TOLD, position, why or "its turn has not come")
 
+    def without_scheduler(self, now: float) -> None:
+        """What the next one says is news, also if the one before said the same."""
+        self._waits_for = ""
+        self.timeline.note(now, Noted.NO_SCHEDULER)
+
     def placed(self, placed: scheduler_pb2.Placed, moved: str, now: float) -> None:
         """`moved`: why it leaves another runner for this one."""
-        self.accounts, self._waits_for = placed.accounts, ""
+        self.accounts, self._waits_for, self._state = placed.accounts, "", 0
         if moved:
             self.timeline.note(now, Noted.MOVED, placed.instance, placed.epoch, moved)
         else:
@@ -51,11 +56,8 @@ class ChoiceRecord:
     def progressed(self, progress: runner_pb2.SequenceProgress, adapter: str, now: float) -> None:
         """Its runner says what it does with it."""
         if progress.state != self._state:
-            before, self._state = self._state, progress.state
-            kind = _NOTED.get(progress.state)
-            if kind is Noted.WRITES and before == common_pb2.SEQUENCE_STATE_PREFILL:
-                kind = None  # the first token says it
-            if kind is not None:
+            self._state = progress.state
+            if (kind := _NOTED.get(progress.state)) is not None:
                 self.timeline.note(now, kind, adapter)
         split = self.split
         if progress.HasField("split"):

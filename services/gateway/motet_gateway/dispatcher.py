@@ -123,7 +123,7 @@ class Dispatcher:
         self._metrics.live_requests.set(len(self.choices))
         # If the scheduler is disconnected, the next hello enqueues everything that waits.
         if not self.scheduler.send(scheduler_pb2.ServeUp(enqueue=choice_messages.enqueue(live, self._clock()))):
-            record.timeline.note(now, Noted.NO_SCHEDULER)
+            record.without_scheduler(now)
             sink.waiting(NO_SCHEDULER)
 
     def report_held(self) -> None:
@@ -162,7 +162,7 @@ class Dispatcher:
         for live in list(self.choices.values()):
             if live.generation.phase is GenerationPhase.WAITING:
                 with self._failing_alone(live):
-                    self._note(live, Noted.NO_SCHEDULER)
+                    live.record.without_scheduler(self._clock())
                     live.sink.waiting(NO_SCHEDULER)
 
     def _from_scheduler(self, message: scheduler_pb2.ServeDown) -> None:
