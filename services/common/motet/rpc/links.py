@@ -84,8 +84,6 @@ class RedirectToLeader(Exception):
     def __init__(self, address: str) -> None:
         super().__init__(address or "not known yet")
         self.address = address
-        self.connected_to = address
-        """Where the last stream was: the leader, if `address` has named it."""
 
 
 class Link(Generic[Up, Down]):
