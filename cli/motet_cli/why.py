@@ -64,8 +64,6 @@ def _print(document: Json) -> None:
             printer.line(sentence)
         lines = sorted([*document["timeline"], *choice["timeline"]], key=lambda line: line["seconds"])
         printer.table(("after", "lasted", "who", "what", "details"), [_row(line) for line in lines])
-        if choice["left_out"]:
-            printer.line(f"{choice['left_out']} entries in the middle were not kept.")
     if not document["choices"]:
         printer.table(("after", "lasted", "who", "what", "details"), [_row(line) for line in document["timeline"]])
 

@@ -1,5 +1,5 @@
 """What happened to one thing: its first entries and its last ones, so that neither its beginning nor its latest turns
-are lost, however often something repeats.
+are lost, however often something repeats. One entry stands for those between.
 
 An entry is a kind and its arguments. Words are made when somebody asks: most timelines are never read.
 """
@@ -26,6 +26,10 @@ class Kind(Enum):
         return sentence.format(*arguments)
 
 
+class _Gap(Kind):
+    LEFT_OUT = "left out", "{0} entries"
+
+
 class Entry(NamedTuple):
     at: float
     kind: Kind
@@ -41,13 +45,14 @@ class Entry(NamedTuple):
 
 
 class Timeline:
-    __slots__ = ("_first", "_last", "left_out")
+    __slots__ = ("_first", "_last", "_left_out_from", "left_out")
 
     def __init__(self) -> None:
         self._first: list[Entry] = []
         self._last: deque[Entry] | None = None
         self.left_out = 0
         """Entries between the first and the last ones."""
+        self._left_out_from = 0.0
 
     def note(self, at: float, kind: Kind, *arguments: object) -> None:
         entry = Entry(at, kind, arguments)
@@ -56,8 +61,12 @@ class Timeline:
             return
         if self._last is None:
             self._last = deque(maxlen=MAX_LAST)
-        self.left_out += len(self._last) == MAX_LAST
+        if len(self._last) == MAX_LAST:
+            if not self.left_out:
+                self._left_out_from = self._last[0].at
+            self.left_out += 1
         self._last.append(entry)
 
     def __iter__(self) -> Iterator[Entry]:
-        return chain(self._first, self._last or ())
+        between = [Entry(self._left_out_from, _Gap.LEFT_OUT, (self.left_out,))] if self.left_out else ()
+        return chain(self._first, between, self._last or ())

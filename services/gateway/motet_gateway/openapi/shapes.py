@@ -266,7 +266,7 @@ class ExplainedChoice(Shape):
     split: RequestSplit | None
     timeline: list[TimelineEntry]
     left_out: int
-    """Entries between the first 16 and the last 48 of an author."""
+    """Entries between the first 16 and the last 48 of an author. One entry `left out` stands for them."""
     position: int | None
     """In the queue, while it waits there."""
     runners: list[RefusingRunner]
@@ -282,7 +282,7 @@ class ExplainedRequest(Shape):
     tenant: str
     model: str | None
     status: str | None
-    """Of HTTP; `499`: the client has left. Null until the end."""
+    """Of HTTP, or of the error that ended a stream; `499`: the client has left. Null until the end."""
     seconds: float
     first_token_seconds: float | None
     scheduler: str | None
