@@ -200,6 +200,21 @@ async def test_only_the_last_ended_ones_are_kept(served: Served) -> None:
     assert [name for number in range(8) if histories.find(name := f"r{number}", "default")] == ["r5", "r6", "r7"]
 
 
+def test_nobody_pushes_out_the_requests_of_others_and_no_account_is_kept() -> None:
+    clock = FakeClock()
+    histories = Histories(3, clock)
+    for number in range(9):
+        tenant = "zeta" if number else "acme"
+        history = histories.begin(f"{number:024x}", str(number), tenant, "nobody", RequestTimings(clock))
+        record = ChoiceRecord(history.timings.split.copy())
+        record.placed(scheduler_pb2.Placed(accounts=[scheduler_pb2.AccountLevel()]), "", clock())
+        history.choices.append(ChoiceHistory(history.id, 3, 4, common_pb2.Estimate(), record))
+        histories.end(history, "404")
+        assert not record.accounts
+    assert histories.find("0", "acme")
+    assert [number for number in range(9) if histories.find(str(number), "zeta")] == [7, 8]
+
+
 def test_an_ended_request_keeps_its_first_choices_and_no_id_of_a_later_one() -> None:
     clock = FakeClock()
     histories = Histories(1, clock)

@@ -597,6 +597,16 @@ def test_timelines_of_ended_requests_are_bounded_and_those_of_running_ones_kept(
     assert len(driver.scheduler.timelines) == 4
 
 
+def test_timelines_that_one_tenant_ends_push_out_none_of_others():
+    driver = ready(timelines=3)
+    driver.attach()
+    for number in range(9):
+        driver.enqueue(str(number), tenant="zeta" if number else "acme")
+        driver.finish(str(number))
+    known = [driver.scheduler.timelines.of(RequestId(str(number))) is not None for number in range(9)]
+    assert known == [True, *[False] * 6, True, True]
+
+
 def test_timelines_of_unknown_requests_are_bounded_too():
     driver = ready(timelines=3, queue_limit=1)
     driver.enqueue("waits")

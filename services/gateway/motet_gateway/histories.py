@@ -1,15 +1,15 @@
-"""What the gateway knows of each request: of those that run, and of the last that ended. In memory only.
+"""What the gateway knows of each request: of those that run, and of the last of each tenant that ended. In memory only.
 
 A request has an id of its own, and the ids by which a client knows it: of its HTTP request, and of the completion.
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from motet.api.v1 import common_pb2
 from motet.clock import Clock
+from motet.last_of_each import LastOfEach
 from motet.timeline import Timeline
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.choice_record import ChoiceRecord
@@ -65,12 +65,11 @@ class History:
 
 class Histories:
     def __init__(self, most_ended: int, clock: Clock) -> None:
-        self._most_ended = most_ended
         self._clock = clock
         self._by_id: dict[str, History] = {}
         self._by_http_id: dict[tuple[str, str], str] = {}
         """Clients choose these ids, so that each tenant has its own."""
-        self._ended: OrderedDict[str, History] = OrderedDict()
+        self._ended: LastOfEach[str, History] = LastOfEach(most_ended)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -87,9 +86,10 @@ class Histories:
         history.status, history.ended_at = status, self._clock()
         history.timeline.note(history.ended_at, Noted.ANSWERED, status)
         history.choices[:] = choices_of(history, None)
-        self._ended[history.id] = history
-        while len(self._ended) > self._most_ended:
-            _, oldest = self._ended.popitem(last=False)
+        for choice in history.choices:
+            choice.record.accounts = ()  # they keep the whole message of the scheduler that they came with
+        oldest = self._ended.add(history.tenant, history.id, history)
+        if oldest is not None:
             del self._by_id[oldest.id]
             if self._by_http_id.get((oldest.tenant, oldest.http_id)) == oldest.id:
                 del self._by_http_id[oldest.tenant, oldest.http_id]

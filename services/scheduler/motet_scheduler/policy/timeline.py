@@ -1,11 +1,10 @@
-"""What happened to each request, for `Explain`: all known requests, and the last that ended.
+"""What happened to each request, for `Explain`: all known requests, and the last of each tenant that ended.
 
 The number of ended requests is bounded. Timelines are kept in memory only.
 """
 
-from collections import OrderedDict
-
 from motet.domain import NO_TENANT, RequestId, Tenant
+from motet.last_of_each import LastOfEach
 from motet.timeline import Timeline
 from motet_scheduler.policy.happenings import Happening
 
@@ -24,16 +23,15 @@ class Story(Timeline):
 
 class Timelines:
     def __init__(self, ended: int) -> None:
-        self._most_ended = ended
         self._known: dict[RequestId, Story] = {}
-        self._ended: OrderedDict[RequestId, Story] = OrderedDict()
+        self._ended: LastOfEach[RequestId, Story] = LastOfEach(ended)
 
     def __len__(self) -> int:
         return len(self._known) + len(self._ended)
 
     def begin(self, request: RequestId, tenant: Tenant, now: float) -> None:
         """Start a request's timeline, or continue the one it had."""
-        story = self._ended.pop(request, None)
+        story = self._ended.pop(request)
         if story is None or story.tenant != tenant:  # nobody reads on under another tenant's name
             story = Story(tenant, now)
         self._known[request] = story
@@ -41,7 +39,7 @@ class Timelines:
     def end(self, request: RequestId) -> None:
         story = self._known.pop(request, None)
         if story is not None:
-            self._keep(request, story)
+            self._ended.add(story.tenant, request, story)
 
     def note(
         self, request: RequestId, now: float, kind: Happening, *arguments: object, tenant: Tenant = NO_TENANT
@@ -50,7 +48,7 @@ class Timelines:
         story = self.story(request)
         if story is None:
             story = Story(tenant, now)
-            self._keep(request, story)
+            self._ended.add(tenant, request, story)
         story.note(now, kind, *arguments)
 
     def story(self, request: RequestId) -> Story | None:
@@ -61,8 +59,3 @@ class Timelines:
         """(seconds since the first entry, event, detail)."""
         story = self.story(request)
         return None if story is None else [(entry.at - story.start, entry.event, entry.detail) for entry in story]
-
-    def _keep(self, request: RequestId, story: Story) -> None:
-        self._ended[request] = story
-        while len(self._ended) > self._most_ended:
-            self._ended.popitem(last=False)
