@@ -2,8 +2,9 @@
 
 import pytest
 
+from motet.domain import Tenant
 from motet_scheduler.policy import effects
-from motet_scheduler.policy.departures import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, UNKNOWN_SECONDS
+from motet_scheduler.policy.departures import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, UNKNOWN_SECONDS, Departures
 from tests.scheduler.builders import SchedulerDriver, ready
 
 QUEUE = 8
@@ -68,3 +69,33 @@ def test_a_queue_that_stands_still_is_slower_than_it_was():
     driver, _ = full(seconds_each=1.0)
     driver.clock.advance(200.0)
     assert hint(driver) > 8.0
+
+
+def test_times_when_nobody_waited_say_nothing_about_how_fast_a_queue_empties():
+    driver = ready(queue_limit=QUEUE)
+    driver.attach(max_sequences=1)
+    running: list[str] = []
+    for number in range(80):
+        driver.enqueue(f"quiet{number}")
+        running += [placed.request for placed in driver.of(effects.SendPlaced)]
+        driver.clock.advance(60.0)
+        driver.finish(running.pop())
+    for number in range(QUEUE + 1):
+        driver.enqueue(f"r{number}")
+        running += [placed.request for placed in driver.of(effects.SendPlaced)]
+    for number in range(4):
+        driver.clock.advance(2.0)
+        one_ends(driver, running)
+        driver.enqueue(f"more{number}")
+    assert hint(driver) == pytest.approx(2.0)
+
+
+def test_a_tenant_that_does_not_wait_as_it_was_told_delays_no_other():
+    departures = Departures()
+    departures.begin(0.0)
+    for number in range(20):
+        departures.note(float(number + 1))
+    for _ in range(200):
+        last = departures.retry_after(Tenant("zeta"), 20.0)
+    assert last == MAX_RETRY_SECONDS
+    assert departures.retry_after(Tenant("acme"), 20.0) == pytest.approx(2.0)

@@ -181,7 +181,7 @@ class GatewayEvents:
         if event.delivered:
             return None
         if queue.is_full_for(event.tenant, self._state.config.queue_limit):
-            seconds = queue.departures.retry_after(self._state.now)
+            seconds = queue.departures.retry_after(event.tenant, self._state.now)
             return PoolSaturated(
                 f"Too many requests ({len(queue)}) wait for this model. Send yours again in {seconds:.0f} seconds.",
                 retry_after=seconds,

@@ -67,7 +67,10 @@ class RequestLifecycle:
             self._retry_at(until, request)
         request.limited = self._state.limits.has_limit(request.adapter)
         weight = self._state.weights.of(request.group, request.tenant)
-        self._state.queue(request.group).add(request, weight)
+        queue = self._state.queue(request.group)
+        if not len(queue):
+            queue.departures.begin(self._state.now)
+        queue.add(request, weight)
 
     def end(self, request: Request) -> None:
         """Forget a request: it has ended, or its gateway will send it again."""
