@@ -60,11 +60,13 @@ def _print(document: Json) -> None:
     for choice in document["choices"]:
         if many:
             printer.line(f"\nRequest {visible(choice['request'])}:")
-        for sentence in _sentences(choice):
-            printer.line(sentence)
         lines = sorted([*document["timeline"], *choice["timeline"]], key=lambda line: line["seconds"])
+        for sentence in _sentences(choice, lines):
+            printer.line(sentence)
         printer.table(("after", "lasted", "who", "what", "details"), [_row(line) for line in lines])
     if not document["choices"]:
+        for sentence in _longest_waits(document["timeline"]):
+            printer.line(sentence)
         printer.table(("after", "lasted", "who", "what", "details"), [_row(line) for line in document["timeline"]])
 
 
@@ -83,7 +85,7 @@ def _summary(document: Json) -> str:
     return f"Request {document['id']}{http} of tenant {document['tenant']}{model} {state}{token}."
 
 
-def _sentences(choice: Json) -> Iterable[str]:
+def _sentences(choice: Json, timeline: Sequence[Json]) -> Iterable[str]:
     if (predicted := choice["predicted"]) is not None:
         real = f"{choice['tokens']} tokens" if choice["tokens"] is not None else "not known yet"
         yield (
@@ -93,7 +95,7 @@ def _sentences(choice: Json) -> Iterable[str]:
     if (split := choice["split"]) is not None and (whole := sum(split.values())):
         parts = ", ".join(f"{part} {seconds:.3f} s ({seconds / whole:.0%})" for part, seconds in split.items())
         yield f"Its time: {parts}."
-    yield from _longest_waits(choice["timeline"])
+    yield from _longest_waits(timeline)
     if choice["position"]:
         yield f"It waits now, as number {choice['position']}."
     for runner in choice["runners"]:

@@ -82,6 +82,13 @@ def test_a_wait_of_a_scheduler_before_is_known_by_the_gateway(monkeypatch, capsy
     assert "It waited 6.500 s: no runner of this model is up (number 3)." in said
 
 
+@pytest.mark.parametrize("choices", [[], [choice(line(41.0, 0.5, "scheduler", "waits", "every batch is full"))]])
+def test_a_wait_before_its_choices_is_said_too(choices, monkeypatch, capsys):
+    held = line(0.1, 40.0, "gateway", "waits", "no runner of this model is up")
+    said = printed(document(*choices, timeline=[held]), monkeypatch, capsys)
+    assert "It waited 40.000 s: no runner of this model is up." in said
+
+
 def test_a_request_that_waits_names_each_runner_that_does_not_get_it(monkeypatch, capsys):
     runners = [{"runner": "r0", "why": "it is reserved for another tenant"}]
     said = printed(
