@@ -65,6 +65,16 @@ async def test_it_says_what_was_predicted_and_where_the_time_went(served: Served
     assert not [line for line in choice["timeline"] if line["lasted"] < 0]
 
 
+async def test_a_choice_that_is_not_kept_after_the_end_is_not_said_to_be_missing(served: Served) -> None:
+    prompts = BODY | {"prompt": ["Hello"] * (MAX_CHOICES + 4)}
+    answer = await served.http.post("/v1/completions", json=prompts)
+    id_ = answer.headers["x-motet-request"]
+    await eventually(lambda: served.gateway.histories.find(id_, "default")[0].status)
+    later = await served.http.get(f"/motet/requests/{id_}.{MAX_CHOICES + 2}")
+    assert later.status_code == 404
+    assert "has ended. Only its first 16 choices are still known." in later.text
+
+
 async def test_a_refusal_is_its_last_words(served: Served) -> None:
     served.cluster.scheduler.refuses = RateLimited("Tenant default is over its requestsPerMinute 2.").to_proto()
     answer = await served.http.post("/v1/completions", json=BODY, headers={"x-request-id": "no"})

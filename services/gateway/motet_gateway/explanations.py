@@ -14,7 +14,7 @@ from motet.clock import Clock
 from motet.errors import NotFound
 from motet.transport import CallFailed, Network, StatusCode
 from motet.transport.methods import EXPLAIN
-from motet_gateway.histories import ChoiceHistory, Histories, History, choices_of, scheduler_id
+from motet_gateway.histories import MAX_CHOICES, ChoiceHistory, Histories, History, choices_of, scheduler_id
 
 Json = dict[str, Any]
 Story = scheduler_pb2.ExplainResponse
@@ -54,6 +54,8 @@ class Explanations:
         history, number = found
         choices = choices_of(history, number)
         if number is not None and not choices:
+            if history.ended_at and len(history.choices) == MAX_CHOICES:
+                raise NotFound(f"Request {history.id} has ended. Only its first {MAX_CHOICES} choices are still known.")
             raise NotFound(f"Request {history.id} has no choice {number}, or its choices have not been sent yet.")
         stories, problem = await self._stories([choice.request for choice in choices], tenant)
         return document(history, choices, stories, problem, self._clock())
