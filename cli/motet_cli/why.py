@@ -75,7 +75,9 @@ def _summary(document: Json) -> str:
     if document["status"]:
         state = f"ended after {seconds} with status {document['status']}"
     elif document["gateway"]:
-        state = f"is {seconds} old, by the scheduler"
+        state = (
+            f"ended after {seconds}, by the scheduler" if document["ended"] else f"is {seconds} old, by the scheduler"
+        )
     else:
         state = f"is under way since {seconds}"
     model = f" to {visible(document['model'])}" if document["model"] else ""

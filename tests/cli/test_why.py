@@ -35,6 +35,7 @@ def document(*choices: dict[str, Any], **more: Any) -> dict[str, Any]:
         "tenant": "acme",
         "model": "pirate",
         "status": "200",
+        "ended": True,
         "seconds": 4.0,
         "first_token_seconds": 3.2,
         "scheduler": None,

@@ -175,10 +175,11 @@ async def test_a_request_of_another_gateway_has_the_schedulers_half(served: Serv
             scheduler_pb2.TimelineEntry(seconds=2.0, event="finished"),
         ],
         now_seconds=9.0,
+        ended=True,
     )
     found = await explained(served, f"chatcmpl-{request}")
     assert (found["gateway"] or "").startswith("this gateway has not served it")
-    assert found["seconds"] == pytest.approx(2.0)
+    assert (found["seconds"], found["ended"]) == (pytest.approx(2.0), True)
     assert events(found["choices"][0]["timeline"], "scheduler") == ["queued", "finished"]
 
 

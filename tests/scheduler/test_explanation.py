@@ -111,3 +111,20 @@ def test_what_ran_before_a_new_scheduler_begins_with_where_it_ran():
         "adopted",
         "it ran on runner r0 (placement 3) when this scheduler heard of it",
     )
+
+
+def test_a_request_whose_gateway_has_gone_has_ended():
+    driver = ready()
+    driver.attach(pages=20)
+    driver.enqueue("runs", prompt=200, max_tokens=64)
+    driver.enqueue("waits", prompt=200, max_tokens=64)
+    gateway = driver.scheduler.requests[RequestId("waits")].gateway
+    assert not explained(driver, "waits").ended
+    driver.send(events.GatewayDisconnected(gateway))
+    for _ in range(60):
+        driver.wait(1.0)
+        driver.report("r0")
+    for request in ("runs", "waits"):
+        assert explained(driver, request).ended
+        _, event, detail = story(driver, request)[-1]
+        assert (event, detail) == ("ended", "its gateway has gone, or does not know it any more")

@@ -108,6 +108,7 @@ def document(
         "tenant": history.tenant,
         "model": history.model,
         "status": history.status or None,
+        "ended": bool(history.ended_at),
         "seconds": _rounded(until - history.received_at),
         "first_token_seconds": _rounded(history.first_token_at - history.received_at)
         if history.first_token_at
@@ -122,14 +123,15 @@ def document(
 def _half_document(story: Story, now: float) -> Json:
     began = now - story.now_seconds
     lines = _scheduler_lines(story, now)
-    over = bool(lines) and lines[-1].event in ("finished", "cancelled", "refused")
+    until = lines[-1].at if story.ended and lines else now
     return {
         "id": story.request,
         "http_id": None,
         "tenant": story.tenant,
         "model": None,
         "status": None,
-        "seconds": _rounded((lines[-1].at if over else now) - began),
+        "ended": story.ended,
+        "seconds": _rounded(until - began),
         "first_token_seconds": None,
         "scheduler": None,
         "gateway": ELSEWHERE,
@@ -142,7 +144,7 @@ def _half_document(story: Story, now: float) -> Json:
                 "tokens": None,
                 "predicted": None,
                 "split": None,
-                "timeline": _timeline(lines, began, lines[-1].at if over else now),
+                "timeline": _timeline(lines, began, until),
                 "left_out": story.left_out,
                 "position": story.position or None,
                 "runners": _runners(story),

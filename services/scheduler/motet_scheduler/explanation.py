@@ -28,7 +28,9 @@ def explanation(
         tenant=story.tenant,
     )
     known = scheduler.requests.get(request)
-    if known is not None and known.waiting and not known.forgotten:
+    if known is None or known.forgotten:
+        found.ended = True
+    elif known.waiting:
         found.position = known.reported_position[0]
         if not known.held:
             found.runners.extend(

@@ -283,6 +283,8 @@ class ExplainedRequest(Shape):
     model: str | None
     status: str | None
     """Of HTTP, or of the error that ended a stream; `499`: the client has left. Null until the end."""
+    ended: bool
+    """Whether it neither waits nor runs any more."""
     seconds: float
     first_token_seconds: float | None
     scheduler: str | None
@@ -292,4 +294,4 @@ class ExplainedRequest(Shape):
     timeline: list[TimelineEntry]
     """Of the whole request."""
     choices: list[ExplainedChoice]
-    """One for each prompt and choice, of the first 16."""
+    """One for each prompt and choice, of the first 16. Of a request of another gateway: the one with this id."""

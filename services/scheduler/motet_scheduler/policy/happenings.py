@@ -19,4 +19,5 @@ class Happening(Kind):
     RESUMED = "resumed", "with {0} pages"
     REFUSED = "refused", "{0}"
     CANCELLED = "cancelled", ""
+    GATEWAY_GONE = "ended", "its gateway has gone, or does not know it any more"
     FINISHED = "finished", "{0} tokens ({1})"

@@ -83,6 +83,8 @@ class RequestLifecycle:
             self._state.queues[request.group].end(request, known=not request.forgotten)
         if request.draw is not None:
             self._state.quotas.end(request, self._state.now)
+        if request.forgotten:
+            self._state.note_event(request.id, Happening.GATEWAY_GONE)
         del self._state.requests[request.id]
         self._state.families.end(request)
         self._state.timelines.end(request.id)

@@ -2458,6 +2458,7 @@ class ExplainResponse(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     RUNNERS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     now_seconds: _builtins.float
     """on the clock of the entries"""
@@ -2466,6 +2467,8 @@ class ExplainResponse(_message.Message):
     tenant: _builtins.str
     position: _builtins.int
     """in the queue, as its gateway was told last; 0: it does not wait"""
+    ended: _builtins.bool
+    """it neither waits nor runs here"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimelineEntry]: ...
     @_builtins.property
@@ -2482,10 +2485,11 @@ class ExplainResponse(_message.Message):
         tenant: _builtins.str = ...,
         position: _builtins.int = ...,
         runners: _abc.Iterable[Global___RunnerObstacle] | None = ...,
+        ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "left_out", b"left_out", "now_seconds", b"now_seconds", "position", b"position", "request", b"request", "runners", b"runners", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "entries", b"entries", "left_out", b"left_out", "now_seconds", b"now_seconds", "position", b"position", "request", b"request", "runners", b"runners", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
