@@ -12,7 +12,7 @@ suspects slow their neighbours down by half at most.
 
 Presets that cut prompts take fewer prompt tokens beside decodes than alone, so that no decode waits long for its next
 token; `step_costs` knows how many. Tenants share them (`prompt_shares`), and first-come, first-served is
-within a tenant. A request whose answer another runner has begun comes before all prompts, without that limit: it came
+within a tenant. Places are taken by arrival: an answer occupies its place far longer than its prompt says. A request whose answer another runner has begun comes before all prompts, without that limit: it came
 first, to the other runner, and its reader waits for the next token, as readers of decodes do.
 """
 
@@ -121,11 +121,6 @@ def compose(
         (started if sequence.started else fresh).append(sequence)
     free_places = 0 if preset.request_level and started else max(0, min(places, cap) - len(started))
     shares = (shares or PromptShares()) if preset.chunked else None
-    contended = False
-    if shares is not None and 0 < free_places < len(fresh):
-        in_turn = shares.in_turn(fresh)
-        contended = in_turn is not fresh
-        fresh = list(in_turn)
     joining = choose(fresh, preset, places=free_places)
 
     chosen = [sequence for sequence in (started + joining)[:places] if not sequence.at_promise]
@@ -136,8 +131,6 @@ def compose(
     if preset.pauses:
         return _prompts_first(others, preset, free_pages) or _prompts_first(others, preset, None)
     iteration = _rows(others, preset, chunk_tokens, beside, shares)
-    if contended:
-        iteration.prompts = 0  # another tenant may start next
     if preset.order != "arrival":
         iteration.passed_over = passed_over(fresh, (work.sequence for work in iteration.prefills))
     return iteration
