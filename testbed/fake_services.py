@@ -385,6 +385,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         """What it says of requests, by id."""
         self.keeps_record = True
         # Ways to misbehave.
+        self.explains = asyncio.Event()
+        """Cleared: it does not answer questions."""
+        self.explains.set()
         self.holds = False
         self.refuses: common_pb2.Failure | None = None
         self.weight = 0
@@ -427,6 +430,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     async def Explain(self, request: scheduler_pb2.ExplainRequest, context: Context) -> scheduler_pb2.ExplainResponse:
         self.explained.append(request)
+        await self.explains.wait()
         story = self.stories.get(request.request)
         if story is None or (request.tenant not in ("", story.tenant) and not self.tells_all):
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown")

@@ -9,6 +9,7 @@ import pytest
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import FakeClock
 from motet.errors import RateLimited
+from motet_gateway import explanations
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.choice_record import ChoiceRecord
 from motet_gateway.histories import MAX_CHOICES, ChoiceHistory, Histories, choices_of
@@ -163,6 +164,25 @@ async def test_it_outlives_a_scheduler_and_says_when_none_answers(served: Served
     found = await explained(served, "long")
     assert events(found["choices"][0]["timeline"]) == ["sent", "waits", "placed", "finished"]
     assert "does not know the request" in found["scheduler"]
+
+
+async def test_questions_behind_others_that_hang_get_the_gateways_half_in_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explanations, "SECONDS", 0.2)
+    await served.http.post("/v1/completions", json=BODY, headers={"x-request-id": "mine"})
+    served.cluster.scheduler.explains.clear()
+    loop = asyncio.get_running_loop()
+    others = [asyncio.create_task(served.http.get(f"/motet/requests/{one:024x}")) for one in range(24)]
+    await eventually(lambda: len(served.cluster.scheduler.explained) == explanations.MAX_AT_ONCE)
+    began = loop.time()
+    found = await explained(served, "mine")
+    took = loop.time() - began
+    served.cluster.scheduler.explains.set()
+    await asyncio.gather(*others)
+    assert events(found["timeline"])[0] == "received"
+    assert "within 0.2 s" in found["scheduler"]
+    assert took < 0.9, "24 questions, 4 at once, would take 1.2 s"
 
 
 async def test_a_request_of_another_gateway_has_the_schedulers_half(served: Served) -> None:

@@ -22,7 +22,8 @@ Story = scheduler_pb2.ExplainResponse
 MAX_AT_ONCE = 4
 """Questions to the scheduler."""
 SECONDS = 2.0
-"""For the scheduler's answer. Without it the gateway's half comes alone."""
+"""For a question's turn and all its answers. Without them the gateway's half comes alone: a scheduler that hangs for
+one tenant's many questions delays nobody's longer."""
 
 GATEWAY, SCHEDULER = "gateway", "scheduler"
 ELSEWHERE = "this gateway has not served it, or no longer knows it"
@@ -79,7 +80,11 @@ class Explanations:
         stories: dict[str, Story] = {}
         problem = ""
         try:
-            async with self._may_ask, self._network.channel(self._address(), "scheduler") as channel:
+            async with (
+                asyncio.timeout(SECONDS),
+                self._may_ask,
+                self._network.channel(self._address(), "scheduler") as channel,
+            ):
                 for request in requests:
                     asked = scheduler_pb2.ExplainRequest(request=request, tenant=tenant)
                     try:
@@ -93,6 +98,8 @@ class Explanations:
                         stories[request] = story
                     else:  # a scheduler of an earlier version tells everybody everything
                         problem = FORGOTTEN
+        except TimeoutError:
+            problem = f"it has not answered this question, or those before it, within {SECONDS:g} s"
         except CallFailed as error:
             problem = error.details
         return stories, problem
