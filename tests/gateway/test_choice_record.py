@@ -20,7 +20,7 @@ class Recorded:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.clock.advance(100.0)
-        self.history = History("a" * 24, "", "acme", "tiny", RequestTimings(self.clock))
+        self.history = History("a" * 24, "", "acme", "", "tiny", RequestTimings(self.clock))
         self.record = ChoiceRecord(TimeSplit(TimePart.QUEUE, self.clock()))
         self.history.choices.append(ChoiceHistory("a" * 24, 3, 400, common_pb2.Estimate(), self.record))
 

@@ -13,6 +13,7 @@ from motet_gateway import explanations
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.choice_record import ChoiceRecord
 from motet_gateway.histories import MAX_CHOICES, ChoiceHistory, Histories, choices_of
+from motet_gateway.identity.caller import ANONYMOUS, Caller
 from testbed.fake_services import fake_services
 from tests.gateway.conftest import Served, eventually, serve
 from tests.gateway.identity.memory_keys import MemoryKeySource, bearer
@@ -40,7 +41,7 @@ def events(lines: list[dict[str, Any]], by: str = "gateway") -> list[str]:
 async def test_a_request_is_found_by_each_of_its_ids(served: Served) -> None:
     answer = await served.http.post("/v1/completions", json=BODY, headers={"x-request-id": "mine"})
     id_ = answer.headers["x-motet-request"]
-    await eventually(lambda: served.gateway.histories.find(id_, "default")[0].status)
+    await eventually(lambda: served.gateway.histories.find(id_, ANONYMOUS)[0].status)
     first = await explained(served, id_)
     assert (first["id"], first["http_id"], first["status"], first["model"]) == (id_, "mine", "200", "tiny")
     for name in ("mine", answer.json()["id"], f"{id_}.0"):
@@ -70,7 +71,7 @@ async def test_a_choice_that_is_not_kept_after_the_end_is_not_said_to_be_missing
     prompts = BODY | {"prompt": ["Hello"] * (MAX_CHOICES + 4)}
     answer = await served.http.post("/v1/completions", json=prompts)
     id_ = answer.headers["x-motet-request"]
-    await eventually(lambda: served.gateway.histories.find(id_, "default")[0].status)
+    await eventually(lambda: served.gateway.histories.find(id_, ANONYMOUS)[0].status)
     later = await served.http.get(f"/motet/requests/{id_}.{MAX_CHOICES + 2}")
     assert later.status_code == 404
     assert "has ended. Only its first 16 choices are still known." in later.text
@@ -228,7 +229,7 @@ async def test_only_the_last_ended_ones_are_kept(served: Served) -> None:
         await served.http.post("/v1/completions", json=BODY, headers={"x-request-id": f"r{number}"})
     histories = served.gateway.histories
     await eventually(lambda: len(histories) == 3)
-    assert [name for number in range(8) if histories.find(name := f"r{number}", "default")] == ["r5", "r6", "r7"]
+    assert [name for number in range(8) if histories.find(name := f"r{number}", ANONYMOUS)] == ["r5", "r6", "r7"]
 
 
 def test_nobody_pushes_out_the_requests_of_others_and_no_account_is_kept() -> None:
@@ -236,21 +237,33 @@ def test_nobody_pushes_out_the_requests_of_others_and_no_account_is_kept() -> No
     histories = Histories(3, clock)
     for number in range(9):
         tenant = "zeta" if number else "acme"
-        history = histories.begin(f"{number:024x}", str(number), tenant, "nobody", RequestTimings(clock))
+        history = histories.begin(f"{number:024x}", str(number), Caller(tenant), "nobody", RequestTimings(clock))
         record = ChoiceRecord(history.timings.split.copy())
         record.placed(scheduler_pb2.Placed(accounts=[scheduler_pb2.AccountLevel()]), "", clock())
         history.choices.append(ChoiceHistory(history.id, 3, 4, common_pb2.Estimate(), record))
         histories.end(history, "404")
         assert not record.accounts
-    assert histories.find("0", "acme")
-    assert [number for number in range(9) if histories.find(str(number), "zeta")] == [7, 8]
+    assert histories.find("0", Caller("acme"))
+    assert [number for number in range(9) if histories.find(str(number), Caller("zeta"))] == [7, 8]
+
+
+def test_the_next_tenant_of_a_name_does_not_find_requests_of_the_one_before() -> None:
+    clock = FakeClock()
+    histories = Histories(3, clock)
+    before, next_ = Caller("acme", "k1", tenant_uid="uid-1"), Caller("acme", "k2", tenant_uid="uid-2")
+    history = histories.begin("a" * 24, "1", before, "tiny", RequestTimings(clock))
+    histories.end(history, "200")
+    for name in ("1", "a" * 24):
+        assert histories.find(name, before)
+        assert histories.find(name, Caller("acme", "unbound"))
+        assert histories.find(name, next_) is None
 
 
 def test_an_ended_request_keeps_its_first_choices_and_no_id_of_a_later_one() -> None:
     clock = FakeClock()
     histories = Histories(1, clock)
     for number in range(2):
-        history = histories.begin(f"{number:024x}", "again", "acme", "tiny", RequestTimings(clock))
+        history = histories.begin(f"{number:024x}", "again", Caller("acme"), "tiny", RequestTimings(clock))
         for choice in range(2 * MAX_CHOICES):
             request = f"{number:024x}.{choice}" if choice else f"{number:024x}"
             record = ChoiceRecord(history.timings.split.copy())
@@ -258,11 +271,11 @@ def test_an_ended_request_keeps_its_first_choices_and_no_id_of_a_later_one() -> 
         assert [one.number for one in choices_of(history, MAX_CHOICES + 1)] == [MAX_CHOICES + 1]
         histories.end(history, "200")
         assert [one.number for one in history.choices] == list(range(MAX_CHOICES))
-        found = histories.find("again", "acme")
+        found = histories.find("again", Caller("acme"))
         assert found is not None
         assert found[0] is history
     assert len(histories) == 1
-    assert histories.find(f"{0:024x}", "acme") is None
+    assert histories.find(f"{0:024x}", Caller("acme")) is None
 
 
 async def test_what_a_scheduler_of_an_earlier_version_says_of_anybody_is_not_passed_on(served: Served) -> None:

@@ -15,6 +15,7 @@ from motet.errors import NotFound
 from motet.transport import CallFailed, Network, StatusCode
 from motet.transport.methods import EXPLAIN
 from motet_gateway.histories import MAX_CHOICES, ChoiceHistory, Histories, History, choices_of, scheduler_id
+from motet_gateway.identity.caller import Caller
 
 Json = dict[str, Any]
 Story = scheduler_pb2.ExplainResponse
@@ -47,18 +48,18 @@ class Explanations:
         self._clock = clock
         self._may_ask = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def of(self, name: str, tenant: str) -> Json:
-        """Of a request of this tenant, by any of its ids. Raises NotFound, also for another tenant's."""
-        found = self._histories.find(name, tenant)
+    async def of(self, name: str, caller: Caller) -> Json:
+        """Of a request of its tenant, by any of its ids. Raises NotFound, also for another tenant's."""
+        found = self._histories.find(name, caller)
         if found is None:
-            return await self._elsewhere(name, tenant)
+            return await self._elsewhere(name, caller.tenant)
         history, number = found
         choices = choices_of(history, number)
         if number is not None and not choices:
             if history.ended_at and len(history.choices) == MAX_CHOICES:
                 raise NotFound(f"Request {history.id} has ended. Only its first {MAX_CHOICES} choices are still known.")
             raise NotFound(f"Request {history.id} has no choice {number}, or its choices have not been sent yet.")
-        stories, problem = await self._stories([choice.request for choice in choices], tenant)
+        stories, problem = await self._stories([choice.request for choice in choices], caller.tenant)
         return document(history, choices, stories, problem, self._clock())
 
     async def _elsewhere(self, name: str, tenant: str) -> Json:

@@ -13,6 +13,7 @@ from motet.last_of_each import LastOfEach
 from motet.timeline import Timeline
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.choice_record import ChoiceRecord
+from motet_gateway.identity.caller import Caller
 from motet_gateway.noted import Noted
 
 MAX_CHOICES = 16
@@ -45,6 +46,7 @@ class History:
     id: str
     http_id: str
     tenant: str
+    tenant_uid: str
     model: str
     timings: RequestTimings
     timeline: Timeline = field(default_factory=Timeline)
@@ -74,8 +76,9 @@ class Histories:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def begin(self, id_: str, http_id: str, tenant: str, model: str, timings: RequestTimings) -> History:
-        history = History(id_, http_id, tenant, model, timings)
+    def begin(self, id_: str, http_id: str, caller: Caller, model: str, timings: RequestTimings) -> History:
+        tenant = caller.tenant
+        history = History(id_, http_id, tenant, caller.tenant_uid, model, timings)
         history.timeline.note(history.received_at, Noted.RECEIVED, model)
         self._by_id[id_] = history
         if http_id:
@@ -94,13 +97,16 @@ class Histories:
             if self._by_http_id.get((oldest.tenant, oldest.http_id)) == oldest.id:
                 del self._by_http_id[oldest.tenant, oldest.http_id]
 
-    def find(self, name: str, tenant: str) -> tuple[History, int | None] | None:
-        """By any of its ids; with the choice that the id names, if it does. Another tenant's is not found."""
-        id_, choice = self._by_http_id.get((tenant, name)), None
+    def find(self, name: str, caller: Caller) -> tuple[History, int | None] | None:
+        """By any of its ids; with the choice that the id names, if it does. Another tenant's is not found, also if that
+        had the same name before."""
+        id_, choice = self._by_http_id.get((caller.tenant, name)), None
         if id_ is None and (parts := _ID.fullmatch(name)) is not None:
             id_, choice = parts["answer"], parts["choice"]
         history = self._by_id.get(id_) if id_ is not None else None
-        if history is None or history.tenant != tenant:
+        if history is None or history.tenant != caller.tenant:
+            return None
+        if history.tenant_uid and caller.tenant_uid and history.tenant_uid != caller.tenant_uid:
             return None
         return history, int(choice) if choice is not None else None
 

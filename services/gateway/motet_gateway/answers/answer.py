@@ -162,9 +162,8 @@ class AnswerResponse(Response):
         self._direct = direct_writes.offered(scope) if self._streaming else None
         listener = asyncio.create_task(self._listen(receive), name=f"listen {self._id}")
         self._arm(self._settings.hold_seconds)
-        caller, model = self._caller, self._body.model
         self._history = self._gateway.histories.begin(
-            self._id, request_id_of(scope), caller.tenant, model, self._timings
+            self._id, request_id_of(scope), self._caller, self._body.model, self._timings
         )
         code, why = "499", "the client went away"  # also if the server cancels this task
         try:

@@ -20,6 +20,9 @@ class Caller:
     limits: keys.KeyLimits = keys.NO_LIMITS
     sees_all: bool = False
     """Whether the caller sees every tenant's adapters, under their long names."""
+    tenant_uid: str = field(default="", compare=False)
+    """Of the namespace that the key is bound to: another one of the same name has another. Empty: the key is bound to
+    none."""
     rights: object = field(default=None, compare=False, repr=False)
     """The same object as long as the key's rights do not change; its limits are none."""
 

@@ -185,7 +185,7 @@ class Keyring:
 
     def _caller(self, key: ApiKey, before: ApiKey | None) -> Caller:
         if before is None or _rights(before) != _rights(key):
-            return Caller(key.tenant, key.id, key.scopes, key.limits, rights=object())
+            return Caller(key.tenant, key.id, key.scopes, key.limits, tenant_uid=key.tenant_uid, rights=object())
         known = self.callers[key.id]
         return known if known.limits == key.limits else replace(known, limits=key.limits)
 

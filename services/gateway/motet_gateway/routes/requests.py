@@ -18,6 +18,6 @@ def request_routes(gateway: Gateway) -> APIRouter:
         caller = caller_of(request.scope)
         caller.needs(KeyScope.USER)
         gateway.admission.check_request()
-        return json_response(await gateway.explanations.of(request_id, caller.tenant))
+        return json_response(await gateway.explanations.of(request_id, caller))
 
     return router
