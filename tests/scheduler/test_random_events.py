@@ -16,6 +16,7 @@ from motet.domain import BASE, InstanceName, RequestId
 from motet.runner_info import Failure, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.queue import Queue
+from motet_scheduler.policy.request_lifecycle import MAX_UNANSWERED_TIMES
 from motet_scheduler.policy.runner_choice import NeverFits, choose
 from motet_scheduler.policy.values import AdapterStage, Certificate, Promise
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, check_order, pool
@@ -496,7 +497,7 @@ class RandomEvents(RuleBasedStateMachine):
             self.attach(name, restarted=False, base=BASES[0])
             self.runner_requests[name] = {}
         stranded = dict(self.placed)
-        for _ in range(3 * int(self.driver.scheduler.config.unlisted_timeout)):
+        for _ in range((MAX_UNANSWERED_TIMES + 2) * int(self.driver.scheduler.config.unlisted_timeout)):
             for name in INSTANCES:
                 self.report(name, frozenset())
             self.wait(1.0)

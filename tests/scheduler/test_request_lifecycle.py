@@ -59,24 +59,6 @@ def test_a_parked_sequence_that_its_runner_says_has_ended_keeps_no_place():
     assert [placed.request for placed in driver.of(effects.SendPlaced)] == ["b"]
 
 
-def test_a_request_whose_end_only_its_runner_tells_is_placed_again():
-    driver = ready(unlisted_timeout=10.0)
-    driver.attach()
-    driver.enqueue("a")
-    driver.attach("r1")
-    driver.wait(9.0)
-    driver.report()
-    driver.ended("a")
-    driver.wait(9.0)
-    driver.report()
-    driver.wait(0.5)
-    assert driver.where("a") == "r0", "its gateway has had too little time"
-    driver.wait(1.0)
-    driver.report()
-    driver.wait(0.5)
-    assert driver.where("a") == "r1"
-
-
 def test_a_lost_request_is_placed_again_under_the_next_epoch_with_its_age():
     driver = ready()
     driver.attach("r0")

@@ -34,7 +34,7 @@ class GatewayEvents:
         self._placer = placer
         self._positions = positions
         self._departed: set[str] = set()
-        """Disconnected gateways whose requests may still run. Forgotten when their runners no longer list any."""
+        """Disconnected gateways whose requests may still run, or whose answers they may still read."""
 
     def connected(self, event: events.GatewayConnected) -> None:
         self._state.gateways.add(event.gateway)
@@ -91,14 +91,16 @@ class GatewayEvents:
         request.epoch = max(request.epoch, live.epoch)
         request.moved_reason, request.engine_hung = "", False
         request.placement = Placement(live.instance, live.incarnation, live.epoch, self._state.now)
-        self._lifecycle.placed(request.id, live.epoch)
+        key = (request.id, live.epoch)
+        has_ended = key in self._lifecycle.unanswered
+        if not has_ended:
+            self._lifecycle.placed(request.id, live.epoch)
         self._state.families.placed(request, live.instance)
         runner = self._state.runner_of(request.placement)
         if runner is None:
             return
         request.base = request.base or runner.base.digest
-        key = (request.id, live.epoch)
-        if key not in runner.entries and request.id not in runner.parked:
+        if not has_ended and key not in runner.entries and request.id not in runner.parked:
             runner.record_promise(key, live.promise.pages, live.digest, self._state.now)
         if runner.unhealthy and runner.hung:
             self._lifecycle.move(request, runner.unhealthy)
@@ -259,7 +261,8 @@ class GatewayEvents:
         return -inf if self._departed else inf
 
     def look(self) -> None:
-        """Forget disconnected gateways and their requests when none of these runs any more."""
+        """Forget disconnected gateways and their requests when none of these runs any more, and their gateway has had
+        time to come back and say what came of them."""
         if not self._departed:
             return
         left = [
@@ -271,7 +274,8 @@ class GatewayEvents:
         over: list[Request] = []
         for request in left:
             runner = self._state.runner_of(request.placement) if request.placement is not None else None
-            if runner is not None and request.placement and runner.holds(request.id, request.placement.epoch):
+            runs = runner is not None and request.placement and runner.holds(request.id, request.placement.epoch)
+            if runs or self._lifecycle.is_unanswered(request):
                 self._departed.add(request.gateway)
             else:
                 over.append(request)

@@ -27,6 +27,10 @@ MOVED_AT_ONCE = 32
 SWEPT_AT_ONCE = 1000
 """Entries that a sweep looks at in one tick."""
 
+MAX_UNANSWERED_TIMES = 6
+"""A gateway has this many times `unlisted_timeout` to say what came of a request that its runner said has ended. The
+end is in the gateway's stream: it reads slowly. If that stream breaks, it says so at once."""
+
 SLACK = 64
 """A heap of deadlines with fewer stale entries than this is not swept."""
 
@@ -38,6 +42,9 @@ class RequestLifecycle:
         """Placements that ended recently: a report that was sent before may still list them."""
         self.unlisted: dict[PlacementKey, float] = {}
         """Placements that their runner does not list, and since when; the oldest first."""
+        self.unanswered: dict[PlacementKey, float] = {}
+        """Placements that have ended at their runner, as it said, and since when; the oldest first. Their gateway has
+        not said what came of them: it may still read."""
         self.deadlines = Deadlines()
         self._forgotten: deque[Request] = deque()
         self._moving: dict[Runner, tuple[str, list[Request]]] = {}
@@ -130,6 +137,7 @@ class RequestLifecycle:
         key = (request.id, placement.epoch)
         self.ended[key] = self._state.now
         self.unlisted.pop(key, None)
+        self.unanswered.pop(key, None)
         runner = self._state.runner_of(placement)
         if runner is None:
             return
@@ -140,8 +148,8 @@ class RequestLifecycle:
         on_capacity_freed(self._state, runner)
 
     def ended_at_runner(self, runner: Runner, key: PlacementKey) -> None:
-        """Its runner says so, before its gateway says what came of it. If that says nothing, it is placed again, as if
-        reports did not list it from now on."""
+        """Its runner says so, before its gateway says what came of it. Only its pages are free: the request ends when
+        its gateway says so. If that never does, it is placed again."""
         name, epoch = key
         parked = runner.parked.get(name)
         if parked is not None and parked.epoch == epoch:
@@ -151,7 +159,12 @@ class RequestLifecycle:
         request = self._state.requests.get(name)
         if request is not None and request.placement is not None and request.placement.epoch == epoch:
             self.unlisted.pop(key, None)
-            self.unlisted[key] = self._state.now
+            self.unanswered.setdefault(key, self._state.now)
+
+    def is_unanswered(self, request: Request) -> bool:
+        """Whether its gateway may soon say what came of it, as its runner said not long ago that it has ended."""
+        key = (request.id, request.placement.epoch if request.placement is not None else 0)
+        return self._state.now < self.unanswered.get(key, -inf) + self._state.config.unlisted_timeout
 
     def placed(self, request: RequestId, epoch: int) -> None:
         """Expect the runner to list this placement soon."""
@@ -259,13 +272,25 @@ class RequestLifecycle:
         return min(self.retry_times[0][0] if self.retry_times else inf, self.deadlines.next_due())
 
     def look_from(self) -> float:
-        """When a placement has not been listed for too long. It may have to stay nevertheless."""
-        return next(iter(self.unlisted.values()), inf) + self._state.config.unlisted_timeout
+        """When a placement has not been listed, or an end not answered, for too long. It may have to stay
+        nevertheless."""
+        return min(next(iter(since.values()), inf) + timeout for since, timeout, _ in self._overdue_after())
 
     def look(self) -> None:
-        """Place requests again that their runner has not listed for too long."""
+        """Place requests again that their runner has not listed for too long, or whose end is not answered."""
+        for times, timeout, why in self._overdue_after():
+            self._place_overdue_again(times, timeout, why)
+
+    def _overdue_after(self) -> tuple[tuple[dict[PlacementKey, float], float, str], ...]:
+        """Since when placements wait, how long they may, and why they are placed again then."""
         timeout = self._state.config.unlisted_timeout
-        for (name, _), since in list(self.unlisted.items()):
+        return (
+            (self.unlisted, timeout, "its runner has not listed it"),
+            (self.unanswered, MAX_UNANSWERED_TIMES * timeout, "its gateway has not answered its end"),
+        )
+
+    def _place_overdue_again(self, times: dict[PlacementKey, float], timeout: float, why: str) -> None:
+        for (name, _), since in list(times.items()):
             if self._state.now < since + timeout:
                 return
             request = self._state.requests[name]
@@ -280,7 +305,7 @@ class RequestLifecycle:
                 self.refuse(request, request.final_failure)
                 continue
             self.avoid(request, request.placement.instance)
-            self.move(request, f"its runner has not listed it for {timeout:.3g} seconds")
+            self.move(request, f"{why} for {timeout:.3g} seconds")
 
     def expire_deadlines(self) -> None:
         for request in self.deadlines.expired(self._state.now, ENDED_AT_ONCE):
