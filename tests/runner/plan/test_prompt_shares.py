@@ -3,10 +3,12 @@
 from collections import Counter, defaultdict
 from fractions import Fraction
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from motet.domain import ParkMethod, RequestId
 from motet_runner.interface import State
 from motet_runner.plan import PRESETS, Sequence, compose, prompt_shares
 from motet_runner.plan.prompt_shares import MAX_OWED, MAX_REMEMBERED, PromptShares
@@ -160,6 +162,28 @@ def test_an_answer_that_another_runner_began_costs_its_tenant_nothing() -> None:
     planner.commands.add(new("moved", prompt=40, delivered=(1, 2, 3), tenant="a"))
     device.step()
     assert not planner.next_iteration.shares.had
+
+
+@pytest.mark.parametrize("method", [ParkMethod.RECOMPUTE, ParkMethod.SWAP])
+@pytest.mark.parametrize("steps", [3, 14])
+def test_a_prompt_costs_its_tenant_as_much_if_it_was_parked(method: ParkMethod, steps: int) -> None:
+    """In the middle of its prompt, or while it decodes. Nobody supervises, so it comes back by itself."""
+    planner = make_planner(pages=400, places=40, chunk_tokens=CHUNK)
+    device = FakeDevice(planner, checks_each=10)
+    for tenant in "ab":
+        planner.commands.add(new(tenant, prompt=300, tenant=tenant, max_tokens=100))
+    for _ in range(steps):
+        device.step()
+    parked = planner.sequences.get(RequestId("a"))
+    assert parked is not None
+    assert planner.commands.park(parked.request, 1, parked.promise, parked.promise, method)
+    for _ in range(3):
+        device.step()
+    for _ in range(30):
+        device.step()
+    had = planner.next_iteration.shares.had
+    assert parked.output_tokens
+    assert had["a"] == had["b"]
 
 
 def test_of_very_many_tenants_those_are_forgotten_that_had_tokens_longest_ago() -> None:

@@ -69,8 +69,15 @@ class NextIteration:
         """It is computed."""
         iteration.begin()
         for work in iteration.prefills:
-            if not work.sequence.resumes:  # its tenant was charged for it where it began
-                self.shares.charge(work.sequence, work.count)
+            self.charge(work.sequence, work.start, work.count)
+
+    def charge(self, sequence: Sequence, start: int, count: int) -> None:
+        """Charge its tenant for these tokens of its prompt, once: it costs nothing that runners park and move."""
+        end = min(start + count, sequence.prompt_tokens)
+        tokens = end - max(start, sequence.charged_tokens)
+        if tokens > 0:
+            sequence.charged_tokens = end
+            self.shares.charge(sequence, tokens)
 
     def of_all_decodes(self) -> list[Work] | None:
         """What `choose` would return if all that can run decode, and none of them needs a choice; None otherwise. To be

@@ -283,9 +283,11 @@ class Planner:
         assert decoding is not None
         decoding.leap(count, tokens, self._memory)
         if chunks is not None:
+            start = chunks.prompt.scheduled
             chunks.leap(sum(pieces), self._memory)
             for piece in pieces:
-                self.next_iteration.shares.charge(chunks.prompt, piece)
+                self.next_iteration.charge(chunks.prompt, start, piece)
+                start += piece
         self.steps += count
         self.chunk.fitted(count)
 

@@ -37,6 +37,8 @@ class Sequence:
     """How many of the scheduled tokens are of collected iterations."""
     pending: int = 0
     """How many output tokens launched iterations sample. Their values are not known yet."""
+    charged_tokens: int = field(init=False)
+    """Up to which token of its prompt its tenant was charged: here, or where its answer began."""
     restarts: int = 0
     """How often its KV was dropped. Iterations that were launched before do not count as computed."""
     restarts_after: int | None = None
@@ -84,6 +86,7 @@ class Sequence:
         new = self.new
         self.request, self.adapter, self.tenant = new.request, new.adapter, new.tenant
         self.prompt_tokens = len(new.prompt)
+        self.charged_tokens = self.prompt_tokens if new.delivered else 0
         asked = new.sampling.prompt_logprobs
         self.to_score = first_to_score(asked, scored=new.scored, prompt_tokens=self.prompt_tokens)
         self.most_pages = promises.max_pages(self.prompt_tokens, new.sampling.max_tokens)
