@@ -12,8 +12,9 @@ suspects slow their neighbours down by half at most.
 
 Presets that cut prompts take fewer prompt tokens beside decodes than alone, so that no decode waits long for its next
 token; `step_costs` knows how many. Tenants share them (`prompt_shares`), and first-come, first-served is
-within a tenant. Places are taken by arrival: an answer occupies its place far longer than its prompt says. A request whose answer another runner has begun comes before all prompts, without that limit: it came
-first, to the other runner, and its reader waits for the next token, as readers of decodes do.
+within a tenant. Places are taken by arrival: an answer occupies its place far longer than its prompt says. A request
+whose answer another runner has begun comes before all prompts, without that limit: it came first, to the other runner,
+and its reader waits for the next token, as readers of decodes do.
 """
 
 from collections.abc import Callable, Iterable
