@@ -134,6 +134,20 @@ def test_where_the_newest_answers_are_too_long_too_often_more_is_promised_until_
     assert calibration.positions(quantile) == pytest.approx(0.9, abs=0.01)
 
 
+def test_the_choices_of_one_request_raise_what_is_promised_only_a_little() -> None:
+    chance = np.random.default_rng(1)
+    model = PromptModel(LengthModel())
+    for _ in range(1500):
+        prompt = chance.integers(2**30, size=8, dtype=np.uint32)
+        model.observe("acme", "a", max(1, int(chance.lognormal(np.log(60), 0.5))), features=prompt, space=SPACE)
+    before = model.estimate("acme", "a", 4096)
+    prompt = chance.integers(2**30, size=8, dtype=np.uint32)
+    for _ in range(16):
+        model.observe("acme", "a", 200, features=prompt, space=SPACE)
+    after = model.estimate("acme", "a", 4096)
+    assert before.q50 < after.q50 < 1.6 * before.q50
+
+
 def test_what_chance_adds_to_the_newest_answers_hardly_changes_what_is_covered() -> None:
     chance, covered = np.random.default_rng(1), []
     for _ in range(20):

@@ -7,7 +7,8 @@ ones fade, so the correction follows each answer. An answer whose length takes a
 the same length, or it was cut and could have become any longer one) counts for all of the interval evenly.
 
 Where the newest answers exceed the 90 % quantile far too often, they count more, until they do not any more: answers
-that become longer little by little, or only the long ones among them, are no change that `length_change` could find."""
+that become longer little by little, or only the long ones among them, are no change that `length_change` could find.
+Of several answers to one prompt only the first is among the newest, as the choices of one request are alike."""
 
 import numpy as np
 
@@ -48,11 +49,14 @@ class Calibration:
         self._too_short = False
         """Whether too many of these exceed their estimates"""
 
-    def observe(self, low: float, high: float) -> None:
+    def observe(self, low: float, high: float, *, repeats: bool = False) -> None:
+        """`repeats`: one of the newest answers is to the same prompt."""
         share = spread(low, high)
         prior = _EDGES * PRIOR_ANSWERS
         self.below = prior + (self.below - prior) * _DECAY + share
-        newest = self._newest = self._newest * _NEWEST_DECAY + share
+        if not repeats:
+            self._newest = self._newest * _NEWEST_DECAY + share
+        newest = self._newest
         too_long = newest[-1] - np.interp(_read(self.below, WATCHED), _EDGES, newest)
         self._too_short = bool(too_long > (1 - WATCHED) * newest[-1] + MAX_TOO_LONG)
 

@@ -23,6 +23,10 @@ class LengthChange:
     def __init__(self) -> None:
         self._answers = np.zeros((0, 5))
 
+    def knows(self, prompt: int) -> bool:
+        """Whether one of the answers that it compares is to this prompt."""
+        return prompt != 0 and bool((self._answers[:, _PROMPT] == prompt).any())
+
     def observe(self, prompt: int, tokens: int, censored: bool, low: float, high: float) -> list[tuple[int, bool]]:
         """Returns the answers since the change (length, censored) if there was one, else nothing.
 

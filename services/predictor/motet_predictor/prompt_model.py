@@ -187,18 +187,19 @@ class PromptModel:
             self._spaces.appendleft(space)
         state = self._state(tenant, adapter)
         plain, asked = self.plain(state, tenant, adapter), Asked(tenant, adapter, features, space)
+        prompt = crc32(features.tobytes()) if len(features) else 0
+        repeats = state.change.knows(prompt)
         losses = []
         for version in self.versions:
             correction = version.correction(tenant, adapter)
             shares = tilted_shares(version, correction, plain, asked)
             losses.append(_loss(version, shares, correction, tokens, censored=censored))
-            _correct(correction, shares, plain, tokens, censored=censored)
+            _correct(correction, shares, plain, tokens, censored=censored, repeats=repeats)
         if not censored:
             bucket = bucket_of(tokens)
             state.recent_trust = _trust(state.recent_trust, plain.recent, plain.lasting, bucket)
             state.recent *= _RECENT_DECAY
             state.recent[CLASS_OF_BUCKET[bucket]] += 1.0
-        prompt = crc32(features.tobytes()) if len(features) else 0
         since: list[tuple[int, bool]] = []
         if self.lengths.count(Scope("adapter", tenant, adapter)) >= MIN_ANSWERS_BEFORE_CHANGE:
             since = state.change.observe(
@@ -294,9 +295,11 @@ def _loss(version: PromptVersion, shares: Shares, correction: Correction, tokens
     return loss
 
 
-def _correct(correction: Correction, shares: Shares, plain: PlainShares, tokens: int, *, censored: bool) -> None:
+def _correct(
+    correction: Correction, shares: Shares, plain: PlainShares, tokens: int, *, censored: bool, repeats: bool
+) -> None:
     bucket = bucket_of(tokens)
-    correction.calibration.observe(*_interval(shares.mixed, bucket, censored))
+    correction.calibration.observe(*_interval(shares.mixed, bucket, censored), repeats=repeats)
     if shares.tilted is not None and not censored:
         correction.trust = _trust(correction.trust, shares.tilted, plain.mixed, bucket)
 
