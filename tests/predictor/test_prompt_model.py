@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_predictor.calibration import Calibration
+from motet_predictor.calibration import BINS, Calibration
 from motet_predictor.fitting import Sample, fit, since_last_change, statistics_of
 from motet_predictor.length_change import LengthChange
 from motet_predictor.length_model import LengthModel
@@ -132,6 +132,21 @@ def test_where_the_newest_answers_are_too_long_too_often_more_is_promised_until_
     for position in even[:120]:
         calibration.observe(position, position)
     assert calibration.positions(quantile) == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_correction_outlives_a_restart_with_its_newest_answers() -> None:
+    even, quantile, correction = np.arange(2000) * 0.618034 % 1, np.array([0.9]), Correction()
+    for position in (*even, *even[:40] ** 0.5):
+        correction.calibration.observe(position, position)
+    kept = correction.to_bytes()
+    wanted = correction.calibration.positions(quantile)
+    assert Correction.from_bytes(kept).calibration.positions(quantile) == pytest.approx(wanted, abs=1e-4)
+    before = kept[: 4 * (BINS + 2)]  # as versions without the newest answers wrote it
+    assert Correction.from_bytes(before).calibration.positions(quantile) == pytest.approx(0.9, abs=0.01)
+    assert wanted > 0.92
+    for damaged in (b"", kept[:-4], before[:-4], kept + b"1234", kept[:-4] + np.float32("nan").tobytes()):
+        with pytest.raises(ValueError, match="damaged"):
+            Correction.from_bytes(damaged)
 
 
 def test_the_choices_of_one_request_raise_what_is_promised_only_a_little() -> None:

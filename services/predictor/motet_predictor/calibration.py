@@ -44,7 +44,7 @@ class Calibration:
     def __init__(self) -> None:
         self.below = _EDGES * PRIOR_ANSWERS
         """The weight of the answers at or below each edge"""
-        self._newest = np.zeros(BINS + 1)
+        self.newest = np.zeros(BINS + 1)
         """The same of the newest answers alone"""
         self._too_short = False
         """Whether too many of these exceed their estimates"""
@@ -55,8 +55,12 @@ class Calibration:
         prior = _EDGES * PRIOR_ANSWERS
         self.below = prior + (self.below - prior) * _DECAY + share
         if not repeats:
-            self._newest = self._newest * _NEWEST_DECAY + share
-        newest = self._newest
+            self.newest = self.newest * _NEWEST_DECAY + share
+        self.watch()
+
+    def watch(self) -> None:
+        """Look whether too many of the newest answers exceed their estimates."""
+        newest = self.newest
         too_long = newest[-1] - np.interp(_read(self.below, WATCHED), _EDGES, newest)
         self._too_short = bool(too_long > (1 - WATCHED) * newest[-1] + MAX_TOO_LONG)
 
@@ -64,7 +68,7 @@ class Calibration:
         """Where in an estimated distribution to read these quantiles. Rises with the quantile."""
         positions = _read(self.below, quantiles)
         if self._too_short:
-            newest = _read(self._newest + self.below * (NEWEST_STRENGTH / self.below[-1]), quantiles)
+            newest = _read(self.newest + self.below * (NEWEST_STRENGTH / self.below[-1]), quantiles)
             positions = np.maximum(positions, newest)
         return positions
 

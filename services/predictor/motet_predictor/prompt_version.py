@@ -30,18 +30,24 @@ class Correction:
         self.trust = min(self.trust, TRUST_AFTER_CHANGE)
 
     def to_bytes(self) -> bytes:
-        return np.append(self.calibration.below, self.trust).astype("<f4").tobytes()
+        own = self.calibration
+        return np.concatenate((own.below, [self.trust], own.newest)).astype("<f4").tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Raises ValueError if they are damaged."""
-        *below, trust = np.frombuffer(data, "<f4").astype(float)
-        made = cls(Calibration(), float(trust))
-        falls = len(below) != len(made.calibration.below) or not (np.diff(below, prepend=0.0) >= 0).all()
-        if falls or not 0 < below[-1] < np.inf or not 0 < trust < 1:
+        """Raises ValueError if they are damaged. At first the newest answers were not written."""
+        numbers, own = np.frombuffer(data, "<f4").astype(float), Calibration()
+        count = len(own.below)
+        if len(numbers) == count + 1:
+            numbers = np.concatenate((numbers, own.newest))
+        if len(numbers) != 2 * count + 1:
+            raise ValueError(f"a damaged correction: it has {len(numbers)} numbers")
+        own.below, trust, own.newest = numbers[:count], float(numbers[count]), numbers[count + 1 :]
+        rise = all((np.diff(one, prepend=0.0) >= 0).all() and one[-1] < np.inf for one in (own.below, own.newest))
+        if not rise or not own.below[-1] > 0 or not 0 < trust < 1:
             raise ValueError("a damaged correction: its numbers are no calibration")
-        made.calibration.below = np.array(below)
-        return made
+        own.watch()
+        return cls(own, trust)
 
 
 @dataclass(frozen=True, slots=True)
