@@ -63,7 +63,8 @@ class Settings(BaseSettings):
     unlisted_seconds: float = Field(10.0, gt=0)
     """When a runner's reports do not list a placement for this long, and its gateway reports nothing about it, the
     request is placed again. Must be longer than MOTET_GATEWAY_CONNECT_SECONDS and a few reports, so that a gateway that
-    knows better can report first."""
+    knows better can report first. If the runner says that the request has ended, its gateway has six times as long to
+    read the rest. If the gateway is away, it has this long to come back."""
 
     avoid_seconds: float = Field(0.1, gt=0)
     """How long a request is not placed again on a runner that declined or lost it. Doubles each time, up to twenty
