@@ -87,8 +87,8 @@ class NextIteration:
             return None
         if not all(one.state is State.DECODE and one.decodes and not one.at_promise for one in sequences):
             return None
-        if any(one.suspect or not one.may_be_scheduled for one in sequences):
-            return None
+        if any(one.suspect or one.row is None or not one.may_be_scheduled for one in sequences):
+            return None  # one that comes back after a park has no row yet
         self._protection.load_beside(nobody_runs=False)
         return [Work(one, one.scheduled, 1, samples=True) for one in sequences]
 
