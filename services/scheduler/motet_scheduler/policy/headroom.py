@@ -27,12 +27,13 @@ NOTHING = Kept(0, 0)
 
 def kept_on(runner: Runner, one_in: int) -> Kept:
     """What a runner keeps, if it is one place in `one_in`. 0: nothing."""
-    sequences = runner.sequences
-    if not one_in or not sequences or runner.max_sequences < one_in:
+    most = runner.max_sequences
+    if not one_in or most < one_in or not (sequences := len(runner.entries)):
         return NOTHING
-    pages = max(1, runner.ledger.promised // sequences)
-    places = min(runner.max_sequences, runner.ledger.limit // pages) // one_in
-    return Kept(places, places * pages)
+    ledger = runner.ledger
+    pages = ledger.promised // sequences or 1
+    places = min(most, ledger.limit // pages) // one_in
+    return Kept(places, places * pages) if places else NOTHING
 
 
 def leaves_headroom(runner: Runner, pages: int, digest: Digest, one_in: int) -> bool:
@@ -86,8 +87,19 @@ class Headroom:
         """Those that kept something when they were last looked at."""
         self._stood = EVERYBODY
         """For whom they were looked at."""
+        self._standing: Standing | None = None
+        """Known until the shares change: it is asked many times for each placement."""
+
+    def shares_changed(self) -> None:
+        """A tenant has come or gone, or was charged."""
+        self._standing = None
 
     def standing(self) -> Standing:
+        if (standing := self._standing) is None:
+            standing = self._standing = self._find_standing()
+        return standing
+
+    def _find_standing(self) -> Standing:
         if not self._one_in:
             return EVERYBODY
         found, alone = EVERYBODY, ""

@@ -1,7 +1,6 @@
 """How often others took room that was too small for a request that had its turn before them."""
 
 from collections import deque
-from itertools import islice
 
 from motet_scheduler.policy.order import Head, Order
 from motet_scheduler.policy.requests import Request
@@ -20,24 +19,28 @@ class Passes:
         self.first: Request | None = None
         """The overdue one that gets a runner first: so as long as it waits here, also if its tenant was given more."""
         self._not_yet: Head | None = None
-        """Found not to be overdue, since the last placement."""
+        """Found not to be overdue."""
+        self._missing = 0
+        """How many more placements have to pass that one, at least, before it may be."""
 
     def add(self, number: int, order: Order) -> None:
         self._last.append((number, order))
-        self._not_yet = None
+        self._missing -= 1
 
     def overdue(self, head: Head) -> bool:
         """Whether all of the last placements, as many as are allowed, came after this one and passed it."""
-        if head is self._not_yet:
+        if head is self._not_yet and self._missing > 0:
             return False
         request = head[3]
-        last, more = self._last, self._max_passed_over - request.passes
-        if more > 0 and (
-            len(last) < more
-            or last[-more][0] <= request.passes_from
-            or any(order < head for _, order in islice(reversed(last), more))
-        ):
-            self._not_yet = head
+        missing = self._max_passed_over - request.passes
+        for number, order in reversed(self._last) if missing > 0 else ():
+            if number <= request.passes_from or order < head:
+                break
+            missing -= 1
+            if not missing:
+                break
+        if missing > 0:
+            self._not_yet, self._missing = head, missing
             return False
         request.passes = self._max_passed_over  # it stays so
         return True

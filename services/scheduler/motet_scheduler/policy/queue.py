@@ -111,12 +111,14 @@ class Queue:
         """`weight` is that of its tenant."""
         self.class_queues[request.request_class].add(request, weight)
         self.bases[request.base] += 1
+        self.headroom.shares_changed()
 
     def adopt(self, request: Request, weight: float) -> None:
         """It runs already. Its tenant was charged for it by a scheduler before."""
         if request.share is None:
             request.share = self.class_queues[request.request_class].shares.begin(request.tenant, weight)
             request.charge = request.charge or CHARGED_BEFORE
+            self.headroom.shares_changed()
 
     def weigh(self, weight_of: Callable[[Tenant], float]) -> None:
         """Weights have changed: what comes is charged by the new ones."""
@@ -133,6 +135,7 @@ class Queue:
             shares.settle(request, share)
         shares.end(share)
         request.share = None
+        self.headroom.shares_changed()
 
     @property
     def changed(self) -> bool:
@@ -311,6 +314,7 @@ class Queue:
         for request_class, class_queue in self.class_queues.items() if given else ():
             if request_class is not request.request_class:
                 class_queue.charged_elsewhere(request.tenant, given)
+        self.headroom.shares_changed()
 
     def _left(self, request: Request) -> None:
         if request in self.reserved.values():

@@ -68,8 +68,13 @@ def choose(
             continue
         could = True
         pages = need.promise.pages
-        # The first comparison is the fast one, for the many that wait.
-        if pages > runner.ledger.free or runner in reserved or _obstacle(request, runner, pages, now, kept.on(runner)):
+        # The first comparison is the fast one, for the many that wait; what most of the others lack comes next.
+        if pages > runner.ledger.free or runner in reserved:
+            continue
+        one_in = kept.on(runner)
+        if one_in and not leaves_headroom(runner, pages, request.digest, one_in):
+            continue
+        if _obstacle(request, runner, pages, now, 0):
             continue
         fits.append(Chosen(runner, need.promise))
     if not fits:
