@@ -75,7 +75,7 @@ def _fits(scheduler: Scheduler, runners: Mapping[str, Parts], now: float) -> Ite
             if isinstance(found, Chosen):
                 yield (request.id, request.epoch, "", BY_COPY), found.runner.instance
             for known in able:
-                if known in reserved or kept_on(known, kept.on(known)).places or not _takes_work(known, request, now):
+                if known in reserved or kept_on(known, kept.on(known))[0] or not _takes_work(known, request, now):
                     continue  # it keeps its last places for others
                 parts = runners.get(known.instance)
                 if parts is not None and _has_room(parts, known, request, scheduler, now):

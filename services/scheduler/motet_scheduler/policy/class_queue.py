@@ -163,16 +163,20 @@ class ClassQueue:
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
 
-    def that_fit(self, runner: Runner, free: int, examined: int) -> Iterator[Head]:
+    def that_fit(self, runner: Runner, free: int, examined: int) -> list[Head]:
         """Those that wait for room on this runner and need at most `free` pages: at most `examined` of those that wait
         for the same."""
-        for waiting in self._waiting_for(runner):
-            yield from waiting.that_fit(runner, free, examined)
+        found: list[Head] = []
+        for runners_of in self._names_for(runner):
+            found += self.waiting[runners_of].that_fit(runner, free, examined)
+        return found
 
-    def first_for(self, runner: Runner, counter: float, examined: int) -> Iterator[Head]:
+    def first_for(self, runner: Runner, counter: float, examined: int) -> list[Head]:
         """Those of tenants with at most this counter."""
-        for waiting in self._waiting_for(runner):
-            yield from waiting.first_for(runner, counter, examined)
+        found: list[Head] = []
+        for runners_of in self._names_for(runner):
+            found += self.waiting[runners_of].first_for(runner, counter, examined)
+        return found
 
     def to_try(self, fit: Iterable[Head], after: Head | None, untried: int) -> list[Head]:
         """In order: untried requests, and those that may fit. `after`: only later ones.
@@ -186,20 +190,16 @@ class ClassQueue:
             del found[bisect_left(found, self.untried_heads[untried]) :]
         return found[bisect_right(found, after) :] if after is not None else found
 
-    def _waiting_for(self, runner: Runner) -> Iterator[Waiting]:
-        for runners_of in self._names_for(runner):
-            if (waiting := self.waiting.get(runners_of)) is not None:
-                yield waiting
-
-    def _names_for(self, runner: Runner) -> Iterable[str]:
-        """What those wait for that wait for this runner."""
-        return {"", runner.base.digest, *(self.waiting.keys() & runner.adapters)}
+    def _names_for(self, runner: Runner) -> Collection[str]:
+        """Of `waiting`: what those wait for that wait for this runner."""
+        waiting, base = self.waiting, runner.base.digest
+        own = {one for one in ("", base) if one in waiting}
+        return own if len(own) == len(waiting) else own | (waiting.keys() & runner.adapters)
 
     def passed(self, runner: Runner, order: Order = LESS_URGENT) -> None:
         """A later request was placed on this runner, where those that wait for it have too little room."""
         for runners_of in self._names_for(runner) if self.waiting else ():
-            waiting = self.waiting.get(runners_of)
-            if waiting is not None and waiting.heads[0] < order:
+            if self.waiting[runners_of].heads[0] < order:
                 self._placements += 1
                 if runners_of not in self._passes:
                     self._passes[runners_of] = Passes(self._max_passed_over)

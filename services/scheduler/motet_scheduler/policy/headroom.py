@@ -16,13 +16,10 @@ from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Shares
 
+Kept = tuple[int, int]
+"""Places and pages that a runner keeps."""
 
-class Kept(NamedTuple):
-    places: int
-    pages: int
-
-
-NOTHING = Kept(0, 0)
+NOTHING = (0, 0)
 
 
 def kept_on(runner: Runner, one_in: int) -> Kept:
@@ -31,25 +28,26 @@ def kept_on(runner: Runner, one_in: int) -> Kept:
     if not one_in or most < one_in or not (sequences := len(runner.entries)):
         return NOTHING
     ledger = runner.ledger
-    pages = ledger.promised // sequences or 1
-    places = min(most, ledger.limit // pages) // one_in
-    return Kept(places, places * pages) if places else NOTHING
+    pages, limit = ledger.total // sequences or 1, ledger.limit
+    places = (most if most * pages <= limit else limit // pages) // one_in  # `min`, but this is asked very often
+    return places, places * pages
 
 
 def leaves_headroom(runner: Runner, pages: int, digest: Digest, one_in: int) -> bool:
     """Whether a request of `pages` leaves what the runner keeps."""
-    kept = kept_on(runner, one_in)
-    if not kept.places:
+    places, kept = kept_on(runner, one_in)
+    if not places:
         return True
-    if runner.sequences + kept.places >= runner.max_sequences:
+    if runner.sequences + places >= runner.max_sequences:
         return False
-    return pages + kept.pages <= runner.free_for(digest) or pages + kept.pages > runner.ledger.limit
+    return pages + kept <= runner.free_for(digest) or pages + kept > runner.ledger.limit
 
 
-def pages_beside(runner: Runner, kept: Kept) -> int:
-    """The most pages that a request may need there. One so large that it never leaves what is kept may have all."""
+def pages_beside(runner: Runner, kept: int) -> int:
+    """The most pages that a request may need there, where `kept` pages are kept. One so large that it never leaves
+    them may have all."""
     free = runner.ledger.free
-    return free if free + kept.pages > runner.ledger.limit else free - kept.pages
+    return free if free + kept > runner.ledger.limit else free - kept
 
 
 class KeptFrom(NamedTuple):
@@ -140,7 +138,7 @@ class Headroom:
             self.runners[runner] = None
 
     def looked_at(self, runner: Runner) -> None:
-        if runner.has_capacity and kept_on(runner, self._one_in).places:
+        if runner.has_capacity and kept_on(runner, self._one_in)[0]:
             self.runners[runner] = None
         else:
             self.runners.pop(runner, None)

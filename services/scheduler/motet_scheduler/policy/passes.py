@@ -47,9 +47,11 @@ class Passes:
 
     def count(self, head: Head, number: int) -> None:
         """Those that passed this one, before it gets a later turn. `number`: of the last placement."""
-        request = head[3]
+        request, passed = head[3], 0
         for at, order in reversed(self._last):
             if at <= request.passes_from:
                 break
-            request.passes += order > head
+            if order > head:
+                passed += 1
+        request.passes += passed
         request.passes_from = number

@@ -31,7 +31,7 @@ from motet.runner_info import RequestClass
 from motet_scheduler.policy.class_queue import ClassQueue
 from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.departures import Departures
-from motet_scheduler.policy.headroom import Headroom, KeptFrom, kept_on, pages_beside
+from motet_scheduler.policy.headroom import Headroom, Kept, KeptFrom, kept_on, pages_beside
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
@@ -70,6 +70,8 @@ class Queue:
         self.freed: dict[Runner, bool] = {}
         """Runners that may have room since the last scan, and whether only for others than before. In order, as a set
         would differ from process to process."""
+        self._with_room: dict[Runner, Kept] | None = None
+        """Of these, those that have room in this scan, and what they keep. None: not known since something changed."""
         self.reserved: dict[Runner, Request] = {}
         """Runners that are reserved, and for which overdue request."""
         self._considered: dict[str, Request] | None = None
@@ -224,22 +226,26 @@ class Queue:
         anything that is later or less urgent than an untried one that is left.
         """
         self._look_at_headroom()
+        self._with_room = None
         for request_class in self._turns.early():
             self.early = request_class
             for outcome in self.try_class(request_class, config, place):
+                self._with_room = None
                 yield outcome
                 if outcome is Outcome.PLACED:
                     break
         self.early = None
         for request_class, class_queue in self.class_queues.items():
-            yield from self.try_class(request_class, config, place)
+            for outcome in self.try_class(request_class, config, place):
+                self._with_room = None
+                yield outcome
             if class_queue.untried_heads:
                 return
 
     def try_class(self, request_class: RequestClass, config: SchedulerConfig, place: Place) -> Iterator[Outcome]:
         """The requests of one class."""
         class_queue = self.class_queues[request_class]
-        rooms = self._rooms(request_class)
+        rooms = self._rooms(request_class, config)
         for runner, overdue in self.reserved.items():
             if request_class is overdue.request_class and runner in self.freed and runner.has_capacity:
                 need = overdue.requirement_on(runner.capacity, config, runner.adapter_pages(overdue.digest))
@@ -262,14 +268,20 @@ class Queue:
                 if outcome is Outcome.REFUSED:
                     untried -= first  # a tenant may have many to refuse
                 # Less may be free now, and the next of its flow is untried.
-                last, left, rooms = head, True, self._rooms(request_class)
+                last, left, rooms = head, True, self._rooms(request_class, config)
                 break
 
-    def _rooms(self, request_class: RequestClass) -> list[Runner]:
+    def _rooms(self, request_class: RequestClass, config: SchedulerConfig) -> list[Runner]:
         """Runners that may have room, but for those that this class leaves to overdue requests."""
-        self._look_at_headroom()
+        if self._with_room is None:
+            self._look_at_headroom()
+            one_in = self._one_in(config)
+            self._with_room = {runner: kept_on(runner, one_in) for runner in self.freed if runner.has_capacity}
         left = [runner for runner, overdue in self.reserved.items() if request_class >= overdue.request_class]
-        return [runner for runner in self.freed if runner.has_capacity and runner not in left]
+        return [runner for runner in self._with_room if runner not in left]
+
+    def _one_in(self, config: SchedulerConfig) -> int:
+        return config.headroom_one_in if self.headroom.standing().request_class is not None else 0
 
     def _look_at_headroom(self) -> None:
         for runner in self.headroom.look():
@@ -281,14 +293,15 @@ class Queue:
         """Untried requests, and those that may fit on these runners: for their last places, only those who may have
         them."""
         class_queue, standing = self.class_queues[request_class], self.headroom.standing()
-        one_in = config.headroom_one_in if standing.request_class is not None else 0
+        known = self._with_room or {}
         found: list[Head] = []
         for runner in rooms if class_queue.waiting else ():
-            kept = kept_on(runner, one_in)
-            if kept.places and request_class is standing.request_class:
+            kept = known.get(runner) or kept_on(runner, self._one_in(config))
+            places, pages = kept
+            if places and request_class is standing.request_class:
                 found += class_queue.first_for(runner, standing.lowest, config.tenants_examined)
-            if not (kept.places and self.freed.get(runner)) and runner.sequences + kept.places < runner.max_sequences:
-                found += class_queue.that_fit(runner, pages_beside(runner, kept), config.tenants_examined)
+            if not (places and self.freed.get(runner)) and runner.sequences + places < runner.max_sequences:
+                found += class_queue.that_fit(runner, pages_beside(runner, pages), config.tenants_examined)
         return class_queue.to_try(found, last, untried)
 
     def remove(self, request: Request) -> None:
