@@ -301,11 +301,11 @@ async def test_corrections_are_written_no_faster_than_allowed(folder: Path) -> N
         await kept.flush(at_most=1)
         found = [written()]
         for _ in range(3):
-            await kept.versions.flush(at_most=20_000)  # a hundred have 27,600 bytes
+            await kept.versions.flush(at_most=40_000)  # a hundred have 53,600 bytes
             found.append(written())
         assert found == [CORRECTIONS_AT_ONCE * batches for batches in (1, 1, 2, 3)]
         kept.model.observe("acme", "acme/000", 20)
-        await kept.versions.flush(at_most=20_000)
+        await kept.versions.flush(at_most=40_000)
         assert list(kept.model.serving.unsaved) == [("acme", "acme/000")], "it waits for the next time"
 
 
