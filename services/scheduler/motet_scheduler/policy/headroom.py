@@ -111,6 +111,9 @@ class Headroom:
                 return found
         return EVERYBODY
 
+    def check(self) -> None:
+        assert self.standing() == self._find_standing(), "the shares have changed, and the headroom was not told"
+
     def kept_from(self, request: Request) -> int:
         """One place in how many a runner keeps from this request. 0: none."""
         standing = self.standing()

@@ -166,6 +166,7 @@ class Scheduler:
             assert queue.bases == Counter(r.base for *_, r in queue.unordered()), (
                 "base models of a queue were miscounted"
             )
+            queue.headroom.check()
         for runner in self.runners.values():
             runner.check()
         counted = Counter(r.digest for r in self.requests.values() if r.digest != BASE)
