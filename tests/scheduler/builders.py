@@ -14,6 +14,7 @@ from motet.runner_info import (
 )
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import SavedCatalog
+from motet_scheduler.policy.headroom import KeptFrom
 from motet_scheduler.policy.order import order_of
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
@@ -262,7 +263,9 @@ def check_order(driver: SchedulerDriver) -> None:
             urgent = other.request_class < request.request_class and queue.early is not request.request_class
             if urgent or (other.request_class is request.request_class and before):
                 runners, reserved = driver.scheduler.state.runners_for(other), queue.reserved_from(other)
-                kept, config = queue.kept_from(other), driver.scheduler.config
+                config = driver.scheduler.config
+                # The tenant of `request` is charged already: for whom the last places are may be another one now.
+                kept = KeptFrom(config.headroom_one_in, None)
                 outcome = choose(other, runners, config, driver.clock(), reserved=reserved, kept=kept)
                 assert not isinstance(outcome, Chosen), f"{request.id} is placed before {other.id}"
         assign(request, runner, promise)
