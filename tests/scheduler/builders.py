@@ -14,8 +14,8 @@ from motet.runner_info import (
 )
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import SavedCatalog
-from motet_scheduler.policy.headroom import KeptFrom
 from motet_scheduler.policy.order import order_of
+from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.runners import Runner
@@ -253,21 +253,29 @@ def reserved(driver: SchedulerDriver) -> dict[str, str]:
 def check_order(driver: SchedulerDriver) -> None:
     """From now on, nothing is placed while an earlier request of its class, or a more urgent one, fits somewhere. A
     class may have its floor, and those for whom a runner is reserved may go first: nobody else may have their place."""
-    placer = driver.scheduler.placer
-    assign = placer.assign
+    state, queue_of = driver.scheduler.state, driver.scheduler.state.queue
 
-    def check_and_assign(request: Request, runner: Runner, promise: Promise) -> None:
-        queue = driver.scheduler.queues[request.group]
-        for other in queue.heads() if queue.reserved.get(runner) is not request else ():
-            before = order_of(other) < order_of(request)
-            urgent = other.request_class < request.request_class and queue.early is not request.request_class
-            if urgent or (other.request_class is request.request_class and before):
-                runners, reserved = driver.scheduler.state.runners_for(other), queue.reserved_from(other)
-                config = driver.scheduler.config
-                # The tenant of `request` is charged already: for whom the last places are may be another one now.
-                kept = KeptFrom(config.headroom_one_in, None)
-                outcome = choose(other, runners, config, driver.clock(), reserved=reserved, kept=kept)
-                assert not isinstance(outcome, Chosen), f"{request.id} is placed before {other.id}"
-        assign(request, runner, promise)
+    def checked(queue: Queue) -> Queue:
+        """It looks before the tenant of the request is charged, so that all is as it was when that was chosen."""
+        remove_placed = queue.remove_placed
 
-    placer.assign = check_and_assign  # type: ignore[method-assign]
+        def check_and_remove(request: Request, runner: Runner, *, near: bool = False) -> None:
+            for other in queue.heads() if queue.reserved.get(runner) is not request else ():
+                before = other is not request and order_of(other) < order_of(request)
+                urgent = other.request_class < request.request_class and queue.early is not request.request_class
+                if urgent or (other.request_class is request.request_class and before):
+                    runners, reserved = state.runners_for(other), queue.reserved_from(other)
+                    kept, config = queue.kept_from(other), driver.scheduler.config
+                    outcome = choose(other, runners, config, driver.clock(), reserved=reserved, kept=kept)
+                    assert not isinstance(outcome, Chosen), f"{request.id} is placed before {other.id}"
+            remove_placed(request, runner, near=near)
+
+        queue.remove_placed = check_and_remove  # type: ignore[method-assign]
+        return queue
+
+    def queue(group: GroupName) -> Queue:
+        return state.queues[group] if group in state.queues else checked(queue_of(group))
+
+    for one in state.queues.values():
+        checked(one)
+    state.queue = queue  # type: ignore[method-assign]
