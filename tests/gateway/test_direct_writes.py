@@ -11,6 +11,7 @@ from starlette.types import Message
 from motet_gateway import direct_writes
 from motet_gateway.answers.answer import AnswerResponse
 from motet_gateway.answers.choice import ChoiceText
+from motet_gateway.answers.completions import COMPLETIONS
 from motet_gateway.direct_writes import DirectWriter, WritesOfTurn
 from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.parameters import CompletionBody, parse
@@ -32,7 +33,7 @@ class Client:
         self._takes = takes
         self._taken = 0
         asked = parse(CompletionBody, json.dumps(long_request(TOKENS) | body).encode())
-        self.answer = AnswerResponse(served.gateway, ANONYMOUS, asked)
+        self.answer = AnswerResponse(served.gateway, ANONYMOUS, COMPLETIONS, asked)
         self._scope: dict[str, Any] = {"type": "http"}
         direct_writes.offer(self._scope, cast("DirectWriter", self))
 
@@ -110,7 +111,7 @@ async def test_a_text_that_cannot_be_made_ends_its_own_answer_alone(
     take = ChoiceText.take
 
     def broken(self: ChoiceText) -> str:
-        if client.direct and self in client.answer.choices:
+        if client.direct and self in client.answer.call.choices:
             raise ValueError("not a text")
         return take(self)
 

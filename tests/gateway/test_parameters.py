@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from motet.errors import MotetError
 from motet.sampling import IN_BODIES
-from motet_gateway.answers.prompts import chat_prompt, completion_prompts, max_answer_tokens
+from motet_gateway.answers.chat import chat_prompts
+from motet_gateway.answers.completions import completion_prompts
+from motet_gateway.answers.prompts import Tokenising, max_answer_tokens
 from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_class, sampling
+from motet_gateway.tokens.chat_renderer import ChatRenderer
 from motet_gateway.tokens.encoder import Encoder
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText
 from motet_gateway.tokens.text_model import ModelTokenizer
@@ -35,6 +38,7 @@ messages = st.lists(st.fixed_dictionaries({"role": values, "content": values}), 
 LOOP = asyncio.Runner()
 ENCODER = Encoder(threaded_bytes=4096)
 RENDERERS = RenderPool(processes=1, cpu_seconds=5, memory_bytes=1 << 28)
+TOKENISING = Tokenising(MODEL, ChatRenderer(RENDERERS), ENCODER)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,7 +62,7 @@ def test_any_chat_is_understood_or_refused(body: dict, messages: object) -> None
         parsed = parse(ChatBody, content)
         parsed.refuse_unsupported()
         parsed.stops()
-        prompt = LOOP.run(chat_prompt(parsed, MODEL, RENDERERS, ENCODER))
+        (prompt,) = LOOP.run(chat_prompts(parsed, TOKENISING))
         made = sampling(parsed, MODEL, max_tokens=max_answer_tokens(parsed, prompt, 512))
         assert request_class(parsed, 0, 0) in (1, 2, 3)
     except MotetError as error:
@@ -74,7 +78,7 @@ def test_any_completion_is_understood_or_refused(body: dict, prompt: object) -> 
         parsed = parse(CompletionBody, content)
         parsed.refuse_unsupported()
         parsed.stops()
-        for tokens in LOOP.run(completion_prompts(parsed, MODEL, ENCODER)):
+        for tokens in LOOP.run(completion_prompts(parsed, TOKENISING)):
             sampling(parsed, MODEL, max_tokens=max_answer_tokens(parsed, tokens, 512))
     except MotetError as error:
         check(error)

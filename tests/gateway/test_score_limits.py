@@ -12,7 +12,9 @@ from starlette.types import Message
 from motet.api.v1 import runner_pb2
 from motet.errors import InvalidRequest
 from motet_gateway.answers import logprobs
-from motet_gateway.answers.answer import WRITE_BYTES, AnswerResponse
+from motet_gateway.answers.answer import AnswerResponse
+from motet_gateway.answers.completions import COMPLETIONS
+from motet_gateway.answers.written import WRITE_BYTES
 from motet_gateway.answers.choice import MAX_UNREAD, ChoiceText
 from motet_gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
 from motet_gateway.answers.score_limits import check_scores, limited_by_scores
@@ -161,7 +163,7 @@ async def test_a_long_answer_is_sent_in_parts(served: Served, echo: bool) -> Non
     client = _Client()
     fields = {"n": 8, "max_tokens": 400, "logprobs": 20, "echo": echo, "ignore_eos": True}
     body = parse(CompletionBody, orjson.dumps({"model": "tiny", "prompt": "The quick brown fox" * 4} | fields))
-    await AnswerResponse(served.gateway, ANONYMOUS, body)({"type": "http"}, client.receive, client.send)
+    await AnswerResponse(served.gateway, ANONYMOUS, COMPLETIONS, body)({"type": "http"}, client.receive, client.send)
     start, *bodies = client.messages
     assert len(bodies) > 2
     assert max(len(one["body"]) for one in bodies) <= WRITE_BYTES

@@ -9,6 +9,7 @@ from starlette.types import Message
 
 from motet.errors import AdapterFetchFailed, NotAuthenticated
 from motet_gateway.answers.answer import AnswerResponse
+from motet_gateway.answers.completions import COMPLETIONS
 from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.parameters import CompletionBody, parse
 from tests.gateway.conftest import Served, eventually
@@ -22,7 +23,7 @@ class SlowReader:
 
     def __init__(self, served: Served, **body: Any) -> None:
         asked = parse(CompletionBody, json.dumps(long_request(TOKENS) | body).encode())
-        self.answer = AnswerResponse(served.gateway, ANONYMOUS, asked)
+        self.answer = AnswerResponse(served.gateway, ANONYMOUS, COMPLETIONS, asked)
         self.waits = asyncio.Event()
         self.read_on = asyncio.Event()
         self.leaves = asyncio.Event()

@@ -28,8 +28,6 @@ MAX_PROMPTS = 128
 MAX_SCORES = 1 << 19
 """The most log probabilities of prompts in one answer, and the most of its own tokens: of each token and its
 alternatives, for each choice. They are about 15 MB of JSON, for a chat 40 MB."""
-DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default for plain completions, which clients know and rely on."""
 
 Tokens = Sequence[int]
 """A prompt as an `array`: a list takes nine times the memory."""
@@ -101,6 +99,26 @@ class Body(DescribedModel):
     response_format: Any = None
     """Only `{"type": "text"}` is supported."""
 
+    prompt_field: ClassVar[str]
+    """The field that has the prompt."""
+    usual_tokens: ClassVar[int | None] = None
+    """The most tokens of an answer if the client does not say. None: as many as the context has left."""
+
+    @cached_property
+    def usage_wanted(self) -> StreamOptions:
+        """`stream_options`, as far as they act."""
+        return (self.stream_options if self.stream else None) or StreamOptions()
+
+    @property
+    def turns(self) -> int:
+        """Of a conversation."""
+        return 0
+
+    @property
+    def prompt_comes_back(self) -> bool:
+        """Before its answers."""
+        return False
+
     @cached_property
     def options(self) -> dict[str, Any]:
         """What the client says of sampling by options for which nothing here is special. Their fields are not listed
@@ -164,6 +182,8 @@ class Body(DescribedModel):
 
 
 class ChatBody(Body):
+    prompt_field = "messages"
+
     messages: Messages
     """The conversation. `content` is a string, or a list of parts of type `text`."""
     max_completion_tokens: Annotated[int | None, Field(ge=1), _same_as("max_tokens")] = None
@@ -216,6 +236,10 @@ class ChatBody(Body):
         return [_plain(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
 
     @property
+    def turns(self) -> int:
+        return len(self.messages)
+
+    @property
     def top_logprobs_wanted(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -232,6 +256,10 @@ class ChatBody(Body):
 
 
 class CompletionBody(Body):
+    prompt_field = "prompt"
+    usual_tokens = 16
+    """OpenAI's default, which clients know and rely on."""
+
     prompt: Any
     """A string, a list of up to 128 strings, a list of token ids, or up to 128 such lists."""
     max_tokens: Annotated[int | None, Field(ge=0), _same_as("max_tokens", 0)] = None
@@ -281,6 +309,10 @@ class CompletionBody(Body):
             "and not empty",
             param="prompt",
         )
+
+    @property
+    def prompt_comes_back(self) -> bool:
+        return bool(self.echo)
 
     @property
     def top_logprobs_wanted(self) -> int | None:
@@ -337,6 +369,8 @@ class DetokenizeBody(DescribedModel):
 
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
+AskingBody = TypeVar("AskingBody", bound=Body)
+"""Of a request for an answer."""
 
 
 def parse(kind: type[AnyBody], body: bytes) -> AnyBody:

@@ -1,19 +1,25 @@
 """/v1/chat/completions and /v1/completions."""
 
+from typing import Any
+
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from motet.errors import MotetError
 from motet.keys import KeyScope
 from motet_gateway.answers.answer import AnswerResponse
+from motet_gateway.answers.api import Api
+from motet_gateway.answers.chat import CHAT
+from motet_gateway.answers.completions import COMPLETIONS
 from motet_gateway.error_format import error_response
 from motet_gateway.errors import MethodNotAllowed
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import caller_of
-from motet_gateway.parameters import Body, ChatBody, CompletionBody, parse
+from motet_gateway.middleware import request_id_of
+from motet_gateway.parameters import parse
 from motet_gateway.request_bodies import RequestBody
 
-BODIES: dict[str, type[Body]] = {"/v1/chat/completions": ChatBody, "/v1/completions": CompletionBody}
+APIS: dict[str, Api[Any]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
 
 
 class GenerateRoutes:
@@ -28,27 +34,27 @@ class GenerateRoutes:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = BODIES.get(scope["path"]) if scope["type"] == "http" else None
-        if kind is None:
+        api = APIS.get(scope["path"]) if scope["type"] == "http" else None
+        if api is None:
             await self._app(scope, receive, send)
             return
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"{scope['method']} {scope['path']} is not allowed. Use POST.")
             with self._gateway.bodies.hold() as held:
-                await (await self._answer(scope, receive, held, kind))(scope, receive, send)
+                await (await self._answer(scope, receive, held, api))(scope, receive, send)
         except MotetError as error:
             # An answer that has begun sends its errors itself, so no status was sent yet.
             allow = {"allow": "POST"} if isinstance(error, MethodNotAllowed) else None
             await error_response(error, allow)(scope, receive, send)
 
-    async def _answer(self, scope: Scope, receive: Receive, held: RequestBody, kind: type[Body]) -> AnswerResponse:
+    async def _answer(self, scope: Scope, receive: Receive, held: RequestBody, api: Api[Any]) -> AnswerResponse:
         gateway, caller = self._gateway, caller_of(scope)
         try:
             caller.needs(KeyScope.USER)
             gateway.admission.check_request()
             content = await held.read_json(scope, receive, limit=gateway.settings.max_body_bytes)
-            body = parse(kind, content)
+            body = parse(api.body, content)
             body.refuse_unsupported()
         except MotetError as error:
             gateway.metrics.requests.labels(*gateway.metrics.who(caller.tenant, ""), str(error.mapping.http)).inc()
@@ -56,4 +62,4 @@ class GenerateRoutes:
         gateway.metrics.unknown_fields.inc(body.unknown_fields())
         if Headers(scope=scope).get("x-stainless-retry-count", "0") != "0":
             gateway.metrics.client_retries.inc()
-        return AnswerResponse(gateway, caller, body, take=held.take)
+        return AnswerResponse(gateway, caller, api, body, http_id=request_id_of(scope), take=held.take)

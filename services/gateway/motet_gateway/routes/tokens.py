@@ -10,7 +10,8 @@ from starlette.responses import Response
 from motet.errors import InvalidRequest, MotetError, NoRunner
 from motet.keys import KeyScope
 from motet.sampling import check_tokens
-from motet_gateway.answers.prompts import chat_prompt
+from motet_gateway.answers.chat import chat_prompts
+from motet_gateway.answers.prompts import Tokenising
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import Caller, caller_of
@@ -81,7 +82,8 @@ def token_routes(gateway: Gateway) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt: send either prompt or messages", param="prompt")
         if body.prompt is None:
-            return await chat_prompt(body.chat(), text, gateway.renderer, gateway.encoder)
+            (prompt,) = await chat_prompts(body.chat(), Tokenising(text, gateway.renderer, gateway.encoder))
+            return prompt
         special = body.add_special_tokens is not False
         (tokens,) = await gateway.encoder.encode([body.prompt], text, special=special)
         return tokens

@@ -1,22 +1,23 @@
-"""The two response formats, chat and plain completion, each whole and as a stream."""
+"""The JSON form of an answer, whole and as a stream. Each kind of request has its own. Pure."""
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
 
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText
-from motet_gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
+from motet_gateway.answers.logprobs import CharacterCounter, LogprobsWriter
+from motet_gateway.tokens.token_bytes import TokenBytes
 
 Json = dict[str, Any]
 
 Piece = bytes | bytearray
 
 
-class Format(ABC):
+class Form(ABC):
     """`usage_in_chunks`: every chunk has `usage`, null until it is known, because the client asked for it."""
 
     prefix: str
@@ -73,43 +74,11 @@ class Format(ABC):
     @abstractmethod
     def content(self, text: str) -> Json: ...
 
-    logprobs: type[ChatLogprobs | CompletionLogprobs]
-    """What writes the log probabilities."""
-
-
-class ChatFormat(Format):
-    prefix = "chatcmpl"
-    object_whole = "chat.completion"
-    object_chunk = "chat.completion.chunk"
-    logprobs = ChatLogprobs
-
-    def opening(self, index: int, /) -> bytes:
-        delta = {"role": "assistant", "content": ""}
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return sse.event(self.chunk([choice]))
-
-    def choice_chunk(self, index: int, text: str | None, logprobs: orjson.Fragment | None, finish: str | None) -> Json:
-        delta = {} if text is None else {"content": text}
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-
-    def content(self, text: str) -> Json:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-
-class CompletionFormat(Format):
-    prefix = "cmpl"
-    object_whole = "text_completion"
-    object_chunk = "text_completion"
-    logprobs = CompletionLogprobs
-
-    def opening(self, _index: int, /) -> bytes:
-        return b""
-
-    def choice_chunk(self, index: int, text: str | None, logprobs: orjson.Fragment | None, finish: str | None) -> Json:
-        return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish}
-
-    def content(self, text: str) -> Json:
-        return {"text": text}
+    @abstractmethod
+    def logprobs_writer(
+        self, token_bytes: TokenBytes, top: int, *, hold: Callable[[int], None], after: CharacterCounter | None
+    ) -> LogprobsWriter:
+        """`after`: the characters of the prompt, if it comes back before the answer."""
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> Json:

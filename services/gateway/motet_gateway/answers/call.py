@@ -1,0 +1,347 @@
+"""One call for an answer: its model, its prompts, the choices that it starts, and what is kept of it. It knows nothing
+of HTTP: `answer.py` drives it, and writes what comes."""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from motet.api.v1 import common_pb2, predictor_pb2, runner_pb2
+from motet.domain import Digest
+from motet.errors import MotetError
+from motet.prefix_hints import prefix_salt, prompt_hints
+from motet.runner_info import RequestClass
+from motet_gateway.answers.api import Api
+from motet_gateway.answers.choice import ChoiceText
+from motet_gateway.answers.echo import EchoedPrompt, echoed_prompts
+from motet_gateway.answers.form import Form
+from motet_gateway.answers.logprobs import CompletionLogprobs, LogprobsWriter
+from motet_gateway.answers.model_of_call import ModelOfCall
+from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, Tokenising, max_answer_tokens
+from motet_gateway.answers.score_limits import check_scores, limited_by_scores
+from motet_gateway.answers.timings import RequestTimings
+from motet_gateway.catalog import Target
+from motet_gateway.choice_record import ChoiceRecord
+from motet_gateway.estimator import longest
+from motet_gateway.histories import ChoiceHistory
+from motet_gateway.identity.caller import Caller
+from motet_gateway.live_choice import GenerationRequest
+from motet_gateway.noted import Noted
+from motet_gateway.parameters import AskingBody, Body, Tokens, request_class, samplings, with_prompt_logprobs
+from motet_gateway.tokens.detokenizer import detokenizer
+from motet_gateway.tokens.stop_strings import StopStrings
+from motet_gateway.tokens.text_model import Keep, ModelTokenizer
+
+if TYPE_CHECKING:
+    from motet_gateway.gateway import Gateway
+
+Result = TypeVar("Result")
+Wait = Callable[[], Awaitable[None]]
+"""Waits until something has changed. It raises if the call is over."""
+
+_SEED_MASK = (1 << 64) - 1
+SCORE_BYTES = 40
+"""About what a log probability of a prompt takes until it is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedChoice:
+    text: ChoiceText
+    order: GenerationRequest
+    record: ChoiceRecord
+
+
+class Call:
+    def __init__(
+        self,
+        gateway: "Gateway",
+        caller: Caller,
+        api: Api[AskingBody],
+        body: AskingBody,
+        *,
+        http_id: str,
+        take: Callable[[int], None],
+        hold: Callable[[int], None],
+        changed: Callable[[ChoiceText], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`take` counts the bytes that the call holds, and raises Overloaded if all calls hold too many. `hold` does so
+        from where nothing may be raised. `changed` gets a choice that has news, and `wake` is called for all other
+        news."""
+        self.id = secrets.token_hex(12)
+        self.caller = caller
+        self.body: Body = body
+        self.gateway = gateway
+        self._prompts_of: Callable[[Tokenising], Awaitable[list[Tokens]]] = partial(api.prompts, body)
+        self._form = api.form
+        self._clock = gateway.around.clock
+        self._take = take
+        self._hold = hold
+        self._changed = changed
+        self._wake = wake
+        self.timings = RequestTimings(self._clock)
+        self.history = gateway.histories.begin(self.id, http_id, caller, body.model, self.timings)
+        self._model = ModelOfCall(
+            gateway,
+            caller,
+            body.model,
+            self.id,
+            self.timings,
+            changed=wake,
+            held=lambda why: self.note(Noted.HELD, why),
+        )
+        self._tokenising = False
+        self._score_bytes = 0
+        """What is counted for the prompts' log probabilities: once, also when a replaced model makes them come
+        again."""
+        self.form: Form | None = None
+        """From the time when the model is known."""
+        self.prompts: list[Tokens] = []
+        self.echoes: list[EchoedPrompt] = []
+        """One for each prompt, if they come back."""
+        self.started: list[StartedChoice] = []
+        self.choices: list[ChoiceText] = []
+        """Of `started`."""
+        self.length_source = ""
+        """Who estimated the length of the answer."""
+        self.class_name = ""
+        """Of all choices; empty until it is known. It stays when a replaced model clears the choices."""
+
+    # -------------------------------------------------------------------------------------------------- what is known
+
+    @property
+    def target(self) -> Target | None:
+        """The model, once it is known."""
+        return self._model.target
+
+    @property
+    def error(self) -> MotetError | None:
+        return next((choice.error for choice in self.choices if choice.error is not None), None)
+
+    @property
+    def over(self) -> bool:
+        return all(choice.over for choice in self.choices)
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers."""
+        return sum(choice.tokens for choice in self.choices)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def waits_for(self) -> str:
+        """Empty: for nothing."""
+        if self._model.not_ready is not None:
+            return self._model.waits_for
+        if self._tokenising:
+            return "its prompt waits behind others for its tokens"
+        return next((choice.waiting_for for choice in self.choices if choice.waiting_for and not choice.over), "")
+
+    @property
+    def no_runner(self) -> bool:
+        """Whether it waits for the first runner of its model."""
+        return self._model.not_ready is not None and not self._model.not_ready.runners
+
+    def echo_of(self, choice: ChoiceText) -> EchoedPrompt | None:
+        return self.echoes[choice.index // self.body.choices] if self.echoes else None
+
+    def note(self, kind: Noted, *arguments: object) -> None:
+        self.history.timeline.note(self._clock(), kind, *arguments)
+
+    # ------------------------------------------------------------------------------------------------ from start to end
+
+    async def begin(self, wait: Wait) -> None:
+        """Find the model, tokenise the prompts, and start the choices."""
+        target, text = await self._model.find(wait)
+        context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
+        usage = self.body.usage_wanted
+        in_chunks = usage.include_usage or usage.continuous_usage_stats
+        self.form = self._form(self.id, self.body.model, target.fingerprint, usage_in_chunks=in_chunks)
+        self.prompts = await self._finished(self._tokenised(text, context), wait)
+        limits = limited_by_scores(self.body, [max_answer_tokens(self.body, one, context) for one in self.prompts])
+        check_scores(self.body, self.prompts, limits)
+        if self.body.prompt_comes_back:
+            await self._echo(text, wait)
+        await self._start(target, self.form, text, limits)
+
+    def begin_again(self) -> bool:
+        """Whether to begin again, because the adapter's revision or the base model was replaced before the first token.
+        If so, cancels what was started for the old one."""
+        if not self._model.may_retry(self.error) or any(choice.tokens for choice in self.choices):
+            return False
+        self._model.retry()
+        self.cancel("its model was replaced")
+        self.note(Noted.REPLACED)
+        self.timings.take_back(self.started[0].record.split)
+        self.started.clear()
+        self.choices.clear()
+        return True
+
+    def cancel(self, why: str) -> None:
+        for one in self.started:
+            self.gateway.dispatcher.cancel(one.order.request, why)
+
+    def end(self, code: str) -> None:
+        self._model.close()
+        # Of an attempt before, whose model was replaced, nobody got a token.
+        for choice, of_choice in zip(self.choices, self.history.choices[-len(self.choices) :], strict=False):
+            of_choice.tokens = choice.tokens
+        self.gateway.histories.end(self.history, code)
+
+    # --------------------------------------------------------------------------------------------------------- prompts
+
+    async def _tokenised(self, text: ModelTokenizer, context: int) -> list[Tokens]:
+        last = self.body.truncate_prompt_tokens
+        keep = Keep(most=context) if last is None else Keep(last=last)
+        prompts = await self._prompts_of(Tokenising(text, self.gateway.renderer, self.gateway.encoder, keep))
+        return prompts if last is None else [prompt[-last:] for prompt in prompts]
+
+    async def _finished(self, work: Coroutine[Any, Any, Result], wait: Wait) -> Result:
+        """The result of work on the prompts. It may wait behind others' work, and leaves when this call ends."""
+        task = asyncio.create_task(work, name=f"prompt {self.id}")
+        try:
+            self._tokenising = True
+            task.add_done_callback(lambda _: self._wake())
+            while not task.done():
+                await wait()
+            return task.result()
+        finally:
+            self._tokenising = False
+            task.cancel()
+
+    async def _echo(self, text: ModelTokenizer, wait: Wait) -> None:
+        body = self.body
+        if body.prompt_logprobs_wanted is not None:
+            size = SCORE_BYTES * self.prompt_tokens * (1 + body.prompt_logprobs_wanted)
+            self._take(size - self._score_bytes)
+            self._score_bytes = size
+        writer = partial(CompletionLogprobs, text.token_bytes, body.top_logprobs_wanted or 0)
+        echo = partial(echoed_prompts, body, self.prompts, text, writer=writer)
+        self.echoes = await self._finished(self.gateway.encoder.run(self.prompt_tokens, echo), wait)
+
+    # -------------------------------------------------------------------------------------------------------- starting
+
+    async def _start(self, target: Target, form: Form, text: ModelTokenizer, limits: Sequence[int]) -> None:
+        body, gateway, tenant = self.body, self.gateway, self.caller.tenant
+        wanted = samplings(body, text, limits)
+        wanted_class = request_class(body, target.max_class, target.max_class_of(tenant))
+        self.class_name = RequestClass.from_proto(wanted_class).name.lower()
+        stops = body.stops()
+        gateway.admission.check_choices(len(self.prompts) * body.choices)
+        features: list[list[int]] = [[] for _ in limits]
+        if body.options.get("ignore_eos"):  # nothing that was learned from others says how long these become
+            estimates = [longest(max(1, limit)) for limit in limits]
+        else:
+            features = await self._features(limits, _numbers(body.turns, wanted[0].temperature, len(stops)))
+            estimates = await self._estimates(target, limits, features)
+        self.length_source = estimates[0].source
+        salt = prefix_salt(Digest(target.base_digest), Digest(target.adapter_digest), tenant)
+        hints = [prompt_hints(salt, prompt) for prompt in self.prompts]
+        gateway.metrics.estimates.labels(self.length_source.partition(":")[0]).inc()
+        self.note(Noted.PREPARED, self.prompt_tokens)
+        self.timings.mark_enqueued()
+        seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
+        # New ids, since late messages about the old ones may still arrive.
+        name = f"{self.id}-{self._model.retries}" if self._model.retries else self.id
+        hidden = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.options.get("ignore_eos") else text.eos_ids)
+        parent = ""
+        for number in range(len(self.prompts) * body.choices):
+            at, own = divmod(number, body.choices)
+            request = f"{name}.{number}" if number else name
+            parent = parent if own else ""
+            order = GenerationRequest(
+                request=request,
+                tenant=tenant,
+                group=target.group.group,
+                adapter=target.adapter_name,
+                adapter_digest=target.adapter_digest,
+                base_digest=target.base_digest,
+                request_class=wanted_class,
+                prompt_ids=self.prompts[at],
+                choice=own,
+                sampling=wanted[at] if own else with_prompt_logprobs(wanted[at], body),
+                seed=seed,
+                estimate=estimates[at],
+                deadline_seconds=gateway.settings.deadline_seconds,
+                parent=parent,
+                choices=body.choices,
+                prefix_hints=hints[at],
+                features=features[at],
+                key=self.caller.account,
+                scores_only=body.scores_only,
+            )
+            parent = parent or request
+            choice = ChoiceText(
+                number,
+                detokenizer(
+                    text.token_bytes, self.prompts[at], skip_special_tokens=body.skip_special_tokens is not False
+                ),
+                StopStrings(stops, include=bool(body.include_stop_str_in_output)) if stops else None,
+                hidden_ids=hidden,
+                min_tokens=wanted[at].min_tokens,
+                logprobs=self._logprobs_writer(form, text, at),
+                on_placed=self.timings.mark_placed,
+                changed=self._on_change,
+                stop_here=partial(gateway.dispatcher.stop, request),
+                score=self.echoes[at].score if self.echoes else _nobody_scores,
+            )
+            record = ChoiceRecord(self.timings.split.copy())
+            self.choices.append(choice)
+            self.started.append(StartedChoice(choice, order, record))
+            self.history.choices.append(
+                ChoiceHistory(request, len(self.prompts[at]), limits[at], estimates[at], record)
+            )
+            gateway.dispatcher.start(order, choice, record, asked_at=self.timings.enqueued)
+
+    async def _features(self, limits: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
+        features = []
+        for prompt, limit in zip(self.prompts, limits, strict=True):
+            features.append(self.gateway.features.of(prompt, (*numbers, limit.bit_length())).tolist())
+            await asyncio.sleep(0)  # those of 128 prompts take 10 ms together
+        return features
+
+    async def _estimates(
+        self, target: Target, limits: Sequence[int], features: Sequence[Sequence[int]]
+    ) -> list[common_pb2.Estimate]:
+        return await self.gateway.estimator.estimate(
+            [
+                predictor_pb2.Prompt(
+                    request=self.id,
+                    tenant=self.caller.tenant,
+                    adapter=target.adapter_name,
+                    prompt_tokens=len(prompt),
+                    max_tokens=max(1, limit),
+                    features=own,
+                    feature_space=self.gateway.features.space,
+                )
+                for prompt, limit, own in zip(self.prompts, limits, features, strict=True)
+            ],
+            min_tokens=self.body.options.get("min_tokens", 0),
+        )
+
+    def _logprobs_writer(self, form: Form, text: ModelTokenizer, prompt: int) -> LogprobsWriter | None:
+        if (top := self.body.top_logprobs_wanted) is None:
+            return None
+        after = self.echoes[prompt].characters if self.echoes else None
+        return form.logprobs_writer(text.token_bytes, top, hold=self._hold, after=after)
+
+    def _on_change(self, choice: ChoiceText) -> None:
+        if choice.over:
+            self._model.refused(choice.error)
+        else:
+            self.timings.mark_tokens()
+        self._changed(choice)
+
+
+def _numbers(turns: int, temperature: float, stops: int) -> tuple[int, ...]:
+    """What else than its prompt says how long a request's answer will be: how many turns, and how it is sampled."""
+    return min(turns, 31), round(4 * min(max(temperature, 0.0), 2.0)), min(stops, 4)
+
+
+def _nobody_scores(_logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
+    """Only prompts that come back are scored."""
