@@ -186,8 +186,25 @@ async def test_a_request_id_is_echoed_or_made(served: Served) -> None:
 
 async def test_unknown_fields_are_ignored_and_counted(served: Served) -> None:
     body = {"model": "tiny", "prompt": "x", "no_such_field": 1, "another": 2, "user": "me"}
-    assert (await served.http.post("/v1/completions", json=body)).status_code == 200
+    answer = await served.http.post("/v1/completions", json=body)
+    assert answer.status_code == 200
+    assert answer.headers["x-motet-ignored"] == "no_such_field, another"
     assert served.registry.get_sample_value("motet_unknown_request_fields_total") == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([], None),
+        (["a: b\r\nset-cookie: x"], "1 fields"),
+        ([f"n{i}" for i in range(200)], ", ".join([f"n{i}" for i in range(8)] + ["and 192 more"])),
+        (["x" * 65, "known_to_nobody"], "known_to_nobody, and 1 more"),
+    ],
+)
+async def test_the_header_of_ignored_fields_is_bounded(served: Served, names: list[str], said: str | None) -> None:
+    body = {"model": "tiny", "prompt": "x", "stream": True} | dict.fromkeys(names, 1)
+    answer = await served.http.post("/v1/completions", json=body)
+    assert answer.headers.get("x-motet-ignored") == said
 
 
 async def test_answers_have_a_server_timing_header(served: Served) -> None:

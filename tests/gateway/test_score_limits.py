@@ -13,11 +13,11 @@ from motet.api.v1 import runner_pb2
 from motet.errors import InvalidRequest
 from motet_gateway.answers import logprobs
 from motet_gateway.answers.answer import AnswerResponse
-from motet_gateway.answers.completions import COMPLETIONS
-from motet_gateway.answers.written import WRITE_BYTES
 from motet_gateway.answers.choice import MAX_UNREAD, ChoiceText
+from motet_gateway.answers.completions import COMPLETIONS
 from motet_gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
 from motet_gateway.answers.score_limits import check_scores, limited_by_scores
+from motet_gateway.answers.written import WRITE_BYTES
 from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.parameters import MAX_SCORES, Body, ChatBody, CompletionBody, parse

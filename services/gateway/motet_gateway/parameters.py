@@ -13,7 +13,7 @@ from motet.errors import InvalidRequest, UnsupportedParameter
 from motet.sampling import IN_BODIES, MAX_TOP_LOGPROBS, OPTIONS, USUAL, Sampling, check_min_tokens
 from motet_gateway.model_not_found import shown
 from motet_gateway.tokens.text_model import ModelTokenizer
-from motet_gateway.unsupported_parameters import refuse_known_to_others
+from motet_gateway.unsupported_parameters import UNSUPPORTED, refuse_known_to_others
 
 MAX_CHOICES = 8
 MAX_STOPS = 16
@@ -126,8 +126,10 @@ class Body(DescribedModel):
         said = [(name, value) for name, value in (self.model_extra or {}).items() if value is not None]
         return {name: IN_BODIES[name].check(name, value) for name, value in said if name in IN_BODIES}
 
-    def unknown_fields(self) -> int:
-        return len((self.model_extra or {}).keys() - self.hints - IN_BODIES.keys())
+    def unknown_fields(self) -> list[str]:
+        """In the order of the body."""
+        known = self.hints | IN_BODIES.keys() | UNSUPPORTED.keys()
+        return [name for name in self.model_extra or {} if name not in known]
 
     def refuse_unsupported(self) -> None:
         _ = self.options  # checks them

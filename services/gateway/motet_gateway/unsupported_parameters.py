@@ -6,12 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from motet.errors import UnsupportedParameter
+from motet.sampling import IN_BODIES
 
 _NOT_SUPPORTED = "it is not supported"
 _STRUCTURED = "structured output is not supported yet"
+_ADAPTER = "name the adapter in model; GET /v1/models lists its names"
 _TEMPLATE = "it is not supported; the server's own chat template is always used"
 
 UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    # Which model answers.
+    "adapter_id": (_ADAPTER, ()),
+    "adapter_source": (_ADAPTER, ()),
+    "lora_path": (_ADAPTER, ()),
     # Which tokens are allowed.
     "allowed_token_ids": ("restricting the tokens is not supported yet", ()),
     "bad_words": ("forbidding words is not supported yet; logit_bias can forbid single tokens", ([],)),
@@ -21,13 +27,23 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "guided_grammar": (_STRUCTURED, ()),
     "structured_outputs": (_STRUCTURED, ()),
     "structural_tag": (_STRUCTURED, ()),
+    "regex": (_STRUCTURED, ()),
+    "ebnf": (_STRUCTURED, ()),
+    "json_schema": (_STRUCTURED, ()),
+    "grammar": (_STRUCTURED, ()),
     "logits_processors": (_NOT_SUPPORTED, ([],)),
     "vllm_xargs": (_NOT_SUPPORTED, ({},)),
-    # How the answer is searched.
+    # How the answer is sampled and searched.
+    "do_sample": ("set temperature to 0 for the most likely tokens", (True,)),
+    "typical_p": (_NOT_SUPPORTED, (1, 1.0)),
+    "no_repeat_ngram_size": ("it is not supported; see repetition_penalty", (0,)),
     "use_beam_search": (_NOT_SUPPORTED, (False,)),
     "length_penalty": ("beam search is not supported", (1,)),
     "early_stopping": ("beam search is not supported", (False,)),
     "thinking_token_budget": (_NOT_SUPPORTED, ()),
+    # Where the answer ends.
+    "max_new_tokens": ("use max_tokens", ()),
+    "stop_sequences": ("use stop", ([],)),
     # What the model reads.
     "chat_template": (_TEMPLATE, ()),
     "documents": ("documents are not supported yet; put their text into a message", ([],)),
@@ -36,6 +52,7 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "truncation_side": ("only 'left' is supported: the end of the prompt is kept", ("left",)),
     "web_search_options": (_NOT_SUPPORTED, ()),
     # What the response contains.
+    "echo": ("a chat does not come back; /v1/completions has echo", (False,)),
     "prompt_logprobs": ("use echo with logprobs on /v1/completions", (False,)),
     "return_token_ids": ("token ids in answers are not supported yet", (False,)),
     "return_tokens_as_token_ids": ("token ids in answers are not supported yet", (False,)),
@@ -49,7 +66,7 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 
 
 def refuse_known_to_others(extra: Mapping[str, Any]) -> None:
-    for name in extra.keys() & UNSUPPORTED.keys():
+    for name in extra.keys() & UNSUPPORTED.keys() - IN_BODIES.keys():  # what `motet.sampling` declares is supported
         why, harmless = UNSUPPORTED[name]
         value = extra[name]
         if value is not None and not any(_is_same(value, one) for one in harmless):

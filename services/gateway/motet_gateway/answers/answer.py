@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from motet.errors import DeadlineExceeded, Internal, MotetError, NoRunner, Overloaded
-from motet_gateway import direct_writes, rate_limits, sse
+from motet_gateway import direct_writes, ignored_fields, rate_limits, sse
 from motet_gateway.answers.account import account
 from motet_gateway.answers.api import Api
 from motet_gateway.answers.call import Call
@@ -262,6 +262,8 @@ class AnswerResponse(Response):
             headers.append((b"x-motet-length", self.call.length_source.encode()))
         if timing := self.call.timings.header():
             headers.append((b"server-timing", timing.encode()))
+        if ignored := ignored_fields.header(self.call.body.unknown_fields()):
+            headers.append((b"x-motet-ignored", ignored.encode()))
         limits = rate_limits.headers(self.call.started[0].record.accounts) if self.call.started else {}
         return headers + [(name.encode(), value.encode()) for name, value in limits.items()]
 

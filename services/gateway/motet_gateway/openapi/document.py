@@ -76,6 +76,7 @@ OF_AN_ANSWER = (
     REQUEST_ID
     | {
         "x-motet-request": "The id of the generation; it is part of `id` in the body.",
+        "x-motet-ignored": "Fields of the body that have no effect, because nobody here knows them.",
         "x-motet-length": "Who estimated the length of the answer: `model:<version>`, `tenant` or `max_tokens`.",
         "server-timing": "Milliseconds of each phase that is over: `prepare`, `queue`, `prefill`.",
     }

@@ -59,7 +59,7 @@ class GenerateRoutes:
         except MotetError as error:
             gateway.metrics.requests.labels(*gateway.metrics.who(caller.tenant, ""), str(error.mapping.http)).inc()
             raise
-        gateway.metrics.unknown_fields.inc(body.unknown_fields())
+        gateway.metrics.unknown_fields.inc(len(body.unknown_fields()))
         if Headers(scope=scope).get("x-stainless-retry-count", "0") != "0":
             gateway.metrics.client_retries.inc()
         return AnswerResponse(gateway, caller, api, body, http_id=request_id_of(scope), take=held.take)
