@@ -7,7 +7,9 @@
 | yes           | no            | released once reports have not listed it for `unsubmitted_timeout`: it never    |
 |               |               | arrived, or has ended; if its gateway does not say which, it is placed again    |
 | no            | yes           | recorded, unless it ended recently                                              |
-| another epoch | yes           | recorded, since it uses pages, and cancelled, since it was placed again         |
+| elsewhere     | yes           | recorded, since it uses pages, and cancelled, since it was placed again         |
+
+Elsewhere is also under another epoch. What a runner says about such a request counts for its own pages only.
 
 What no gateway knows any more is cancelled, whether it runs or is parked, once reports have listed it for as long.
 Times begin with a report. So those that are read late, all at once, decide nothing.
@@ -51,11 +53,12 @@ def sync_ledger(
             charged_to_ended += entry.pages_to_charge
             continue
         listed.add(key)
-        unlisted.pop(key, None)
         why_needless = ""
         request = requests.get(entry.request)
         if request is not None:
-            if _placed_again(request, entry.epoch):
+            if request.runs_on(runner.identity, entry.epoch):
+                unlisted.pop(key, None)
+            else:
                 why_needless = "it was placed again"
         elif entry.gateway in gateways:
             since = orphaned[key] = runner.orphaned.get(key, now)
@@ -83,9 +86,9 @@ def sync_ledger(
             ledger_entry.missing_since = now
         if now - ledger_entry.missing_since >= config.unsubmitted_timeout:
             runner.release_promise(key)
-            _note_unlisted(key, requests, unlisted, now)
+            _note_unlisted(runner, key, requests, unlisted, now)
     for name in [name for name in runner.parked if name not in parked]:
-        _note_unlisted((name, runner.parked[name].epoch), requests, unlisted, now)
+        _note_unlisted(runner, (name, runner.parked[name].epoch), requests, unlisted, now)
         runner.unpark(name)
     return effects
 
@@ -100,10 +103,14 @@ def _owed(runner: Runner, entry: RunnerRequest) -> int:
 
 
 def _note_unlisted(
-    key: PlacementKey, requests: Mapping[RequestId, Request], unlisted: dict[PlacementKey, float], now: float
+    runner: Runner,
+    key: PlacementKey,
+    requests: Mapping[RequestId, Request],
+    unlisted: dict[PlacementKey, float],
+    now: float,
 ) -> None:
     request = requests.get(key[0])
-    if request is not None and request.placement is not None and request.placement.epoch == key[1]:
+    if request is not None and request.runs_on(runner.identity, key[1]):
         unlisted.setdefault(key, now)
 
 
@@ -124,8 +131,3 @@ def _park(runner: Runner, entry: RunnerRequest, request: Request | None, now: fl
     asked_at = request.asked_at if request is not None else now
     wanted = Promise(pages, tokens_of(pages, runner.capacity.page_tokens), number=entry.promise_number)
     runner.park(entry.request, ParkedRequest(entry.epoch, wanted, entry.digest, (int(entry.request_class), asked_at)))
-
-
-def _placed_again(request: Request, epoch: int) -> bool:
-    """Whether this was an earlier placement, which nobody needs."""
-    return epoch < (request.placement.epoch if request.placement is not None else request.epoch + 1)

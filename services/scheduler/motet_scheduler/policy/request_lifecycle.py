@@ -157,7 +157,7 @@ class RequestLifecycle:
         elif not runner.release_promise(key):
             return
         request = self._state.requests.get(name)
-        if request is not None and request.placement is not None and request.placement.epoch == epoch:
+        if request is not None and request.runs_on(runner.identity, epoch):
             self.unlisted.pop(key, None)
             self.unanswered.setdefault(key, self._state.now)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
-from motet.runner_info import Capacity, RequestClass
+from motet.runner_info import Capacity, RequestClass, RunnerIdentity
 from motet_scheduler.policy.quotas.draws import Draw
 from motet_scheduler.policy.shares import Charge, Flow, Share, Turn
 from motet_scheduler.policy.values import Estimate, GroupName, KeyAccount, Promise, SchedulerConfig
@@ -167,6 +167,16 @@ class Request:
     @property
     def waiting(self) -> bool:
         return self.placement is None
+
+    def runs_on(self, runner: RunnerIdentity, epoch: int) -> bool:
+        """Whether this is its placement. What any other runner says about it counts for nothing."""
+        placement = self.placement
+        return (
+            placement is not None
+            and placement.epoch == epoch
+            and placement.instance == runner.instance
+            and placement.incarnation == runner.incarnation
+        )
 
     @property
     def held(self) -> bool:

@@ -13,6 +13,7 @@ from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.ledger_sync import sync_ledger
 from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
+from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName
@@ -119,8 +120,8 @@ class RunnerEvents:
         )
         for entry in live:
             request = self._state.requests.get(entry.request)
-            if request is not None and request.placement is not None and request.placement.epoch == entry.epoch:
-                request.delivered = max(request.delivered, entry.output_tokens)
+            if request is not None and request.runs_on(runner.identity, entry.epoch):
+                request.delivered = max(request.delivered, min(entry.output_tokens, request.max_tokens))
         on_capacity_freed(self._state, runner)
 
     def _apply_resident_adapters(self, runner: Runner, resident: Mapping[Digest, Tier]) -> None:
@@ -130,7 +131,7 @@ class RunnerEvents:
 
     def declined(self, event: events.RunnerDeclined) -> None:
         request = self._state.requests.get(event.request)
-        if request is None or event.epoch != (request.placement.epoch if request.placement else request.epoch):
+        if request is None or not _may_decline(request, event):
             return
         self._state.note_event(request.id, Happening.DECLINED, event.instance, event.failure.message)
         self._lifecycle.avoid(request, event.instance)
@@ -202,6 +203,14 @@ class RunnerEvents:
             del self._state.by_group[runner.group]
         self._state.queue(runner.group).try_all_again()
         self._state.runner_changed(runner)
+
+
+def _may_decline(request: Request, event: events.RunnerDeclined) -> bool:
+    """Whether it is placed there. If its gateway has said before that it lost this placement, it avoids that runner."""
+    placement = request.placement
+    if placement is None:
+        return event.epoch == request.epoch and event.instance in request.avoid
+    return (event.instance, event.epoch) == (placement.instance, placement.epoch)
 
 
 def _is_final(failure: Failure) -> bool:
