@@ -138,7 +138,10 @@ async def test_a_runner_that_cannot_score_is_named(served: Served) -> None:
     await eventually(lambda: served.cluster.runners[0].submits)
     sent = served.cluster.runners[0].submits[0]
     step = runner_pb2.SequenceStep(request=sent.request, epoch=sent.epoch, tokens=[5])
-    served.gateway.dispatcher.from_runner("", runner_pb2.GenerateDown(step=runner_pb2.Step(sequences=[step])))
+    dispatcher = served.gateway.dispatcher
+    placed = dispatcher.choices[sent.request].generation.placement
+    assert placed is not None
+    dispatcher.from_runner(placed.address, runner_pb2.GenerateDown(step=runner_pb2.Step(sequences=[step])))
     answer = await answering
     assert answer.status_code == 400
     assert error_of(answer)["param"] == "echo"

@@ -269,15 +269,16 @@ class Dispatcher:
                 for sequence in message.step.sequences:
                     if (live := self.choices.get(sequence.request)) is None:
                         self._metrics.dropped.labels("ended").inc()
-                    else:
+                    elif not self._is_another_runners(live, sequence.epoch, address):
                         live.heard_at = now
                         with self._failing_alone(live):
                             self._carry_out(live, live.generation.step(sequence))
                 for progress in message.step.progress:
-                    self._progress(progress)
+                    self._progress(progress, address)
             case "declined":
                 declined = message.declined
-                if (live := self.choices.get(declined.request)) is None:
+                live = self.choices.get(declined.request)
+                if live is None or self._is_another_runners(live, declined.epoch, address):
                     return
                 placed = live.generation.placement
                 if placed is not None and 0 < declined.term < placed.term:
@@ -292,9 +293,19 @@ class Dispatcher:
             case unknown:
                 log.debug("message_unknown", sender="runner", kind=unknown)
 
-    def _progress(self, progress: runner_pb2.SequenceProgress) -> None:
+    def _is_another_runners(self, live: LiveChoice, epoch: int, address: str) -> bool:
+        """Whether it is placed under this epoch, but not on the runner that says so: that one can say nothing of it."""
+        placed = live.generation.placement
+        if placed is None or placed.address == address or placed.epoch != epoch:
+            return False
+        self._metrics.dropped.labels("other runner").inc()
+        return True
+
+    def _progress(self, progress: runner_pb2.SequenceProgress, address: str) -> None:
         live = self.choices.get(progress.request)
-        if live is not None and live.generation.epoch == progress.epoch:
+        if live is None or self._is_another_runners(live, progress.epoch, address):
+            return
+        if live.generation.epoch == progress.epoch:
             live.generation.alone = progress.alone
             live.record.progressed(progress, live.order.adapter, self._clock())
             if live.pause is not None and (part := _PARTS.get(progress.state)) is not None:

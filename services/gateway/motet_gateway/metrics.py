@@ -80,7 +80,7 @@ class Metrics:
         )
         self.dropped = Counter(
             "motet_dropped_messages",
-            "Messages of runners and schedulers that were ignored because they came too late or twice, by reason.",
+            "Messages of runners and schedulers that were ignored: they came too late, twice, or from another runner.",
             ("reason",),
             registry=registry,
         )
