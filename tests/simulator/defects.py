@@ -117,6 +117,22 @@ DEFECTS = (
         "self._lifecycle.refuse(request, Failure.of(REVISION_REPLACED)); return Outcome.REFUSED",
         seed=119,
     ),
+    Defect(
+        "a runner declines what another one has",
+        "motet_scheduler.policy.runner_events",
+        "_may_decline",
+        "return (event.instance, event.epoch) == (placement.instance, placement.epoch)",
+        "return event.epoch == placement.epoch",
+        seed=37,
+    ),
+    Defect(
+        "a runner answers for another one",
+        "motet_gateway.dispatcher",
+        "Dispatcher._is_another_runners",
+        "placed.address == address",
+        "True",
+        seed=5,
+    ),
 )
 
 

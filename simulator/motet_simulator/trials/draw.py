@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 from motet.runner_info import RequestClass
-from motet_simulator.trials.draw_faults import draw_faults, with_enough
+from motet_simulator.trials.draw_faults import draw_faults, draw_lies, with_enough
 from motet_simulator.trials.draw_grants import draw_grants
 from motet_simulator.trials.plan import (
     CONTEXT_TOKENS,
@@ -17,6 +17,9 @@ from motet_simulator.trials.plan import (
     Plan,
     TrialSettings,
 )
+
+LYING_SEEDS = 0, 5
+"""In their plans, of eight each, somebody lies."""
 
 
 def draw_plan(seed: int) -> Plan:
@@ -50,7 +53,10 @@ def draw_plan(seed: int) -> Plan:
         changes = [replace(change, max_replicas=RUNNERS) for change in changes]
     asks = _make_some_too_large(random, asks, settings)
     grants = draw_grants(Random(f"grants {seed}"), asks, settings.step_seconds)
-    return Plan(seed, tuple(asks), tuple(with_enough(random, faults)), settings, tuple(changes), grants)
+    faults = with_enough(random, faults)
+    if seed % 8 in LYING_SEEDS:
+        faults = sorted([*faults, *draw_lies(Random(f"lies {seed}"))], key=lambda fault: fault.at)
+    return Plan(seed, tuple(asks), tuple(faults), settings, tuple(changes), grants)
 
 
 def _draw_changes(random: Random) -> list[AdapterChange]:

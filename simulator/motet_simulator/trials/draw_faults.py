@@ -123,6 +123,12 @@ def draw_faults(random: Random, settings: TrialSettings, changes: list[AdapterCh
     return faults
 
 
+def draw_lies(random: Random) -> list[Fault]:
+    """Who lies, and when. Drawn apart: in the other plans nobody does."""
+    hosts = random.sample((*_RUNNERS, *_RUNNERS, *_GATEWAYS), random.randint(1, 3))
+    return [Fault("lies", random.random() * SECONDS, host, seconds=random.uniform(2.0, 12.0)) for host in hosts]
+
+
 def with_enough(random: Random, faults: list[Fault]) -> list[Fault]:
     """And more, if too few of these are expected to do something."""
     faults = list(faults)
@@ -136,6 +142,7 @@ def with_enough(random: Random, faults: list[Fault]) -> list[Fault]:
 def _possible(settings: TrialSettings, fetched: list[AdapterChange], fast: list[AdapterChange]) -> list[FaultKind]:
     """A scheduler that is alone has files and no Lease; the others have a Lease and no files."""
     needed: dict[FaultKind, bool] = {
+        "lies": False,
         "kill in write": settings.local,
         "leases away": not settings.local,
         "leases garbled": not settings.local,

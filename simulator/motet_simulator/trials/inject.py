@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from motet_simulator.trials.lies import Liar
 from motet_simulator.trials.plan import BUSIEST, LEADER, SECONDS, Fault, FaultKind
 from motet_simulator.trials.system import System
 from motet_simulator.world import Wires, World
@@ -101,6 +102,9 @@ class Faults:
                     return False  # for a new base model
                 system.set_drain(host, True)
                 self._lasts(kind, host, seconds, system.set_drain, host, False)
+            case "lies":
+                self._wires.lies[host] = Liar(system, host, f"{self._world.seed} {fault.at}").says
+                self._lasts(kind, host, seconds, self._wires.tells_truth, host)
             case "engine dies" if runner is not None:
                 runner.engine.die()
             case "engine hangs" if runner is not None:

@@ -23,7 +23,8 @@ def check_now(system: System) -> None:
     if system.plan.grants:
         system.grant_checks.check(system.clients, system.schedulers, system.world.now)
     if (leader := system.leader) is not None:
-        system.waiting_checks.check(leader.scheduler, system.processes[system.leading_host], system.runners)
+        honest = {host: parts for host, parts in system.runners.items() if host not in system.lying}
+        system.waiting_checks.check(leader.scheduler, system.processes[system.leading_host], honest)
 
 
 def _check_serving(system: System, service: SchedulerService) -> None:

@@ -28,6 +28,7 @@ FaultKind = Literal[
     "source slow",
     "disk full",
     "new base",
+    "lies",
 ]
 
 SECONDS = 20.0

@@ -1,7 +1,7 @@
 """The services of one trial, each in a simulated process of its own, and what starts them again."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -122,6 +122,11 @@ class System:
     def leading_host(self) -> str:
         """Empty: no scheduler leads."""
         return max(self.schedulers, key=lambda host: self.schedulers[host].term, default="")
+
+    @property
+    def lying(self) -> Collection[str]:
+        """Hosts that lie."""
+        return self._wires.lies.keys()
 
     @property
     def busiest_host(self) -> str:

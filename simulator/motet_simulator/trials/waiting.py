@@ -52,7 +52,7 @@ class WaitingChecks:
         self._since: dict[Fit, float] = {}
 
     def check(self, scheduler: Scheduler, process: Process, runners: Mapping[str, Parts]) -> None:
-        """Raises AssertionError."""
+        """`runners`: those that tell the truth about their books. Raises AssertionError."""
         now = process.loop.time()
         fits = {} if process.loop.pauses else dict(_fits(scheduler, runners, now))
         self._since = {fit: self._since.get(fit, now) for fit in fits}

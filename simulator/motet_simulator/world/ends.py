@@ -121,10 +121,12 @@ class End:
             await self._room.wait()
         if self.status is not None:
             raise CallFailed(*self.status)
-        encoded = self.encode(message)
-        self.out.unread += len(encoded)
-        self._wires.record(self._wires.world.now, self.out.label, encoded)
-        self.out.send(self.stream.other(self).on_message, encoded)
+        lies = self._wires.lies.get(self.host)
+        for said in (message,) if lies is None else lies(message):
+            encoded = self.encode(said)
+            self.out.unread += len(encoded)
+            self._wires.record(self._wires.world.now, self.out.label, encoded)
+            self.out.send(self.stream.other(self).on_message, encoded)
 
     async def send_all(self, take: Callable[[], Awaitable[Any]]) -> None:
         with suppress(CallFailed):

@@ -1,8 +1,8 @@
 """What is between simulated machines, who listens there, and what goes wrong with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from motet.errors import SetupError
 from motet_simulator.world.statuses import RESET, UNANSWERED
@@ -60,6 +60,8 @@ class Wires:
         self._servers: dict[str, SimulatedServer] = {}
         self.aliases: dict[str, tuple[str, ...]] = {}
         """Addresses behind which there are several others: one of those that listen is taken."""
+        self.lies: dict[str, Callable[[Any], Iterable[Any]]] = {}
+        """What hosts say instead of a message, of those that lie."""
         self._partitions: dict[tuple[str, str], _Partition] = {}
 
     def host(self, name: str) -> Host:
@@ -120,6 +122,10 @@ class Wires:
             if notices < partition.until:
                 self.world.on_met("partition", f"{partition.source} {partition.target}")
                 self.world.at(notices, end.breaks, UNANSWERED)
+
+    def tells_truth(self, name: str) -> None:
+        """Again."""
+        self.lies.pop(name, None)
 
     def slow(self, source: str, target: str, seconds: float) -> None:
         """What `source` sends to `target` takes longer for this long."""
