@@ -191,6 +191,7 @@ class SchedulerDriver:
         pages: int = 0,
         pages_free: int = 0,
         cached: tuple[int, ...] = (),
+        **how: Any,
     ) -> list[effects.Effect]:
         return self.send(
             events.RunnerReported(
@@ -202,6 +203,7 @@ class SchedulerDriver:
                 pages=pages,
                 pages_free=pages_free,
                 cached_prefixes=frozenset(cached),
+                **how,
             )
         )
 

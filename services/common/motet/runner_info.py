@@ -271,22 +271,22 @@ class BatchCap:
     @classmethod
     def from_proto(cls, it: common_pb2.BatchCap) -> Self:
         return cls(
-            target_seconds=_seconds(it.target_seconds),
+            target_seconds=known_seconds(it.target_seconds),
             sequences=it.sequences,
-            token_seconds=_seconds(it.token_seconds),
-            alone_seconds=_seconds(it.alone_seconds),
-            fixed_seconds=_seconds(it.fixed_seconds),
-            sequence_seconds=_seconds(it.sequence_seconds),
-            context_seconds=_seconds(it.context_seconds),
-            prompt_seconds=_seconds(it.prompt_seconds),
+            token_seconds=known_seconds(it.token_seconds),
+            alone_seconds=known_seconds(it.alone_seconds),
+            fixed_seconds=known_seconds(it.fixed_seconds),
+            sequence_seconds=known_seconds(it.sequence_seconds),
+            context_seconds=known_seconds(it.context_seconds),
+            prompt_seconds=known_seconds(it.prompt_seconds),
         )
 
     def to_proto(self) -> common_pb2.BatchCap:
         return common_pb2.BatchCap(**asdict(self))
 
 
-def _seconds(number: float) -> float:
-    """Any number may come."""
+def known_seconds(number: float) -> float:
+    """Any number may come. 0: nobody knows."""
     return number if 0 <= number < MAX_STEP_SECONDS else 0.0
 
 

@@ -92,6 +92,7 @@ class SchedulerLink:
                 parked=report.parked,
                 pending_prefill_tokens=report.pending_prefill_tokens,
                 step_seconds=report.step_seconds,
+                prefill_seconds_per_token=report.prefill_seconds_per_token,
                 steps=report.steps,
                 resident=self._adapters.resident(report.adapters),
                 live=self._accepted.runner_requests(report),

@@ -13,6 +13,7 @@ from motet.runner_info import (
     KernelState,
     RequestClass,
     RunnerIdentity,
+    known_seconds,
     read_resident_adapters,
     read_runner_requests,
 )
@@ -405,6 +406,8 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
                 cached_prefixes=frozenset(it.cached_prefixes[:MAX_CACHED_HINTS]),
                 kernels=_read_kernels(it),
                 batch_cap=BatchCap.from_proto(it.batch_cap) if it.HasField("batch_cap") else None,
+                step_seconds=known_seconds(it.step_seconds),
+                prompt_token_seconds=known_seconds(it.prefill_seconds_per_token),
             )
         case "declined":
             no = up.declined

@@ -93,7 +93,8 @@ class Settings(BaseSettings):
     """`force_promise_pages` is the promise of one request in this number; the estimate decides for the others."""
 
     capacity_seconds: float = Field(1.0, gt=0)
-    """How often the scheduler works out how many runners each pool should have."""
+    """How often the scheduler works out how many runners each pool should have, and moves requests away from one that
+    could leave."""
 
     queue_patience_seconds: float = Field(5.0, gt=0)
     """When a request has been in the queue for this long, the scheduler advises one more runner than it has computed,

@@ -185,6 +185,10 @@ class RunnerReported:
     """Hints of the pages in its prefix cache."""
     kernels: KernelState | None = None
     batch_cap: BatchCap | None = None
+    step_seconds: float = 0.0
+    """Of its last iterations. 0: the runner does not say."""
+    prompt_token_seconds: float = 0.0
+    """To compute one token of a prompt. 0: the runner does not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,7 @@ class Placer:
             promise = Promise(promise.pages, promise.tokens, source.bytes)
             if not runner.load_is_awaited(request.digest, source.ref, self._state.now, self._state.config.load_retry):
                 self._state.emit(self._state.adapters.load(runner, request.digest, source, self._state.now))
+        runner.emptied = False  # if it was, the others have no room, and the load has returned
         request.epoch += 1
         request.base = request.base or runner.base.digest
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)

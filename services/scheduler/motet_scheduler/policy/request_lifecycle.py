@@ -231,17 +231,21 @@ class RequestLifecycle:
 
     def move(self, request: Request, why: str) -> None:
         """Cancel the request on its runner and place it again under a new epoch (PU-17)."""
-        assert request.placement is not None
         if request.forgotten:
             self.end(request)
             return
+        self.take_away(request, why)
+        self.enqueue(request)
+
+    def take_away(self, request: Request, why: str) -> None:
+        """From its runner. It has to be placed again, or queued."""
+        assert request.placement is not None
         runner = self._state.runner_of(request.placement)
         self._state.note_event(request.id, Happening.MOVED, request.placement.instance, why)
         self.cancel_at_runner(request.placement, request.id, why)
         self.release_promise(request)
         request.placement = None
         request.moved_reason, request.engine_hung = why, runner is not None and runner.hung
-        self.enqueue(request)
 
     def cancel_at_runner(self, placement: Placement, request: RequestId, reason: str) -> None:
         runner = self._state.runner_of(placement)

@@ -13,8 +13,9 @@
 | it is not reserved        | it is reserved for an overdue request         |
 | its last places stay free | they are kept for tenants with smaller shares |
 
-Before fullness counts what the request could share there: the runner has other choices of the same call (or room for
-all of them, if this is the first), or more of its prompt in the prefix cache. Ties after fullness: the adapter on the
+Last comes a runner that is emptied (PU-18). Before fullness counts what the request could share there: the runner has
+other choices of the same call (or room for all of them, if this is the first), or more of its prompt in the prefix
+cache. Ties after fullness: the adapter on the
 device, on the host, on disk; then the highest name.
 """
 
@@ -94,9 +95,10 @@ def never_fits(request: Request, runners: Iterable[Runner], config: SchedulerCon
     return NeverFits(too_small) if too_small else None
 
 
-def _rank(request: Request, fit: Chosen, near: str) -> tuple[bool, int, int, Tier, str]:
+def _rank(request: Request, fit: Chosen, near: str) -> tuple[bool, bool, int, int, Tier, str]:
     runner = fit.runner
     return (
+        not runner.emptied,
         _keeps_choices_together(request, runner, fit.promise, near),
         runner.cached_pages(request.prefix_hints),
         runner.sequences,

@@ -94,6 +94,7 @@ class RunnerEvents:
         runner.pages_to_resume = event.pages_free
         runner.cached_prefixes, runner.kernels = event.cached_prefixes, event.kernels
         runner.batch_cap = event.batch_cap
+        runner.step_seconds, runner.prompt_token_seconds = event.step_seconds, event.prompt_token_seconds
         self._publisher.apply_pool(runner)
         # A report is not enough to be healthy again: an engine with work must also take a step.
         moves = event.steps > runner.steps if runner.steps is not None else not runner.hung

@@ -119,6 +119,8 @@ class Runner:
         self.unhealthy = ""
         self.hung = False
         """Unhealthy because its engine takes no steps; only a step makes it healthy again."""
+        self.emptied = False
+        """Its requests move away, so that it can leave; it gets new ones only if the others have no room."""
         self.steps: int | None = None
         """As last reported; None before the first report."""
         self.running = 0
@@ -132,6 +134,8 @@ class Runner:
         """As last reported."""
         self.batch_cap: BatchCap | None = None
         """As last reported: how many sequences keep its pool's SLO. None: the pool has none."""
+        self.step_seconds = self.prompt_token_seconds = 0.0
+        """As last reported: of an iteration, and of one token of a prompt."""
         self._rank_of = rank_of
         self._pages_by_rank: dict[Digest, int] = {}
         """Of adapters that were asked for since the last report: asking takes too long for each request and runner."""

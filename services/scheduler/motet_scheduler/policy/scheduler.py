@@ -11,6 +11,7 @@ from motet.domain import BASE
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.autoscaler import Autoscaler
 from motet_scheduler.policy.catalog import CatalogPublisher, SavedCatalog
+from motet_scheduler.policy.consolidation import Consolidation
 from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.gateway_events import GatewayEvents
 from motet_scheduler.policy.placement import Placer, Positions
@@ -65,6 +66,7 @@ class Scheduler:
             self._runner_events,
             self.positions,
             self.capacity,
+            Consolidation(state, self.lifecycle, self.placer),
         )
         self._looked_at: tuple[LookedAt, ...] = (
             self.lifecycle,

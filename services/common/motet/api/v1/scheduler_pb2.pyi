@@ -1359,6 +1359,7 @@ class Report(_message.Message):
     PAGES_FIELD_NUMBER: _builtins.int
     KERNELS_FIELD_NUMBER: _builtins.int
     BATCH_CAP_FIELD_NUMBER: _builtins.int
+    PREFILL_SECONDS_PER_TOKEN_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     pages_free: _builtins.int
     pages_promised: _builtins.int
@@ -1373,6 +1374,8 @@ class Report(_message.Message):
     host_bytes_free: _builtins.int
     pages: _builtins.int
     """that KV can have now; adapters in use have the others. 0: all that the hello named"""
+    prefill_seconds_per_token: _builtins.float
+    """measured; 0: the runner does not say"""
     @_builtins.property
     def resident(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ResidentAdapter]: ...
     @_builtins.property
@@ -1406,10 +1409,11 @@ class Report(_message.Message):
         pages: _builtins.int = ...,
         kernels: _common_pb2.KernelState | None = ...,
         batch_cap: _common_pb2.BatchCap | None = ...,
+        prefill_seconds_per_token: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch_cap", b"batch_cap", "kernels", b"kernels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_cap", b"batch_cap", "cached_prefixes", b"cached_prefixes", "host_bytes_free", b"host_bytes_free", "kernels", b"kernels", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "resident", b"resident", "running", b"running", "sequence", b"sequence", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_cap", b"batch_cap", "cached_prefixes", b"cached_prefixes", "host_bytes_free", b"host_bytes_free", "kernels", b"kernels", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_seconds_per_token", b"prefill_seconds_per_token", "resident", b"resident", "running", b"running", "sequence", b"sequence", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
