@@ -78,6 +78,9 @@ class SchedulerSync:
         """Runners that are connected to the scheduler, as it reported."""
 
         self.unhealthy: dict[str, UnhealthyRunner] = {}
+        self.requests: dict[str, int] = {}
+        """That each runner has, by instance. They change all the time, and are no reason for a round."""
+
         self.slots: dict[str, int] = {}
         """Adapter slots in device memory, by instance."""
 
@@ -160,6 +163,7 @@ class SchedulerSync:
     def _forget(self, instance: str) -> None:
         self.attached.discard(instance)
         self.unhealthy.pop(instance, None)
+        self.requests.pop(instance, None)
         self.slots.pop(instance, None)
         self.batch_caps.pop(instance, None)
         self.kernels.pop(instance, None)
@@ -334,6 +338,7 @@ class SchedulerSync:
             self._send_drains()
         came_or_went = report.attached != (identity.instance in self.attached)
         (self.attached.add if report.attached else self.attached.discard)(identity.instance)
+        self.requests[identity.instance] = report.running + report.waiting
         slots = report.capacity.adapter_slots
         resized, self.slots[identity.instance] = slots != self.slots.get(identity.instance), slots
         resized |= self._note_kernels(report) | self._note_batch_cap(report)

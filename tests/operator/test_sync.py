@@ -355,6 +355,21 @@ async def test_a_cap_is_news_if_its_number_changes_or_the_time_of_one_alone_did(
             assert (known.sequences, known.alone_seconds == alone) == (sequences, news)
 
 
+async def test_the_number_of_requests_of_a_runner_is_known_until_it_is_gone(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s.sock"
+    async with syncing(address) as sync, fake_scheduler(address) as scheduler:
+        await until(lambda: sync.connected)
+        for running, waiting in ((3, 2), (0, 1)):
+            report = scheduler_pb2.RunnerReport(
+                runner=common_pb2.RunnerIdentity(instance="r0"), attached=True, running=running, waiting=waiting
+            )
+            scheduler.outbox.put(scheduler_pb2.SyncDown(runner=report))
+            await until(lambda both=running + waiting: sync.requests == {"r0": both})
+        sync.send_state(catalog(), [], ["r0"])
+        sync.send_state(catalog(), [], [])
+        assert sync.requests == {}
+
+
 async def test_the_kernels_of_a_runner_are_known_until_it_is_gone(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/s.sock"
     async with syncing(address) as sync, fake_scheduler(address) as scheduler:

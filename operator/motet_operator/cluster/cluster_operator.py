@@ -92,6 +92,7 @@ def reports_of(sync: SchedulerSync) -> SchedulerReports:
         attached=frozenset(sync.attached),
         unhealthy=dict(sync.unhealthy),
         advice=dict(sync.advice),
+        requests=dict(sync.requests),
         slots=dict(sync.slots),
         batch_caps=dict(sync.batch_caps),
         reported_groups=sync.reported_groups,

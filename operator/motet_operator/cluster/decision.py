@@ -122,6 +122,7 @@ class SchedulerReports:
     attached: Collection[str] = ()
     unhealthy: Mapping[str, UnhealthyRunner] = field(default_factory=dict)
     advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
+    requests: Mapping[str, int] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
     batch_caps: Mapping[str, BatchCap] = field(default_factory=dict)
     reported_groups: Collection[ObjectName] | None = None
@@ -211,6 +212,7 @@ class Decider:
             ),
             adapter_reports=self._residency.sampled(reports.known, readable(adapters), now),
             scaling_advice=reports.advice,
+            requests=reports.requests,
             slots=reports.slots,
             batch_caps=reports.batch_caps,
             rolling_pools=self._rolling_pools,

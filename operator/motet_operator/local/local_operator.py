@@ -228,6 +228,7 @@ class LocalOperator:
                 attached=self.sync.attached,
             ),
             adapter_reports=self.sync.adapter_reports,
+            requests=self.sync.requests,
             slots=self.sync.slots,
             batch_caps=self.sync.batch_caps,
             scaling_advice=self.sync.advice,

@@ -108,15 +108,15 @@ def roll_out(view: View, pool: PoolObject, target: RolloutTarget, wanted: int) -
 
     settled = [instance for instance in new if not instance.node_is_leaving]
     others = [instance for instance in members if instance not in settled]
-    surplus = _surplus(wanted, settled)
+    surplus = _surplus(view, wanted, settled)
     # Other runners leave for ready ones. A rollout may also leave out `maxUnavailable`. A cordoned node is no reason to
     # have fewer runners: perhaps no other node has capacity. A drain of the node evicts as many as the budget allows.
     kept = [instance for instance in settled if instance not in surplus]
     keep = wanted - sum(instance.ready for instance in kept)
-    going = _surplus(keep - strategy.max_unavailable if old else keep, others)
+    going = _surplus(view, keep - strategy.max_unavailable if old else keep, others)
     if old and all(_may_leave(view, instance, going) for instance in old):
         # They leave now, and the rollout is over: nothing else drains for it, only to be taken back in the next round.
-        going = [*old, *_surplus(keep, [instance for instance in others if instance not in old])]
+        going = [*old, *_surplus(view, keep, [instance for instance in others if instance not in old])]
     surplus += going
 
     there = [instance for instance in members if not _may_leave(view, instance, surplus)]
@@ -139,23 +139,26 @@ def roll_out(view: View, pool: PoolObject, target: RolloutTarget, wanted: int) -
 def only_keep(view: View, name: ObjectName, keep: int) -> Rollout:
     """At most `keep` of the pool's runners stay, and none is started: the pool was refused, or deleted."""
     members = [instance for instance in view.instances if instance.pool == name]
-    surplus = _surplus(keep, members)
+    surplus = _surplus(view, keep, members)
     drain_seconds = max((each.drain_seconds for each in view.runner_sets if each.pool == name), default=0.0)
     sets = _only_scaled(view, name, drain_seconds, members=members, surplus=surplus)
     return Rollout(runner_sets=tuple(sets), drains=tuple(_drains(view, members, surplus, drain_seconds)))
 
 
-def _surplus(keep: int, instances: Sequence[RunnerInstance]) -> list[RunnerInstance]:
+def _surplus(view: View, keep: int, instances: Sequence[RunnerInstance]) -> list[RunnerInstance]:
     """The instances that leave if `keep` of them stay."""
-    return _removal_order(instances)[: max(0, len(instances) - max(0, keep))]
+    return _removal_order(view, instances)[: max(0, len(instances) - max(0, keep))]
 
 
-def _removal_order(instances: Iterable[RunnerInstance]) -> list[RunnerInstance]:
-    """First those that cannot serve, then draining ones, then those that have to leave their node, then the newest."""
-    return sorted(
-        instances,
-        key=lambda one: (one.ready or one.attached, one.draining_until is None, not one.node_is_leaving, -one.ordinal),
-    )
+def _removal_order(view: View, instances: Iterable[RunnerInstance]) -> list[RunnerInstance]:
+    """First those that cannot serve, then draining ones, then those that have to leave their node, then those with the
+    fewest requests, then the newest."""
+
+    def order(one: RunnerInstance) -> tuple[bool, bool, bool, int, int]:
+        serves, stays = one.ready or one.attached, one.draining_until is None
+        return serves, stays, not one.node_is_leaving, view.requests.get(one.name, 0), -one.ordinal
+
+    return sorted(instances, key=order)
 
 
 def _may_leave(view: View, instance: RunnerInstance, surplus: Sequence[RunnerInstance]) -> bool:

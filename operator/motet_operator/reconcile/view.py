@@ -217,6 +217,8 @@ class View:
     failed: tuple[FailedRunner, ...] = ()
     adapter_reports: Mapping[ObjectName, AdapterReport] = field(default_factory=dict)
     scaling_advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
+    requests: Mapping[str, int] = field(default_factory=dict)
+    """How many each runner has, by instance: of several that may leave, the emptiest does."""
     slots: Mapping[str, int] = field(default_factory=dict)
     """Adapter slots in device memory, by instance."""
     batch_caps: Mapping[str, BatchCap] = field(default_factory=dict)

@@ -98,6 +98,16 @@ def test_fewer_replicas_drain_the_newest_and_keep_it_until_it_is_empty() -> None
         assert (plan.runner_sets[0].replicas, plan.runner_sets[0].leaving) == (1, ("new",))
 
 
+def test_of_several_that_may_leave_the_one_with_the_fewest_requests_does() -> None:
+    one = pool(replicas=2)
+    three = [instance(text, revision(one), ordinal=number) for number, text in enumerate(("a", "b", "c"))]
+    plan = reconcile(view(pools=[one], instances=three, requests={"a": 5, "b": 1, "c": 3}))
+    assert [drain.instance for drain in plan.drains] == ["b"]
+    three[1] = draining(three[1])
+    plan = reconcile(view(pools=[one], instances=three, requests={"a": 0, "b": 1, "c": 0}))
+    assert [drain.instance for drain in plan.drains] == ["b"], "whoever has begun to drain goes on"
+
+
 def draining(one: RunnerInstance, **more: Any) -> RunnerInstance:
     """As a pod is then: it is not ready because it takes no work."""
     return replace(one, **({"draining_until": later(30), "ready": False, "attached": True} | more))
