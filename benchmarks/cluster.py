@@ -8,10 +8,13 @@ sequences), random, the fullest runner whatever adapters it has, and batches of 
 GPUs are busy with the shortest queue, over production's; and production's p99 of times between tokens, and of times to
 the first one, over those with the shortest queue. The next three take a third of the time. `random`: the hours with
 random placement. `full_load`: the peak is 44; the tokens of the middle third over those with the shortest queue.
-`cold_loads`: as `hours`, with 1,000 adapters by Zipf's law, of which each GPU has 64; requests whose adapter has to be
-loaded, over those with the fullest runner, and the hours. `fcfs`: 1,000 requests wait for one GPU, with Punica's
-workloads (PU-25); throughput until none waits, or for 20 minutes, over that of batches from consecutive requests for
-one adapter. `clustered`: the same over batches of one adapter, whose requests pass those for others.
+`consolidation`: 30 requests a second for 80 seconds, then one, with answers of up to 4,096 tokens: the hours if an
+autoscaler may remove runners, so that requests move together (PU-18), over those if it may not; and the longest pause
+of an answer that moves. In `full_load` it may, too. `cold_loads`: as `hours`, with 1,000 adapters by Zipf's law, of
+which each GPU has 64; requests whose adapter has to be loaded, over those with the fullest runner, and the hours.
+`fcfs`: 1,000 requests wait for one GPU, with Punica's workloads (PU-25); throughput until none waits, or for 20
+minutes, over that of batches from consecutive requests for one adapter. `clustered`: the same over batches of one
+adapter, whose requests pass those for others.
 
 Lengths are ShareGPT's, if `--data` or TEST_DATA names a folder with lengths/sharegpt.csv.gz; else a lognormal law's.
 
@@ -27,7 +30,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster_loads import LENGTHS, asked, lengths, profile, triangle
+from benchmarks.cluster_loads import LASTS, LENGTHS, LONGEST_OF_BURST, asked, burst, lengths, profile, triangle
 from benchmarks.harness import Result, arguments, percentile, report
 from benchmarks.placements import (
     Fullest,
@@ -68,15 +71,21 @@ class Measured:
 
     @classmethod
     def of(
-        cls, requests: list[WorkloadRequest], placement: Production, seconds: float, adapters: int = 0
+        cls,
+        requests: list[WorkloadRequest],
+        placement: Production,
+        seconds: float,
+        adapters: int = 0,
+        **how: Any,
     ) -> "Measured":
+        """`how`: of the setup."""
         told: list[tuple[float, int]] = []
 
         def look(cluster: Cluster) -> bool:
             told.append((cluster.clock.now, delivered(cluster)))
             return False
 
-        setup = Setup(profile=profile(), runners=GPUS)
+        setup = Setup(profile=profile(), runners=GPUS, **how)
         outcome = simulate(setup, requests, placement, names(adapters), look=look)
         assert not outcome.refusals, f"requests were refused: {outcome.refusals}"
         middle = [tokens for at, tokens in told if seconds / 3 <= at <= seconds * 2 / 3]
@@ -89,7 +98,10 @@ class Measured:
     def __str__(self) -> str:
         gap, count = self.outcome.gaps.quantile(0.99), self.outcome.requests
         p99 = f"p99 of times between tokens {1e3 * gap:.1f} ms, to the first {self.first_token:.3f} s"
-        return f"{count} requests, {self.hours:.2f} busy hours, {p99}, {self.cold} cold loads"
+        return (
+            f"{count} requests, {self.hours:.3f} busy hours, {p99}, {self.cold} cold loads, "
+            f"{len(self.outcome.gaps.of_moves)} moves"
+        )
 
 
 def delivered(cluster: Cluster) -> int:
@@ -105,19 +117,24 @@ def load(
 
 
 def compared(
-    name: str, requests: list[WorkloadRequest], other: Production, seconds: float, adapters: int = 0
+    name: str, requests: list[WorkloadRequest], other: Production, seconds: float, adapters: int = 0, **how: Any
 ) -> tuple[Measured, Measured]:
-    """Production, and the other."""
-    both = [Measured.of(requests, placement, seconds, adapters) for placement in (Production(), other)]
+    """Production, whose setup has `how` beside, and the other."""
+    both = (
+        Measured.of(requests, Production(), seconds, adapters, **how),
+        Measured.of(requests, other, seconds, adapters),
+    )
     for of, measured in zip(("production", type(other).__name__), both, strict=True):
         print(f"{name}: {of}: {measured}", flush=True)
     return both[0], both[1]
 
 
-def figure(name: str, value: float, settings: dict[str, Any], *, least: float = -inf, most: float = inf) -> Result:
+def figure(
+    name: str, value: float, settings: dict[str, Any], *, least: float = -inf, most: float = inf, unit: str = "x"
+) -> Result:
     target = f">= {least:g}" if least > -inf else f"<= {most:g}" if most < inf else ""
     holds = least <= value <= most if target else None
-    return Result(name, value, "x", target, holds, counted=True, settings=settings)
+    return Result(name, value, unit, target, holds, counted=True, settings=settings)
 
 
 # -- the cases ---------------------------------------------------------------------------------------------------------
@@ -142,9 +159,24 @@ def at_random(given: Namespace) -> list[Result]:
 
 def full_load(given: Namespace) -> list[Result]:
     seconds = 60 * given.minutes / 3
-    ours, other = compared("full load", load(FULL, seconds, given.data), ShortestQueue(), seconds)
+    ours, other = compared("full load", load(FULL, seconds, given.data), ShortestQueue(), seconds, shrinks=True)
     value = ours.in_middle / other.in_middle
     return [figure("full_load_throughput", value, {"minutes": given.minutes / 3}, least=0.98)]
+
+
+def consolidation(given: Namespace) -> list[Result]:
+    requests = asked(burst(random.Random(1), given.data))
+    ours, other = (
+        Measured.of(requests, Production(), LASTS, max_tokens=LONGEST_OF_BURST, shrinks=shrinks)
+        for shrinks in (True, False)
+    )
+    print(f"consolidation: {ours}; without: {other}", flush=True)
+    settings = {"seconds": LASTS}
+    pause = max(ours.outcome.gaps.of_moves, default=0.0)
+    return [
+        figure("consolidation_hours", ours.hours / other.hours, settings, most=0.8),
+        figure("consolidation_pause_s", pause, settings, most=1.2, unit="s"),
+    ]
 
 
 def cold_loads(given: Namespace) -> list[Result]:
@@ -203,6 +235,7 @@ CASES: dict[str, Callable[[Namespace], list[Result]]] = {
     "hours": hours,
     "random": at_random,
     "full_load": full_load,
+    "consolidation": consolidation,
     "cold_loads": cold_loads,
     "fcfs": fcfs,
     "clustered": clustered,

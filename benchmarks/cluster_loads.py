@@ -1,5 +1,6 @@
 """What simulated clusters of benchmarks are: a law for the time of a step, and requests with real lengths."""
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -11,6 +12,8 @@ from motet_simulator.workloads.traces import read
 
 LONGEST = 1024
 """Tokens, to which prompts and answers are cut."""
+
+BURST, LASTS, LONGEST_OF_BURST = 80.0, 400.0, 4096
 
 LENGTHS = "lengths/sharegpt.csv.gz"
 """In a folder of data. Each row has the tokens of a prompt and of its answer."""
@@ -68,6 +71,14 @@ def triangle(peak: float, seconds: float, drawn: Lengths, chance: random.Random)
     while (at := at + chance.expovariate(peak)) < seconds:
         if chance.random() < 1 - abs(2 * at / seconds - 1):
             yield at, *drawn()
+
+
+def burst(chance: random.Random, data: Path | None) -> Iterator[tuple[float, int, int]]:
+    """30 requests a second for 80 seconds, then one a second until 400: what is left of the burst is spread over all
+    runners. Few answers are very long: lognormal, with a median of 250, to 4,096 tokens."""
+    drawn, at = lengths(chance, data), 0.0
+    while (at := at + chance.expovariate(30.0 if at < BURST else 1.0)) < LASTS:
+        yield at, drawn()[0], _cut(chance.lognormvariate(math.log(250), 1.2), LONGEST_OF_BURST)
 
 
 def asked(

@@ -34,6 +34,8 @@ class Answer:
     last_at: float = -1.0
     """When the engine had its newest token."""
     ended: bool = False
+    moved: bool = False
+    """It has had no token yet from the runner to which it has moved."""
     refusal: str = ""
     """Why it was refused; empty if it was not."""
 
@@ -55,6 +57,9 @@ class Answer:
             self.first_at = now
         else:
             gaps.add(now - self.last_at)
+            if self.moved:
+                self.moved = False
+                gaps.of_moves.append(now - self.last_at)
         self.last_at = now
         self.length += 1
 

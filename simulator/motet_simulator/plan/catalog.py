@@ -7,12 +7,13 @@ from hashlib import sha256
 from motet.domain import Digest
 from motet_scheduler.policy.adapters import Revision
 from motet_scheduler.policy.catalog import SavedAdapter, SavedCatalog
-from motet_scheduler.policy.values import AdapterRef, AdapterSpec, Certificate, PoolSpec, RevisionKey
+from motet_scheduler.policy.values import AdapterRef, AdapterSpec, Certificate, PoolSpec, RevisionKey, ScalingMode
 from motet_simulator.plan.setup import GROUP, Setup
 
 
 def catalog(digests: Mapping[str, Digest], setup: Setup) -> SavedCatalog:
-    pool = PoolSpec(pool=GROUP, group=GROUP, served_name="plan", replicas=setup.runners)
+    scaling = ScalingMode.BUILTIN if setup.shrinks else ScalingMode.DISABLED
+    pool = PoolSpec(pool=GROUP, group=GROUP, served_name="plan", replicas=setup.runners, scaling=scaling)
     return SavedCatalog(
         pools=(pool,), adapters=tuple(_saved(name, digest, setup.rank) for name, digest in digests.items())
     )

@@ -19,7 +19,7 @@ from motet_simulator.plan.clock import VirtualClock
 from motet_simulator.plan.gateway import SimulatedGateway
 from motet_simulator.plan.outcome import Outcome
 from motet_simulator.plan.runner import SimulatedRunner
-from motet_simulator.plan.setup import MESSAGE_SECONDS, Setup
+from motet_simulator.plan.setup import GATEWAY, MESSAGE_SECONDS, Setup
 from motet_simulator.workloads.request import WorkloadRequest
 from motet_supervisor.policy import effects as supervisor_effects
 from motet_supervisor.policy import events as supervisor_events
@@ -64,7 +64,6 @@ class Cluster:
             setup.profile,
             self.clock,
             seed=setup.seed * 100_003 + number,
-            answers=self.answers,
             gaps=self.outcome.gaps,
             rank=setup.rank,
             to_scheduler=partial(after, MESSAGE_SECONDS, self._tell_scheduler),
@@ -97,6 +96,7 @@ class Cluster:
                 first=GIVE_UP_CHECK_SECONDS,
                 idle_until=gateway.idle_until,
             )
+        self._tell_scheduler(scheduler_events.GatewayConnected(GATEWAY))
         for runner in self.runners.values():
             runner.attach()
         self._tell_scheduler(scheduler_events.SupervisorConnected())
@@ -132,7 +132,10 @@ class Cluster:
         for effect in self.scheduler.handle(event, self.clock.now):
             match effect:
                 case scheduler_effects.SendPlaced():
-                    self.clock.after(self.setup.profile.overheads.submit, self._gateway.placed, effect)
+                    submit = self.setup.profile.overheads.submit
+                    # One that moves is cancelled first: only then its gateway knows the tokens that it goes on from.
+                    wait = submit + MESSAGE_SECONDS if effect.moved_reason else submit
+                    self.clock.after(wait, self._gateway.placed, effect)
                 case scheduler_effects.SendRefused():
                     self.clock.after(MESSAGE_SECONDS, self._gateway.refused, effect)
                 case (

@@ -10,6 +10,8 @@ _BUCKETS_PER_E = 100
 
 @dataclass(slots=True)
 class Gaps:
+    of_moves: list[float] = field(default_factory=list)
+    """Those in which an answer has moved to another runner, one by one."""
     _counts: Counter[int] = field(default_factory=Counter)
     _newest: float = field(default=0.0, compare=False)
     _bucket: int = field(default=0, compare=False)

@@ -1,6 +1,7 @@
 """A simulated gateway: it plays a workload, and keeps what becomes of it."""
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 
 from motet.domain import BASE, Digest, InstanceName, RequestId, Tenant
 from motet.prefix_hints import prefix_salt, prompt_hints
@@ -105,14 +106,20 @@ class SimulatedGateway:
         answer = self._answers.get(placed.request)
         if answer is None or placed.epoch <= answer.epoch:
             return
+        if answer.epoch:
+            if not answer.left:
+                return  # it has its last token, which its runner is about to tell
+            answer = self._answers[answer.request] = copy(answer)  # the former runner may still count in its own
+            answer.moved = placed.moved_reason != ""
         answer.epoch, answer.promise, answer.weight = placed.epoch, placed.promise, placed.weight
         if answer.placed_at < 0:
             answer.placed_at = self._clock.now
         self._submit(placed.instance, answer)
 
     def ended(self, answer: Answer) -> None:
-        if self._answers.pop(answer.request, None) is None:
+        if self._answers.get(answer.request) is not answer:
             return
+        del self._answers[answer.request]
         output = answer.delivered
         self._estimates.observe(answer.asked, output, answer.max_tokens)
         self._outcome.ended(answer, self._setup.profile.overheads.delivery)
@@ -123,7 +130,7 @@ class SimulatedGateway:
         )
 
     def declined(self, answer: Answer, why: str) -> None:
-        if answer.request in self._answers:
+        if self._answers.get(answer.request) is answer:
             lost = events.RequestLost(GATEWAY, answer.request, answer.epoch, why, answer.delivered)
             self._clock.after(MESSAGE_SECONDS, self._tell_scheduler, lost)
 

@@ -19,13 +19,11 @@ class Reports:
         self,
         instance: InstanceName,
         accepted: Mapping[RequestId, Answer],
-        answers: Mapping[RequestId, Answer],
         cache: DiskCache,
     ) -> None:
-        """`accepted`: what the runner has; `answers`: all that have not ended."""
+        """`accepted`: what the runner has."""
         self._instance = instance
         self._accepted = accepted
-        self._answers = answers
         self._cache = cache
 
     def of(self, report: EngineReport) -> tuple[scheduler_events.RunnerReported, supervisor_events.MemoryReported]:
@@ -43,6 +41,8 @@ class Reports:
             live=live,
             cached_prefixes=frozenset(report.cached_prefixes),
             batch_cap=report.batch_cap,
+            step_seconds=report.step_seconds,
+            prompt_token_seconds=report.prefill_seconds_per_token,
         )
         to_supervisor = supervisor_events.MemoryReported(
             instance=self._instance,
@@ -77,7 +77,7 @@ class Reports:
             )
 
     def entry(self, entry: EngineSequenceReport) -> RunnerRequest:
-        answer = self._answers[entry.request]
+        answer = self._accepted[entry.request]
         return RunnerRequest(
             request=entry.request,
             epoch=entry.epoch,

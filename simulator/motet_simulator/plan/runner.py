@@ -24,6 +24,7 @@ from motet_runner.interface import (
     AdapterFailed,
     AdapterLoaded,
     Event,
+    Finish,
     NewSequence,
     OrderRefused,
     OverflowAhead,
@@ -59,7 +60,6 @@ class SimulatedRunner:
         clock: VirtualClock,
         *,
         seed: int,
-        answers: dict[RequestId, Answer],
         gaps: Gaps,
         rank: int,
         to_scheduler: Callable[[scheduler_events.Event], None],
@@ -71,7 +71,9 @@ class SimulatedRunner:
         size = profile.engine
         self.instance = InstanceName(instance)
         self.identity = RunnerIdentity(instance=instance, incarnation=INCARNATION, pool=GROUP, group=GROUP)
-        self.engine = SimulatedEngine(profile, seed=seed, answers=answers, gaps=gaps)
+        self._accepted: dict[RequestId, Answer] = {}
+        """Each under the epoch that it has here: an answer that has moved goes on elsewhere as another object."""
+        self.engine = SimulatedEngine(profile, seed=seed, answers=self._accepted, gaps=gaps)
         self.capacity = self.engine.info.capacity(preset_named(size.preset).promise)
         self._clock = clock
         self._adapter_bytes = size.page_bytes * size.adapter_pages(rank)
@@ -80,9 +82,8 @@ class SimulatedRunner:
         self._to_supervisor = to_supervisor
         self._ended = ended
         self._declined = declined
-        self._accepted: dict[RequestId, Answer] = {}
         self._cache = DiskCache(size.cached_adapters)
-        self._reports = Reports(self.instance, self._accepted, answers, self._cache)
+        self._reports = Reports(self.instance, self._accepted, self._cache)
         self._iterations = Iterations(self.engine, clock, self._tell, leaps=leaps)
         self._post = self._iterations.post
 
@@ -168,7 +169,7 @@ class SimulatedRunner:
         for event in outputs.events:
             self._tell_event(event)
         for refused in outputs.refused:
-            answer = self._accepted.pop(refused.request, None)
+            answer = self._leaves(refused.request, refused.epoch)
             failure = Failure.of(refused.error)
             self._to_scheduler(scheduler_events.RunnerDeclined(self.instance, refused.request, refused.epoch, failure))
             if answer is not None:
@@ -177,14 +178,19 @@ class SimulatedRunner:
             keys = tuple((one.request, one.epoch) for one in outputs.ended)
             self._to_scheduler(scheduler_events.SequencesEnded(self.instance, INCARNATION, keys))
         for ended in outputs.ended:
-            answer = self._accepted.pop(ended.request, None)
+            answer = self._leaves(ended.request, ended.epoch)
             self._to_supervisor(supervisor_events.RequestEnded(self.instance, ended.request, ended.epoch))
-            if answer is not None:
+            if answer is not None and ended.finish is not Finish.CANCELLED:
                 self._ended(answer)
         if outputs.report is not None:
             to_scheduler, to_supervisor = self._reports.of(outputs.report)
             self._to_scheduler(to_scheduler)
             self._to_supervisor(to_supervisor)
+
+    def _leaves(self, request: RequestId, epoch: int) -> Answer | None:
+        """None: it is not here under this epoch, but perhaps under a later one."""
+        answer = self._accepted.get(request)
+        return self._accepted.pop(request) if answer is not None and answer.epoch == epoch else None
 
     def _tell_event(self, event: Event) -> None:
         match event:

@@ -34,4 +34,6 @@ class Setup:
     """Of all adapters."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+    shrinks: bool = False
+    """Whether an autoscaler may remove runners, so that the scheduler empties them (PU-18). None is removed here."""
     leaps: bool = True

@@ -212,3 +212,27 @@ def test_what_is_recorded_can_be_replayed() -> None:
     cluster.run(iter(requests))
     again = Scheduler(setup.scheduler, now=0.0, saved=Cluster(setup, cluster.adapters).saved)
     assert [again.handle(event, now) for now, event in recorded] == decided
+
+
+def left_on_both() -> list[WorkloadRequest]:
+    """Each of two runners gets four requests; one of each four goes on for long."""
+    return [alone(output_tokens=300 if number % 4 == 0 else 20) for number in range(8)]
+
+
+def test_what_is_left_of_two_runners_moves_together_and_no_token_is_lost() -> None:
+    """The moved one goes on from what its first runner had computed, and ends once."""
+    setup = Setup(profile=profile(noise=0.0, max_sequences=4), runners=2, lengths="exact")
+    spread, together = (simulated(replace(setup, shrinks=shrinks), left_on_both()).outcome for shrinks in (False, True))
+    assert (len(spread.gaps.of_moves), len(together.gaps.of_moves)) == (0, 1)
+    assert spread.output_tokens == together.output_tokens == 2 * 300 + 6 * 20
+    assert len(together.gaps) == 2 * 299 + 6 * 19
+    assert 0 < together.gaps.of_moves[0] < 0.1
+    assert min(together.busy_seconds) < 0.6 * min(spread.busy_seconds)
+
+
+def test_an_answer_that_ends_while_it_moves_ends_once() -> None:
+    """Its last token is under way when the scheduler decides: its next runner has nothing to do for it."""
+    setup = Setup(profile=profile(noise=0.0, max_sequences=4), runners=2, lengths="exact", shrinks=True)
+    for tokens in range(60, 130):
+        requests = [alone(output_tokens=tokens if number % 4 == 0 else 20) for number in range(8)]
+        assert simulated(setup, requests).outcome.output_tokens == 2 * tokens + 6 * 20, tokens

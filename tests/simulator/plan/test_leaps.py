@@ -34,6 +34,7 @@ def all_that_happens(seed: int, *, leaps: bool) -> tuple[list[Any], Any]:
         max_tokens=400,
         rank=8,
         supervisor=SupervisorConfig(overcommit=chance.choice([1.0, 1.5])),
+        shrinks=seed % 3 == 0,
         leaps=leaps,
     )
     seen: list[Any] = []
