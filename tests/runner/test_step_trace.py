@@ -41,6 +41,14 @@ def test_a_trace_says_of_what_its_times_are_and_what_each_iteration_computed(lla
     assert len(iterations) == len(lines)
 
 
+def test_promises_of_answers_that_begin_and_end_in_one_iteration_are_on_its_line(llama: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    run(make_engine(llama, step_trace=trace), ask("short", max_tokens=1, prompt=40), ask("long", max_tokens=5))
+    first, *others = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert first["promises"].keys() == {"short", "long"}
+    assert not any("promises" in line for line in others), "they have not changed"
+
+
 def test_the_first_line_says_of_what_a_trace_is_also_while_an_adapter_is_awaited(
     llama: Path, adapters: list[Path], tmp_path: Path
 ) -> None:

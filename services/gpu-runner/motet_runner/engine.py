@@ -251,6 +251,7 @@ class Engine(PlannedEngine):
         if iterates:
             plan, began = self._launched.popleft()
             result = self._worker.collect()
+            self._trace.note_promises(self.planner)
             self.planner.collect(result)
             self.costs.learn(plan, result)
         else:

@@ -26,6 +26,17 @@ class StepTrace:
         self._of = of
         self._kernels: str | None = None
         self._promises: dict[RequestId, int] = {}
+        self._changed: dict[RequestId, int] = {}
+        """Promises that no line has yet"""
+
+    def note_promises(self, planner: Planner) -> None:
+        """Also called before the results of an iteration are taken: some answers end with their first token."""
+        if self._file is None or not self._file.open:
+            return
+        promises = {s.request: s.promise for s in planner.sequences if s.state is not State.PARKED}
+        self._changed |= {request: pages for request, pages in promises.items() if self._promises.get(request) != pages}
+        known = {s.request: self._promises.get(s.request, 0) for s in planner.sequences}
+        self._promises = known | promises
 
     def write(
         self,
@@ -61,9 +72,9 @@ class StepTrace:
             line["moved"] = sum(map(len, plan.moves))
         if cycle is not None:
             line["cycle"] = round(cycle * 1000, 3)
-        changed = self._changed_promises(planner)
-        if changed:
-            line["promises"] = changed
+        self.note_promises(planner)
+        if self._changed:
+            line["promises"], self._changed = self._changed, {}
         for name, kind in _KINDS:
             happened = [event for event in events if isinstance(event, kind)]
             if happened:
@@ -76,10 +87,3 @@ class StepTrace:
             self._kernels = kernels
             line["of"] = self._of()
         self._file.append(json.dumps(line).encode() + b"\n")
-
-    def _changed_promises(self, planner: Planner) -> dict[RequestId, int]:
-        promises = {s.request: s.promise for s in planner.sequences if s.state is not State.PARKED}
-        changed = {request: pages for request, pages in promises.items() if self._promises.get(request) != pages}
-        known = {s.request: self._promises.get(s.request, 0) for s in planner.sequences}
-        self._promises = known | promises
-        return changed
