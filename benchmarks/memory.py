@@ -4,7 +4,8 @@ A runner has memory for 4 sequences of the model's maximum of 2,048 tokens. Clie
 way can hold, with lengths like Alpaca's (see `benchmarks.presets`, which computes the same in virtual time).
 `live_resident_*` is the mean of the tokens in memory over the runner's iterations, divided by that of `ft-max`; of
 `contiguous` it is compared with `s3`, whose pages may lie anywhere. An iteration counts if it comes after the first
-quarter of the requests has joined and before the last one has. The model is small.
+quarter of the requests has joined (of `ft-max`, which few fill: after one in 20) and before the last one has. The model
+is small.
 
 The clients force the length of each answer, and it ends by itself, so that the predictor learns from it; 64 answers
 come before the others. Clients give the model's maximum as `max_tokens`. How much the product is told differs:
@@ -53,8 +54,6 @@ BIAS_OF_END = 10
 """More than the model prefers any token to another"""
 TAUGHT = 64
 """Answers from which the predictor learns first"""
-WARM_UP = 0.25
-"""Of the others"""
 LEAST = {"s3": 6.0, "oracle": 10.3, "paged-chunk": 16.5}
 """As factors over the baseline"""
 CONTIGUOUS = 0.95
@@ -65,15 +64,17 @@ CONTIGUOUS = 0.95
 class Way:
     preset: str
     requests_share: float
-    """How many of the requests it gets: a way that holds fewer sequences at a time takes longer for each. If they are
-    too few, the order in which the longest answers come decides the figure."""
+    """How many of the requests it gets: a way that holds fewer sequences at a time takes longer for each."""
     engine: dict[str, Any] = field(default_factory=dict)
     told: str = "nothing"
     """Of the length of an answer"""
+    warm_up: float = 0.25
+    """The share of its requests that join before iterations count"""
 
 
 WAYS = {
-    "ft-max": Way("ft-max", 0.4),
+    # The longest answers decide its figure: of so few requests nearly all have to count.
+    "ft-max": Way("ft-max", 0.4, warm_up=0.05),
     "s3": Way("s3", 0.5, told="least"),
     "contiguous": Way("s3", 0.5, {"contiguous": True}, told="least"),
     "oracle": Way("oracle", 0.7, told="length"),
@@ -121,10 +122,10 @@ class Held:
     """Pages of runs that were moved so that holes closed, in all iterations"""
 
 
-def held_in(lines: Iterable[dict[str, Any]], requests: int) -> Held:
+def held_in(lines: Iterable[dict[str, Any]], requests: int, warm_up: float) -> Held:
     """`lines` of a step trace"""
     joined, parked = set[str](), set[str]()
-    begin = TAUGHT + WARM_UP * (requests - TAUGHT)
+    begin = TAUGHT + warm_up * (requests - TAUGHT)
     tokens, sequences, times, moved = list[int](), list[int](), list[float](), 0
     for line in lines:
         joined.update(line.get("promises", ()))
@@ -163,7 +164,7 @@ def run(name: str, given: Namespace) -> Held:
         with serving(Path(folder), random_llama(SHAPE, SCRATCH), (), engine=engine, env=env) as stack:
             asyncio.run(_serve(ForcedClient(stack.port, told=way.told), asked, given))
         lines = [json.loads(line) for line in trace.read_text().splitlines()]
-    held = held_in(lines, len(asked))
+    held = held_in(lines, len(asked), way.warm_up)
     share = held.tokens / (SEQUENCES * CONTEXT)
     print(
         f"  {name:<12} {held.tokens:6.0f} resident tokens of {held.sequences:5.1f} sequences, {share:5.1%} of memory; "

@@ -40,6 +40,6 @@ def test_iterations_count_after_the_first_quarter_has_joined_and_before_the_last
         line(joined=TAUGHT + 99, tokens=20),
         line(joined=TAUGHT + 100, tokens=1000, moved=2),
     ]
-    held = held_in(lines, TAUGHT + 100)
+    held = held_in(lines, TAUGHT + 100, 0.25)
     assert (held.tokens, held.sequences, held.moved) == (15, 3, 7)
     assert held.parked == pytest.approx(1 / (TAUGHT + 100))
