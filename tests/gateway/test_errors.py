@@ -49,7 +49,7 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"top_logprobs": 2}, "top_logprobs", "invalid_value", "logprobs"),
     ({"service_tier": "gold"}, "service_tier", "invalid_value", "priority"),
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter", "not supported yet"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter", "text"),
+    ({"response_format": {"type": "xml"}}, "response_format", "unsupported_parameter", "json_schema"),
     ({"modalities": ["audio"]}, "modalities", "unsupported_parameter", "text"),
     ({"stream_options": {"include_usage": "x"}}, "stream_options.include_usage", "invalid_value", "boolean"),
     ({"model": ""}, "model", "invalid_value", "at least 1 character"),

@@ -202,6 +202,7 @@ FIELDS: list[tuple[str, Json]] = [
     *((CHAT, {"tool_choice": choice}) for choice in (None, "none", "auto", "required")),
     *((CHAT, {"modalities": modalities}) for modalities in (None, ["text"], ["audio"], [], ["text", "text"])),
     *((CHAT, {"response_format": form}) for form in (None, {"type": "text"}, {"type": "json_object"}, {})),
+    *((CHAT, {"response_format": {"type": "json_schema"} | more}) for more in ({}, {"json_schema": {"schema": {}}})),
     *((CHAT, {"n": n}) for n in (1, 8, 9, 0, "1")),
     *((CHAT, {"temperature": value}) for value in (0, 10, 10.1, -1, "hot")),
     *((CHAT, {"top_p": value}) for value in (0, 0.1, 1)),

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import FakeClock, monotonic
 from motet.domain import ParkMethod, pages_for
+from motet.errors import InvalidRequest, UnsupportedParameter
+from motet.grammar import Grammar, GrammarForm
 from motet_runner import pipe as pipes
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
-from motet_runner.engine_loop import EngineLoop
+from motet_runner.engine_loop import UNPRODUCTIVE_WAIT_SECONDS, EngineLoop
 from motet_runner.engine_messages import (
     Add,
     Cancel,
@@ -31,6 +33,7 @@ from motet_runner.engine_messages import (
 )
 from motet_runner.engine_process import drive
 from motet_runner.free_levels import CHECK_SECONDS
+from motet_runner.grammars.compile_thread import CompileThread
 from motet_runner.interface import AdapterFailed, Finish, NewSequence, OrderRefused, Sampling
 from motet_runner.pipe import Pipe
 from motet_simulator.fake_engine import FakeEngine, tokens_of
@@ -89,6 +92,92 @@ def test_an_engine_without_work_gets_the_moments_that_it_wants_and_none_beside_w
     assert loop.command_wait_seconds() == 0, "the next one at once, or requests that come often would prevent it"
     loop.turn()
     assert (engine.moments, loop.command_wait_seconds()) == (3, None)
+
+
+class GrammarEngine(FakeEngine):
+    """It compiles when the test lets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_compile = threading.Event()
+        self.compiled_by = None
+
+    def mask_of(self, grammar, delivered):
+        self.compiled_by = threading.current_thread()
+        assert self.may_compile.wait(20)
+        if grammar.text == "(":
+            raise InvalidRequest("unclosed", param="response_format")
+        return AnyToken()
+
+
+class AnyToken:
+    failure = None
+
+    def take(self, token):
+        return True
+
+    def allowed(self):
+        return b""
+
+
+def with_grammar(request, text="a", epoch=1):
+    command = add(request, max_tokens=2)
+    grammar = Grammar(GrammarForm.REGEX, text)
+    return replace(command, sequence=replace(command.sequence, grammar=grammar, epoch=epoch))
+
+
+def turns_until(loop, arrived):
+    for _ in range(2000):
+        batch = loop.turn()
+        if batch is not None and arrived(batch):
+            return batch
+        time.sleep(0.005)
+    raise TimeoutError
+
+
+def test_only_the_request_waits_for_its_grammar():
+    engine = GrammarEngine()
+    loop = EngineLoop(engine, clock=monotonic, grammars=CompileThread(engine.mask_of))
+    loop.apply([with_grammar("a"), add("b", max_tokens=3)])
+    ended = [one.request for _ in range(3) for one in loop.turn().ended]
+    assert ended == ["b"]
+    assert loop.command_wait_seconds() == UNPRODUCTIVE_WAIT_SECONDS, "it looks again soon"
+    engine.may_compile.set()
+    batch = turns_until(loop, lambda batch: batch.ended)
+    assert [one.request for one in batch.ended] == ["a"]
+    assert engine.compiled_by is not threading.current_thread()
+    loop.turn()
+    assert loop.command_wait_seconds() is None
+
+
+def test_a_grammar_that_cannot_be_served_ends_its_own_request():
+    engine = GrammarEngine()
+    engine.may_compile.set()
+    loop = EngineLoop(engine, clock=monotonic, grammars=CompileThread(engine.mask_of))
+    loop.apply([with_grammar("a", "("), with_grammar("b")])
+    batch = turns_until(loop, lambda batch: batch.refused)
+    assert [(one.request, one.error.message) for one in batch.refused] == [("a", "unclosed")]
+    turns_until(loop, lambda batch: batch.ended)
+    loop.apply([with_grammar("a")])
+    assert [one.request for one in turns_until(loop, lambda batch: batch.ended).ended] == ["a"]
+
+
+def test_a_request_that_is_cancelled_or_placed_again_while_its_grammar_is_compiled():
+    engine = GrammarEngine()
+    loop = EngineLoop(engine, clock=monotonic, grammars=CompileThread(engine.mask_of))
+    loop.apply([with_grammar("a"), with_grammar("b")])
+    loop.apply([Cancel("a", 1, 1, time.monotonic()), with_grammar("b", epoch=2)])
+    batch = loop.turn()
+    assert [(one.request, one.epoch) for one in batch.ended] == [("a", 1), ("b", 1)]
+    engine.may_compile.set()
+    batch = turns_until(loop, lambda batch: batch.ended)
+    assert [(one.request, one.epoch) for one in batch.ended] == [("b", 2)]
+
+
+def test_an_engine_without_grammars_refuses_them():
+    loop = EngineLoop(FakeEngine(), clock=monotonic)
+    loop.apply([with_grammar("a")])
+    assert isinstance(loop.turn().refused[0].error, UnsupportedParameter)
 
 
 def test_a_report_comes_when_it_is_asked_for():

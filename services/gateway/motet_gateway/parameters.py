@@ -10,7 +10,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.described_model import DescribedModel
 from motet.errors import InvalidRequest, UnsupportedParameter
+from motet.grammar import Grammar
 from motet.sampling import IN_BODIES, MAX_TOP_LOGPROBS, OPTIONS, USUAL, Sampling, check_min_tokens
+from motet_gateway.grammar_parameters import FIELDS as GRAMMAR_FIELDS
+from motet_gateway.grammar_parameters import grammar_of
 from motet_gateway.model_not_found import shown
 from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.unsupported_parameters import UNSUPPORTED, refuse_known_to_others
@@ -97,7 +100,8 @@ class Body(DescribedModel):
     """`priority` goes first; `flex` and `batch` go last; the others are as usual. Never above what adapter and
     pool grant."""
     response_format: Any = None
-    """Only `{"type": "text"}` is supported."""
+    """The answer is JSON: `{"type": "json_object"}`, or what a schema says: `{"type": "json_schema", "json_schema":
+    {"name": …, "schema": …}}`. Or `{"type": "text"}`."""
 
     prompt_field: ClassVar[str]
     """The field that has the prompt."""
@@ -126,18 +130,25 @@ class Body(DescribedModel):
         said = [(name, value) for name, value in (self.model_extra or {}).items() if value is not None]
         return {name: IN_BODIES[name].check(name, value) for name, value in said if name in IN_BODIES}
 
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """That the answer has to follow. Raises InvalidRequest for a wrong value."""
+        return grammar_of({"response_format": self.response_format} | (self.model_extra or {}))
+
     def unknown_fields(self) -> list[str]:
         """In the order of the body."""
-        known = self.hints | IN_BODIES.keys() | UNSUPPORTED.keys()
+        known = self.hints | IN_BODIES.keys() | UNSUPPORTED.keys() | GRAMMAR_FIELDS.keys()
         return [name for name in self.model_extra or {} if name not in known]
 
     def refuse_unsupported(self) -> None:
         _ = self.options  # checks them
-        response_format = self.response_format
-        if response_format is not None and (
-            not isinstance(response_format, dict) or response_format.get("type") != "text"
-        ):
-            raise _unsupported("response_format", "only {'type': 'text'} is supported yet")
+        if self.grammar is not None:
+            for name in ("ignore_eos", "min_tokens"):
+                if self.options.get(name):
+                    raise InvalidRequest(
+                        f"{name}: an answer that follows a grammar ends where the grammar does; leave it out",
+                        param=name,
+                    )
         refuse_known_to_others(self.model_extra or {})
 
     def stops(self) -> list[str]:
@@ -474,7 +485,12 @@ def sampling(body: Body, text: ModelTokenizer, *, max_tokens: int) -> runner_pb2
         **(USUAL | text.defaults | body.options),
     )
     made.check_fit(text.vocabulary)  # each option was checked when body or file was read, and is again in the engine
-    return runner_pb2.Sampling(max_tokens=1, ignore_eos=True) if body.scores_only else made.to_proto()
+    if body.scores_only:
+        return runner_pb2.Sampling(max_tokens=1, ignore_eos=True)
+    message = made.to_proto()
+    if body.grammar is not None:
+        body.grammar.write(message)
+    return message
 
 
 _TIERS: dict[str, "common_pb2.RequestClass.ValueType"] = {

@@ -9,7 +9,6 @@ from motet.errors import UnsupportedParameter
 from motet.sampling import IN_BODIES
 
 _NOT_SUPPORTED = "it is not supported"
-_STRUCTURED = "structured output is not supported yet"
 _ADAPTER = "name the adapter in model; GET /v1/models lists its names"
 _TEMPLATE = "it is not supported; the server's own chat template is always used"
 
@@ -21,16 +20,6 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     # Which tokens are allowed.
     "allowed_token_ids": ("restricting the tokens is not supported yet", ()),
     "bad_words": ("forbidding words is not supported yet; logit_bias can forbid single tokens", ([],)),
-    "guided_json": (_STRUCTURED, ()),
-    "guided_regex": (_STRUCTURED, ()),
-    "guided_choice": (_STRUCTURED, ()),
-    "guided_grammar": (_STRUCTURED, ()),
-    "structured_outputs": (_STRUCTURED, ()),
-    "structural_tag": (_STRUCTURED, ()),
-    "regex": (_STRUCTURED, ()),
-    "ebnf": (_STRUCTURED, ()),
-    "json_schema": (_STRUCTURED, ()),
-    "grammar": (_STRUCTURED, ()),
     "logits_processors": (_NOT_SUPPORTED, ([],)),
     "vllm_xargs": (_NOT_SUPPORTED, ({},)),
     # How the answer is sampled and searched.

@@ -6,7 +6,7 @@ connects planner and worker. Calls are synchronous. No sockets.
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from motet.clock import Clock
 from motet.domain import PAGE_TOKENS
 from motet.errors import SetupError
+from motet.grammar import Grammar
 from motet_runner.diagnostics import Diagnostics
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.execute.adapters.lora_linears import LoraLinears
@@ -37,12 +38,14 @@ from motet_runner.execute.tune.thread_choice import choose_threads, threads_to_b
 from motet_runner.execute.worker.base_worker import LogitsTap
 from motet_runner.execute.worker.device_worker import DeviceWorker, computes_by_itself
 from motet_runner.execute.worker.local_worker import LocalWorker
+from motet_runner.grammars.grammars import Grammars
 from motet_runner.interface import (
     EngineConfig,
     EngineInfo,
     EngineReport,
     LoadProgress,
     NewSequence,
+    RowMask,
     StepOutput,
 )
 from motet_runner.machine import machine_name
@@ -169,6 +172,7 @@ class Engine(PlannedEngine):
             beside=None if config.decode_slowdown is None else costs.prompt_tokens_beside,
             tpot_seconds=config.tpot_seconds,
         )
+        self._grammars = Grammars(config.model / "tokenizer.json", loaded.vocabulary, loaded.eos_token_ids)
         self._launched: deque[tuple[StepPlan, float]] = deque()
         """Launched plans that are not yet collected, and when they began."""
         self._steps = 0
@@ -218,6 +222,11 @@ class Engine(PlannedEngine):
         # If each request comes right after the previous one has ended, the loop does not call idle() between them.
         self.idle()
         super().add(sequence)
+
+    def mask_of(self, grammar: Grammar, delivered: Sequence[int]) -> RowMask:
+        if isinstance(self._worker, DeviceWorker):  # its host learns tokens after the next iteration has begun
+            return super().mask_of(grammar, delivered)
+        return self._grammars.mask(grammar, delivered)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 

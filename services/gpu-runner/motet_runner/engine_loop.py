@@ -4,7 +4,7 @@ The loop uses no sockets and no torch. Each stream's tokens are encoded once, st
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import structlog
@@ -33,6 +33,7 @@ from motet_runner.engine_messages import (
     SetSupervised,
 )
 from motet_runner.free_levels import FreeLevels
+from motet_runner.grammars.compile_thread import CompileThread
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
@@ -46,6 +47,7 @@ from motet_runner.interface import (
     OverflowAhead,
     ParkedNow,
     ResumedNow,
+    RowMask,
     SequenceOutput,
     State,
     StateChanged,
@@ -80,8 +82,10 @@ class _LiveSequence:
 
 
 class EngineLoop:
-    def __init__(self, engine: Engine, *, clock: Clock) -> None:
+    def __init__(self, engine: Engine, *, clock: Clock, grammars: CompileThread | None = None) -> None:
+        """`grammars`: None: a grammar is compiled between two iterations, if this engine has any."""
         self._engine = engine
+        self._grammars = grammars
         self._clock = clock
         self._live: dict[RequestId, _LiveSequence] = {}
         self._batch = EngineOutputs()
@@ -138,6 +142,9 @@ class EngineLoop:
 
     def turn(self) -> EngineOutputs | None:
         """Run one iteration if there is work. Return what has happened since the last turn, or None if nothing has."""
+        if self._grammars:
+            for command, found in self._grammars.done():
+                self._compiled(command, found)
         if self._engine.has_work():
             began = self._clock()
             output = self._engine.step()
@@ -174,7 +181,7 @@ class EngineLoop:
     def command_wait_seconds(self) -> float | None:
         """How long to wait for commands before the next turn. None: without limit, because there is nothing to do."""
         if not self._engine.has_work():
-            return self._idle_wait
+            return UNPRODUCTIVE_WAIT_SECONDS if self._grammars else self._idle_wait
         return 0.0 if self._productive else UNPRODUCTIVE_WAIT_SECONDS
 
     # ------------------------------------------------------------------------------------------------------- commands
@@ -191,12 +198,28 @@ class EngineLoop:
             self._engine.cancel(new.request, old.epoch)
             self._end(new.request, old, Finish.CANCELLED)
         try:
-            self._engine.add(new)
+            if new.grammar is None or self._grammars is None:
+                self._engine.add(new)
+            else:
+                self._grammars.begin(command, new.grammar)
         except MotetError as error:
             self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, error))
             return
         split = TimeSplit(TimePart.PENALTY if new.delivered else TimePart.QUEUE, command.received)
         self._live[new.request] = _LiveSequence(new.epoch, new.choice, command.stream, len(new.delivered), split)
+
+    def _compiled(self, command: Add, found: RowMask | MotetError) -> None:
+        new = command.sequence
+        live = self._live.get(new.request)
+        if live is None or live.epoch != new.epoch:
+            return  # it was cancelled or placed again meanwhile
+        try:
+            if isinstance(found, MotetError):
+                raise found
+            self._engine.add(replace(new, mask=found))
+        except MotetError as error:
+            del self._live[new.request]
+            self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, error))
 
     def _cancel(self, command: Cancel) -> None:
         live = self._live.get(command.request)

@@ -21,6 +21,7 @@ from motet.errors import ModelFolderError, MotetError
 from motet.telemetry import configure_logging
 from motet_runner.engine_loop import EngineLoop
 from motet_runner.engine_messages import Loading, Start
+from motet_runner.grammars.compile_thread import CompileThread
 from motet_runner.interface import Engine, EngineConfig, LoadProgress
 from motet_runner.pipe import Pipe
 
@@ -41,7 +42,7 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
         pipe.flush()
         return
     pipe.send(engine.info)
-    loop = EngineLoop(engine, clock=monotonic)
+    loop = EngineLoop(engine, clock=monotonic, grammars=CompileThread(engine.mask_of))
     while True:
         loop.apply(pipe.exchange(loop.command_wait_seconds()))
         batch = loop.turn()

@@ -16,7 +16,8 @@ import structlog
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.clock import Clock
 from motet.domain import BASE, Digest, RequestId
-from motet.errors import Declined, InvalidRequest, MotetError, UnsupportedParameter
+from motet.errors import Declined, InvalidRequest, MotetError
+from motet.grammar import MAX_GRAMMAR_BYTES, Grammar
 from motet.prefix_hints import prefix_salt
 from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.rpc import Session, Sessions, known_error
@@ -300,8 +301,9 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
             f"A Submit must have one choice, not {len(submit.choices)}. Send one Submit for each choice.",
             param="choices",
         )
-    if submit.sampling.WhichOneof("grammar") is not None:
-        raise UnsupportedParameter("Motet does not support structured output yet.", param="response_format")
+    grammar = Grammar.from_proto(submit.sampling)
+    if grammar is not None and len(grammar.text) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"The grammar has more than {MAX_GRAMMAR_BYTES} bytes.", param="response_format")
     choice, adapter = submit.choices[0], Digest(submit.adapter_digest)
     return NewSequence(
         request=RequestId(submit.request),
@@ -321,6 +323,7 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
         engines_lost=submit.engines_lost,
         parent=RequestId(submit.parent) if submit.parent else None,
         prefix_salt=prefix_salt(base_digest, adapter, submit.tenant),
+        grammar=grammar,
     )
 
 

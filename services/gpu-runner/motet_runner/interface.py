@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from motet import sampling
 from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import MotetError
+from motet.grammar import Grammar
 from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule
 from motet.runner_info import BatchCap, Capacity, KernelState
 from motet_runner.adapters.layout import AdapterLayout
@@ -33,6 +34,20 @@ class Finish(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
+
+
+class RowMask(Protocol):
+    """Which tokens one sequence may get next. It follows the sequence's tokens, and stays with it when it is parked."""
+
+    def take(self, token: int) -> bool:
+        """The sequence goes on with this token. False: it may not, and nothing changes."""
+
+    def allowed(self) -> bytes:
+        """A bit for each token of the vocabulary, the first one in the lowest bit."""
+
+    @property
+    def failure(self) -> MotetError | None:
+        """Why the sequence can get no token at all. None: that is not the mask's doing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +82,10 @@ class NewSequence:
     prefix_salt: bytes = b""
     """The salt of the pages' digests (`motet.prefix_hints.prefix_salt`): base model, adapter and tenant. Two sequences
     may share pages only under the same salt. Empty: the sequence shares no pages."""
+    grammar: Grammar | None = None
+    """That its answer follows."""
+    mask: RowMask | None = None
+    """Of its grammar, once it is compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +420,10 @@ class Engine(Protocol):
 
     def set_overcommit(self, factor: float) -> None:
         """Allow promises whose sum is `factor` × the pages. Raises InvalidRequest if no pool may choose it."""
+
+    def mask_of(self, grammar: Grammar, delivered: Sequence[int]) -> RowMask:
+        """Compile a grammar for an answer that has these tokens. It may take a while, and is the one call that another
+        thread makes. Raises InvalidRequest if the grammar cannot be served, UnsupportedParameter if none can."""
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
         """Register where an adapter's checked bytes are, and load the adapter once the device has pages for it.

@@ -27,6 +27,7 @@ from transformers import AutoTokenizer
 
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.errors import Declined, InvalidRequest, MotetError
+from motet.grammar import Grammar
 from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout
@@ -61,6 +62,8 @@ class Request:
     """With a temperature, the same seed draws the same tokens."""
     choices: int = 1
     """The number of answers. They share the memory of the prompt."""
+    grammar: Grammar | None = None
+    """That the answer has to follow"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,6 +137,7 @@ class OfflineEngine:
         *,
         adapter: str | Sequence[str] = "",
         seed: int = 0,
+        grammar: Grammar | None = None,
         progress: bool | None = None,
         **sampling: Any,
     ) -> list[Answer]:
@@ -150,7 +154,7 @@ class OfflineEngine:
             raise self._unknown(unknown)
         usual = Sampling(**{"max_tokens": USUAL.max_tokens, **sampling})
         requests = [
-            Request(prompt=prompt, adapter=name, sampling=usual, seed=seed)
+            Request(prompt=prompt, adapter=name, sampling=usual, seed=seed, grammar=grammar)
             for prompt, name in zip(prompts, adapters, strict=True)
         ]
         return sorted(self.run(requests, progress=progress), key=lambda answer: answer.number)
@@ -220,6 +224,7 @@ class OfflineEngine:
             seed=request.seed,
             parent=parent,
             prefix_salt=prefix_salt(BASE, adapter, ""),
+            grammar=request.grammar,
         )
 
     def _tokens(self, prompt: Prompt) -> tuple[int, ...]:

@@ -3,11 +3,16 @@
 Subclasses add `step` and `idle`, with a model, a function, or a simulation of iterations. No torch.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from motet.domain import Digest, ParkMethod, RequestId
+from motet.errors import UnsupportedParameter
+from motet.grammar import Grammar
 from motet.ledger import check_overcommit
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.interface import EngineAdapterReport, EngineInfo, EngineReport, NewSequence, State
+from motet_runner.interface import EngineAdapterReport, EngineInfo, EngineReport, NewSequence, RowMask, State
 from motet_runner.plan import Planner
 from motet_runner.step_costs import StepCosts
 
@@ -25,6 +30,8 @@ class PlannedEngine:
         return self.planner.steps
 
     def add(self, sequence: NewSequence) -> None:
+        if sequence.grammar is not None and sequence.mask is None:
+            sequence = replace(sequence, mask=self.mask_of(sequence.grammar, sequence.delivered))
         self.planner.commands.add(sequence)
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
@@ -50,6 +57,9 @@ class PlannedEngine:
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
         self.planner.commands.load_adapter(digest, layout)
+
+    def mask_of(self, grammar: Grammar, delivered: Sequence[int]) -> RowMask:  # noqa: ARG002
+        raise UnsupportedParameter("This engine serves no structured output.", param="response_format")
 
     def drop_adapter(self, digest: Digest) -> None:
         self.planner.commands.drop_adapter(digest)

@@ -32,11 +32,22 @@ MESSAGE: Json = {
 NOTHING: Json = {"anyOf": [{"type": "array", "maxItems": 0}, NULL]}
 NO_TOOL: Json = {"enum": ["none", "auto", None]}
 
+SCHEMA: Json = {
+    "type": "object",
+    "required": ["schema"],
+    "properties": {"name": TEXT, "schema": {"type": "object", "description": "The JSON schema."}},
+}
+FORMAT: Json = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}, "json_schema": SCHEMA},
+    "if": {"properties": {"type": {"const": "json_schema"}}},
+    "then": {"required": ["json_schema"]},
+}
+
 OF_BOTH: dict[str, Json] = {
     "stop": {"anyOf": [STOP, {"type": "array", "maxItems": MAX_STOPS, "items": STOP}, NULL]},
-    "response_format": {
-        "anyOf": [{"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}, NULL]
-    },
+    "response_format": {"anyOf": [FORMAT, NULL]},
     "service_tier": {"enum": [*TIERS, None]},
 }
 FIELDS: dict[str, dict[str, Json]] = {

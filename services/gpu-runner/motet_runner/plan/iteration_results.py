@@ -127,7 +127,8 @@ class IterationResults:
         """Write the next token; if it is the last, the sequence leaves and its pages are free (S3-07, PU-11)."""
         lives, memory = self._lives, self._memory
         if token is None:
-            lives.give_up(sequence, NotFinite(_NOT_FINITE))
+            masked = sequence.new.mask and sequence.new.mask.failure
+            lives.give_up(sequence, masked or NotFinite(_NOT_FINITE))
             return
         new, tokens = sequence.new, sequence.tokens
         index = len(tokens) - sequence.prompt_tokens

@@ -65,5 +65,6 @@ class RowAssignment:
                 seed=new.seed,
                 choice=new.choice,
                 to_score=None if sequence.scored else sequence.to_score,
+                mask=new.mask,
             )
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from motet.domain import Digest, RequestId
 from motet.errors import MotetError
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.interface import Logprobs, Sampling
+from motet_runner.interface import Logprobs, RowMask, Sampling
 from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.prompt_scores import PromptScores
 
@@ -32,6 +32,7 @@ class RowJoin:
     choice: int
     to_score: int | None = None
     """The place in the prompt of the first token whose log probability is wanted; None: none is wanted."""
+    mask: RowMask | None = None
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ class NextDecode:
         self._order = None if order == list(range(len(order))) else order
         """For each token of the batch, its row's index in the plan; None: the orders are equal"""
         self._write([row.tokens[-1] for row in batch.sampled])
+        self.masked = any(row.mask is not None for row in batch.sampled)
         self._columns: list[Sequence[int]] = []
         """Tokens that are not yet in the rows, in the order of the plan"""
         self._beginning: list[list[tuple[int, int]]] = [[] for _ in range(PAGE_TOKENS)]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motet.domain import Digest, RequestId
-from motet_runner.interface import Sampling
+from motet_runner.interface import RowMask, Sampling
 from motet_runner.plan import RowJoin
 
 UNKNOWN_TOKEN = 0
@@ -37,6 +37,8 @@ class TableRow:
     """The sampler's state of this row. A row that joins again starts with None."""
     to_score: int | None = None
     """The place in the prompt of the first token whose log probability is wanted; None: no token"""
+    mask: RowMask | None = None
+    """What its next token may be; None: any token"""
 
     @property
     def output_tokens(self) -> int:
@@ -77,6 +79,7 @@ class RowTable:
             join.seed,
             join.choice,
             to_score=join.to_score,
+            mask=join.mask,
         )
         self.counts[join.row] = join.left_pages
         self.changes += 1

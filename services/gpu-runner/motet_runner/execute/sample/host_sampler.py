@@ -71,6 +71,12 @@ class Sampler:
         drawn = zip(tokens.tolist(), finite.tolist(), strict=True)
         return Samples([token if sane else None for token, sane in drawn], _logprobs(given, batch, tokens))
 
+    def sample_again(self, logits: torch.Tensor, row: TableRow) -> int | None:
+        """Another token of a row that `sample` has had, from these logits [1, vocabulary], with its second number."""
+        (group,) = _Batch([row], logits).groups
+        tokens, finite = self._sample_group(logits, group, second=True)
+        return int(tokens) if bool(finite) else None
+
     def _in_float32(self, logits: torch.Tensor) -> torch.Tensor:
         if logits.dtype is torch.float32 or logits.device.type != "cpu":
             return logits.float()
@@ -79,7 +85,9 @@ class Sampler:
             self._float32 = torch.empty(rows, vocabulary, dtype=torch.float32)
         return self._float32[:rows].copy_(logits)
 
-    def _sample_group(self, logits: torch.Tensor, group: "_Group") -> tuple[torch.Tensor, torch.Tensor]:
+    def _sample_group(
+        self, logits: torch.Tensor, group: "_Group", *, second: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if group.in_table is not None:
             logits = self._adjusted.apply(logits, group.in_table, repeats=group.repeats)
         largest, tokens, finite = _largest(logits)
@@ -87,7 +95,7 @@ class Sampler:
             if not bool(finite.all()):
                 logits = logits.masked_fill(~finite, 0.0)
                 largest = largest.masked_fill(~finite, 0.0)
-            numbers = torch.from_numpy(uniforms(group.rows)).to(logits.device)
+            numbers = torch.from_numpy(uniforms(group.rows, second=second)).to(logits.device)
             tokens = draw(probabilities(logits, largest, group.temperature), numbers, group.cuts)
         return tokens, finite.squeeze(1)
 

@@ -13,6 +13,8 @@ from motet_runner.execute.sample.adjustment import Adjustment
 from motet_runner.execute.sample.cuts import ALL, Cuts
 from motet_runner.interface import Sampling
 
+_SECOND = 1 << 63
+"""Beyond every position"""
 COLDEST = 1e-4
 """Lower temperatures give practically the tokens of greedy sampling, and dividing by them would overflow."""
 
@@ -53,9 +55,11 @@ def cuts_of(asked: Sequence[Sampling], vocabulary: int, upload: Callable[[np.nda
     return Cuts(upload(top_k), upload(top_p), min_p)
 
 
-def uniforms(rows: Sequence[TableRow]) -> npt.NDArray[np.float64]:
-    """[rows, 1] The uniform number that draws each row's next token"""
-    return np.array([[uniform(row.seed, row.choice, len(row.tokens))] for row in rows], dtype=np.float64)
+def uniforms(rows: Sequence[TableRow], *, second: bool = False) -> npt.NDArray[np.float64]:
+    """[rows, 1] The uniform number that draws each row's next token. `second`: after the first one drew a token that is
+    forbidden"""
+    first = _SECOND if second else 0
+    return np.array([[uniform(row.seed, row.choice, first + len(row.tokens))] for row in rows], dtype=np.float64)
 
 
 def uniform(seed: int, choice: int, position: int) -> float:

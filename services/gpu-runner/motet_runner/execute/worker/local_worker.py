@@ -15,7 +15,8 @@ from motet_runner.execute.batch.next_decode import NextDecode
 from motet_runner.execute.batch.row_table import UNKNOWN_TOKEN, RowTable
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.sample import prompt_logprobs
-from motet_runner.execute.sample.host_sampler import Sampler
+from motet_runner.execute.sample.host_sampler import Sampler, Samples
+from motet_runner.execute.sample.row_masks import RowMasks
 from motet_runner.execute.worker.base_worker import BaseWorker, Flight
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
@@ -57,6 +58,7 @@ class LocalWorker(BaseWorker):
         self._cut = cut
         if cut is not None:
             self.builder = cut.builder(self.table, store, loaded.device, self._placed)
+        self._masks = RowMasks(self.sampler)
         self.again: NextDecode | None = None
         """Makes the next iteration from the last one; None: not possible."""
 
@@ -77,11 +79,15 @@ class LocalWorker(BaseWorker):
         batch = again.follow(plan)
         try:
             if again.chooses:
-                self._next_logits(batch)
-                flight.sampled = again.chosen()
+                logits, samples = self._next_logits(batch), Samples(again.chosen(), {})
             else:
                 with torch.inference_mode():
-                    flight.sampled = self.sampler.sample(self._next_logits(batch), batch.sampled).tokens
+                    logits = self._next_logits(batch)
+                    samples = self.sampler.sample(logits, batch.sampled)
+            if again.masked:
+                with torch.inference_mode():
+                    self._masks.hold(batch.sampled, logits, samples)
+            flight.sampled = samples.tokens
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -131,6 +137,7 @@ class LocalWorker(BaseWorker):
         found = prompt_logprobs.scores_of(logits[len(batch.sampled) :], batch.scored)
         if batch.sampled:
             samples = self.sampler.sample(logits[: len(batch.sampled)], batch.sampled, batch.chosen)
+            self._masks.hold(batch.sampled, logits, samples)
             first = len(flight.sampled)
             if samples.logprobs:
                 flight.logprobs |= {first + place: found for place, found in samples.logprobs.items()}

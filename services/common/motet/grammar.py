@@ -1,0 +1,37 @@
+"""The grammar that an answer has to follow, as requests carry it. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from motet.api.v1 import runner_pb2
+
+MAX_GRAMMAR_BYTES = 256 * 1024
+
+
+class GrammarForm(StrEnum):
+    """The names of the fields of the message `Sampling`."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    form: GrammarForm
+    text: str
+
+    @classmethod
+    def from_proto(cls, message: runner_pb2.Sampling) -> Self | None:
+        if (form := message.WhichOneof("grammar")) is None:
+            return None
+        if form == "json_object":
+            return cls(GrammarForm.JSON_SCHEMA, ANY_OBJECT)
+        return cls(GrammarForm(form), getattr(message, form))
+
+    def write(self, message: runner_pb2.Sampling) -> None:
+        setattr(message, self.form, self.text)
+
+
+ANY_OBJECT = '{"type":"object"}'
+"""A JSON schema"""

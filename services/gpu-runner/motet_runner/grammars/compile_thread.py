@@ -1,0 +1,34 @@
+"""Compiles the grammars of new requests beside the engine's thread: only the request waits, and no other row does."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from motet.errors import MotetError
+from motet.grammar import Grammar
+from motet_runner.engine_messages import Add
+from motet_runner.interface import RowMask
+
+MaskOf = Callable[[Grammar, Sequence[int]], RowMask]
+
+
+class CompileThread:
+    def __init__(self, mask_of: MaskOf) -> None:
+        self._mask_of = mask_of
+        self._thread = ThreadPoolExecutor(1, "grammars")
+        self._waiting: deque[tuple[Add, Future[RowMask]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, command: Add, grammar: Grammar) -> None:
+        self._waiting.append((command, self._thread.submit(self._mask_of, grammar, command.sequence.delivered)))
+
+    def done(self) -> Iterator[tuple[Add, RowMask | MotetError]]:
+        """In the order of their beginning."""
+        while self._waiting and self._waiting[0][1].done():
+            command, future = self._waiting.popleft()
+            try:
+                yield command, future.result()
+            except MotetError as error:
+                yield command, error

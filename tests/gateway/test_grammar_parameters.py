@@ -1,0 +1,114 @@
+"""How clients ask for structured output: the words of OpenAI, vLLM and SGLang, as one grammar for the runner."""
+
+import json
+import re
+from typing import Any
+
+import orjson
+import pytest
+
+from motet.errors import InvalidRequest, MotetError, UnsupportedParameter
+from motet.grammar import ANY_OBJECT, Grammar, GrammarForm
+from motet_gateway.grammar_parameters import FIELDS, MAX_CHOICES
+from motet_gateway.parameters import ChatBody, CompletionBody, parse
+from tests.gateway.conftest import Served
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
+JSON = Grammar(GrammarForm.JSON_SCHEMA, TEXT)
+ANY = Grammar(GrammarForm.JSON_SCHEMA, ANY_OBJECT)
+
+
+def grammar_of(**fields: Any) -> Grammar | None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | fields
+    parsed = parse(ChatBody, orjson.dumps(body))
+    parsed.refuse_unsupported()
+    return parsed.grammar
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({}, None),
+        ({"response_format": None}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, ANY),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, JSON),
+        ({"guided_json": SCHEMA}, JSON),
+        ({"guided_json": json.dumps(SCHEMA)}, JSON),
+        ({"json_schema": TEXT}, JSON),
+        ({"structured_outputs": {"json": SCHEMA}}, JSON),
+        ({"structured_outputs": {"json": None, "json_object": True, "regex": None}}, ANY),
+        ({"structured_outputs": {"json_object": False}}, None),
+        ({"guided_regex": "a+"}, Grammar(GrammarForm.REGEX, "a+")),
+        ({"regex": "a+"}, Grammar(GrammarForm.REGEX, "a+")),
+        ({"structured_outputs": {"choice": ["a.b", "c"]}}, Grammar(GrammarForm.REGEX, r"a\.b|c")),
+    ],
+)
+def test_each_form_becomes_one_grammar(fields: dict[str, Any], grammar: Grammar | None) -> None:
+    assert grammar_of(**fields) == grammar
+
+
+@pytest.mark.parametrize(
+    ("fields", "says", "param"),
+    [
+        ({"response_format": "json"}, "response_format: type must be", "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format: type must be", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema.schema: this field is required", "response_format"),
+        ({"guided_json": "{"}, "guided_json: is not JSON", "guided_json"),
+        ({"guided_json": 5}, "guided_json: a JSON schema must be an object", "guided_json"),
+        ({"guided_regex": ""}, "guided_regex: must be a regular expression", "guided_regex"),
+        ({"guided_choice": []}, "guided_choice: must be a list of 1 to", "guided_choice"),
+        ({"guided_choice": ["a"] * (MAX_CHOICES + 1)}, "guided_choice: must be a list of 1 to", "guided_choice"),
+        ({"structured_outputs": []}, "structured_outputs: must be an object", "structured_outputs"),
+        ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "follows one grammar", "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag: it is not", None),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar: it is not supported yet", "guided_grammar"),
+        ({"guided_json": SCHEMA, "regex": "a"}, "regex: an answer follows one grammar", "regex"),
+        ({"regex": "a" * 300_000}, "regex: has more than 262144 bytes", "regex"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos: an answer that follows a grammar ends", "ignore_eos"),
+        ({"regex": "a", "min_tokens": 3}, "min_tokens: an answer that follows a grammar ends", "min_tokens"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], says: str, param: str | None) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(says)) as caught:
+        grammar_of(**fields)
+    assert caught.value.param == (param or "structured_outputs")
+
+
+def test_null_asks_for_nothing() -> None:
+    assert grammar_of(**dict.fromkeys(FIELDS)) is None
+
+
+def test_what_is_not_supported_yet_is_an_unsupported_parameter() -> None:
+    for name in ("grammar", "ebnf", "structural_tag"):
+        with pytest.raises(UnsupportedParameter):
+            grammar_of(**{name: "x"})
+
+
+async def test_the_runner_gets_it(served: Served) -> None:
+    body = {"model": "tiny", "prompt": "x", "guided_json": SCHEMA, "max_tokens": 4}
+    assert (await served.http.post("/v1/completions", json=body)).status_code == 200
+    (submit,) = served.cluster.runners[0].submits
+    assert submit.sampling.json_schema == TEXT
+
+
+async def test_a_runners_refusal_of_a_grammar_is_a_400(served: Served) -> None:
+    refusal = InvalidRequest("The grammar of this request cannot be served: no.", param="response_format")
+    served.cluster.runners[0].declines.append(refusal.to_proto())
+    answer = await served.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "regex": "("})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].endswith("cannot be served: no.")
+
+
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_any_value_is_understood_or_refused(kind: type) -> None:
+    named = set()
+    for name in FIELDS:
+        for value in (1, True, "x", [], {}, [1], {"type": 1}, {"type": "json_schema", "json_schema": 1}):
+            body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "prompt": "x", name: value}
+            try:
+                parse(kind, orjson.dumps(body)).refuse_unsupported()
+            except MotetError as error:
+                named.add(error.param)
+    assert named == FIELDS.keys()

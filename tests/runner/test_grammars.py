@@ -1,0 +1,281 @@
+"""Answers follow their grammars, and greedily they are those of a sampler that masks first."""
+
+import json
+import re
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from motet.domain import BASE, ParkMethod, RequestId
+from motet.errors import InvalidRequest, MotetError, UnsupportedParameter
+from motet.grammar import Grammar, GrammarForm
+from motet_runner.execute.batch.row_table import TableRow
+from motet_runner.execute.sample.host_sampler import Sampler, Samples
+from motet_runner.execute.sample.row_masks import RowMasks
+from motet_runner.grammars.grammars import Grammars
+from motet_runner.grammars.unions import told_apart
+from motet_runner.interface import Finish, Logprobs, NewSequence, Sampling
+from motet_runner.offline import OfflineEngine, Request
+from testbed.tree import ROOT
+from tests.runner.engines import EngineRun, make_device_engine, make_engine, run
+
+MODEL = ROOT / "cli" / "motet_cli" / "bundled" / "model"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["sea", "land"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+JSON = Grammar(GrammarForm.JSON_SCHEMA, json.dumps(SCHEMA))
+WORD = Grammar(GrammarForm.REGEX, "(yes|no|perhaps)[.!]")
+QUESTION = [{"role": "user", "content": "Who keeps the lighthouse of Brindle?"}]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    engine = OfflineEngine(MODEL, kernels="torch", threads=1)
+    return Grammars(MODEL / "tokenizer.json", engine.info.vocabulary, engine.info.eos_token_ids)
+
+
+def ask_with(grammar: Grammar | None, name: str = "a", **changed) -> NewSequence:
+    sampling = {"max_tokens": 150} | changed
+    others = {key: sampling.pop(key) for key in ("delivered", "seed") if key in sampling}
+    prompt = tuple(range(20, 60))
+    return NewSequence(
+        request=RequestId(name),
+        epoch=1,
+        prompt=prompt,
+        promise=12,
+        sampling=Sampling(**sampling),
+        grammar=grammar,
+        **others,
+    )
+
+
+def masked_first(grammars: Grammars, grammar: Grammar, logits: list[torch.Tensor]) -> list[int]:
+    """What a greedy sampler takes that masks these logits before it chooses."""
+    mask, tokens = grammars.mask(grammar, ()), []
+    for row in logits:
+        bits = np.unpackbits(np.frombuffer(mask.allowed(), np.uint8), count=len(row), bitorder="little")
+        tokens.append(int(np.where(bits, row.float().numpy(), -np.inf).argmax()))
+        assert mask.take(tokens[-1])
+    return tokens
+
+
+@pytest.mark.parametrize("kernels", ["torch", "cpp"])
+@pytest.mark.parametrize("grammar", [JSON, WORD], ids=["json", "word"])
+def test_greedy_tokens_are_those_of_masking_first(grammars: Grammars, kernels: str, grammar: Grammar) -> None:
+    """Beside rows without a grammar, most iterations are decode-only, and the compiled model chooses their tokens."""
+    logits: list[torch.Tensor] = []
+
+    def tap(requests: list[RequestId], of_rows: torch.Tensor) -> None:
+        logits.extend(of_rows[place].clone() for place, one in enumerate(requests) if one == "a")
+
+    engine = make_engine(MODEL, kernels=kernels)
+    engine.diagnostics.worker.on_logits = tap
+    ran = run(engine, ask_with(grammar), ask_with(None, "b", ignore_eos=True))
+    assert ran.tokens["a"] == masked_first(grammars, grammar, logits)
+    assert ran.last["a"].finish is Finish.STOP
+    assert len(ran.tokens["b"]) == 150
+
+
+def test_neighbours_get_the_tokens_that_they_would_get_alone() -> None:
+    def plain(*with_grammars: NewSequence) -> list[int]:
+        return run(make_engine(MODEL, kernels="exact"), ask_with(None, "b"), *with_grammars).tokens["b"]
+
+    assert plain(ask_with(JSON), ask_with(WORD, "c", temperature=1.5, seed=3)) == plain()
+
+
+def test_drawn_answers_are_valid_at_any_temperature() -> None:
+    engine = OfflineEngine(MODEL, kernels="torch", threads=1)
+    asked = [
+        Request(prompt=QUESTION, grammar=JSON, seed=seed, sampling=Sampling(max_tokens=300, temperature=1.5))
+        for seed in range(12)
+    ]
+    answers = list(engine.run(asked))
+    assert {answer.finish for answer in answers} == {Finish.STOP}
+    for answer in answers:
+        found = json.loads(answer.text)
+        assert set(found) == set(SCHEMA["properties"])
+        assert 0 <= found["age"] <= 150
+        assert len(found["name"]) <= 12
+        assert set(found["tags"]) <= {"sea", "land"}
+    assert len({answer.text for answer in answers}) > 6
+
+
+class FixedMask:
+    """Allows the same tokens always."""
+
+    def __init__(self, allowed: set[int]) -> None:
+        self._allowed = allowed
+
+    def take(self, token: int) -> bool:
+        return token in self._allowed
+
+    def allowed(self) -> bytes:
+        return np.packbits([token in self._allowed for token in range(16)], bitorder="little").tobytes()
+
+    failure = InvalidRequest("nothing is allowed")
+
+
+def row_with(mask: FixedMask, seed: int, **sampling) -> TableRow:
+    return TableRow(0, RequestId("a"), [1, 2], 1, BASE, Sampling(max_tokens=9, **sampling), seed, 0, mask=mask)
+
+
+def sampled(logits: torch.Tensor, row: TableRow) -> Samples:
+    sampler = Sampler(frozenset())
+    samples = sampler.sample(logits, [row])
+    RowMasks(sampler).hold([row], logits, samples)
+    return samples
+
+
+def test_drawn_tokens_have_the_distribution_of_masking_first() -> None:
+    allowed, draws = {1, 2, 3, 7}, 4000
+    logits = torch.linspace(-1, 2, 16)[None].repeat(1, 1)
+    mask = FixedMask(allowed)
+    found = Counter(sampled(logits, row_with(mask, seed, temperature=1.0)).tokens[0] for seed in range(draws))
+    likely = {token: float(logits[0, token].exp()) for token in allowed}
+    total = sum(likely.values())
+    expected = {token: draws * one / total for token, one in likely.items()}
+    assert set(found) <= allowed
+    statistic = sum((found[token] - one) ** 2 / one for token, one in expected.items())
+    assert statistic < 16.27, "chi-squared with three degrees of freedom: one in a thousand is above"
+
+
+def test_log_probabilities_stay_the_models_own() -> None:
+    logits = torch.linspace(-1, 2, 16)[None]
+    samples = sampled(logits, row_with(FixedMask({3}), 0, logprobs=True, top_logprobs=2))
+    logs = logits[0].log_softmax(-1)
+    assert samples.tokens == [3]
+    one = samples.logprobs[0]
+    assert isinstance(one, Logprobs)
+    assert one.logprob == pytest.approx(float(logs[3]))
+    assert [token for token, _ in one.top] == [15, 14]
+
+
+def test_a_row_that_may_get_no_token_fails() -> None:
+    assert sampled(torch.linspace(-1, 2, 16)[None], row_with(FixedMask(set()), 0)).tokens == [None]
+    ran = run(make_engine(MODEL), ask_with(WORD, min_tokens=40), ask_with(None, "b"))
+    assert isinstance(ran.last["a"].error, InvalidRequest)
+    assert ran.tokens["b"]
+
+
+@pytest.mark.parametrize("method", list(ParkMethod))
+def test_a_parked_answer_goes_on_as_if_it_had_not_been_parked(method: ParkMethod) -> None:
+    undisturbed = run(make_engine(MODEL), ask_with(JSON)).tokens["a"]
+    engine, ran = make_engine(MODEL), EngineRun()
+    engine.set_supervised(True)
+    engine.add(ask_with(JSON))
+    while len(ran.tokens.get("a", ())) < 7:
+        ran.take(engine)
+    assert engine.park(RequestId("a"), 1, 12, 12, method)
+    ran.take(engine)
+    assert engine.resume(RequestId("a"), 1, 12)
+    while engine.has_work():
+        ran.take(engine)
+    assert ran.tokens["a"] == undisturbed
+
+
+def test_a_moved_answer_goes_on_where_it_stood() -> None:
+    whole = run(make_engine(MODEL), ask_with(JSON)).tokens["a"]
+    for delivered in (1, 5, len(whole) - 1):
+        rest = run(make_engine(MODEL), ask_with(JSON, delivered=tuple(whole[:delivered]))).tokens["a"]
+        assert whole[:delivered] + rest == whole
+
+
+@pytest.mark.parametrize(
+    ("grammar", "says"),
+    [
+        (Grammar(GrammarForm.REGEX, "(open"), "unclosed group"),
+        (Grammar(GrammarForm.JSON_SCHEMA, "{"), "not JSON"),
+        (Grammar(GrammarForm.JSON_SCHEMA, "[]"), "must be an object"),
+        (Grammar(GrammarForm.JSON_SCHEMA, '{"type":"array","uniqueItems":true}'), "uniqueItems"),
+        (Grammar(GrammarForm.JSON_SCHEMA, '{"allOf":[{"type":"integer"},{"type":"string"}]}'), "Unsatisfiable"),
+        (Grammar(GrammarForm.JSON_SCHEMA, '{"$ref":"http://127.0.0.1/x"}'), "http://127.0.0.1/x"),
+        (Grammar(GrammarForm.JSON_SCHEMA, '{"$ref":"#/x"}'), "/x"),
+        (Grammar(GrammarForm.JSON_SCHEMA, '{"oneOf":[{"type":"integer"},{"type":"number"}]}'), "Use anyOf"),
+        (Grammar(GrammarForm.JSON_SCHEMA, '{"x-guidance":{"lenient":true},"uniqueItems":true}'), "uniqueItems"),
+    ],
+)
+def test_a_grammar_that_cannot_be_served_is_refused_with_the_reason(grammars: Grammars, grammar, says) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(says)) as caught:
+        grammars.mask(grammar, ())
+    assert "llguidance" not in caught.value.message
+    assert "start:" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(GrammarForm.REGEX, "(a|b|ab|ba)*" * 40),
+        Grammar(GrammarForm.REGEX, ".*a.{30}"),
+        Grammar(GrammarForm.REGEX, "(" * 2000 + "a" + ")?" * 2000),
+        Grammar(GrammarForm.REGEX, "(x{1,1000}){1,1000}"),
+        Grammar(GrammarForm.JSON_SCHEMA, json.dumps({"enum": [f"value {n}" for n in range(10_000)]})),
+        Grammar(GrammarForm.JSON_SCHEMA, '{"a":' * 900 + "1" + "}" * 900),
+        Grammar(
+            GrammarForm.JSON_SCHEMA, json.dumps({"anyOf": [{"$ref": "#"}, {"type": "array", "items": {"$ref": "#"}}]})
+        ),
+    ],
+    ids=range(7),
+)
+def test_a_hostile_grammar_costs_little(grammars: Grammars, grammar: Grammar) -> None:
+    """It is refused, or its answer ends, or goes on: no step takes long."""
+    began = time.thread_time()
+    try:
+        mask = grammars.mask(grammar, ())
+        for _ in range(200):
+            bits = np.unpackbits(np.frombuffer(mask.allowed(), np.uint8), bitorder="little").nonzero()[0]
+            if not len(bits) or not mask.take(int(bits[-1])):
+                break
+    except MotetError:
+        pass
+    assert time.thread_time() - began < 3
+
+
+def test_an_engine_whose_host_learns_tokens_late_refuses_grammars() -> None:
+    with pytest.raises(UnsupportedParameter):
+        make_device_engine(MODEL, kernels="torch").add(ask_with(JSON))
+
+
+def test_a_delivered_answer_that_breaks_the_grammar_is_refused(grammars: Grammars) -> None:
+    with pytest.raises(InvalidRequest, match="so far"):
+        grammars.mask(WORD, (5, 6, 7))
+
+
+def of_type(kind: str) -> dict:
+    return {"type": kind}
+
+
+def tagged(value: object) -> dict:
+    return {"type": "object", "properties": {"kind": {"const": value}}, "required": ["kind"]}
+
+
+@pytest.mark.parametrize(
+    ("branches", "apart"),
+    [
+        ([of_type("string"), of_type("integer")], True),
+        ([of_type("number"), of_type("integer")], False),
+        ([{"enum": ["a"]}, {"enum": ["b", 1]}], True),
+        ([{"enum": ["a", "b"]}, {"const": "b"}], False),
+        ([{"const": 1}, {"const": True}], True),
+        ([tagged("a"), tagged("b")], True),
+        ([tagged("a"), tagged("a")], False),
+        ([tagged("a"), {**tagged("b"), "required": []}], False),
+        ([{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], True),
+        ([{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/none"}], False),
+        ([{}, of_type("string")], False),
+        ([True, of_type("string")], False),
+    ],
+)
+def test_the_branches_of_a_union_are_told_apart(branches: list, apart: bool) -> None:
+    defs = {"cat": tagged("cat"), "dog": tagged("dog")}
+    assert told_apart({"$defs": defs, "properties": {"x": {"oneOf": branches}}}) is apart
+    assert told_apart({"anyOf": branches})
