@@ -28,6 +28,7 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
                 ("gemm", "--rows=1 --bytes=1000"),
                 ("host", "--steps=2"),
                 ("http_protocol", "--requests=10 --tokens=10"),
+                ("masks", "--steps=2"),
                 ("lora_op", "--calls=2 --turns=1 --width=64 --rotated=1"),
                 ("predictor", "--calls=3"),
                 ("prefix", "--shared=64 --sequences=4 --tokens=8 --width=128 --layers=2"),
