@@ -24,9 +24,9 @@ from pathlib import Path
 from benchmarks.harness import ROOT, Measure, Result, alternate, arguments, percentile, report
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_llama
 from motet.domain import RequestId, pages_for
-from motet.grammar import Grammar, GrammarForm
+from motet.grammars.compiler import Grammars
+from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner.engine import Engine
-from motet_runner.grammars.grammars import Grammars
 from motet_runner.interface import EngineConfig, NewSequence, RowMask, Sampling
 from motet_runner.settings import KERNEL_CACHE
 
@@ -62,8 +62,8 @@ class Allows:
     def __init__(self, mask: RowMask) -> None:
         self._mask = mask
 
-    def take(self, token: int) -> bool:
-        self._mask.take(token)
+    def take(self, token: int, place: int) -> bool:
+        self._mask.take(token, place)
         return True
 
     def allowed(self) -> bytes:
@@ -75,8 +75,8 @@ class Refuses(Allows):
 
     _first = True
 
-    def take(self, token: int) -> bool:
-        super().take(token)
+    def take(self, token: int, place: int) -> bool:
+        super().take(token, place)
         self._first, first = not self._first, self._first
         return not first
 
@@ -156,7 +156,7 @@ def check_and_mask(file: Path) -> list[Result]:
     chance, checks, masks = random.Random(1), list[float](), list[float]()
     while len(masks) < MIN_CHECKED:
         mask = grammars.mask(GRAMMAR, ())
-        for _ in range(WALKED):
+        for place in range(WALKED):
             began = time.thread_time()
             bits = int.from_bytes(mask.allowed(), "little")
             masks.append(time.thread_time() - began)
@@ -167,7 +167,7 @@ def check_and_mask(file: Path) -> list[Result]:
             if token == 0:
                 break
             began = time.thread_time()
-            assert mask.take(token)
+            assert mask.take(token, place)
             checks.append(time.thread_time() - began)
     limits = [
         ("check_us_p50", checks, 0.5, 5),

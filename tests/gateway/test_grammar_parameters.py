@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from motet.errors import InvalidRequest, MotetError, UnsupportedParameter
-from motet.grammar import ANY_OBJECT, Grammar, GrammarForm
-from motet_gateway.grammar_parameters import FIELDS, MAX_CHOICES
+from motet.grammars.grammar import ANY_OBJECT, Grammar, GrammarForm
+from motet_gateway.grammars.parameters import FIELDS, MAX_CHOICES
 from motet_gateway.parameters import ChatBody, CompletionBody, parse
 from tests.gateway.conftest import Served
 
@@ -23,7 +23,7 @@ def grammar_of(**fields: Any) -> Grammar | None:
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]} | fields
     parsed = parse(ChatBody, orjson.dumps(body))
     parsed.refuse_unsupported()
-    return parsed.grammar
+    return None if parsed.grammar_asked is None else parsed.grammar_asked[1]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ async def test_the_runner_gets_it(served: Served) -> None:
 async def test_a_runners_refusal_of_a_grammar_is_a_400(served: Served) -> None:
     refusal = InvalidRequest("The grammar of this request cannot be served: no.", param="response_format")
     served.cluster.runners[0].declines.append(refusal.to_proto())
-    answer = await served.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "regex": "("})
+    answer = await served.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "regex": "a"})
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].endswith("cannot be served: no.")
 

@@ -11,12 +11,12 @@ import torch
 
 from motet.domain import BASE, ParkMethod, RequestId
 from motet.errors import InvalidRequest, MotetError, UnsupportedParameter
-from motet.grammar import Grammar, GrammarForm
+from motet.grammars.compiler import Grammars
+from motet.grammars.grammar import Grammar, GrammarForm
+from motet.grammars.unions import told_apart
 from motet_runner.execute.batch.row_table import TableRow
 from motet_runner.execute.sample.host_sampler import Sampler, Samples
 from motet_runner.execute.sample.row_masks import RowMasks
-from motet_runner.grammars.grammars import Grammars
-from motet_runner.grammars.unions import told_apart
 from motet_runner.interface import Finish, Logprobs, NewSequence, Sampling
 from motet_runner.offline import OfflineEngine, Request
 from testbed.tree import ROOT
@@ -61,11 +61,11 @@ def ask_with(grammar: Grammar | None, name: str = "a", **changed) -> NewSequence
 
 def masked_first(grammars: Grammars, grammar: Grammar, logits: list[torch.Tensor]) -> list[int]:
     """What a greedy sampler takes that masks these logits before it chooses."""
-    mask, tokens = grammars.mask(grammar, ()), []
+    mask, tokens = grammars.mask(grammar, ()), list[int]()
     for row in logits:
         bits = np.unpackbits(np.frombuffer(mask.allowed(), np.uint8), count=len(row), bitorder="little")
         tokens.append(int(np.where(bits, row.float().numpy(), -np.inf).argmax()))
-        assert mask.take(tokens[-1])
+        assert mask.take(tokens[-1], len(tokens) - 1)
     return tokens
 
 
@@ -116,7 +116,7 @@ class FixedMask:
     def __init__(self, allowed: set[int]) -> None:
         self._allowed = allowed
 
-    def take(self, token: int) -> bool:
+    def take(self, token: int, place: int) -> bool:
         return token in self._allowed
 
     def allowed(self) -> bytes:
@@ -207,7 +207,7 @@ def test_a_moved_answer_goes_on_where_it_stood() -> None:
 def test_a_grammar_that_cannot_be_served_is_refused_with_the_reason(grammars: Grammars, grammar, says) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(says)) as caught:
         grammars.mask(grammar, ())
-    assert "llguidance" not in caught.value.message
+    assert "guidance" not in caught.value.message
     assert "start:" not in caught.value.message
 
 
@@ -231,9 +231,9 @@ def test_a_hostile_grammar_costs_little(grammars: Grammars, grammar: Grammar) ->
     began = time.thread_time()
     try:
         mask = grammars.mask(grammar, ())
-        for _ in range(200):
+        for place in range(200):
             bits = np.unpackbits(np.frombuffer(mask.allowed(), np.uint8), bitorder="little").nonzero()[0]
-            if not len(bits) or not mask.take(int(bits[-1])):
+            if not len(bits) or not mask.take(int(bits[-1]), place):
                 break
     except MotetError:
         pass
@@ -279,3 +279,40 @@ def test_the_branches_of_a_union_are_told_apart(branches: list, apart: bool) -> 
     defs = {"cat": tagged("cat"), "dog": tagged("dog")}
     assert told_apart({"$defs": defs, "properties": {"x": {"oneOf": branches}}}) is apart
     assert told_apart({"anyOf": branches})
+
+
+def test_memory_that_runs_out_while_a_row_chooses_again_costs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The iteration is computed again in parts: the rows before it have taken their tokens already."""
+    expected = run(make_engine(MODEL, kernels="exact"), ask_with(JSON), ask_with(JSON, "b"), ask_with(JSON, "c"))
+    again, failing = RowMasks.again, 5  # the second row of the second iteration
+    calls = 0
+
+    def fails_sometimes(self: RowMasks, *given) -> int | None:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise MemoryError
+        return again(self, *given)
+
+    monkeypatch.setattr(RowMasks, "again", fails_sometimes)
+    ran = run(make_engine(MODEL, kernels="exact"), ask_with(JSON), ask_with(JSON, "b"), ask_with(JSON, "c"))
+    assert calls > failing
+    assert ran.tokens == expected.tokens
+
+
+def test_a_model_without_an_end_token_serves_no_grammar() -> None:
+    with pytest.raises(InvalidRequest, match="no token that ends"):
+        Grammars(MODEL / "tokenizer.json", 4096, []).mask(WORD, ())
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.json cannot be used"):
+        Grammars(MODEL / "none.json", 4096, [0]).mask(WORD, ())
+
+
+def test_many_unions_are_looked_at_in_little_time() -> None:
+    enums = {
+        f"a{n}": {"type": "object", "properties": {"k": {"enum": list(range(300))}}, "required": ["k"]}
+        for n in range(100)
+    }
+    union = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in enums]}
+    began = time.thread_time()
+    assert not told_apart({"$defs": enums, "properties": {f"p{n}": union for n in range(48)}})
+    assert time.thread_time() - began < 1

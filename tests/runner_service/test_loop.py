@@ -15,7 +15,7 @@ from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import FakeClock, monotonic
 from motet.domain import ParkMethod, pages_for
 from motet.errors import InvalidRequest, UnsupportedParameter
-from motet.grammar import Grammar, GrammarForm
+from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner import pipe as pipes
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.engine_loop import UNPRODUCTIVE_WAIT_SECONDS, EngineLoop
@@ -33,7 +33,7 @@ from motet_runner.engine_messages import (
 )
 from motet_runner.engine_process import drive
 from motet_runner.free_levels import CHECK_SECONDS
-from motet_runner.grammars.compile_thread import CompileThread
+from motet_runner.grammar_thread import CompileThread
 from motet_runner.interface import AdapterFailed, Finish, NewSequence, OrderRefused, Sampling
 from motet_runner.pipe import Pipe
 from motet_simulator.fake_engine import FakeEngine, tokens_of
@@ -113,7 +113,7 @@ class GrammarEngine(FakeEngine):
 class AnyToken:
     failure = None
 
-    def take(self, token):
+    def take(self, token, place):
         return True
 
     def allowed(self):

@@ -16,6 +16,7 @@ from motet_gateway.catalog import CurrentCatalog, NotReadyReason, Target, Weight
 from motet_gateway.direct_writes import WritesOfTurn
 from motet_gateway.explanations import Explanations
 from motet_gateway.features_key import FEATURES_KEY_FILE, read_key
+from motet_gateway.grammars.trials import GrammarTrials
 from motet_gateway.held_requests import HeldRequests
 from motet_gateway.histories import Histories
 from motet_gateway.identity.access import KeyAccess
@@ -82,6 +83,7 @@ class Gateway:
         self.assets = AssetStore(process.cache_dir / "assets", self._notify_listeners, network=surroundings.network)
         self.bodies = BodyBudget(settings.max_bodies_bytes, seconds=settings.body_seconds)
         self.encoder = Encoder(threaded_bytes=settings.threaded_prompt_bytes)
+        self.grammars = GrammarTrials()
         self.renderer = ChatRenderer(
             RenderPool(
                 processes=settings.template_processes,

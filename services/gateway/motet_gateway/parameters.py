@@ -10,10 +10,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.described_model import DescribedModel
 from motet.errors import InvalidRequest, UnsupportedParameter
-from motet.grammar import Grammar
+from motet.grammars.grammar import Grammar
 from motet.sampling import IN_BODIES, MAX_TOP_LOGPROBS, OPTIONS, USUAL, Sampling, check_min_tokens
-from motet_gateway.grammar_parameters import FIELDS as GRAMMAR_FIELDS
-from motet_gateway.grammar_parameters import grammar_of
+from motet_gateway.grammars.parameters import FIELDS as GRAMMAR_FIELDS
+from motet_gateway.grammars.parameters import grammar_of
 from motet_gateway.model_not_found import shown
 from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.unsupported_parameters import UNSUPPORTED, refuse_known_to_others
@@ -131,8 +131,9 @@ class Body(DescribedModel):
         return {name: IN_BODIES[name].check(name, value) for name, value in said if name in IN_BODIES}
 
     @cached_property
-    def grammar(self) -> Grammar | None:
-        """That the answer has to follow. Raises InvalidRequest for a wrong value."""
+    def grammar_asked(self) -> tuple[str, Grammar] | None:
+        """The grammar that the answer has to follow, behind the field that asks for it. Raises InvalidRequest for a
+        wrong value."""
         return grammar_of({"response_format": self.response_format} | (self.model_extra or {}))
 
     def unknown_fields(self) -> list[str]:
@@ -142,7 +143,7 @@ class Body(DescribedModel):
 
     def refuse_unsupported(self) -> None:
         _ = self.options  # checks them
-        if self.grammar is not None:
+        if self.grammar_asked is not None:
             for name in ("ignore_eos", "min_tokens"):
                 if self.options.get(name):
                     raise InvalidRequest(
@@ -488,8 +489,9 @@ def sampling(body: Body, text: ModelTokenizer, *, max_tokens: int) -> runner_pb2
     if body.scores_only:
         return runner_pb2.Sampling(max_tokens=1, ignore_eos=True)
     message = made.to_proto()
-    if body.grammar is not None:
-        body.grammar.write(message)
+    if body.grammar_asked is not None:
+        _, grammar = body.grammar_asked
+        grammar.write(message)
     return message
 
 

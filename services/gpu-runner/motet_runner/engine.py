@@ -16,7 +16,8 @@ import torch
 from motet.clock import Clock
 from motet.domain import PAGE_TOKENS
 from motet.errors import SetupError
-from motet.grammar import Grammar
+from motet.grammars.compiler import Grammars
+from motet.grammars.grammar import Grammar
 from motet_runner.diagnostics import Diagnostics
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.execute.adapters.lora_linears import LoraLinears
@@ -38,7 +39,6 @@ from motet_runner.execute.tune.thread_choice import choose_threads, threads_to_b
 from motet_runner.execute.worker.base_worker import LogitsTap
 from motet_runner.execute.worker.device_worker import DeviceWorker, computes_by_itself
 from motet_runner.execute.worker.local_worker import LocalWorker
-from motet_runner.grammars.grammars import Grammars
 from motet_runner.interface import (
     EngineConfig,
     EngineInfo,

@@ -33,7 +33,7 @@ from motet_runner.engine_messages import (
     SetSupervised,
 )
 from motet_runner.free_levels import FreeLevels
-from motet_runner.grammars.compile_thread import CompileThread
+from motet_runner.grammar_thread import CompileThread
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
@@ -376,6 +376,8 @@ class EngineLoop:
 
     def _end(self, request: RequestId, live: _LiveSequence, finish: Finish) -> None:
         del self._live[request]
+        if self._grammars:
+            self._grammars.forget(request)
         self._batch.report_now |= live.reported_alone
         split = live.split.until(self._clock())
         self._batch.ended.append(SequenceEnded(request, live.epoch, live.stream, live.next_index, finish, split))

@@ -21,7 +21,7 @@ from motet.errors import ModelFolderError, MotetError
 from motet.telemetry import configure_logging
 from motet_runner.engine_loop import EngineLoop
 from motet_runner.engine_messages import Loading, Start
-from motet_runner.grammars.compile_thread import CompileThread
+from motet_runner.grammar_thread import CompileThread
 from motet_runner.interface import Engine, EngineConfig, LoadProgress
 from motet_runner.pipe import Pipe
 

@@ -17,7 +17,7 @@ from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.clock import Clock
 from motet.domain import BASE, Digest, RequestId
 from motet.errors import Declined, InvalidRequest, MotetError
-from motet.grammar import MAX_GRAMMAR_BYTES, Grammar
+from motet.grammars.grammar import MAX_GRAMMAR_BYTES, Grammar
 from motet.prefix_hints import prefix_salt
 from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.rpc import Session, Sessions, known_error

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from motet import sampling
 from motet.domain import BASE, Digest, ParkMethod, RequestId
 from motet.errors import MotetError
-from motet.grammar import Grammar
+from motet.grammars.grammar import Grammar
 from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule
 from motet.runner_info import BatchCap, Capacity, KernelState
 from motet_runner.adapters.layout import AdapterLayout
@@ -39,8 +39,9 @@ class Finish(StrEnum):
 class RowMask(Protocol):
     """Which tokens one sequence may get next. It follows the sequence's tokens, and stays with it when it is parked."""
 
-    def take(self, token: int) -> bool:
-        """The sequence goes on with this token. False: it may not, and nothing changes."""
+    def take(self, token: int, place: int) -> bool:
+        """The sequence goes on with this token, at this place of its output. False: it may not, and nothing changes.
+        A place comes again if memory runs out before an iteration has ended."""
 
     def allowed(self) -> bytes:
         """A bit for each token of the vocabulary, the first one in the lowest bit."""

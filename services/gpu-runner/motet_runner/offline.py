@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.errors import Declined, InvalidRequest, MotetError
-from motet.grammar import Grammar
+from motet.grammars.grammar import Grammar
 from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout

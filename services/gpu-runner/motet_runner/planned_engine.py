@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import UnsupportedParameter
-from motet.grammar import Grammar
+from motet.grammars.grammar import Grammar
 from motet.ledger import check_overcommit
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout

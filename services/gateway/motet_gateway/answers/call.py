@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from motet.api.v1 import common_pb2, predictor_pb2, runner_pb2
 from motet.domain import Digest
-from motet.errors import MotetError
+from motet.errors import InvalidRequest, MotetError
+from motet.grammars.grammar import Grammar
 from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.runner_info import RequestClass
 from motet_gateway.answers.api import Api
@@ -96,6 +97,7 @@ class Call:
         self._score_bytes = 0
         """What is counted for the prompts' log probabilities: once, also when a replaced model makes them come
         again."""
+        self._grammar_bytes = 0
         self.form: Form | None = None
         """From the time when the model is known."""
         self.prompts: list[Tokens] = []
@@ -167,6 +169,8 @@ class Call:
         check_scores(self.body, self.prompts, limits)
         if self.body.prompt_comes_back:
             await self._echo(text, wait)
+        if self.body.grammar_asked is not None:
+            await self._try_grammar(*self.body.grammar_asked, wait)
         await self._start(target, self.form, text, limits)
 
     def begin_again(self) -> bool:
@@ -223,6 +227,15 @@ class Call:
         writer = partial(CompletionLogprobs, text.token_bytes, body.top_logprobs_wanted or 0)
         echo = partial(echoed_prompts, body, self.prompts, text, writer=writer)
         self.echoes = await self._finished(self.gateway.encoder.run(self.prompt_tokens, echo), wait)
+
+    async def _try_grammar(self, field: str, grammar: Grammar, wait: Wait) -> None:
+        size = len(grammar.text) * len(self.prompts) * self.body.choices  # each choice is sent with its own copy
+        self._take(size - self._grammar_bytes)
+        self._grammar_bytes = size
+        try:
+            await self._finished(self.gateway.grammars.check(grammar, self.caller.tenant), wait)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{field}: {error.message}", param=field) from None
 
     # -------------------------------------------------------------------------------------------------------- starting
 

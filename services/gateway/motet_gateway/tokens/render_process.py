@@ -10,17 +10,14 @@ too. The first byte of an answer says what follows. If the third part is empty, 
 code, to be rendered elsewhere.
 """
 
-import contextlib
-import ctypes
-import resource
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import orjson
 
+from motet_gateway.confined import confine
 from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate
 from motet_gateway.tokens.metered_template import metered_code
 
@@ -29,7 +26,6 @@ OUT_OF_TIME = signal.SIGPROF
 LENGTH_BYTES = 4
 TOGETHER_BYTES = 64 * 1024
 """Answers up to this size in all are sent in one write, and read in one."""
-_PR_SET_PDEATHSIG = 1
 
 
 def serve(link: socket.socket, cpu_seconds: float) -> None:
@@ -105,19 +101,6 @@ def _exactly(link: socket.socket, size: int) -> bytearray:
             raise EOFError
         at += got
     return buffer
-
-
-def confine(memory_bytes: int) -> None:
-    """Limit what this process can do to what a template needs."""
-    with contextlib.suppress(AttributeError):  # only on Linux; elsewhere the process ends with the socket
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    with contextlib.suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        most = pages * resource.getpagesize() + memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def main() -> None:

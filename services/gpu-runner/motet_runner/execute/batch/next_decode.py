@@ -74,6 +74,11 @@ class NextDecode:
         return batch
 
     @property
+    def missing(self) -> int:
+        """How many tokens the rows do not have yet"""
+        return len(self._columns)
+
+    @property
     def chooses(self) -> bool:
         """True if the model's call chooses the tokens."""
         return self._choices is not None

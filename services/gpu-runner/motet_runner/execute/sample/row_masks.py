@@ -22,24 +22,24 @@ from motet_runner.interface import Logprobs
 class RowMasks:
     sampler: Sampler
 
-    def hold(self, rows: Sequence[TableRow], logits: torch.Tensor, samples: Samples) -> None:
+    def hold(self, rows: Sequence[TableRow], logits: torch.Tensor, samples: Samples, *, missing: int = 0) -> None:
         """Replaces the tokens that are refused, and their log probabilities, which stay the model's own. A row that
-        may get no token at all gets None."""
+        may get no token at all gets None. `missing`: how many of its tokens each row does not have yet."""
         for place, row in enumerate(rows):
             token = samples.tokens[place]
-            if row.mask is None or token is None or row.mask.take(token):
+            if row.mask is None or token is None or row.mask.take(token, row.output_tokens + missing):
                 continue
-            samples.tokens[place] = token = self._again(logits[place : place + 1], row)
+            samples.tokens[place] = token = self.again(logits[place : place + 1], row, row.output_tokens + missing)
             if token is not None and place in samples.logprobs:
                 samples.logprobs[place] = _logprobs(logits[place : place + 1], row, token)
 
-    def _again(self, logits: torch.Tensor, row: TableRow) -> int | None:
+    def again(self, logits: torch.Tensor, row: TableRow, place: int) -> int | None:
         assert row.mask is not None
         bits = np.frombuffer(row.mask.allowed(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=logits.shape[1], bitorder="little")
         forbidden = torch.from_numpy(allowed == 0).to(logits.device)
         token = self.sampler.sample_again(logits.float().masked_fill(forbidden, -torch.inf), row)
-        return token if token is not None and row.mask.take(token) else None
+        return token if token is not None and row.mask.take(token, place) else None
 
 
 def _logprobs(logits: torch.Tensor, row: TableRow, token: int) -> Logprobs:

@@ -86,7 +86,7 @@ class LocalWorker(BaseWorker):
                     samples = self.sampler.sample(logits, batch.sampled)
             if again.masked:
                 with torch.inference_mode():
-                    self._masks.hold(batch.sampled, logits, samples)
+                    self._masks.hold(batch.sampled, logits, samples, missing=again.missing)
             flight.sampled = samples.tokens
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from motet.errors import InvalidRequest, UnsupportedParameter
-from motet.grammar import ANY_OBJECT, MAX_GRAMMAR_BYTES, Grammar, GrammarForm
+from motet.grammars.grammar import ANY_OBJECT, MAX_GRAMMAR_BYTES, Grammar, GrammarForm
 
 Reader = Callable[[str, Any], Grammar | None]
 """Of a field's name and value"""
@@ -16,8 +16,9 @@ MAX_CHOICES = 1000
 _NOT_YET = "it is not supported yet; send json_schema, regex or a list of choices"
 
 
-def grammar_of(fields: Mapping[str, Any]) -> Grammar | None:
-    """None: the answer may be anything. Raises InvalidRequest, or UnsupportedParameter, which name the field."""
+def grammar_of(fields: Mapping[str, Any]) -> tuple[str, Grammar] | None:
+    """The field that asks for it, too. None: the answer may be anything. Raises InvalidRequest, or
+    UnsupportedParameter, which name the field."""
     asked: dict[str, Grammar] = {}
     for name in FIELDS.keys() & fields.keys():
         value = fields[name]
@@ -31,7 +32,7 @@ def grammar_of(fields: Mapping[str, Any]) -> Grammar | None:
     for name, grammar in asked.items():
         if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
             raise InvalidRequest(f"{name}: has more than {MAX_GRAMMAR_BYTES} bytes; send a smaller one", param=name)
-        return grammar
+        return name, grammar
     return None
 
 

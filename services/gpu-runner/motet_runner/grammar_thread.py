@@ -1,11 +1,14 @@
-"""Compiles the grammars of new requests beside the engine's thread: only the request waits, and no other row does."""
+"""Compiles the grammars of new requests beside the engine's thread: only the request waits. The gateway has tried them,
+so that none takes long."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from motet.domain import RequestId
 from motet.errors import MotetError
-from motet.grammar import Grammar
+from motet.grammars.grammar import Grammar
+from motet.rpc.message_failures import known_error
 from motet_runner.engine_messages import Add
 from motet_runner.interface import RowMask
 
@@ -24,6 +27,12 @@ class CompileThread:
     def begin(self, command: Add, grammar: Grammar) -> None:
         self._waiting.append((command, self._thread.submit(self._mask_of, grammar, command.sequence.delivered)))
 
+    def forget(self, request: RequestId) -> None:
+        """It is not wanted any more."""
+        for entry in [one for one in self._waiting if one[0].sequence.request == request]:
+            entry[1].cancel()
+            self._waiting.remove(entry)
+
     def done(self) -> Iterator[tuple[Add, RowMask | MotetError]]:
         """In the order of their beginning."""
         while self._waiting and self._waiting[0][1].done():
@@ -32,3 +41,5 @@ class CompileThread:
                 yield command, future.result()
             except MotetError as error:
                 yield command, error
+            except BaseException as error:  # also a panic of Rust, which is no Exception: it ends its own request
+                yield command, known_error(RuntimeError(repr(error)), command="mask_of")

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Self
 
 from motet.api.v1 import runner_pb2
+from motet.errors import InvalidRequest
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 
@@ -31,6 +32,10 @@ class Grammar:
 
     def write(self, message: runner_pb2.Sampling) -> None:
         setattr(message, self.form, self.text)
+
+
+def impossible(why: str) -> InvalidRequest:
+    return InvalidRequest(f"the grammar cannot be served: {why}", param="response_format")
 
 
 ANY_OBJECT = '{"type":"object"}'

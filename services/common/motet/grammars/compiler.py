@@ -1,0 +1,161 @@
+"""Compiles grammars with llguidance: for a model's tokens in an engine, and for bytes in a trial.
+
+A client writes its grammar, and llguidance bounds neither the time nor the memory that it takes to compile one. So the
+gateway tries each one first, in a process that may be killed (`motet_gateway.grammars`). What a mask may cost is
+bounded here: a grammar that passes a bound ends its own request.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from motet.errors import MotetError
+from motet.grammars.grammar import Grammar, GrammarForm, impossible
+from motet.grammars.unions import told_apart
+
+WHITE_SPACE = r"(\x20?|\x0A(\x20{0,24}|\x09{0,8}))"
+"""Between the tokens of JSON: a blank, or a new line with its indent, as programs write JSON. A model that prefers
+white space to an answer must come to an end."""
+MAX_EXACT = 1 << 53
+"""llguidance computes with numbers as JavaScript does: beyond it they are rounded."""
+MAX_MESSAGE = 300
+
+_EXCERPT = re.compile(r"^ *\d+ \||<backtrace>|<non-verbose/>", re.MULTILINE)
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_ONE_OF = (
+    "oneOf: its branches must exclude each other by their types, or by a required property that is another constant in "
+    "each. Use anyOf"
+)
+_ANY_TOKENS = '%llguidance {"no_forcing": true}\n'
+"""A text that the grammar leaves no choice about may have any tokens: a mask allows all that `take` does."""
+_LIMITS = LLParserLimits(
+    max_items_in_row=1000,
+    step_lexer_fuel=10_000,  # 0.7 ms
+    step_max_items=10_000,  # 0.5 ms
+    max_lexer_states=5_000,  # of 2 KB each
+    max_grammar_size=50_000,
+    precompute_large_lexemes=False,  # its cost grows with the vocabulary, so a trial would not show it
+    verbose_errors=False,  # others' errors would repeat the client's text
+)
+
+
+class GrammarMask:
+    """Which tokens one sequence may get next. See `motet_runner.interface.RowMask`."""
+
+    __slots__ = ("_chooses_again", "_eos", "_matcher", "_taken")
+
+    def __init__(self, matcher: LLMatcher, eos: Collection[int], taken: int) -> None:
+        self._matcher = matcher
+        self._eos = eos
+        self._taken = taken
+        self._chooses_again = False
+
+    def take(self, token: int, place: int) -> bool:
+        if (again := self._taken - place) > 0:
+            self._matcher.rollback(again)
+            self._taken = place
+        if token in self._eos:
+            taken = self._matcher.is_accepting()
+        elif taken := self._matcher.try_consume_tokens([token]) == 1:
+            self._taken += 1
+        self._chooses_again &= not taken
+        return taken
+
+    def allowed(self) -> bytes:
+        self._chooses_again = True
+        return self._matcher.compute_bitmask()
+
+    @property
+    def failure(self) -> MotetError | None:
+        if not self._chooses_again:
+            return None
+        if self._matcher.is_error():
+            return impossible(f"the answer cannot go on: a step of it takes too much ({self._matcher.stop_reason()})")
+        return impossible("what it allows next, the request's other options forbid")
+
+
+class Grammars:
+    def __init__(self, tokenizer_file: Path, vocabulary: int, eos: Collection[int]) -> None:
+        """It takes a second or more for a large vocabulary, and Python stands still meanwhile."""
+        self._eos = frozenset(eos)
+        self._tokenizer: LLTokenizer | None = None
+        self._why_none = "the model names no token that ends an answer"
+        if self._eos:
+            try:
+                self._tokenizer = LLTokenizer(
+                    tokenizer_file.read_text(), n_vocab=vocabulary, eos_token=sorted(self._eos)
+                )
+            except (OSError, ValueError) as error:
+                self._why_none = f"the model's tokenizer.json cannot be used for it ({_short(str(error))})"
+
+    def mask(self, grammar: Grammar, delivered: Sequence[int]) -> GrammarMask:
+        """For an answer that has these tokens. Raises InvalidRequest for a grammar that cannot be served."""
+        if self._tokenizer is None:
+            raise impossible(self._why_none)
+        matcher = _matcher(self._tokenizer, grammar)
+        if delivered and matcher.try_consume_tokens(list(delivered)) != len(delivered):
+            raise impossible("the answer that the client has so far does not follow it")
+        return GrammarMask(matcher, self._eos, len(delivered))
+
+
+def try_grammar(grammar: Grammar) -> None:
+    """Compile it for bytes, and make its first mask. Raises InvalidRequest."""
+    matcher = _matcher(LLTokenizer("byte"), grammar)
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise impossible(_short(matcher.get_error()))
+
+
+def _matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(_lark(grammar)), log_level=0, limits=_LIMITS)
+    if matcher.is_error():
+        why = matcher.get_error()
+        raise impossible(_ONE_OF if "'coerce_one_of'" in why else _short(why))
+    return matcher
+
+
+def _lark(grammar: Grammar) -> str:
+    """In llguidance's language."""
+    if grammar.form is GrammarForm.REGEX:
+        (rule,) = orjson.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"]
+        return f"{_ANY_TOKENS}{rule['lark_grammar']}"
+    schema = _object(grammar.text)
+    # A client's own options would take the bounds away.
+    schema["x-guidance"] = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": told_apart(schema)}
+    try:
+        return f"{_ANY_TOKENS}start: %json {orjson.dumps(schema).decode()}"
+    except TypeError:  # orjson reads what it cannot write again
+        raise impossible("it is nested too deeply") from None
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        schema = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise impossible(f"it is not JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise impossible("a JSON schema must be an object")
+    _check_numbers(schema)
+    return schema
+
+
+def _check_numbers(schema: dict[str, Any]) -> None:
+    waiting: list[Any] = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, int | float) and abs(one) >= MAX_EXACT:
+            raise impossible(f"numbers from 2^53 on, such as {one}, are not exact")
+
+
+def _short(text: str) -> str:
+    """Without llguidance's excerpt of the grammar, which is ours."""
+    line = " ".join(_PLACE.sub("", _EXCERPT.split(text, maxsplit=1)[0]).split())
+    return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 1] + "…"
