@@ -35,7 +35,7 @@ def test_waiting_messages_are_sent_in_order_and_unchanged() -> None:
 
 
 def test_a_pack_stays_small_enough_to_be_received() -> None:
-    messages = [submit(number, tokens=MAX_PACK_BYTES // 2 + 1) for number in range(4)]
+    messages = [submit(number, tokens=2 * MAX_PACK_BYTES // 3) for number in range(4)]
     outbox = outbox_with(*messages[1:])
     assert len(list(unpacked(packed(messages[0], outbox)))) == 2
     assert outbox.get_nowait() is not None

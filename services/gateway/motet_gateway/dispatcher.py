@@ -11,8 +11,8 @@ import structlog
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.clock import Clock
-from motet.errors import MotetError, RequestKillsEngines, from_proto
-from motet.rpc import Link, known_error
+from motet.errors import Internal, MotetError, RequestKillsEngines, from_proto
+from motet.rpc import EndStream, Link, known_error
 from motet.runner_info import RequestClass
 from motet.terms import check_leaders_term, check_term
 from motet.time_split import TimePart, TimeSplit
@@ -48,6 +48,9 @@ from motet_gateway.runner_streams import RunnerStreams
 log = structlog.get_logger(__name__)
 
 
+MAX_LIVE_IN_MESSAGE = 128
+"""Requests that one message tells a scheduler of: it takes in a message as a whole, and everybody else waits then."""
+
 NO_SCHEDULER = "waiting for the scheduler"
 
 
@@ -70,6 +73,9 @@ class Dispatcher:
         self._held = held
         self._clock = clock
         self.term = 0
+        self.max_live_in_message = MAX_LIVE_IN_MESSAGE
+        self._scheduler_takes_parts = self._tells_in_parts = False
+        """Whether the last scheduler could hear in parts what runs, and whether this one is told so."""
         self.choices: dict[str, LiveChoice] = {}
         self.levels = AccountLevels(clock)
         self.runners = RunnerStreams(
@@ -145,13 +151,19 @@ class Dispatcher:
 
     def _hello(self) -> Iterator[scheduler_pb2.ServeUp]:
         hello = scheduler_pb2.GatewayHello(gateway=self._gateway, highest_term=self.term, takes_changes=True)
-        waiting = []
+        running, waiting = [], []
         for live in self.choices.values():
             if live.generation.placement is not None:
-                hello.live.append(choice_messages.live_request(live, live.generation.placement, self._clock()))
+                running.append(choice_messages.live_request(live, live.generation.placement, self._clock()))
             else:
                 waiting.append(live)
+        size = self.max_live_in_message if self._scheduler_takes_parts else max(1, len(running))
+        hello.live.extend(running[:size])
+        parts = [running[begin : begin + size] for begin in range(size, len(running), size)]
+        hello.live_follows = self._tells_in_parts = bool(parts)
         yield scheduler_pb2.ServeUp(hello=hello)
+        for number, part in enumerate(parts, 1):
+            yield scheduler_pb2.ServeUp(live=scheduler_pb2.LiveRequests(requests=part, more=number < len(parts)))
         yield from self.levels.messages()
         if self._held:
             yield self._held_message()
@@ -184,6 +196,9 @@ class Dispatcher:
             case "welcome":
                 check_leaders_term(message.welcome.term, self.term, "the scheduler")
                 self.term = max(self.term, message.welcome.term)
+                self._scheduler_takes_parts = message.welcome.takes_parts
+                if self._tells_in_parts and not self._scheduler_takes_parts:
+                    raise EndStream(Internal("this scheduler is of an earlier version and has not heard all requests"))
             case unknown:
                 log.debug("message_unknown", sender="scheduler", kind=unknown)
 

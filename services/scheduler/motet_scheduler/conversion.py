@@ -179,32 +179,30 @@ def _class(it: RequestClass) -> "common_pb2.RequestClass.ValueType":
 
 
 def gateway_connected(hello: scheduler_pb2.GatewayHello) -> events.GatewayConnected:
-    return events.GatewayConnected(
-        hello.gateway,
-        tuple(
-            events.LiveRequest(
-                request=RequestId(live.request),
-                epoch=check_epoch(live.epoch, live.request),
-                instance=InstanceName(live.instance),
-                incarnation=live.incarnation,
-                promise=read_promise(live.promise),
-                tenant=Tenant(live.tenant),
-                group=GroupName(live.group),
-                digest=Digest(live.adapter_digest),
-                adapter=live.adapter,
-                base=live.base_digest,
-                request_class=RequestClass.from_proto(live.request_class),
-                prompt_tokens=live.prompt_tokens,
-                max_tokens=live.max_tokens,
-                delivered=live.delivered_tokens,
-                age=live.age_seconds,
-                deadline=live.deadline_seconds,
-                estimate=_read_estimate(live.estimate),
-                parent=_read_parent(live.parent),
-                api_key=_read_key(live),
-            )
-            for live in hello.live
-        ),
+    return events.GatewayConnected(hello.gateway, tuple(map(_read_live, hello.live)), hello.live_follows)
+
+
+def _read_live(live: scheduler_pb2.LiveRequest) -> events.LiveRequest:
+    return events.LiveRequest(
+        request=RequestId(live.request),
+        epoch=check_epoch(live.epoch, live.request),
+        instance=InstanceName(live.instance),
+        incarnation=live.incarnation,
+        promise=read_promise(live.promise),
+        tenant=Tenant(live.tenant),
+        group=GroupName(live.group),
+        digest=Digest(live.adapter_digest),
+        adapter=live.adapter,
+        base=live.base_digest,
+        request_class=RequestClass.from_proto(live.request_class),
+        prompt_tokens=live.prompt_tokens,
+        max_tokens=live.max_tokens,
+        delivered=live.delivered_tokens,
+        age=live.age_seconds,
+        deadline=live.deadline_seconds,
+        estimate=_read_estimate(live.estimate),
+        parent=_read_parent(live.parent),
+        api_key=_read_key(live),
     )
 
 
@@ -249,6 +247,8 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
             return events.RequestLost(gateway, RequestId(lost.request), epoch, lost.why, lost.delivered_tokens)
         case "levels":
             return events.LevelsTold(gateway, _read_accounts(up.levels))
+        case "live":
+            return events.GatewayTold(gateway, tuple(map(_read_live, up.live.requests)), up.live.more)
         case "held":
             return events.RequestsHeld(gateway, tuple((GroupName(one.group), one.requests) for one in up.held.groups))
         case _:

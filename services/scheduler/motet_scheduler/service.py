@@ -316,7 +316,7 @@ class SchedulerService:
             self._handlers[type(effect)](self, effect)
 
     def _welcome(self) -> Welcome:
-        return Welcome(term=self.term, scheduler=self._name)
+        return Welcome(term=self.term, scheduler=self._name, takes_parts=True)
 
     def _raise_term_above(self, peer: str, seen: int) -> bool:
         """Raise our term above the highest term that a peer has seen, unless the peer saw that term from us.

@@ -27,6 +27,9 @@ from motet_simulator.trials.operator import POOL, TENANT
 from motet_simulator.trials.served import ServedRevisions
 from motet_simulator.world import Process
 
+MAX_LIVE_IN_MESSAGE = 3
+"""So few that a new scheduler hears in parts what runs."""
+
 
 class Gateway:
     def __init__(
@@ -47,6 +50,7 @@ class Gateway:
             held=HeldRequests(lambda: None, around.clock),
             surroundings=around,
         )
+        self.dispatcher.max_live_in_message = MAX_LIVE_IN_MESSAGE
         self.clients: list[Client] = []
         self.unasked: list[Client] = []
         """They wait for another catalog: for a first one, or one in which their model is ready."""

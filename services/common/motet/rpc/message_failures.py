@@ -38,6 +38,7 @@ TOLD_ONCE = frozenset(
         ("AttachUp", "draining"),
         ("ServeDown", "catalog"),
         ("ServeDown", "catalog_changes"),
+        ("ServeUp", "live"),
         ("SyncUp", "delta"),
         ("SyncUp", "drains"),
         ("SyncUp", "snapshot"),

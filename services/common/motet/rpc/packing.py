@@ -10,7 +10,8 @@ from motet.rpc.outbox import Outbox
 log = structlog.get_logger(__name__)
 
 MAX_PACK_MESSAGES = 64
-MAX_PACK_BYTES = 1024 * 1024  # before its last message
+MAX_PACK_BYTES = 32 * 1024
+"""Before its last message. What comes as one message is handled as one: nothing else happens meanwhile."""
 
 
 async def next_packed(outbox: Outbox[Any]) -> Any:

@@ -98,6 +98,17 @@ class LiveRequest:
 class GatewayConnected:
     gateway: str
     live: tuple[LiveRequest, ...] = ()
+    more: bool = False
+    """Others come next, in `GatewayTold`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayTold:
+    """A part of what runs, after its hello."""
+
+    gateway: str
+    live: tuple[LiveRequest, ...]
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +363,7 @@ class TryMore:
 Event = (
     Enqueued
     | GatewayConnected
+    | GatewayTold
     | GatewayDisconnected
     | CancelRequested
     | RequestFinished

@@ -35,22 +35,42 @@ class GatewayEvents:
         self._positions = positions
         self._departed: set[str] = set()
         """Disconnected gateways whose requests may still run, or whose answers they may still read."""
+        self._untold: dict[str, dict[RequestId, None]] = {}
+        """Of gateways that have not told everything since their hello: what was known as placed, and they may tell."""
 
     def connected(self, event: events.GatewayConnected) -> None:
-        self._state.gateways.add(event.gateway)
         self._state.held.pop(event.gateway, None)
         self._departed.discard(event.gateway)
-        running = {live.request for live in event.live}
-        # Those not listed ended while the stream was down, or are enqueued again: their placement never arrived.
-        self._lifecycle.forget(
+        known = [
             request
             for request in self._state.requests.values()
-            if request.gateway == event.gateway and request.id not in running and not request.forgotten
-        )
-        for live in event.live:
-            self._adopt(event.gateway, live)
+            if request.gateway == event.gateway and not request.forgotten
+        ]
+        running = {live.request for live in event.live}
+        # What waits here is enqueued again: its placement never arrived.
+        self._lifecycle.forget(one for one in known if one.waiting and one.id not in running)
+        # Until it has told everything, nothing of it is moved: it may tell of the placement before.
+        self._state.gateways.discard(event.gateway)
+        self._untold[event.gateway] = dict.fromkeys(one.id for one in known if not one.waiting)
+        self._hear(event)
         if self._state.may_place and self._state.catalog is not None:
             self._state.emit(effects.PublishCatalog(self._state.catalog, event.gateway))
+
+    def told(self, event: events.GatewayTold) -> None:
+        if event.gateway in self._untold:  # else its hello said that nothing follows
+            self._hear(event)
+
+    def _hear(self, event: events.GatewayConnected | events.GatewayTold) -> None:
+        untold = self._untold[event.gateway]
+        for live in event.live:
+            untold.pop(live.request, None)
+            self._adopt(event.gateway, live)
+        if not event.more:
+            # Those not listed ended while the stream was down, or are enqueued again.
+            del self._untold[event.gateway]
+            self._state.gateways.add(event.gateway)
+            requests = self._state.requests
+            self._lifecycle.forget(requests[name] for name in untold if name in requests)
 
     def _adopt(self, gateway: str, live: events.LiveRequest) -> None:
         """Take over a running request as its gateway knows it."""
@@ -107,6 +127,7 @@ class GatewayEvents:
 
     def disconnected(self, event: events.GatewayDisconnected) -> None:
         self._state.gateways.discard(event.gateway)
+        self._untold.pop(event.gateway, None)
         self._state.held.pop(event.gateway, None)
         self._departed.add(event.gateway)
         self._lifecycle.forget(

@@ -89,6 +89,7 @@ class Scheduler:
         self._handlers: dict[type, Callable[[Any], None]] = {
             events.Enqueued: self._gateway_events.enqueued,
             events.GatewayConnected: self._gateway_events.connected,
+            events.GatewayTold: self._gateway_events.told,
             events.GatewayDisconnected: self._gateway_events.disconnected,
             events.CancelRequested: self._gateway_events.cancel_requested,
             events.RequestFinished: self._gateway_events.finished,

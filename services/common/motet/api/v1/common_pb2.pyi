@@ -374,17 +374,21 @@ class Welcome(_message.Message):
 
     TERM_FIELD_NUMBER: _builtins.int
     SCHEDULER_FIELD_NUMBER: _builtins.int
+    TAKES_PARTS_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     scheduler: _builtins.str
+    takes_parts: _builtins.bool
+    """it knows LiveRequests"""
     def __init__(
         self,
         *,
         term: _builtins.int = ...,
         scheduler: _builtins.str = ...,
+        takes_parts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["scheduler", b"scheduler", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scheduler", b"scheduler", "takes_parts", b"takes_parts", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -87,6 +87,7 @@ class ServeUp(_message.Message):
     LOST_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     LEVELS_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___GatewayHello: ...
@@ -103,6 +104,8 @@ class ServeUp(_message.Message):
     @_builtins.property
     def levels(self) -> Global___AccountLevels: ...
     @_builtins.property
+    def live(self) -> Global___LiveRequests: ...
+    @_builtins.property
     def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServeUp]:
         """Instead of one message, several that were waiting to be written: motet.rpc packs and unpacks them."""
 
@@ -116,13 +119,14 @@ class ServeUp(_message.Message):
         lost: Global___Lost | None = ...,
         held: Global___Held | None = ...,
         levels: Global___AccountLevels | None = ...,
+        live: Global___LiveRequests | None = ...,
         more: _abc.Iterable[Global___ServeUp] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "held", b"held", "hello", b"hello", "levels", b"levels", "lost", b"lost", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "held", b"held", "hello", b"hello", "levels", b"levels", "live", b"live", "lost", b"lost", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "held", b"held", "hello", b"hello", "levels", b"levels", "lost", b"lost", "message", b"message", "more", b"more"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "enqueue", b"enqueue", "finished", b"finished", "held", b"held", "hello", b"hello", "levels", b"levels", "live", b"live", "lost", b"lost", "message", b"message", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "enqueue", "cancel", "finished", "lost", "held", "levels"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "enqueue", "cancel", "finished", "lost", "held", "levels", "live"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -194,10 +198,13 @@ class GatewayHello(_message.Message):
     HIGHEST_TERM_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
     TAKES_CHANGES_FIELD_NUMBER: _builtins.int
+    LIVE_FOLLOWS_FIELD_NUMBER: _builtins.int
     gateway: _builtins.str
     highest_term: _builtins.int
     takes_changes: _builtins.bool
     """it knows CatalogChanges; others are sent each catalog as a whole"""
+    live_follows: _builtins.bool
+    """those that are not in `live` come next, in LiveRequests"""
     @_builtins.property
     def live(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveRequest]: ...
     def __init__(
@@ -207,14 +214,41 @@ class GatewayHello(_message.Message):
         highest_term: _builtins.int = ...,
         live: _abc.Iterable[Global___LiveRequest] | None = ...,
         takes_changes: _builtins.bool = ...,
+        live_follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "highest_term", b"highest_term", "live", b"live", "takes_changes", b"takes_changes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "highest_term", b"highest_term", "live", b"live", "live_follows", b"live_follows", "takes_changes", b"takes_changes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GatewayHello: _TypeAlias = GatewayHello  # noqa: Y015
+
+@_typing.final
+class LiveRequests(_message.Message):
+    """A part of what a gateway has running, after its hello and before anything else that it says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """another part follows"""
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___LiveRequest]: ...
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___LiveRequest] | None = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LiveRequests: _TypeAlias = LiveRequests  # noqa: Y015
 
 @_typing.final
 class LiveRequest(_message.Message):
