@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, takewhile
 from math import inf
 
 from motet.domain import BASE, RequestId
@@ -294,9 +294,8 @@ class RequestLifecycle:
         )
 
     def _place_overdue_again(self, times: dict[PlacementKey, float], timeout: float, why: str) -> None:
-        for (name, _), since in list(times.items()):
-            if self._state.now < since + timeout:
-                return
+        overdue = takewhile(lambda one: self._state.now >= one[1] + timeout, times.items())
+        for (name, _), since in list(overdue):
             request = self._state.requests[name]
             assert request.placement is not None
             runner = self._state.runner_of(request.placement)
