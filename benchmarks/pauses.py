@@ -2,8 +2,9 @@
 
 All processes run, as `motet up --runners 2` starts them, with the bundled model and its adapters. Sixteen streams are
 under way when the runner that has them gets SIGKILL, or SIGSTOP. The figure is the longest time without a token of any
-stream, in the worst of the trials. For the stream that paused longest it also prints how the gateway's log divides its
-pause, and for each process the CPU time that it took meanwhile.
+stream, in the worst of the trials. With `_net` the time does not count in which its next runner computed it again: that
+depends on its length and on the machine, the rest on Motet. For the stream that paused longest it also prints how the
+gateway's log divides its pause, and for each process the CPU time that it took meanwhile.
 
 Nothing else may need the cores: what is measured is how two engines, or one and the start of another, share them.
 
@@ -30,6 +31,7 @@ from testbed.local_stack import BUNDLED, LocalStack, running_stack
 
 SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
 MOST_SECONDS = {"killed": 2.0, "frozen": 4.0}
+MOST_NET_SECONDS = {"killed": 1.5, "frozen": 3.5}
 END_OF_TEXT = json.loads((BUNDLED / "model" / "config.json").read_text())["eos_token_id"]
 MODELS = ["motet-demo", *sorted(path.name for path in (BUNDLED / "adapters").iterdir())]
 MORE = 20
@@ -44,6 +46,8 @@ WORDS = ("lighthouse", "keeper", "storm", "lamp", "harbour", "boat", "night", "w
 class Stream:
     model: str
     prompt: str
+    key: str = ""
+    """Empty: the gateway asks for none."""
     request: str = ""
     arrivals: list[float] = field(default_factory=list)
 
@@ -53,6 +57,7 @@ class Stream:
         # Without the token that ends texts, which has no text, every token comes in an event of its own.
         content = json.dumps(body | {"logit_bias": {END_OF_TEXT: -100}}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
+        head += f"authorization: Bearer {self.key}\r\n" if self.key else ""
         writer.write(f"{head}content-length: {len(content)}\r\nconnection: close\r\n\r\n".encode() + content)
         try:
             status = await reader.readline()
@@ -79,6 +84,8 @@ class Trial:
     victim: int
     """The process that was killed or frozen."""
     pause: float
+    net: float
+    """The longest without what was computed again."""
     slowest: str
     """The request that paused longest."""
     resumed: list[dict[str, float]]
@@ -90,7 +97,8 @@ class Trial:
     """The share of the cores that processes outside took."""
 
     def describe(self) -> str:
-        lines = [f"longest pause {self.pause:.2f} s; {self.others:.0%} of the cores went to other processes"]
+        others = f"{self.others:.0%} of the cores went to other processes"
+        lines = [f"longest pause {self.pause:.2f} s, net {self.net:.2f} s; {others}"]
         by_request = {str(line["request"]): line for line in self.resumed}
         if (line := by_request.get(self.slowest)) is not None:
             parts = (f"{name.removesuffix('_seconds')} {line[name]:.2f}" for name in line if name.endswith("_seconds"))
@@ -157,7 +165,9 @@ async def trial(stack: LocalStack, fault: str, given: Namespace, drawn: random.R
             task.cancel()
     lines = [json.loads(line) for line in stack.log("gateway")[log:].splitlines() if "request_resumed" in line]
     slowest = max(streams, key=lambda stream: stream.longest_pause(struck))
-    return Trial(victim, slowest.longest_pause(struck), slowest.request, lines, used, seconds, others)
+    again = {str(line["request"]): float(line["recompute_seconds"]) for line in lines}
+    net = max(stream.longest_pause(struck) - again.get(stream.request, 0.0) for stream in streams)
+    return Trial(victim, slowest.longest_pause(struck), net, slowest.request, lines, used, seconds, others)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -179,17 +189,19 @@ def restored(stack: LocalStack, gone: int | None = None) -> None:
 
 def measure(stack: LocalStack, fault: str, given: Namespace) -> list[Result]:
     drawn = random.Random(0)
-    pauses = []
+    pauses, net = [], []
     for number in range(given.trials):
         found = asyncio.run(trial(stack, fault, given, drawn))
         restored(stack, found.victim)
         print(f"{fault} {number}: {found.describe()}", flush=True)
         pauses.append(found.pause)
-    limit = MOST_SECONDS[fault]
-    worst = max(pauses)
+        net.append(found.net)
+    limit, net_limit = MOST_SECONDS[fault], MOST_NET_SECONDS[fault]
+    worst, worst_net = max(pauses), max(net)
     return [
         Result(f"pause_{fault}_s", worst, "s", f"≤ {limit:g} in each trial", worst <= limit),
         Result(f"pause_{fault}_median_s", percentile(pauses, 0.5), "s"),
+        Result(f"pause_{fault}_net_s", worst_net, "s", f"≤ {net_limit:g} in each trial", worst_net <= net_limit),
     ]
 
 

@@ -5,6 +5,9 @@ request has a connection of its own and streams. The engine alone runs in this p
 (30 million parameters by default), and without the limit that the product has for prompts beside decodes; it gets the
 same prompts, and its first tokens must be those that were streamed. Then both get new prompts each time.
 
+`vs_fcfs_live` is how much longer the largest number of distinct requests takes the product if it serves them as a batch
+of one adapter does: one after the other, as no two have the same adapter.
+
 For each process of the product it also prints the CPU time per 1,000 tokens. It does not use a GPU.
 
     python -m benchmarks.served [--requests 8 32] [--traffic base distinct] [--threads N] [--pairs 5]
@@ -28,7 +31,8 @@ from benchmarks.engine_run import KINDS, Ask, Run, owners, random_prompt
 from benchmarks.harness import Result, alternate, arguments, cpu_seconds, percentile, report, skip
 from benchmarks.served_stack import StreamingClient, serving, text_of
 
-SHARE = 0.8
+SHARE, VS_FCFS = 0.8, 3.5
+DISTINCT = "distinct"
 CHECKED = 8
 """Tokens of each answer"""
 HERE = "clients"
@@ -85,6 +89,23 @@ class Compared:
             Result(f"{name.replace('share', 'tokens')}", tokens / percentile(pairs.b, 0.5), "tok/s"),
         ]
 
+    async def against_fcfs(self, requests: int) -> Result:
+        """All at once against one after the other."""
+
+        async def all_at_once() -> float:
+            began = perf_counter()
+            await self._client.ask_all(self._asks(requests, DISTINCT))
+            return perf_counter() - began
+
+        async def in_turn() -> float:
+            began = perf_counter()
+            await self._client.ask_in_turn(self._asks(requests, DISTINCT), at_once=1)
+            return perf_counter() - began
+
+        pairs = await alternate(in_turn, all_at_once, pairs=self._given.pairs, own=list(self._processes.values()))
+        print(f"vs_fcfs_live: one after the other against all at once: {pairs}")
+        return at_least("vs_fcfs_live", pairs, "one after the other", VS_FCFS)
+
     def _asks(self, requests: int, kind: str) -> list[Ask]:
         given = self._given
         return [
@@ -107,6 +128,8 @@ async def measure(bench: Bench, port: int, processes: dict[str, psutil.Process])
             await compared.check_same(min(given.requests), name)
             for requests in given.requests:
                 results += await compared.share(f"served_share{suffix}_{requests}", requests, name)
+            if name == DISTINCT:
+                results.append(await compared.against_fcfs(max(given.requests)))
     finally:
         await client.close()
     return results
