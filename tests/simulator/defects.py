@@ -123,7 +123,7 @@ DEFECTS = (
         "_may_decline",
         "return (event.instance, event.epoch) == (placement.instance, placement.epoch)",
         "return event.epoch == placement.epoch",
-        seed=37,
+        seed=85,
     ),
     Defect(
         "a runner answers for another one",
@@ -131,7 +131,7 @@ DEFECTS = (
         "Dispatcher._is_another_runners",
         "placed.address == address",
         "True",
-        seed=5,
+        seed=21,
     ),
 )
 
