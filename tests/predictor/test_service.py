@@ -20,6 +20,7 @@ from motet.length_statistics import LengthStatistics
 from motet.store import length_samples, migrate, open_store
 from motet.transport.methods import OBSERVE, PREDICT
 from motet.transport.over_grpc import GrpcNetwork, is_healthy, open_channel
+from motet_gateway.estimator import OUTCOMES_AT_ONCE, PROBE_TIMEOUT_SECONDS
 from motet_predictor import sample_features
 from motet_predictor import service as service_module
 from motet_predictor.length_model import VERSION, LengthModel
@@ -28,7 +29,7 @@ from motet_predictor.persistence import ROWS_PER_WRITE, Persistence
 from motet_predictor.prompt_model import PromptModel
 from motet_predictor.prompt_weights import PromptWeights
 from motet_predictor.sample_features import MAX_SAMPLE_BYTES
-from motet_predictor.service import PROMPTS_TOGETHER, PredictorService
+from motet_predictor.service import MAX_REST_SECONDS, MIN_REST_SECONDS, PROMPTS_TOGETHER, PredictorService, rest_between
 from tests.common.waiting import PATIENCE_S
 from tests.support.hostile_messages import hostile
 
@@ -139,7 +140,7 @@ async def test_an_estimate_waits_for_one_outcome_and_not_for_one_in_each_turn_of
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC takes a Predict through several turns."""
-    monkeypatch.setattr(service_module, "REST_SECONDS", 10 * service_module.REST_SECONDS)
+    monkeypatch.setattr(service_module, "rest_between", lambda outcomes: 10 * rest_between(outcomes))
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor:
         service = PredictorService(predictor.model, predictor.persistence, Metrics(CollectorRegistry()), monotonic)
@@ -152,6 +153,12 @@ async def test_an_estimate_waits_for_one_outcome_and_not_for_one_in_each_turn_of
         assert before == 1
         assert predictor.model.answers <= 2
         await observing
+
+
+def test_few_outcomes_leave_time_for_an_estimate_and_many_do_not_let_their_gateway_wait() -> None:
+    assert rest_between(1) == rest_between(16) == MAX_REST_SECONDS
+    assert OUTCOMES_AT_ONCE * rest_between(OUTCOMES_AT_ONCE) < PROBE_TIMEOUT_SECONDS / 4
+    assert rest_between(100_000) == MIN_REST_SECONDS
 
 
 async def test_no_call_of_a_hostile_peer_fails_or_keeps_others_from_being_stored(tmp_path: Path) -> None:
