@@ -94,6 +94,16 @@ def test_the_emptiest_runner_is_emptied_and_the_longest_answer_moves_first():
     assert f"away from runner r0: {WHY}" in [detail for _, _, detail in told]
 
 
+def test_the_room_of_the_runner_that_gets_it_is_known():
+    """A small request lowers what a request has there on average, so it keeps fewer pages for others."""
+    live = {"r0": some(a=10), "r1": some(x=5, y=5, z=5)}
+    driver = Driver(live, SHRINKS, max_sequences=64, pages=100_000)
+    driver.report_on("r1", *(entry(one, 400, epoch=1, output_tokens=5) for one in live["r1"]))
+    driver.wait(1.0)
+    assert driver.moves() == [("a", "r1")]
+    driver.scheduler.check()
+
+
 def test_little_is_computed_again_at_once():
     live = {"r0": some(a=450, b=350, c=250), "r1": {f"x{n}": 5 for n in range(4)}}
     driver = Driver(live, SHRINKS, max_sequences=12)

@@ -1,11 +1,16 @@
+from itertools import islice
+from random import Random
+
 import pytest
 
 from motet.domain import BASE, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity
-from motet_scheduler.policy import class_queue, effects, waiting_heads
-from motet_scheduler.policy.class_queue import FEW_OF
+from motet_scheduler.policy import class_queue, effects, ordered_heads, placement, waiting_heads
+from motet_scheduler.policy.order import order_of
+from motet_scheduler.policy.ordered_heads import FEW, SLACK, OrderedHeads
 from motet_scheduler.policy.queue import Queue
 from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.runner_choice import choose
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Shares
 from motet_scheduler.policy.values import BaseModel, SchedulerConfig
@@ -19,7 +24,7 @@ MAX_SEARCHES = 15
 
 def replace_searches(monkeypatch, replaced):
     """In all sorted lists of the queue."""
-    for module in (class_queue, waiting_heads):
+    for module in (class_queue, ordered_heads, waiting_heads):
         for search in {"insort", "bisect_left", "bisect_right"} & vars(module).keys():
             monkeypatch.setattr(module, search, replaced(getattr(module, search)))
 
@@ -266,10 +271,10 @@ def test_what_runs_elsewhere_passes_nobody():
     assert waiting.overdue() == []
 
 
-@pytest.mark.parametrize("share", [1, FEW_OF + 1])
+@pytest.mark.parametrize("share", [1, FEW + 1])
 def test_those_that_are_to_be_tried_again_leave_the_others_where_they_wait(share):
     waiting = WaitingRequests()
-    for n in range(3 * FEW_OF):
+    for n in range(60):
         waiting.add(f"{n}", tenant=f"t{n}")
         waiting.queue.wait_for(waiting.by_name[f"{n}"], "even" if n % 2 == 0 else "odd", {0: (n % 3, 0)})
     again = [waiting.by_name[f"{n}"] for n in range(0, 2 * share, 2)]
@@ -278,8 +283,8 @@ def test_those_that_are_to_be_tried_again_leave_the_others_where_they_wait(share
     assert [request for *_, request in tried.untried_heads] == again
     assert all(request.waits_for is None for request in again)
     left = [request.id for request in tried.with_adapter(BASE, ["even"])]
-    assert len(tried.waiting["even"].heads) == len(left) == FEW_OF * 3 // 2 - share
-    assert len(tried.waiting["odd"].heads) == FEW_OF * 3 // 2
+    assert len(tried.waiting["even"].heads) == len(left) == 30 - share
+    assert len(tried.waiting["odd"].heads) == 30
 
 
 def test_that_all_are_to_be_tried_again_costs_no_search_for_each(monkeypatch):
@@ -287,8 +292,8 @@ def test_that_all_are_to_be_tried_again_costs_no_search_for_each(monkeypatch):
     for n in range(50):
         waiting.add(f"{n}", tenant=f"t{n}")
         waiting.queue.wait_for(waiting.by_name[f"{n}"], "base", {0: (1, 0)})
-    for module in (class_queue, waiting_heads):
-        monkeypatch.setattr(module, "discard", lambda *_: pytest.fail("it was searched for"))
+    replace_searches(monkeypatch, lambda _: lambda *_: pytest.fail("it was searched for"))
+    monkeypatch.setattr(waiting_heads, "bisect_left", lambda *_: 0)  # of the only need, when nobody is left
     waiting.queue.try_again(list(waiting.by_name.values()))
     (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
     assert [request for *_, request in tried.untried_heads] == list(waiting.by_name.values())
@@ -298,29 +303,116 @@ def test_that_all_are_to_be_tried_again_costs_no_search_for_each(monkeypatch):
 def test_an_adapter_for_which_nobody_waits_any_more_leaves_nothing():
     tried = Waiting()
     waiting = WaitingRequests()
-    for n, name in enumerate(("stays", "leaves", "is tried again")):
+    for name in ("stays", "leaves"):
         waiting.add(name)
         request = waiting.by_name[name]
-        request.digest, request.page_needs, request.waits_for = name, {0: (1, 0)}, "base"
-        tried.add((0.0, 0.0, n, request))
-    tried.discard(tried.heads[1])
-    waiting.by_name["is tried again"].waits_for = None
-    tried.discard_untried({"is tried again"})
+        request.digest, request.page_needs = name, {0: (1, 0)}
+        tried.add(request)
+    tried.discard(waiting.by_name["leaves"])
     assert [request.id for *_, request in tried.heads] == ["stays"]
     assert [*tried.adapters] == ["stays"]
+
+
+def test_heads_that_come_go_and_get_later_turns_are_found_in_order():
+    chance = Random(1)
+    waiting, heads, here = WaitingRequests(), OrderedHeads(), []
+    for n in range(300):
+        waiting.add(f"{n}", age=chance.random(), tenant=f"t{n % 7}")
+    for _ in range(3000):
+        request = waiting.by_name[f"{chance.randrange(300)}"]
+        if request in here:
+            here.remove(request)
+            heads.discard(request)
+        elif chance.random() < len(here) / 100:
+            request.share.counter += chance.random()
+        else:
+            here.append(request)
+            heads.add(request)
+        assert len(heads) == len(here)
+        if chance.random() < 0.2:
+            found = [head[3] for head in islice(heads, chance.randrange(1, 9))]
+            assert found == sorted(here, key=order_of)[: len(found)]
+    assert len(heads._heads) <= 2 * len(heads) + SLACK, "what has left is forgotten"  # noqa: SLF001
+
+
+class OneRunner(WaitingRequests):
+    """It has pages for any of them, and knows whose turn is first in what waits for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.runner = Runner(RunnerIdentity(instance="r0", incarnation="1"), "", Capacity(pages=1000), 1.0)
+        self.tried = Waiting()
+
+    def wait(self, name, pages, **how):
+        self.add(name, **how)
+        request = self.by_name[name]
+        request.page_needs = {id(self.runner.capacity): (pages, 0)}
+        self.tried.add(request)
+        return request
+
+
+@pytest.mark.parametrize("examined", [4, 32, 1000])
+def test_the_first_of_those_that_fit_are_found_in_their_order(examined):
+    chance = Random(2)
+    there = OneRunner()
+    requests = [
+        there.wait(f"{n}", chance.randrange(1, 9), age=chance.random(), tenant=f"t{n % 50}") for n in range(400)
+    ]
+    for _ in range(40):
+        chance.choice(requests).share.counter += chance.random()
+        chance.choice(requests).avoid = {"r0": 1e9} if chance.random() < 0.3 else {}
+        free = chance.randrange(10)
+        fit = sorted((one for one in requests if one.page_needs[id(there.runner.capacity)][0] <= free), key=order_of)
+        if len(fit) > examined:
+            fit = [one for one in fit if not one.avoid][:examined]
+        assert sorted(there.tried.that_fit(there.runner, free, examined), key=order_of) == fit
+
+
+def test_those_that_need_more_and_have_their_turn_before_cost_no_look(monkeypatch):
+    there = OneRunner()
+    for n in range(1000):
+        there.wait(f"large{n}", 90, age=9, tenant=f"l{n}")
+        there.wait(f"small{n}", 1 + n % 3, tenant=f"s{n}")
+    looked, heads_in_order = [], OrderedHeads.__iter__
+
+    def look(heads):
+        for head in heads_in_order(heads):
+            looked.append(head)
+            yield head
+
+    monkeypatch.setattr(OrderedHeads, "__iter__", look)
+    assert [one.id for one in there.tried.that_fit(there.runner, 3, 32)] == [f"small{n}" for n in range(32)]
+    assert len(looked) <= 40
+
+
+def test_that_adapters_come_and_go_leaves_nothing():
+    waiting = WaitingRequests()
+    waiting.add("stays", tenant="other")
+    waiting.queue.wait_for(waiting.by_name["stays"], "base", {})
+    for n in range(50):
+        waiting.runner.adapters = {f"digest{n}"}
+        waiting.add(f"{n}")
+        waiting.queue.wait_for(waiting.by_name[f"{n}"], f"digest{n}", {})
+        waiting.add("small", tenant="small", request_class=BATCH)
+        waiting.queue.remove_placed(waiting.by_name["small"], waiting.runner)
+        waiting.queue.try_again([waiting.by_name[f"{n}"]])
+        waiting.queue.remove(waiting.by_name[f"{n}"])
+        waiting.queue.overdue()
+    (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
+    assert len(tried._passes) <= 2  # noqa: SLF001
 
 
 def test_that_a_limit_changes_costs_no_search_for_each(monkeypatch):
     waiting = WaitingRequests()
     for n in range(60):
-        waiting.add(f"{n}", age=60 - n, tenant=f"t{n % 3}")
+        waiting.add(f"{n}", age=60 - n, tenant=f"t{n % 9}")
         waiting.by_name[f"{n}"].adapter = "default/pirate" if n % 2 else ""
     for request in waiting.queue.heads():
         waiting.queue.wait_for(request, "base", {0: (1, 0)})
     replace_searches(monkeypatch, lambda _: lambda *_: pytest.fail("it was searched for"))
     for limited in (True, False):
         waiting.queue.limits_changed({"default/pirate"}, lambda _, limited=limited: limited)
-        assert waiting.oldest_of_each_flow() == [f"{n}" for n in range(6 if limited else 3)]
+        assert waiting.oldest_of_each_flow() == [f"{n}" for n in range(18 if limited else 9)]
         assert waiting.names() == [f"{n}" for n in range(60)]
         assert all(request.waits_for is None for request in waiting.by_name.values())
         (tried,) = [one for one in waiting.queue.class_queues.values() if len(one)]
@@ -342,6 +434,27 @@ def test_a_decision_searches_few_lists(monkeypatch):
         driver.finish(running)
         assert len(driver.of(effects.SendPlaced)) == 1
         assert len(searches) <= MAX_SEARCHES
+
+
+def test_a_decision_asks_few_of_many_runners(monkeypatch):
+    """The one that has room, and those of which others were told that they have changed."""
+    driver = ready(headroom_one_in=4)
+    for n in range(50):
+        driver.attach(f"r{n:02}", pages=40, max_sequences=8)
+    for n in range(500):
+        driver.enqueue(f"q{n:03}", tenant=f"t{n % 50:02}", prompt=16, max_tokens=16 + 16 * (n % 2))
+    asked = []
+
+    def count_and_choose(request, runners, *args, **how):
+        asked.append(len(runners))
+        return choose(request, runners, *args, **how)
+
+    monkeypatch.setattr(placement, "choose", count_and_choose)
+    for _ in range(20):
+        running = min(one.id for one in driver.scheduler.requests.values() if not one.waiting)
+        driver.finish(running)
+        assert driver.of(effects.SendPlaced)
+    assert max(asked) <= 3
 
 
 def test_a_group_that_nobody_uses_any_more_leaves_nothing():

@@ -19,7 +19,12 @@ MANY = 1000
 
 class PlainQueue(Queue):
     """Sorts all, and tries the first of each flow on every runner, until nothing more has a place. It does not ask what
-    they wait for, nor what they need."""
+    they wait for, nor what they need, nor how much room a runner has."""
+
+    runners = ()
+
+    def with_room(self, needs, kept):
+        return self.runners
 
     def try_class(self, request_class, config, place):
         for runner, overdue in list(self.reserved.items()):
@@ -59,6 +64,7 @@ def scheduler(queue, slots, rank_bytes, max_replicas, headroom):
     how = {"max_sequences": 4, "adapter_slots": slots, "adapter_rank_bytes": rank_bytes, "page_bytes": 4}
     for name in INSTANCES:
         driver.attach(name, pages=PAGES[name], **how)
+    driver.scheduler.queues[GROUP].runners = driver.scheduler.state.runners_of(GROUP)
     driver.state(adapter("pirate", max_replicas=max_replicas), adapter("poet"))
     for name, digest in (("pirate", PIRATE), ("poet", POET)):
         for order in list(driver.orders):

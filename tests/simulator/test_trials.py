@@ -256,7 +256,7 @@ def test_a_request_that_waits_beside_room_is_a_problem():
     """Room that a request leaves is not offered to those that wait."""
     plan = replace(draw_plan(1), faults=())
     assert run_trial(plan).problem == ""
-    defect = Defect("", "motet_scheduler.policy.parked_requests", "on_capacity_freed", ".retry_on(runner)", "")
+    defect = Defect("", "motet_scheduler.policy.queue", "Queue.retry_on", "self.freed[runner] = None", "pass")
     with put_back(defect):
         assert " waits although there is room on runner-" in run_trial(plan).problem
 

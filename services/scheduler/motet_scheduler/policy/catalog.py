@@ -188,7 +188,7 @@ class CatalogPublisher:
         places = min(runner.capacity.max_sequences, (pool.max_sequences if pool is not None else 0) or inf)
         runner.max_sequences = int(min(places, cap.sequences or inf))
         runner.sequences_at_target = int(min(places, cap.at_target or inf))
-        if runner.max_sequences > before:
+        if runner.max_sequences != before:
             self._state.queue(runner.group).retry_on(runner)
 
     def order_adapter_loads(self) -> None:

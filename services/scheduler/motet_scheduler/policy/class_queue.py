@@ -3,24 +3,21 @@
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 
 from motet.domain import Digest, Tenant
 from motet_scheduler.policy.expected_order import expected_order
-from motet_scheduler.policy.order import Head, Order, head_of
+from motet_scheduler.policy.order import Head, Order, head_of, order_of
+from motet_scheduler.policy.ordered_heads import OrderedHeads
 from motet_scheduler.policy.passes import LESS_URGENT, Passes
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Aged, Flow, Share, Shares
-from motet_scheduler.policy.waiting_heads import Waiting, discard
-
-FEW_OF = 100
-"""To remove fewer than one in a hundred from lists, each is searched for. For more it is faster to go through the lists
-once: all that wait for an adapter may count as untried at once."""
+from motet_scheduler.policy.waiting_heads import Waiting
 
 MAX_FLOWS = 32
-"""Of one tenant. Its other requests share one more: each placement moves the heads of all its flows."""
+"""Of one tenant. Its other requests share one more: each of its placements looks at the heads of all its flows."""
 
 OTHERS: Flow = ("", "", -1)
 
@@ -32,11 +29,11 @@ def flow_of(request: Request, share: Share) -> Flow:
 
 
 class ClassQueue:
-    """The requests of one class. Additions and removals cost O(log n), and a short memmove."""
+    """The requests of one class."""
 
     def __init__(self, max_passed_over: int, answer_cost: float) -> None:
         self.shares = Shares(answer_cost)
-        self.untried_heads: list[Head] = []
+        self.untried_heads = OrderedHeads()
         self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
         self._size = 0
@@ -45,6 +42,8 @@ class ClassQueue:
         """That passed somebody."""
         self._passes: dict[str, Passes] = {}
         """By what those wait for that were passed."""
+        self._overdue: Sequence[Request] | None = None
+        """None: not known since a head came, left or was passed."""
 
     def __len__(self) -> int:
         return self._size
@@ -70,6 +69,7 @@ class ClassQueue:
         self._size -= 1
         if not self._size:
             self._passes.clear()
+            self._overdue = None
 
     def charge(self, request: Request, cached: int) -> float:
         """It was placed, on a runner that has `cached` tokens of its prompt: the others of its tenant have their turns
@@ -78,18 +78,28 @@ class ClassQueue:
         assert share is not None
         if request.charge is not None:
             return 0.0  # it is placed again
+        before = share.counter
         given = self.shares.charge(request, share, cached)
-        self._file_all_again(share)
+        self._count_passes(share, before)
         return given
 
     def charged_elsewhere(self, tenant: Tenant, given: float) -> None:
         """A request of another class was placed."""
-        if (share := self.shares.charged_elsewhere(tenant, given)) is not None:
-            self._file_all_again(share)
+        if (share := self.shares.of(tenant)) is not None:
+            before = share.counter
+            self.shares.charged_elsewhere(share, given)
+            self._count_passes(share, before)
 
-    def _file_all_again(self, share: Share) -> None:
+    def _count_passes(self, share: Share, before: float) -> None:
+        """Those that passed its heads, if these have their turns later now."""
+        if share.counter == before or not self._passes:
+            return
+        self._overdue = None
         for flow in share.flows.values():
-            self._file_again(flow[0][-1])
+            request = flow[0][-1]
+            if request.waits_for in self._passes and request.charge is None:
+                head = (before, request.turn_at, request.sequence, request)
+                self._passes[request.waits_for].count(head, self._placements)
 
     def note_replaced(self, request: Request) -> None:
         """Its revision was replaced: those behind it need not wait for the runners that hold it."""
@@ -106,33 +116,20 @@ class ClassQueue:
 
     def wait_for(self, request: Request, runners_of: str, page_needs: Mapping[CapacityId, PageNeed]) -> None:
         """It was tried, and none of these runners has room for it."""
-        head = self._unfile(request)
-        request.waits_for, request.page_needs, request.filed = runners_of, page_needs, head
-        self.waiting[runners_of].add(head)
+        self._unfile(request)
+        request.waits_for, request.page_needs = runners_of, page_needs
+        self.waiting[runners_of].add(request)
+        self._overdue = None
 
     def try_again(self, requests: Iterable[Request]) -> None:
-        again = [request for request in dict.fromkeys(requests) if request.waits_for is not None]
-        if len(again) * FEW_OF < sum(1 for _ in self._heads()):
-            for request in again:
-                self._file(self._unfile(request))
-            return
-        left: defaultdict[str, set[Digest]] = defaultdict(set)
-        for request in again:
-            assert request.waits_for is not None
-            assert request.filed is not None
-            left[request.waits_for].add(request.digest)
-            request.waits_for = None
-            self.untried_heads.append(request.filed)
-        for runners_of, digests in left.items():
-            self.waiting[runners_of].discard_untried(digests)
-            if not self.waiting[runners_of].heads:
-                del self.waiting[runners_of]
-        self.untried_heads.sort()
+        for request in requests:
+            if request.waits_for is not None:
+                self._unfile(request)
+                self.untried_heads.add(request)
 
     def limits_changed(self, adapters: Collection[str], has_limit: Callable[[str], bool]) -> None:
         """Puts all into their flows at once: ten thousand may wait, and to move each alone takes ten times as long."""
-        self.untried_heads.clear()
-        self.waiting.clear()
+        self._forget_heads()
         for share in self.shares:
             waiting = sorted(chain.from_iterable(share.flows.values()))
             share.flows.clear()
@@ -140,19 +137,23 @@ class ClassQueue:
                 request = aged[-1]
                 if request.adapter in adapters:
                     request.limited = has_limit(request.adapter)
-                request.waits_for = request.filed = None
+                request.waits_for = None
                 request.flow = flow_of(request, share)
                 share.flows.setdefault(request.flow, []).append(aged)
             for flow in share.flows.values():
-                head = flow[0][-1].filed = head_of(flow[0][-1])
-                self.untried_heads.append(head)
-        self.untried_heads.sort()
+                self.untried_heads.add(flow[0][-1])
 
     def try_all_again(self) -> None:
-        self.untried_heads = sorted(self._heads())
+        heads = list(self._heads())
+        self._forget_heads()
+        for *_, request in heads:
+            request.waits_for = None
+            self.untried_heads.add(request)
+
+    def _forget_heads(self) -> None:
+        self.untried_heads = OrderedHeads()
         self.waiting.clear()
-        for head in self.untried_heads:
-            head[3].waits_for = None
+        self._overdue = None
 
     def with_adapter(self, digest: Digest, bases: Iterable[str]) -> list[Request]:
         """Of those that were tried and some runner could hold. Their base model is one of these, if they have one."""
@@ -163,67 +164,82 @@ class ClassQueue:
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
 
-    def that_fit(self, runner: Runner, free: int, examined: int) -> list[Head]:
+    def that_fit(self, runner: Runner, free: int, examined: int) -> list[Request]:
         """Those that wait for room on this runner and need at most `free` pages: at most `examined` of those that wait
         for the same."""
-        found: list[Head] = []
+        found: list[Request] = []
         for runners_of in self._names_for(runner):
             found += self.waiting[runners_of].that_fit(runner, free, examined)
         return found
 
-    def first_for(self, runner: Runner, counter: float, examined: int) -> list[Head]:
-        """Those of tenants with at most this counter."""
-        found: list[Head] = []
-        for runners_of in self._names_for(runner):
-            found += self.waiting[runners_of].first_for(runner, counter, examined)
-        return found
+    def firsts(self) -> Iterator[Head]:
+        """Of those that were tried and wait for the same, the first."""
+        return (waiting.heads.first() for waiting in self.waiting.values())
 
-    def to_try(self, fit: Iterable[Head], after: Head | None, untried: int) -> list[Head]:
+    def first_for(self, counter: float, examined: int) -> Iterator[Request]:
+        """Of those that were tried and wait for the same, the first of tenants with at most this counter."""
+        for waiting in self.waiting.values():
+            for head in islice(waiting.heads, examined):
+                if head[0] > counter:  # mostly the first one
+                    break
+                yield head[3]
+
+    def to_try(self, fit: Collection[Request], after: Head | None, untried: int) -> list[Head]:
         """In order: untried requests, and those that may fit. `after`: only later ones.
 
         The work is bounded: at most `untried` untried ones. None is later than an untried one that is left.
         """
-        found = [*self.untried_heads[:untried], *fit]
-        if len(found) > 1:
-            found = sorted(set(found))
-        if len(self.untried_heads) > untried:
-            del found[bisect_left(found, self.untried_heads[untried]) :]
+        if not fit and not self.untried_heads:
+            return []
+        heads = list(islice(self.untried_heads, untried + 1))
+        found = sorted([*heads[:untried], *map(head_of, set(fit))])
+        if len(heads) > untried:
+            del found[bisect_left(found, heads[untried]) :]
         return found[bisect_right(found, after) :] if after is not None else found
 
     def _names_for(self, runner: Runner) -> Collection[str]:
         """Of `waiting`: what those wait for that wait for this runner."""
-        waiting, base = self.waiting, runner.base.digest
-        own = {one for one in ("", base) if one in waiting}
+        waiting = self.waiting
+        if len(waiting) == 1 and ("" in waiting or runner.base.digest in waiting):  # mostly
+            return waiting
+        own = waiting.keys() & ("", runner.base.digest)
         return own if len(own) == len(waiting) else own | (waiting.keys() & runner.adapters)
 
     def passed(self, runner: Runner, order: Order = LESS_URGENT) -> None:
         """A later request was placed on this runner, where those that wait for it have too little room."""
         for runners_of in self._names_for(runner) if self.waiting else ():
-            if self.waiting[runners_of].heads[0] < order:
+            if order is LESS_URGENT or self.waiting[runners_of].heads.first() < order:
                 self._placements += 1
                 if runners_of not in self._passes:
                     self._passes[runners_of] = Passes(self._max_passed_over)
-                self._passes[runners_of].add(self._placements, order)
+                if self._passes[runners_of].add(self._placements, order):
+                    self._overdue = None
 
     def is_overdue(self, request: Request) -> bool:
         """Whether it waits for room, and was passed over as often as allowed."""
         passes = self._passes.get(request.waits_for) if request.waits_for is not None else None
-        return passes is not None and request.filed is not None and passes.overdue(request.filed)
+        return passes is not None and passes.overdue(head_of(request))
 
-    def overdue(self) -> Sequence[Head]:
+    def overdue(self) -> Sequence[Request]:
         """In order: of those that were tried and wait for the same, the one that is overdue."""
-        if not self._passes:
-            return ()
-        found: list[Head] = []
-        for runners_of, passes in self._passes.items():
+        if self._overdue is None:
+            self._overdue = self._find_overdue()
+        return self._overdue
+
+    def _find_overdue(self) -> Sequence[Request]:
+        found: list[Request] = []
+        for runners_of, passes in list(self._passes.items()):
+            if runners_of not in self.waiting and not self.untried_heads:
+                del self._passes[runners_of]  # nobody waits for these, nor may soon: there may be many adapters
+                continue
             first = passes.first
-            if first is None or first.filed is None or first.waits_for != runners_of:
+            if first is None or first.waits_for != runners_of:
                 waiting = self.waiting.get(runners_of)
-                head = waiting.heads[0] if waiting is not None else None
+                head = waiting.heads.first() if waiting is not None else None
                 first = passes.first = head[3] if head is not None and passes.overdue(head) else None
-            if first is not None and first.filed is not None:
-                found.append(first.filed)
-        return sorted(found)
+            if first is not None:
+                found.append(first)
+        return sorted(found, key=order_of)
 
     def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
         """The first `most` overdue ones that wait for the same."""
@@ -231,7 +247,7 @@ class ClassQueue:
         if waiting is None or passes is None or passes.first is None:
             return
         yield passes.first
-        for head in waiting.heads[:most]:
+        for head in list(islice(waiting.heads, most)):
             if head[3] is not passes.first and passes.overdue(head):
                 yield head[3]
 
@@ -243,7 +259,7 @@ class ClassQueue:
         if flow[0][-1] is request:
             if before is not None:
                 self._unfile(before)
-            self._file(head_of(request))
+            self.untried_heads.add(request)
 
     def _leave_flow(self, request: Request) -> Share:
         share = request.share
@@ -252,45 +268,21 @@ class ClassQueue:
         at = bisect_left(flow, (*request.turn, request))
         assert flow[at][-1] is request, f"{request.id} is not where its turn says"
         del flow[at]
-        if request.filed is not None:
+        if not at:
             self._unfile(request)
             if flow:
-                self._file(head_of(flow[0][-1]))
+                self.untried_heads.add(flow[0][-1])
         if not flow:
             del share.flows[request.flow]
         return share
 
-    def _file(self, head: Head) -> None:
-        head[3].filed = head
-        insort(self.untried_heads, head)
-
-    def _file_again(self, request: Request) -> None:
-        """Its tenant's counter has grown. It waits for what it waited for."""
-        head = head_of(request)
-        if head == request.filed:
+    def _unfile(self, request: Request) -> None:
+        """It is untried, or its flow has another head."""
+        if (runners_of := request.waits_for) is None:
+            self.untried_heads.discard(request)
             return
-        if request.waits_for is None:
-            self._unfile(request)
-            self._file(head)
-            return
-        before, request.filed = request.filed, head
-        assert before is not None
-        if (passes := self._passes.get(request.waits_for)) is not None:
-            passes.count(before, self._placements)
-        self.waiting[request.waits_for].discard(before)
-        self.waiting[request.waits_for].add(head)
-
-    def _unfile(self, request: Request) -> Head:
-        head = request.filed
-        assert head is not None, f"{request.id} is not the head of a flow"
-        if request.waits_for is None:
-            discard(self.untried_heads, head)
-        else:
-            waiting = self.waiting[request.waits_for]
-            waiting.discard(head)
-            if not waiting.heads:
-                del self.waiting[request.waits_for]
-                if request.waits_for != request.base:
-                    self._passes.pop(request.waits_for, None)
-        request.filed = request.waits_for = None
-        return head
+        request.waits_for = self._overdue = None
+        waiting = self.waiting[runners_of]
+        waiting.discard(request)
+        if not waiting.heads:
+            del self.waiting[runners_of]

@@ -81,10 +81,8 @@ class Headroom:
     def __init__(self, one_in: int, shares: Mapping[RequestClass, Shares]) -> None:
         self._one_in = one_in
         self._shares = shares
-        self.runners: dict[Runner, None] = {}
-        """Those that kept something when they were last looked at."""
         self._stood = EVERYBODY
-        """For whom they were looked at."""
+        """For whom they were when it was last looked who may have them."""
         self._standing: Standing | None = None
         """Known until the shares change: it is asked many times for each placement."""
 
@@ -125,23 +123,10 @@ class Headroom:
 
     @property
     def moved(self) -> bool:
-        """Whether the last places are for others than those for whom runners were looked at."""
-        return bool(self.runners) and self.standing() != self._stood
+        """Whether the last places are for others than when it was last looked."""
+        return self.standing() != self._stood
 
-    def look(self) -> list[Runner]:
-        """The runners whose last places others may have now."""
-        if not self.moved:
-            return []
-        self._stood = self.standing()
-        return list(self.runners)
-
-    def placed_on(self, runner: Runner) -> None:
-        """An empty runner keeps nothing, and now it may."""
-        if self._one_in:
-            self.runners[runner] = None
-
-    def looked_at(self, runner: Runner) -> None:
-        if runner.has_capacity and kept_on(runner, self._one_in)[0]:
-            self.runners[runner] = None
-        else:
-            self.runners.pop(runner, None)
+    def look(self) -> bool:
+        """The same, and it is looked now."""
+        moved, self._stood = self.moved, self.standing()
+        return moved

@@ -70,7 +70,7 @@ class Placer:
         if queue.untried:
             return may_refuse if placed else 0  # those behind them still have to be tried on the runners with room
         queue.scanned()
-        return may_refuse if queue.headroom.moved and len(queue) else 0  # others than before may have the last places
+        return may_refuse if queue.last_places_moved else 0
 
     def _reserve(self, queue: Queue) -> None:
         """Reserve runners for overdue requests that room alone keeps back: of those that wait for the same, for one."""
@@ -104,9 +104,10 @@ class Placer:
         if request.forgotten:
             self._lifecycle.end(request)
             return Outcome.REFUSED
-        near, able = state.families.near(request), state.runners_for(request, runners)
+        near, kept = state.families.near(request), queue.kept_from(request)
+        needs = request.page_needs if runners else state.page_needs(request)
+        able = state.runners_for(request, runners or queue.with_room(needs, kept))
         reserved = queue.reserved_from(request) if not runners else ()
-        kept = queue.kept_from(request)
         found = choose(request, able, state.config, state.now, near=near, reserved=reserved, kept=kept)
         if isinstance(found, Chosen):
             if self._cannot_be_loaded(request, found.runner):
@@ -116,6 +117,10 @@ class Placer:
             queue.departures.note(state.now)
             self.assign(request, found.runner, found.promise)
             return Outcome.PLACED
+        if not runners and len(needs) < len(state.one_of_each_capacity(request.group)):
+            found = never_fits(request, state.runners_for(request), state.config)
+        else:
+            found = None  # none of these, but another could hold it
         if isinstance(found, NeverFits) and not runners and state.may_refuse(request.group):
             self._refuse(request, found)
             return Outcome.REFUSED
@@ -126,7 +131,7 @@ class Placer:
         # Of a replaced revision, those on disk count too, and what waits for an adapter is not tried there.
         runners_of = request.base if limited is None or request.replaced else request.digest
         if request.waits_for != runners_of:
-            queue.wait_for(request, runners_of, state.page_needs(request))
+            queue.wait_for(request, runners_of, needs if not runners else state.page_needs(request))
         if not request.waiting_reason:
             explain(state, request)
         return None
@@ -169,6 +174,7 @@ class Placer:
             request.draw.was_placed()
         self._lifecycle.placed(request.id, request.epoch)
         runner.record_promise((request.id, request.epoch), promise.pages, request.digest, self._state.now)
+        self._state.queue(request.group).rooms.changed(runner)
         self._state.emit(effects.ExpectRequest(runner.instance, request.id, request.epoch, promise, request.digest))
         self._state.emit(
             effects.SendPlaced(

@@ -31,9 +31,10 @@ from motet.runner_info import RequestClass
 from motet_scheduler.policy.class_queue import ClassQueue
 from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.departures import Departures
-from motet_scheduler.policy.headroom import Headroom, Kept, KeptFrom, kept_on, pages_beside
+from motet_scheduler.policy.headroom import Headroom, KeptFrom
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
+from motet_scheduler.policy.rooms import Room, Rooms
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import CHARGED_BEFORE, Aged
 from motet_scheduler.policy.values import SchedulerConfig
@@ -67,11 +68,13 @@ class Queue:
         self.headroom = Headroom(
             config.headroom_one_in, {one: class_queue.shares for one, class_queue in self.class_queues.items()}
         )
-        self.freed: dict[Runner, bool] = {}
-        """Runners that may have room since the last scan, and whether only for others than before. In order, as a set
-        would differ from process to process."""
-        self._with_room: dict[Runner, Kept] | None = None
-        """Of these, those that have room in this scan, and what they keep. None: not known since something changed."""
+        self.rooms = Rooms(config.headroom_one_in)
+        self.freed: dict[Runner, None] = {}
+        """Runners that may have room since the last scan. In order, as a set would differ from process to process."""
+        self._behind = False
+        """Whether those that were given least may have last places that others had before."""
+        self._with_room: dict[Runner, Room] | None = None
+        """Of those that may have room, those that have it in this scan. None: not known since something changed."""
         self.reserved: dict[Runner, Request] = {}
         """Runners that are reserved, and for which overdue request."""
         self._considered: dict[str, Request] | None = None
@@ -142,9 +145,17 @@ class Queue:
     @property
     def changed(self) -> bool:
         """Whether a request may fit now that did not before, or a runner must be reserved for another one."""
-        if self.freed or self.untried or not self.overdue_are_considered:
-            return True
-        return self.headroom.moved and len(self) > 0
+        return bool(self.freed) or self.untried or not self.overdue_are_considered or self.last_places_moved
+
+    @property
+    def last_places_moved(self) -> bool:
+        """Whether somebody waits who may have last places that he might not have before."""
+        if not (self.headroom.moved and self.rooms.any_keeps):
+            return False
+        request_class, lowest = self.headroom.standing()
+        if request_class is None:
+            return len(self) > 0
+        return any(head[0] <= lowest for head in self.class_queues[request_class].firsts())
 
     @property
     def overdue_are_considered(self) -> bool:
@@ -156,7 +167,13 @@ class Queue:
 
     def retry_on(self, runner: Runner) -> None:
         """This runner may have room."""
-        self.freed[runner] = False
+        self.freed[runner] = None
+        self.rooms.changed(runner)
+
+    def with_room(self, needs: Mapping[CapacityId, PageNeed], kept: KeptFrom) -> list[Runner]:
+        """The runners that may have room for a request of these needs, if they keep this from it."""
+        found = self.rooms.that_fit(needs, beside=bool(kept.one_in))
+        return found if kept.own is None else list(dict.fromkeys((*found, kept.own)))
 
     def kept_from(self, request: Request) -> KeptFrom:
         """What runners keep from this request for tenants that were given less. One that is reserved for it keeps
@@ -167,9 +184,8 @@ class Queue:
 
     def scanned(self) -> None:
         """All that may fit were tried on the runners that have room."""
-        for runner in self.freed:
-            self.headroom.looked_at(runner)
         self.freed.clear()
+        self._behind = False
 
     def try_again(self, requests: Collection[Request]) -> None:
         """Other runners may take these requests than before, if they wait."""
@@ -245,20 +261,20 @@ class Queue:
     def try_class(self, request_class: RequestClass, config: SchedulerConfig, place: Place) -> Iterator[Outcome]:
         """The requests of one class."""
         class_queue = self.class_queues[request_class]
-        rooms = self._rooms(request_class, config)
         for runner, overdue in self.reserved.items():
             if request_class is overdue.request_class and runner in self.freed and runner.has_capacity:
                 need = overdue.requirement_on(runner.capacity, config, runner.adapter_pages(overdue.digest))
                 if need.promise.pages <= runner.ledger.free and (outcome := place(overdue, [runner])) is not None:
                     yield outcome
         last: Head | None = None
-        untried, left = config.tenants_examined, True
-        while left and (rooms or class_queue.untried_heads):
+        untried, left, rooms = config.tenants_examined, True, self._rooms(request_class)
+        while left and (rooms or class_queue.untried_heads or self._behind):
             left = False
             for head in self._to_try(request_class, rooms, last, config, untried):
                 request = head[3]
                 first = request.waits_for is None
-                outcome = place(request, [] if first else rooms)
+                anywhere = first or (self._behind and self.headroom.kept_from(request) == 0)
+                outcome = place(request, [] if anywhere else [*rooms])
                 if outcome is None:
                     untried -= first
                     if first and class_queue.is_overdue(request):
@@ -268,40 +284,46 @@ class Queue:
                 if outcome is Outcome.REFUSED:
                     untried -= first  # a tenant may have many to refuse
                 # Less may be free now, and the next of its flow is untried.
-                last, left, rooms = head, True, self._rooms(request_class, config)
+                last, left, rooms = head, True, self._rooms(request_class)
                 break
 
-    def _rooms(self, request_class: RequestClass, config: SchedulerConfig) -> list[Runner]:
-        """Runners that may have room, but for those that this class leaves to overdue requests."""
+    def _rooms(self, request_class: RequestClass) -> dict[Runner, Room]:
+        """Of the runners that may have room, but for those that this class leaves to overdue requests."""
         if self._with_room is None:
             self._look_at_headroom()
-            one_in = self._one_in(config)
-            self._with_room = {runner: kept_on(runner, one_in) for runner in self.freed if runner.has_capacity}
-        left = [runner for runner, overdue in self.reserved.items() if request_class >= overdue.request_class]
-        return [runner for runner in self._with_room if runner not in left]
-
-    def _one_in(self, config: SchedulerConfig) -> int:
-        return config.headroom_one_in if self.headroom.standing().request_class is not None else 0
+            self._with_room = self.rooms.of(self.freed)
+        found = self._with_room
+        left = [
+            one for one, overdue in self.reserved.items() if one in found and request_class >= overdue.request_class
+        ]
+        return {runner: kept for runner, kept in found.items() if runner not in left} if left else found
 
     def _look_at_headroom(self) -> None:
-        for runner in self.headroom.look():
-            self.freed.setdefault(runner, True)
+        if self.headroom.look() and self.rooms.any_keeps:
+            self._behind = True
+            if self.headroom.standing().request_class is None:  # nothing is kept any more
+                self.freed.update(dict.fromkeys(self.rooms))
 
     def _to_try(
-        self, request_class: RequestClass, rooms: list[Runner], last: Head | None, config: SchedulerConfig, untried: int
+        self,
+        request_class: RequestClass,
+        rooms: Mapping[Runner, Room],
+        last: Head | None,
+        config: SchedulerConfig,
+        untried: int,
     ) -> list[Head]:
         """Untried requests, and those that may fit on these runners: for their last places, only those who may have
         them."""
-        class_queue, standing = self.class_queues[request_class], self.headroom.standing()
-        known = self._with_room or {}
-        found: list[Head] = []
-        for runner in rooms if class_queue.waiting else ():
-            kept = known.get(runner) or kept_on(runner, self._one_in(config))
-            places, pages = kept
-            if places and request_class is standing.request_class:
-                found += class_queue.first_for(runner, standing.lowest, config.tenants_examined)
-            if not (places and self.freed.get(runner)) and runner.sequences + places < runner.max_sequences:
-                found += class_queue.that_fit(runner, pages_beside(runner, pages), config.tenants_examined)
+        class_queue, (standing, lowest) = self.class_queues[request_class], self.headroom.standing()
+        found: list[Request] = []
+        if class_queue.waiting:
+            if request_class is standing:
+                first = class_queue.first_for(lowest, config.tenants_examined)
+                found += (one for one in first if self._behind or _may_have_last_place(one, rooms))
+            for runner, room in rooms.items():
+                free = room.beside if standing is not None else room.whole
+                if free > 0:
+                    found += class_queue.that_fit(runner, free, config.tenants_examined)
         return class_queue.to_try(found, last, untried)
 
     def remove(self, request: Request) -> None:
@@ -314,7 +336,6 @@ class Queue:
         it passed. `near`: another choice of its call was placed there, so its prompt is free."""
         order, early = order_of(request), request.request_class is self.early
         self.remove(request)
-        self.headroom.placed_on(runner)
         self._turns.placed(request.request_class, [one for one, others in self.class_queues.items() if len(others)])
         for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:
@@ -341,7 +362,7 @@ class Queue:
         runners are reserved."""
         found: dict[str, Request] = {}
         for class_queue in self.class_queues.values():
-            for *_, request in class_queue.overdue():
+            for request in class_queue.overdue():
                 assert request.waits_for is not None
                 found.setdefault(request.waits_for, request)
         return found
@@ -350,3 +371,13 @@ class Queue:
         """The first `most` overdue ones of each class that wait for these runners, the most urgent class first."""
         for class_queue in self.class_queues.values():
             yield from class_queue.overdue_alike(runners_of, most)
+
+
+def _may_have_last_place(request: Request, rooms: Mapping[Runner, Room]) -> bool:
+    """On one of the runners for which it waits."""
+    for runner, room in rooms.items():
+        if room.keeps and request.pages_on(id(runner.capacity)) <= room.whole:
+            waits_for = request.waits_for
+            if waits_for in {"", runner.base.digest} or waits_for in runner.adapters:
+                return True
+    return False

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import log2
-from typing import TYPE_CHECKING
+from math import inf, log2
 
 from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
@@ -11,9 +10,6 @@ from motet.runner_info import Capacity, RequestClass, RunnerIdentity
 from motet_scheduler.policy.quotas.draws import Draw
 from motet_scheduler.policy.shares import Charge, Flow, Share, Turn
 from motet_scheduler.policy.values import Estimate, GroupName, KeyAccount, Promise, SchedulerConfig
-
-if TYPE_CHECKING:
-    from motet_scheduler.policy.order import Head
 
 QueueKey = tuple[float, int]
 """`turn_at`, then order of arrival here. Unique; the smallest is the oldest."""
@@ -83,8 +79,6 @@ class Request:
     """When it gives up. Only as long as it is in the queue."""
     waits_for: str | None = None
     """Whose runners it waits for: the digest of its base model, or of its adapter. None: it has not been tried."""
-    filed: "Head | None" = None
-    """Where it is in the lists of its queue, as long as it is the head of its flow."""
     flow: Flow = ("", "", 0)
     """Only as long as it is in the queue."""
     share: Share | None = None
@@ -151,6 +145,11 @@ class Request:
     def turn(self) -> Turn:
         """One that had a place, and lost it, has its turn again before those that had none."""
         return (self.charge is None, self.turn_at, self.sequence)
+
+    def pages_on(self, capacity: CapacityId) -> float:
+        """How many it needs, if it was tried. Infinity: no such runner could hold it."""
+        need = self.page_needs.get(capacity)
+        return need[0] if need is not None else inf
 
     @property
     def own_prompt_tokens(self) -> int:

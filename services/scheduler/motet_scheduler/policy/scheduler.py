@@ -170,6 +170,7 @@ class Scheduler:
                 "base models of a queue were miscounted"
             )
             queue.headroom.check()
+            queue.rooms.check([one for one in self.runners.values() if self.queues.get(one.group) is queue])
         for runner in self.runners.values():
             runner.check()
         counted = Counter(r.digest for r in self.requests.values() if r.digest != BASE)

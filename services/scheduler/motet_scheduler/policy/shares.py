@@ -109,7 +109,7 @@ class Shares:
 
     def waiting(self, tenant: Tenant) -> int:
         """How many of its requests wait."""
-        share = self._shares.get(tenant)
+        share = self.of(tenant)
         return sum(map(len, share.flows.values())) if share is not None else 0
 
     def begin(self, tenant: Tenant, weight: float) -> Share:
@@ -176,15 +176,16 @@ class Shares:
         share.counter = max(share.counter, self._reached - MAX_LAG / share.weight) + max(0.0, due)
         return max(0.0, due)
 
-    def charged_elsewhere(self, tenant: Tenant, given: float) -> Share | None:
-        """A request of another class was placed. None: the tenant has none in this class.
+    def of(self, tenant: Tenant) -> Share | None:
+        """None: it has no requests."""
+        return self._shares.get(tenant)
+
+    def charged_elsewhere(self, share: Share, given: float) -> None:
+        """A request of its tenant in another class was placed.
 
         It falls back by `MAX_LAG` at most: a more urgent class may get far more than this one, and when the tenant asks
         for no more there, it need not wait until others in this one were given as much."""
-        share = self._shares.get(tenant)
-        if share is not None:
-            share.counter = max(share.counter, min(share.counter + given, self._reached + MAX_LAG / share.weight))
-        return share
+        share.counter = max(share.counter, min(share.counter + given, self._reached + MAX_LAG / share.weight))
 
     def settle(self, request: "Request", share: Share) -> None:
         """It has ended, and all that was computed of its answer is known."""

@@ -92,6 +92,8 @@ class SchedulerState:
         self.waiting_for_runners = waiting_for_runners
         self.timelines = Timelines(config.timelines)
 
+        self._one_of_each: dict[GroupName, dict[CapacityId, Runner]] = {}
+        """Of the runners of a group, one of each capacity. Known until one comes or goes: there may be a thousand."""
         self._undecided: set[GroupName] = set()
         """Groups of which something is left to decide until no runner is missed."""
 
@@ -135,6 +137,8 @@ class SchedulerState:
     def runner_changed(self, runner: Runner) -> None:
         """It has come or gone, or takes work now, or no longer."""
         group = runner.group
+        self._one_of_each.pop(group, None)
+        self.queue(group).rooms.changed(runner)
         self.catalog_changed = self.adapters.may_be_ordered = True
         self._adapters_moved(runner, runner.adapters)
         self._decide(group)
@@ -179,19 +183,24 @@ class SchedulerState:
             return None
         return holders
 
-    def runners_for(self, request: Request, among: Sequence[Runner] = ()) -> Sequence[Runner]:
-        """Those that may serve it, of these runners; of none: of all."""
+    def runners_for(self, request: Request, among: Sequence[Runner] | None = None) -> Sequence[Runner]:
+        """Those that may serve it, of these runners. None: of all."""
         holders = self.limited_to(request)
         if holders is not None:
-            return [runner for runner in holders if runner in among] if among else holders
-        runners = among or self.runners_of(request.group)
+            return [runner for runner in holders if among is None or runner in among]
+        runners = self.runners_of(request.group) if among is None else among
         return [runner for runner in runners if runner.serves(request.base)] if request.base else runners
+
+    def one_of_each_capacity(self, group: GroupName) -> Mapping[CapacityId, Runner]:
+        found = self._one_of_each.get(group)
+        if found is None:
+            found = self._one_of_each[group] = {id(runner.capacity): runner for runner in self.runners_of(group)}
+        return found
 
     def page_needs(self, request: Request) -> Mapping[CapacityId, PageNeed]:
         """What it needs on the runners of its group that could hold it."""
-        one_of_each = {id(runner.capacity): runner for runner in self.runners_of(request.group)}
         needs: dict[CapacityId, PageNeed] = {}
-        for capacity, runner in one_of_each.items():
+        for capacity, runner in self.one_of_each_capacity(request.group).items():
             need = request.requirement_on(runner.capacity, self.config, runner.adapter_pages(request.digest))
             if not need.never:
                 needs[capacity] = (need.promise.pages, need.adapter_pages)
@@ -213,6 +222,7 @@ class SchedulerState:
         """Of groups without requests and runners: there may be many names in the life of a scheduler."""
         for group in [group for group, queue in self.queues.items() if not queue.active and group not in self.by_group]:
             del self.queues[group]
+            self._one_of_each.pop(group, None)
 
     def runners_of(self, group: GroupName) -> Sequence[Runner]:
         return self.by_group.get(group, ())

@@ -32,6 +32,7 @@ class SupervisorEvents:
         if runner is None or key not in runner.entries:
             return
         runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now)
+        self._state.queue(runner.group).rooms.changed(runner)
         self._state.note_event(event.request, Happening.EXTENDED, event.promise.pages)
 
     def parked(self, event: events.RequestParked) -> None:

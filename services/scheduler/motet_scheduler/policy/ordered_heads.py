@@ -1,0 +1,79 @@
+"""Heads of flows in the order of their turns, where only the first are looked at."""
+
+from bisect import insort
+from collections.abc import Collection, Iterator
+from math import inf
+
+from motet_scheduler.policy.order import Head, head_of
+from motet_scheduler.policy.requests import Request
+
+FEW = 8
+"""Up to this number of new ones, each is put where it belongs; for more it is faster to sort all."""
+
+SLACK = 16
+"""Entries of heads that have left, which may be kept beside as many as there are heads."""
+
+
+class OrderedHeads:
+    """Each placement moves the turns of all heads of a tenant, and of those that wait nearly all stay where they are.
+    So a head that comes, goes or moves costs no search: it is put where it belongs when it is among the first that are
+    looked at. Counters of tenants only grow, so none is then found too late."""
+
+    __slots__ = ("_heads", "_new", "_of")
+
+    def __init__(self) -> None:
+        self._heads: list[Head] = []
+        """In order, by the turns that they have or had. The new ones are last, in no order."""
+        self._new = 0
+        self._of: dict[Request, Head] = {}
+        """The entry that counts."""
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __iter__(self) -> Iterator[Head]:
+        """In order. None may come or go meanwhile."""
+        if self._new:
+            self._sort()
+        heads, of, at = self._heads, self._of, 0
+        while at < len(heads):
+            head = heads[at]
+            given, _, _, request = head
+            if of.get(request) is not head:
+                del heads[at]  # it has left
+            elif given != -inf and request.share is not None and given != request.share.counter:
+                del heads[at]
+                head = of[request] = head_of(request)
+                insort(heads, head, at)
+            else:
+                yield head
+                at += 1
+
+    def requests(self) -> Collection[Request]:
+        """In no order."""
+        return self._of.keys()
+
+    def first(self) -> Head:
+        return next(iter(self))
+
+    def add(self, request: Request) -> None:
+        head = self._of[request] = head_of(request)
+        self._heads.append(head)
+        self._new += 1
+
+    def discard(self, request: Request) -> None:
+        del self._of[request]
+        if len(self._heads) > 2 * len(self._of) + SLACK:
+            self._sort()
+            self._heads = [head for head in self._heads if self._of.get(head[3]) is head]
+
+    def _sort(self) -> None:
+        heads, new = self._heads, self._new
+        if new > FEW:
+            heads.sort()
+        else:
+            last = heads[len(heads) - new :]
+            del heads[len(heads) - new :]
+            for head in last:
+                insort(heads, head)
+        self._new = 0

@@ -1,0 +1,114 @@
+"""How much room each runner has, and which have room for a request, found without a look at the others."""
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from itertools import count
+from typing import NamedTuple
+
+from motet_scheduler.policy.headroom import kept_on, pages_beside
+from motet_scheduler.policy.requests import CapacityId, PageNeed
+from motet_scheduler.policy.runners import Runner
+
+
+class Room(NamedTuple):
+    """The most pages that a request may need there."""
+
+    whole: int
+    beside: int
+    """So that the last places are kept."""
+
+    @property
+    def keeps(self) -> bool:
+        return self.beside < self.whole
+
+
+Line = list[tuple[int, int, Runner]]
+"""Pages, a number that tells equal ones apart, and the runner. In order."""
+
+
+class Rooms:
+    """Of the runners of one group."""
+
+    def __init__(self, one_in: int) -> None:
+        self._one_in = one_in
+        self._changed: dict[Runner, None] = {}
+        """At these nobody has looked since."""
+        self._found: dict[Runner, tuple[int, Room]] = {}
+        """Those that have room, each with its number."""
+        self._numbers = count()
+        self._by_whole: defaultdict[CapacityId, Line] = defaultdict(list)
+        self._by_beside: defaultdict[CapacityId, Line] = defaultdict(list)
+        self._keeping = 0
+
+    def __iter__(self) -> Iterator[Runner]:
+        """Those that have room."""
+        self._look()
+        return iter(self._found)
+
+    @property
+    def any_keeps(self) -> bool:
+        """Whether a runner keeps last places."""
+        self._look()
+        return self._keeping > 0
+
+    def changed(self, runner: Runner) -> None:
+        """It may have more room now, or keep less."""
+        self._changed[runner] = None
+
+    def of(self, runners: Collection[Runner]) -> dict[Runner, Room]:
+        """Of these, those that have room."""
+        self._look()
+        found = self._found
+        return {runner: found[runner][1] for runner in runners if runner in found}
+
+    def that_fit(self, needs: Mapping[CapacityId, PageNeed], *, beside: bool) -> list[Runner]:
+        """Those that may hold what needs this; `beside` their last places."""
+        self._look()
+        by_pages, found = self._by_beside if beside else self._by_whole, []
+        for capacity, (pages, _) in needs.items():
+            if (rooms := by_pages.get(capacity)) and rooms[-1][0] >= pages:
+                found += [one for *_, one in rooms[bisect_left(rooms, (pages,)) :]]
+        return found
+
+    def _look(self) -> None:
+        for runner in self._changed:
+            before, room = self._found.get(runner), self._room(runner)
+            if before is not None:
+                number, known = before
+                if room == known:
+                    continue
+                del self._found[runner]
+                self._keeping -= known.keeps
+                for rooms, pages in self._lists(runner, known):
+                    del rooms[bisect_left(rooms, (pages, number))]
+            if room is not None:
+                number = next(self._numbers)
+                self._found[runner] = number, room
+                self._keeping += room.keeps
+                for rooms, pages in self._lists(runner, room):
+                    insort(rooms, (pages, number, runner))
+        self._changed.clear()
+
+    def _lists(self, runner: Runner, room: Room) -> tuple[tuple[Line, int], ...]:
+        capacity = id(runner.capacity)
+        return (self._by_whole[capacity], room.whole), (self._by_beside[capacity], room.beside)
+
+    def _room(self, runner: Runner) -> Room | None:
+        if not runner.has_capacity:
+            return None
+        places, kept = kept_on(runner, self._one_in)
+        if not places:
+            return Room(runner.ledger.free, runner.ledger.free)
+        full = runner.sequences + places >= runner.max_sequences
+        return Room(runner.ledger.free, 0 if full else pages_beside(runner, kept))
+
+    def check(self, runners: Collection[Runner]) -> None:
+        """Raises AssertionError if a runner has more room than was found, and nobody was told that it has changed."""
+        for runner in runners:
+            if runner in self._changed or (room := self._room(runner)) is None:
+                continue
+            assert runner in self._found, f"{runner.instance} has room, and nobody was told"
+            _, found = self._found[runner]
+            assert room.whole <= found.whole, f"{runner.instance} has room for {room}, and {found} is known"
+            assert room.beside <= found.beside, f"{runner.instance} has room for {room}, and {found} is known"
