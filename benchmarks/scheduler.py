@@ -14,7 +14,8 @@ process. Both are measured by CPU time.
 Then it measures a runner's report, and what follows from it, while each of 32 tenants waits for the one of 60 runners
 that may serve its adapter (`placement.maxReplicas: 1`).
 
-Then `residency` measures what the scheduler spends on adapters that come and go.
+Then `residency` measures what the scheduler spends on adapters that come and go, and `scheduler_scale` what it spends
+with more runners and requests.
 
     python -m benchmarks.scheduler [--decisions 2000] [--scans 200] [--pairs 6] [--json]
 """
@@ -31,117 +32,23 @@ from dataclasses import replace
 from itertools import count
 from statistics import fmean
 
-from benchmarks import residency
+from benchmarks import residency, scheduler_scale
 from benchmarks.harness import Pairs, Result, alternate, arguments, percentile, report
-from benchmarks.scheduler_catalog import ADAPTERS, CATALOG, GROUP, TENANTS, digest_of, identity
+from benchmarks.scheduler_catalog import CATALOG, GROUP, digest_of, identity
+from benchmarks.scheduler_load import CAPACITY, QUEUED, Arrivals, ProductionScheduler, cached_on
 from motet.domain import InstanceName, RequestId, Tenant
-from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
-from motet.runner_info import Capacity, RequestClass, RunnerRequest, Tier
-from motet_scheduler.policy import effects, events
+from motet.runner_info import RequestClass, RunnerRequest, Tier
+from motet_scheduler.policy import events
 from motet_scheduler.policy.requests import Placement, QueueKey, Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.scheduler import Scheduler
-from motet_scheduler.policy.values import Estimate, SchedulerConfig
+from motet_scheduler.policy.values import SchedulerConfig
 
-QUEUED = 10_000
 RUNNER_COUNTS = (3, 16)
 TARGET_US, TARGET_P99_US = 100, 1_000
-LIMITED, LIMITED_RUNNERS, REPORT_ROUNDS, TARGET_REPORT_US = 32, 60, 10, 500
-CAPACITY = Capacity(pages=1024, max_sequences=64, adapter_slots=32)
 CONFIG = SchedulerConfig(queue_limit=2 * QUEUED)
-
-
-CHOICES, ONE_CALL_OF = 4, 20
-
-
-def hints_of(adapter: int) -> tuple[int, ...]:
-    """Of the first pages of a prompt: the system prompt of the adapter."""
-    return tuple(range(adapter * MAX_PROMPT_HINTS, (adapter + 1) * MAX_PROMPT_HINTS))
-
-
-def cached_on(runner: int) -> frozenset[int]:
-    """What the prefix cache of a runner has: system prompts of the adapters that are asked for most, others on each."""
-    first = runner * MAX_CACHED_HINTS // MAX_PROMPT_HINTS
-    return frozenset(
-        hint for adapter in range(first, first + MAX_CACHED_HINTS // MAX_PROMPT_HINTS) for hint in hints_of(adapter)
-    )
-
-
-class Arrivals:
-    """The same requests for both sides. Zipf's law chooses the adapter; each tenant has ten adapters."""
-
-    def __init__(self) -> None:
-        self._chance = random.Random(1)
-        self._numbers = count()
-        self._weights = [1 / (rank + 1) for rank in range(ADAPTERS)]
-
-    def __iter__(self) -> Iterator[events.Enqueued]:
-        while True:
-            for adapter in self._chance.choices(range(ADAPTERS), self._weights, k=1000):
-                number = next(self._numbers)
-                choices = CHOICES if self._chance.randrange(ONE_CALL_OF) == 0 else 1
-                first = events.Enqueued(
-                    gateway="g0",
-                    request=RequestId(f"request-{number}"),
-                    tenant=Tenant(f"tenant-{adapter % TENANTS}"),
-                    group=GROUP,
-                    digest=digest_of(adapter),
-                    request_class=self._chance.choice(list(RequestClass)),
-                    prompt_tokens=self._chance.randrange(16, 512),
-                    max_tokens=512,
-                    estimate=Estimate(q80=self._chance.randrange(16, 256)),
-                    choices=choices,
-                    prefix_hints=hints_of(adapter),
-                )
-                yield first
-                for choice in range(1, choices):
-                    request = RequestId(f"request-{number}.{choice}")
-                    yield replace(first, request=request, parent=first.request)
-
-
-class ProductionScheduler:
-    """Measures the scheduler of production."""
-
-    def __init__(self, runners: int) -> None:
-        self.placed = 0
-        self._now = 1000.0
-        self._chance = random.Random(2)
-        self._arrivals = iter(Arrivals())
-        self._running: list[tuple[RequestId, int]] = []
-        self._scheduler = Scheduler(CONFIG, now=self._now, saved=CATALOG)
-        for index in range(runners):
-            self._tell(events.RunnerAttached(identity=identity(index), address=f"unix:r{index}", capacity=CAPACITY))
-            instance, incarnation = InstanceName(identity(index).instance), identity(index).incarnation
-            self._tell(
-                events.RunnerReported(instance=instance, incarnation=incarnation, cached_prefixes=cached_on(index))
-            )
-        self._fill()
-
-    def decide(self) -> float:
-        """Seconds that one decision took."""
-        running = self._running
-        index = self._chance.randrange(len(running))
-        running[index], running[-1] = running[-1], running[index]
-        request, epoch = running.pop()
-        seconds = self._tell(events.RequestFinished("g0", request, epoch))
-        self._fill()
-        return seconds
-
-    def _fill(self) -> None:
-        while self._scheduler.queued() < QUEUED:
-            self._tell(next(self._arrivals))
-
-    def _tell(self, event: events.Event) -> float:
-        self._now += 0.001
-        began = time.thread_time()
-        decided = self._scheduler.handle(event, self._now)
-        seconds = time.thread_time() - began
-        for effect in decided:
-            if isinstance(effect, effects.SendPlaced):
-                self.placed += 1
-                self._running.append((effect.request, effect.epoch))
-        return seconds
+LIMITED, LIMITED_RUNNERS, REPORT_ROUNDS, TARGET_REPORT_US = 32, 60, 10, 500
 
 
 class BaselineScheduler:
@@ -310,7 +217,8 @@ async def measure(decisions: int, scans: int, pairs: int) -> list[Result]:
             Result(f"scheduler_gain{suffix}", both.ratio, "x", baseline="a fair scan", pairs=both),
             Result(f"scheduler_decision_p99_us{suffix}", tail, "us", f"<= {TARGET_P99_US} us", tail <= TARGET_P99_US),
         ]
-    return [*results, report_with_limits(REPORT_ROUNDS), *await residency.measure(pairs)]
+    results += [report_with_limits(REPORT_ROUNDS), *await residency.measure(pairs)]
+    return [*results, *await scheduler_scale.measure(pairs, decisions)]
 
 
 def report_with_limits(rounds: int) -> Result:

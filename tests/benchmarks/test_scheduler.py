@@ -1,5 +1,8 @@
-"""The scheduler's baselines are fair: they pass nobody over and tell the same."""
+"""The scheduler's baselines are fair: they pass nobody over and tell the same. The others are measured, over less."""
 
+import asyncio
+
+from benchmarks import scheduler_scale
 from benchmarks.residency import Fleet
 from benchmarks.scheduler import CONFIG, BaselineScheduler
 from motet_scheduler.policy.runner_choice import Chosen, choose
@@ -26,3 +29,13 @@ def test_both_sides_of_the_residency_benchmark_publish_the_same_catalog_and_wait
     assert 0 < ours.sent < baseline.sent
     ours.wait()
     assert ours.scheduler.catalog == baseline.scheduler.catalog
+
+
+def test_growth_whole_lives_and_the_longest_event_are_measured(capsys) -> None:
+    figures = asyncio.run(scheduler_scale.measure(1, 40, queued=200, many_queued=400, many_runners=20))
+    names = ["growth_runners", "growth_queued", "lives_per_s", "longest_event_ms"]
+    assert [one.name for one in figures] == names
+    assert all(one.value > 0 and one.target for one in figures)
+    told = capsys.readouterr().out
+    for kind in ("RequestFinished", "Tick", "GatewayConnected", "CancelRequested", "TryMore"):
+        assert f"{kind}: " in told
