@@ -21,6 +21,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.domain import InstanceName
 from motet.runner_info import RequestClass
 from motet_scheduler import conversion
+from motet_scheduler.garbage import full_collections_put_off
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.requests import Placement, Request
 from motet_scheduler.policy.values import SchedulerConfig
@@ -176,7 +177,7 @@ def as_it_runs(request: Request, placement: Placement, now: float) -> events.Liv
 def longest_event_ms(queued: int, decisions: int) -> Result:
     side = ProductionScheduler(RUNNERS, queued)
     told, scheduler = Events(side), side.scheduler
-    with told.collections():
+    with full_collections_put_off(), told.collections():
         for number in range(decisions):
             told.tell(side.finished())
             told.tell(side.next_arrival())

@@ -1,6 +1,7 @@
 """`python -m motet_scheduler`: the scheduler's process."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,8 +18,10 @@ from motet.settings import Addresses, LeaseSettings, ProcessSettings
 from motet.surroundings import Surroundings, real_surroundings
 from motet_scheduler import leader_loop
 from motet_scheduler.catalog_file import CatalogFile
+from motet_scheduler.garbage import collect_garbage
 from motet_scheduler.leader_only import LeaderOnly
 from motet_scheduler.metrics import Metrics
+from motet_scheduler.service import SchedulerService
 from motet_scheduler.settings import Settings
 
 
@@ -38,6 +41,7 @@ def main() -> None:
                 process=health,
                 grace=0,  # streams never end by themselves, so waiting for them would only delay the next leader
             ):
+                leading: deque[SchedulerService] = deque(maxlen=1)
                 await run_until(
                     stop,
                     leader_loop.run_when_leading(
@@ -50,7 +54,9 @@ def main() -> None:
                         surroundings=surroundings,
                         time_scale=process.time_scale,
                         record=record,
+                        on_begin=leading.append,
                     ),
+                    collect_garbage(lambda: sum(len(one.scheduler.requests) for one in leading)),
                 )
 
     run("scheduler", process, schedule, loop_factory=uvloop.new_event_loop)
