@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from motet.domain import BASE
 from motet.runner_info import RequestClass
-from motet_scheduler.policy import effects
+from motet_scheduler.policy import effects, waiting_heads
 from motet_scheduler.policy.order import order_of
 from motet_scheduler.policy.queue import Outcome, Queue
-from motet_scheduler.policy.waiting_heads import ByNeed
 from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, ready
 
 INSTANCES = ("r0", "r1", "r2")
@@ -141,6 +140,6 @@ def take(driver, number, step):
 def test_a_queue_without_indices_decides_the_same(*, steps, slots, rank_bytes, max_replicas, headroom, as_few):
     """`as_few`: few fit. Else they are looked for as where many do."""
     ours, plain = (scheduler(queue, slots, rank_bytes, max_replicas, headroom) for queue in (Queue, PlainQueue))
-    with nullcontext() if as_few else patch.object(ByNeed, "up_to", lambda *_: None):
+    with nullcontext() if as_few else patch.object(waiting_heads, "up_to", lambda *_: None):
         for number, step in enumerate(steps):
             assert take(ours, number, step) == take(plain, number, step), f"step {number}: {step}"

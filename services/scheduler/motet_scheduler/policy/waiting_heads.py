@@ -4,13 +4,31 @@ at the others."""
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterator
-from heapq import merge
+from heapq import merge, nsmallest
 from itertools import chain, islice
 
 from motet.domain import BASE, Digest
+from motet_scheduler.policy.order import order_of
 from motet_scheduler.policy.ordered_heads import OrderedHeads
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
+
+Sized = tuple[int, int, float, int, Request]
+"""A request behind its need and its age."""
+
+
+MAX_FEW = 256
+"""Each of these is compared with what runs. Of more, the first of each need are found in their order."""
+
+
+def sized(request: Request, need: PageNeed) -> Sized:
+    return (*need, request.turn_at, request.sequence, request)
+
+
+def up_to(free: int, by_size: list[Sized], most: int) -> list[Sized] | None:
+    """Those that need at most `free` pages. None: they are more than `most`."""
+    end = bisect_left(by_size, (free + 1,))
+    return by_size[:end] if end <= most else None
 
 
 class ByNeed:
@@ -44,18 +62,6 @@ class ByNeed:
             del self._heads[need]
             del self._needs[bisect_left(self._needs, need)]
 
-    def up_to(self, free: int, most: int) -> list[tuple[PageNeed, Request]] | None:
-        """Those that need at most `free` pages, in no order. None: they are more than `most`."""
-        found: list[tuple[PageNeed, Request]] = []
-        for need in self._needs:
-            if need[0] > free:
-                break
-            heads = self._heads[need].requests()
-            if len(found) + len(heads) > most:
-                return None
-            found += [(need, one) for one in heads]
-        return found
-
     def first(self, runner: Runner, free: int, examined: int, *, adapters_there: bool) -> Iterator[Request]:
         """The first `examined` of those that need at most `free` pages of this runner, and do not avoid it.
         `adapters_there`: their adapters take no more pages. However many have their turn before them and need more,
@@ -72,10 +78,11 @@ class ByNeed:
 class Waiting:
     """Heads that were tried and wait for the same."""
 
-    __slots__ = ("_by_need", "adapters", "heads")
+    __slots__ = ("_by_need", "_by_size", "adapters", "heads")
 
     def __init__(self) -> None:
         self.heads = OrderedHeads()
+        self._by_size: defaultdict[CapacityId, list[Sized]] = defaultdict(list)
         self._by_need: defaultdict[CapacityId, ByNeed] = defaultdict(ByNeed)
         self.adapters: defaultdict[Digest, defaultdict[CapacityId, ByNeed]] = defaultdict(lambda: defaultdict(ByNeed))
         """The same, of each adapter alone: where all slots are in use, only those that have one can go."""
@@ -84,6 +91,7 @@ class Waiting:
         self.heads.add(request)
         of_adapter = self.adapters[request.digest]
         for capacity, need in request.page_needs.items():
+            insort(self._by_size[capacity], sized(request, need))
             self._by_need[capacity].add(need, request)
             of_adapter[capacity].add(need, request)
 
@@ -91,6 +99,8 @@ class Waiting:
         self.heads.discard(request)
         of_adapter = self.adapters[request.digest]
         for capacity, need in request.page_needs.items():
+            by_size = self._by_size[capacity]
+            del by_size[bisect_left(by_size, sized(request, need))]
             self._by_need[capacity].discard(need, request)
             of_adapter[capacity].discard(need, request)
             if not of_adapter[capacity]:
@@ -106,19 +116,25 @@ class Waiting:
         """For each adapter that may be used there, and for the base model, the first `examined` of those that need no
         more than `free` pages of a runner; if any adapter may, of all. Those that avoid it do not hide the others."""
         capacity = id(runner.capacity)
-        by_need = self._by_need.get(capacity)
-        if by_need is None:
+        by_size = self._by_size.get(capacity)
+        if not by_size or by_size[0][0] > free:  # mostly
             return []
         only, running = runner.only_adapters, runner.adapters_running
-        if (few := by_need.up_to(free, examined)) is not None:  # mostly
-            return [
+        if (few := up_to(free, by_size, max(examined, MAX_FEW))) is not None:  # mostly
+            fit = [
                 one
-                for (pages, adapter_pages), one in few
+                for pages, adapter_pages, _, _, one in few
                 if one.digest in running
                 or one.digest == BASE
                 or (only is None and (not adapter_pages or pages <= runner.free_beside(adapter_pages)))
             ]
-        found = list(by_need.first(runner, free, examined, adapters_there=False)) if only is None else []
+            if len(fit) <= examined:
+                return fit
+            if only is None and not runner.capacity.adapter_rank_bytes:
+                return nsmallest(examined, (one for one in fit if runner.instance not in one.avoid), key=order_of)
+        found = (
+            list(self._by_need[capacity].first(runner, free, examined, adapters_there=False)) if only is None else []
+        )
         if only is not None or runner.capacity.adapter_rank_bytes:
             # An adapter that is there takes no more pages.
             for digest in self.adapters.keys() & (BASE, *running):
