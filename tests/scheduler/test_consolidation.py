@@ -1,5 +1,6 @@
 """Consolidation (PU-18): the emptiest runner of a pool that may shrink is emptied."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -30,6 +31,7 @@ STEP, PROMPT_TOKEN = 0.02, 0.0002
 """Seconds: a prompt of 100 tokens takes as long as an iteration."""
 
 LONG = Estimate(q50=500, q80=600, q90=700, q95=800, source="tenant")
+FIXED = "default/fixed"
 SHRINKS = {"scaling": ScalingMode.BUILTIN, "min_replicas": 1}
 
 Live = dict[str, int]
@@ -39,14 +41,25 @@ Live = dict[str, int]
 class Driver(SchedulerDriver):
     """Its runners run requests that go on for long, and report once a second."""
 
-    def __init__(self, live: dict[str, Live], spec: dict[str, Any], **how: Any) -> None:
+    def __init__(self, live: dict[str, Live], spec: dict[str, Any], *, fixed: Sequence[str] = (), **how: Any) -> None:
+        """`fixed`: the runners of another pool, which may not shrink."""
         super().__init__()
+        self.fixed = fixed
         self.spread(live, **how)
-        self.state(pools=(pool(replicas=len(live), **spec),))
+        self.state(pools=(pool(replicas=len(live), **spec), pool(pool=FIXED)))
 
-    def spread(self, live: dict[str, Live], *, epoch: int = 1, max_sequences: int = 8, pages: int = 1000) -> None:
+    def spread(
+        self,
+        live: dict[str, Live],
+        *,
+        epoch: int = 1,
+        max_sequences: int = 8,
+        pages: int = 1000,
+        promised: int = 10,
+    ) -> None:
         for instance in live:
-            self.attach(instance, max_sequences=max_sequences, pages=pages)
+            of = FIXED if instance in self.fixed else "default/demo"
+            self.attach(instance, max_sequences=max_sequences, pages=pages, pool=of)
         self.gateway(
             "g0",
             *(
@@ -65,7 +78,8 @@ class Driver(SchedulerDriver):
             ),
         )
         for instance, requests in live.items():
-            self.report_on(instance, *(entry(one, 10, epoch=epoch, output_tokens=got) for one, got in requests.items()))
+            entries = (entry(one, promised, epoch=epoch, output_tokens=got) for one, got in requests.items())
+            self.report_on(instance, *entries)
 
     def report_on(self, instance: str, *live: RunnerRequest, **how: Any) -> list[effects.Effect]:
         return self.report(instance, *live, **({"step_seconds": STEP, "prompt_token_seconds": PROMPT_TOKEN} | how))
@@ -157,13 +171,32 @@ def test_nothing_moves_where_no_runner_could_be_removed(spec):
     ("live", "how"),
     [
         ({"r0": some(a=10, b=10, c=10), "r1": some(d=5, e=5, f=5, g=5)}, {}),  # 7 of 8 places
-        ({"r0": some(a=10), "r1": some(c=5, d=5)}, {"pages": 36}),  # 30 of 36 pages
+        ({"r0": some(a=10), "r1": some(c=5, d=5)}, {"pages": 120, "promised": 35}),  # 105 of 120, and 50 are free there
         ({"r0": some(a=10), "r1": {}}, {}),
     ],
     ids=["places", "pages", "an empty runner"],
 )
 def test_nothing_moves_where_the_others_would_be_too_full(live, how):
     driver = Driver(live, SHRINKS, **how)
+    driver.wait(1.0)
+    assert (driver.moves(), driver.emptied()) == ([], [])
+
+
+def test_nothing_moves_from_a_pool_of_fixed_size_nor_to_an_emptier_runner():
+    live = {"r0": some(a=10), "r1": some(c=10, d=10), "r2": some(e=5, f=5, g=5)}
+    driver = Driver(live, SHRINKS | {"min_replicas": 0}, fixed=("r0", "r2"))
+    driver.wait(1.0)
+    assert (driver.moves(), driver.emptied()) == ([("c", "r2"), ("d", "r2")], ["r1"])
+    driver = Driver(live, SHRINKS | {"min_replicas": 0}, fixed=("r0", "r2"))
+    for name in ("c", "d"):
+        driver.scheduler.requests[RequestId(name)].avoid["r2"] = driver.clock() + 10
+    driver.wait(1.0)
+    assert (driver.moves(), driver.emptied()) == ([], [])
+
+
+def test_nothing_moves_to_a_runner_on_which_a_request_is_parked():
+    driver = Driver({"r0": some(a=10), "r1": some(c=5, d=5)}, SHRINKS)
+    driver.report_on("r1", entry("c", 10, output_tokens=5), entry("d", 991, output_tokens=5, parked=True))
     driver.wait(1.0)
     assert (driver.moves(), driver.emptied()) == ([], [])
 
