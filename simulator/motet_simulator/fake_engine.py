@@ -88,6 +88,8 @@ class FakeEngine(PlannedEngine):
     max_model_length: int = 2048
     adapter_slots: int = 8
     step_seconds: float = 0.0
+    reported_step_seconds: float = 0.0
+    """If something else makes its steps last."""
     adapter_pages: int = 1
     """The pages that each adapter takes."""
     load_steps: int = 1
@@ -179,7 +181,7 @@ class FakeEngine(PlannedEngine):
     # ----------------------------------------------------------------------------------------------------------- report
 
     def report(self) -> EngineReport:
-        return replace(super().report(), step_seconds=self.step_seconds)
+        return replace(super().report(), step_seconds=self.step_seconds or self.reported_step_seconds)
 
 
 class SlowEngines:

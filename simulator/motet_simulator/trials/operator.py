@@ -41,9 +41,15 @@ class DeclaredObjects:
     """What the API server has. It outlives the operator's processes."""
 
     def __init__(
-        self, *, max_sequences: int, ready: Callable[[], Collection[str]], grants: Collection[Grant] = ()
+        self,
+        *,
+        max_sequences: int,
+        ready: Callable[[], Collection[str]],
+        shrinks: bool = False,
+        grants: Collection[Grant] = (),
     ) -> None:
         """`ready`: the runners that are."""
+        scaling = {"mode": "External", "minReplicas": 1, "maxReplicas": RUNNERS}
         self.ready = ready
         self.draining: dict[str, datetime] = {}
         """Until when, by instance."""
@@ -58,6 +64,7 @@ class DeclaredObjects:
                     "spec": {
                         "model": {"uri": "file:///demo", "servedName": "demo"},
                         "replicas": RUNNERS,
+                        "autoscaling": scaling if shrinks else {},
                         "engine": {"maxConcurrentSequences": max_sequences},
                         "allowedNamespaces": {"from": "All"},
                         "tenants": {

@@ -143,6 +143,8 @@ class TrialSettings:
     cached_adapters: int = 8
     hang_seconds: float = 20.0
     preset: str = "paged-chunk"
+    shrinks: bool = False
+    """An autoscaler may remove runners, so that the scheduler moves requests together. None is removed."""
     local: bool = False
     """One scheduler with a lock file, as on one machine; otherwise two that elect a leader."""
 

@@ -87,7 +87,10 @@ class System:
         self.caches: dict[str, AdapterCache] = {name: AdapterCache() for name in INSTANCES}
         self.sources = AdapterSources(world)
         self.objects = DeclaredObjects(
-            max_sequences=plan.settings.max_sequences, ready=lambda: self.runners, grants=plan.grants
+            max_sequences=plan.settings.max_sequences,
+            ready=lambda: self.runners,
+            shrinks=plan.settings.shrinks,
+            grants=plan.grants,
         )
         self.base = 0
         """The number of the base model that runners load from now on."""
@@ -399,6 +402,7 @@ class System:
                 base=base,
                 reads=cache.read,
                 preset=wanted.preset,
+                reported_step_seconds=wanted.step_seconds,
             ),
             clock=around.clock,
             step_seconds=wanted.step_seconds,
