@@ -19,7 +19,7 @@ from motet.domain import InstanceName
 from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.runner_info import Tier
 from motet_scheduler.policy.placement import Placer
-from motet_scheduler.policy.request_lifecycle import MOVED_AT_ONCE, RequestLifecycle
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.runners import Runner
@@ -40,8 +40,11 @@ other runner it takes about four times as long, and its answer pauses."""
 SECONDS_AT_ONCE = MAX_SECONDS_AGAIN / 2
 """That a runner computes again after one look, unless one request alone takes longer."""
 
-MAX_EMPTIED = MAX_TARGETS = 32
+MAX_EMPTIED = MAX_TARGETS = 16
 """Runners of a group that are emptied at once, and to which their requests may move."""
+
+MAX_MOVES = 16
+"""At one look: more would delay everything else."""
 
 WHY = "the load has fallen, and fuller runners have room for all requests of this one"
 
@@ -64,8 +67,8 @@ class Consolidation:
         self._placer = placer
         self._next_at = state.now
         self._emptied: list[Runner] = []
-        self._may_move = MOVED_AT_ONCE
-        """How many more in this event."""
+        self._may_move = MAX_MOVES
+        """How many more at this look."""
 
     def next_due(self) -> float:
         return self._next_at if self._state.may_place and self._state.pools else inf
@@ -75,7 +78,7 @@ class Consolidation:
         if not self._state.may_place or now < self._next_at:
             return
         self._next_at = now + self._state.config.capacity_every
-        self._may_move = MOVED_AT_ONCE
+        self._may_move = MAX_MOVES
         for runner in self._emptied:
             runner.emptied = False
         self._emptied = []
