@@ -222,6 +222,20 @@ def test_what_has_no_token_yet_or_no_gateway_stays():
     assert driver.moves() == [("a", "r1")]
 
 
+def test_what_its_runner_has_not_listed_yet_stays_and_so_does_what_its_gateway_does_not_know():
+    driver = Driver({"r0": some(a=10), "r1": some(c=5, d=5)}, SHRINKS)
+    driver.scheduler.lifecycle.placed(RequestId("a"), 1)
+    driver.wait(1.0)
+    assert (driver.moves(), driver.emptied()) == ([], ["r0"])
+    driver.report_on("r0", entry("a", 10, output_tokens=10))
+    driver.scheduler.requests[RequestId("a")].forgotten = True
+    driver.wait(1.0)
+    assert driver.moves() == []
+    driver.scheduler.requests[RequestId("a")].forgotten = False
+    driver.wait(1.0)
+    assert driver.moves() == [("a", "r1")]
+
+
 def test_nothing_moves_to_a_runner_that_would_have_to_fetch_its_adapter():
     driver = Driver({"r0": some(a=10), "r1": some(c=5, d=5)}, SHRINKS)
     driver.scheduler.requests[RequestId("a")].digest = "sha256:" + "f" * 64

@@ -154,7 +154,8 @@ class Consolidation:
                 continue
             again = (request.prompt_tokens + request.delivered) * runner.prompt_token_seconds
             stays = not 0 < again <= MAX_SECONDS_AGAIN or not request.delivered or epoch >= MAX_PLACEMENTS
-            stays |= request.gateway not in self._state.gateways
+            stays |= request.forgotten or request.gateway not in self._state.gateways
+            stays |= (name, epoch) in self._lifecycle.unlisted  # it may not even have come here
             found.append(Running(expected_left(request), again, None if stays else request))
         return sorted(found, key=lambda one: (-one.left, one.request is not None))
 
