@@ -1,6 +1,7 @@
 """Consolidation (PU-18): the emptiest runner of a pool that may shrink is emptied."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -46,7 +47,7 @@ class Driver(SchedulerDriver):
         super().__init__()
         self.fixed = fixed
         self.spread(live, **how)
-        self.state(pools=(pool(replicas=len(live), **spec), pool(pool=FIXED)))
+        self.state(pools=(pool(replicas=len(live) - len(fixed), **spec), pool(pool=FIXED)))
 
     def spread(
         self,
@@ -183,15 +184,53 @@ def test_nothing_moves_where_the_others_would_be_too_full(live, how):
 
 
 def test_nothing_moves_from_a_pool_of_fixed_size_nor_to_an_emptier_runner():
-    live = {"r0": some(a=10), "r1": some(c=10, d=10), "r2": some(e=5, f=5, g=5)}
-    driver = Driver(live, SHRINKS | {"min_replicas": 0}, fixed=("r0", "r2"))
+    live = {"r0": some(a=10), "r1": some(c=10, d=10), "r2": some(e=5, f=5, g=5), "r3": some(h=10, i=10)}
+    driver = Driver(live, SHRINKS, fixed=("r0", "r2"))
     driver.wait(1.0)
     assert (driver.moves(), driver.emptied()) == ([("c", "r2"), ("d", "r2")], ["r1"])
-    driver = Driver(live, SHRINKS | {"min_replicas": 0}, fixed=("r0", "r2"))
+    driver = Driver(live, SHRINKS, fixed=("r0", "r2"))
     for name in ("c", "d"):
-        driver.scheduler.requests[RequestId(name)].avoid["r2"] = driver.clock() + 10
+        driver.scheduler.requests[RequestId(name)].avoid = dict.fromkeys(("r2", "r3"), driver.clock() + 10)
     driver.wait(1.0)
     assert (driver.moves(), driver.emptied()) == ([], [])
+
+
+def test_nothing_moves_where_the_autoscaler_needs_as_many_runners():
+    """Of four places it counts three as full: sixteen requests need six runners. None goes in a rollout."""
+    live = {f"r{n}": {f"q{n}-{one}": 10 for one in range(3 if n else 1)} for n in range(6)}
+    driver = Driver(live, SHRINKS, max_sequences=4)
+    driver.wait(1.0)
+    assert (driver.moves(), driver.emptied()) == ([], [])
+    driver = Driver({"r0": some(a=10), "r1": some(c=5, d=5)}, SHRINKS)
+    new = driver.scheduler.runners[InstanceName("r0")]
+    new.identity = replace(new.identity, revision="new")
+    driver.wait(1.0)
+    assert (driver.moves(), driver.emptied()) == ([], [])
+
+
+@pytest.mark.parametrize("how", [{"step_seconds": 9 * STEP}, {"prompt_token_seconds": 9 * PROMPT_TOKEN}])
+def test_nothing_moves_to_a_runner_that_is_much_slower_or_does_not_say(how):
+    for one in (how, dict.fromkeys(how, 0.0)):
+        driver = Driver({"r0": some(a=10), "r1": some(c=5, d=5)}, SHRINKS)
+        driver.report_on("r1", entry("c", 10, output_tokens=5), entry("d", 10, output_tokens=5), **one)
+        driver.wait(1.0)
+        assert (driver.moves(), driver.emptied()) == ([], ["r0"])
+
+
+def test_what_is_computed_again_takes_as_long_as_on_the_other_runner():
+    driver = Driver({"r0": some(a=10), "r1": some(c=5, d=5)}, SHRINKS)
+    driver.scheduler.requests[RequestId("a")].prompt_tokens = int(MAX_SECONDS_AGAIN / PROMPT_TOKEN / 2)
+    driver.report_on("r1", *(entry(one, 10, output_tokens=5) for one in "cd"), prompt_token_seconds=2 * PROMPT_TOKEN)
+    driver.wait(1.0)
+    assert driver.moves() == []
+
+
+def test_choices_of_one_call_stay_together():
+    driver = Driver({"r0": some(a=10, b=10), "r1": some(c=5, d=5, e=5)}, SHRINKS)
+    for one in "ab":
+        driver.scheduler.requests[RequestId(one)].choices = 2
+    driver.wait(1.0)
+    assert (driver.moves(), driver.emptied()) == ([], ["r0"])
 
 
 def test_nothing_moves_to_a_runner_on_which_a_request_is_parked():

@@ -158,6 +158,7 @@ class Decider:
         replaced_at_once: int = 1,
         residency_interval: timedelta = timedelta(0),
     ) -> None:
+        self._leaving: frozenset[str] = frozenset()
         self._pools = ObjectParser(
             POOLS, lambda it: read_pool(it, prepared=lambda name: name in pool_namespaces), renewed_pool
         )
@@ -213,6 +214,7 @@ class Decider:
             adapter_reports=self._residency.sampled(reports.known, readable(adapters), now),
             scaling_advice=reports.advice,
             requests=reports.requests,
+            leaving=self._leaving,
             slots=reports.slots,
             batch_caps=reports.batch_caps,
             rolling_pools=self._rolling_pools,
@@ -221,6 +223,7 @@ class Decider:
         )
         knowledge = PartialKnowledge.about(obstacles, view, pools, adapters, snapshot)
         plan = knowledge.applied_to(reconcile(view, self._result_cache, self._limiter), view, snapshot)
+        self._leaving = frozenset(drain.instance for drain in plan.drains)
         documents = {
             **_pool_documents(plan, view, snapshot, knowledge, reports),
             **self._adapter_documents(plan, view, snapshot, knowledge, reports),

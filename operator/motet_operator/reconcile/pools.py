@@ -151,12 +151,13 @@ def _surplus(view: View, keep: int, instances: Sequence[RunnerInstance]) -> list
 
 
 def _removal_order(view: View, instances: Iterable[RunnerInstance]) -> list[RunnerInstance]:
-    """First those that cannot serve, then draining ones, then those that have to leave their node, then those with the
-    fewest requests, then the newest."""
+    """First those that cannot serve, then those whose drain has begun, then those that have to leave their node, then
+    those with the fewest requests, then the newest. Of whom nothing is known, they may have many."""
+    most = max(view.requests.values(), default=0)
 
     def order(one: RunnerInstance) -> tuple[bool, bool, bool, int, int]:
-        serves, stays = one.ready or one.attached, one.draining_until is None
-        return serves, stays, not one.node_is_leaving, view.requests.get(one.name, 0), -one.ordinal
+        serves, stays = one.ready or one.attached, one.draining_until is None and one.name not in view.leaving
+        return serves, stays, not one.node_is_leaving, view.requests.get(one.name, most), -one.ordinal
 
     return sorted(instances, key=order)
 

@@ -1,7 +1,7 @@
 """The input of reconcile: what is declared, what exists, and what the scheduler reports about it."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -219,6 +219,9 @@ class View:
     scaling_advice: Mapping[ObjectName, ScalingAdvice] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)
     """How many each runner has, by instance: of several that may leave, the emptiest does."""
+    leaving: Collection[str] = ()
+    """Whose drain the last round has asked for. It may not be stored yet, and numbers of requests change: nobody else
+    is chosen instead."""
     slots: Mapping[str, int] = field(default_factory=dict)
     """Adapter slots in device memory, by instance."""
     batch_caps: Mapping[str, BatchCap] = field(default_factory=dict)

@@ -37,7 +37,7 @@ def draw_plan(seed: int) -> Plan:
         adapter_pages=random.choice((1, 2, 8)),
         adapter_slots=random.choice((1, 2, 8)),
         cached_adapters=random.choice((1, 2, 8)),
-        shrinks=seed % 5 == 0,
+        shrinks=seed % 6 == 3,
         local=random.random() < 0.3,
     )
     changes = _draw_changes(random)

@@ -103,6 +103,10 @@ def test_of_several_that_may_leave_the_one_with_the_fewest_requests_does() -> No
     three = [instance(text, revision(one), ordinal=number) for number, text in enumerate(("a", "b", "c"))]
     plan = reconcile(view(pools=[one], instances=three, requests={"a": 5, "b": 1, "c": 3}))
     assert [drain.instance for drain in plan.drains] == ["b"]
+    plan = reconcile(view(pools=[one], instances=three, requests={"a": 5, "b": 4, "c": 3}, leaving={"b"}))
+    assert [drain.instance for drain in plan.drains] == ["b"], "its drain may not be stored yet"
+    plan = reconcile(view(pools=[one], instances=three, requests={"b": 2, "c": 3}))
+    assert [drain.instance for drain in plan.drains] == ["b"], "the other one may have many"
     three[1] = draining(three[1])
     plan = reconcile(view(pools=[one], instances=three, requests={"a": 0, "b": 1, "c": 0}))
     assert [drain.instance for drain in plan.drains] == ["b"], "whoever has begun to drain goes on"

@@ -89,6 +89,8 @@ class Autoscaler:
         """Of one runner of each pool, kept so that a pool without runners knows what one would take."""
         self._next_run_at = state.now
         self.figures: Mapping[str, PoolFigures] = {}
+        self.needed: dict[str, int] = {}
+        """How many runners each pool keeps at least, of those that may shrink now."""
 
     def tick(self) -> None:
         now, config = self._state.now, self._state.config
@@ -107,6 +109,7 @@ class Autoscaler:
             del self._watched[name]
             self._capacity.pop(name, None)
         adapters = self._adapters()
+        self.needed.clear()
         self.figures = {
             name: figures
             for group, pools in groups.items()
@@ -254,6 +257,8 @@ class Autoscaler:
             )
             need = required_replicas(load, queue_patience=self._state.config.queue_patience)
             advice = watched.stabilizer.advise(need, bounds, self._state.now, block)
+            if block is None:
+                self.needed[pool.pool] = max(need.replicas, pool.min_replicas)
         self._report(pool, watched, advice)
         return advice
 

@@ -1,7 +1,8 @@
 """Empties the emptiest runners of a group by moving their requests to fuller ones, so that they can leave (PU-18).
 
-Only in pools from which an autoscaler may remove a runner. Elsewhere an empty runner costs as much as a busy one, and
-each move costs a client: its answer pauses while prompt and delivered tokens are computed again (PU-17).
+Only in pools that need fewer runners than they have, by the autoscaler's rule, and may shrink now. Elsewhere an empty
+runner costs as much as a busy one, and each move costs a client: its answer pauses while prompt and delivered tokens
+are computed again (PU-17).
 
 Runners are emptied while nothing waits and the others stay at most as full as the autoscaler wants them. They get new
 requests only if no other one has room; then the load has returned, and that runner is not emptied any more.
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from motet.domain import InstanceName
 from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.runner_info import Tier
+from motet_scheduler.policy.autoscaler import Autoscaler
 from motet_scheduler.policy.placement import Placer
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Request
@@ -40,6 +42,9 @@ other runner it takes about four times as long, and its answer pauses."""
 SECONDS_AT_ONCE = MAX_SECONDS_AGAIN / 2
 """That a runner computes again after one look, unless one request alone takes longer."""
 
+MAX_SLOWER = 4.0
+"""Than the runner that is emptied, in an iteration or a token of a prompt: no answer moves to a slower one."""
+
 MAX_EMPTIED = MAX_TARGETS = 16
 """Runners of a group that are emptied at once, and to which their requests may move."""
 
@@ -61,10 +66,13 @@ class Running(NamedTuple):
 
 
 class Consolidation:
-    def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle, placer: Placer) -> None:
+    def __init__(
+        self, state: SchedulerState, lifecycle: RequestLifecycle, placer: Placer, autoscaler: Autoscaler
+    ) -> None:
         self._state = state
         self._lifecycle = lifecycle
         self._placer = placer
+        self._autoscaler = autoscaler
         self._next_at = state.now
         self._emptied: list[Runner] = []
         self._may_move = MAX_MOVES
@@ -93,38 +101,41 @@ class Consolidation:
 
     def _to_empty(self, group: GroupName, busy: Sequence[Runner]) -> list[Runner]:
         """As many of the emptiest as the others have room for. `busy`: the emptiest first."""
-        if len(self._state.queue(group)):
+        queue = self._state.queues.get(group)
+        if queue is not None and len(queue):
             return []
+        needed = self._autoscaler.needed
         left = Counter(runner.identity.pool for runner in busy)
         sequences, places = sum(one.sequences for one in busy), sum(one.max_sequences for one in busy)
         promised, pages = sum(one.ledger.promised for one in busy), sum(one.ledger.limit for one in busy)
         emptied: list[Runner] = []
         for runner in busy:
-            pool = self._state.pools.get(runner.identity.pool)
-            if pool is None or not pool.scalable or left[pool.pool] <= pool.min_replicas:
+            pool = runner.identity.pool
+            if left[pool] <= needed.get(pool, len(busy)):
                 continue
             places, pages = places - runner.max_sequences, pages - runner.ledger.limit
             if sequences > TARGET * places or promised > TARGET * pages or len(emptied) == MAX_EMPTIED:
                 break
             emptied.append(runner)
-            left[pool.pool] -= 1
+            left[pool] -= 1
         return emptied
 
     def _move_some(self, emptied: Iterable[Runner], others: Sequence[Runner]) -> None:
         """`others`: the fullest first."""
         computes: defaultdict[InstanceName, float] = defaultdict(float)
         for runner in emptied:
-            running = self._running_on(runner)
+            targets = [one for one in others if fullness(one) > fullness(runner) and is_fast(one, runner)]
+            running = self._running_on(runner, max((one.prompt_token_seconds for one in targets), default=0.0))
             for _, again, request in running[: worth_moving(running, runner.step_seconds)]:
                 assert request is not None
                 able = [
                     one
-                    for one in others
+                    for one in targets
                     if not computes[one.instance] or computes[one.instance] + again <= SECONDS_AT_ONCE
                 ]
                 if not able or not self._may_move:
                     break  # at the next look
-                target = self._move(request, [one for one in able if fullness(one) > fullness(runner)])
+                target = self._move(request, able)
                 if target is None:
                     runner.emptied = False
                     break
@@ -143,8 +154,8 @@ class Consolidation:
         self._placer.assign(request, found.runner, found.promise)
         return found.runner
 
-    def _running_on(self, runner: Runner) -> list[Running]:
-        """The longest first."""
+    def _running_on(self, runner: Runner, prompt_token_seconds: float) -> list[Running]:
+        """The longest first. `prompt_token_seconds`: of the slowest runner to which they may move."""
         found = []
         for name, epoch in runner.entries:
             request = self._state.requests.get(name)
@@ -152,8 +163,9 @@ class Consolidation:
             if request is None or placement is None or placement.epoch != epoch:
                 found.append(Running(inf, 0.0, None))
                 continue
-            again = (request.prompt_tokens + request.delivered) * runner.prompt_token_seconds
+            again = (request.prompt_tokens + request.delivered) * prompt_token_seconds
             stays = not 0 < again <= MAX_SECONDS_AGAIN or not request.delivered or epoch >= MAX_PLACEMENTS
+            stays |= request.choices > 1 or request.parent is not None  # they share the pages of their prompt
             stays |= request.forgotten or request.gateway not in self._state.gateways
             stays |= (name, epoch) in self._lifecycle.unlisted  # it may not even have come here
             found.append(Running(expected_left(request), again, None if stays else request))
@@ -165,8 +177,14 @@ def takes_more(runner: Runner) -> bool:
     return runner.takes_work and not runner.empty and not runner.parked
 
 
+def is_fast(runner: Runner, than: Runner) -> bool:
+    """Whether it is not much slower. One that does not say may be."""
+    steps, prompts = MAX_SLOWER * than.step_seconds, MAX_SLOWER * than.prompt_token_seconds
+    return 0 < runner.step_seconds <= steps and 0 < runner.prompt_token_seconds <= prompts
+
+
 def fullness(runner: Runner) -> tuple[int, str]:
-    """A request goes only to a fuller one, so none ever goes there and back."""
+    """A request goes only to a fuller one."""
     return runner.sequences, runner.instance
 
 

@@ -66,7 +66,7 @@ class Scheduler:
             self._runner_events,
             self.positions,
             self.capacity,
-            Consolidation(state, self.lifecycle, self.placer),
+            Consolidation(state, self.lifecycle, self.placer, self.capacity),
         )
         self._looked_at: tuple[LookedAt, ...] = (
             self.lifecycle,
