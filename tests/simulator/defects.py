@@ -131,7 +131,7 @@ DEFECTS = (
         "Dispatcher._is_another_runners",
         "placed.address == address",
         "True",
-        seed=21,
+        seed=37,
     ),
 )
 
