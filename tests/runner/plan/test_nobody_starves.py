@@ -1,7 +1,7 @@
 """Whoever was parked comes back, however many others want to join, and whatever adapter it needs."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from motet.domain import Digest, ParkMethod
@@ -75,6 +75,16 @@ request = st.fixed_dictionaries(
     preset=PRESETS,
     overcommit=st.sampled_from([1.0, 1.5, 3.0]),
     ahead=st.integers(0, 1),
+)
+@example(  # more is promised than there is, so the pages that are free are always too few for the large one
+    asked=[
+        {"prompt": 1, "max_tokens": 1, "adapter": "", "priority": 0, "quantiles": None},
+        {"prompt": 79, "max_tokens": 1, "adapter": "y", "priority": 1, "quantiles": None},
+    ],
+    stranger={"prompt": 26, "max_tokens": 6, "adapter": "", "priority": 0, "quantiles": None},
+    preset="s3",
+    overcommit=1.5,
+    ahead=1,
 )
 def test_all_end_though_others_never_stop_asking(
     asked: list[dict], stranger: dict, preset: str, overcommit: float, ahead: int

@@ -11,7 +11,7 @@ from motet.domain import ParkMethod
 from motet.errors import MotetError, Overloaded
 from motet_runner.interface import State
 from motet_runner.plan.composer import Iteration
-from motet_runner.plan.joining import PASSED_OVER_AT_MOST
+from motet_runner.plan.joining import PASSED_OVER_AT_MOST, passed_over
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import MAX_PARKED, SequenceMemory
 from motet_runner.plan.sequence_table import SequenceTable
@@ -69,18 +69,28 @@ class SelfProtection:
     def take_pages(self, iteration: Iteration) -> tuple[Iteration, bool]:
         """Take the pages of an iteration → the iteration, and True if pages were short. They are short only if promises
         were overcommitted; then the newest sequence that holds pages is parked (PU-15), or the one in need waits if it
-        is the newest itself."""
-        short = False
+        is the newest itself. If others have started instead too often, none starts while it waits."""
+        short, none_starts = False, False
+        lacking: list[Sequence] = []
         for work in iteration.work:
             sequence = work.sequence
+            if none_starts and not sequence.started:
+                iteration = iteration.without(sequence)
+                continue
             while sequence.state is not State.PARKED and not self._memory.grow(sequence, work.start + work.count):
                 short = True
                 victim = victim_among(self._sequences, holding_pages=True)
                 if victim is None or newest_of_the_lowest_class(victim) < newest_of_the_lowest_class(sequence):
                     iteration = iteration.without(sequence)
+                    if not sequence.started:
+                        lacking.append(sequence)
+                        none_starts |= sequence.passed_over >= PASSED_OVER_AT_MOST
                     break
                 self._park(victim, victim.promise)
                 iteration = iteration.without(victim)
+        if lacking:
+            starting = (work.sequence for work in iteration.work if not work.sequence.started)
+            iteration.passed_over += passed_over(lacking, starting)
         return iteration, short
 
     def make_way(self) -> None:
