@@ -35,6 +35,8 @@ NOT_BENCHMARKS = {
     "random_llama",
     "residency",
     "scheduler_catalog",
+    "scheduler_load",
+    "scheduler_scale",
     "served_stack",
     "traffic",
     "vllm_driver",
