@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 import orjson
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -371,7 +372,8 @@ async def renderer(*known: TemplateText) -> AsyncIterator[ChatRenderer]:
 
 async def end_processes() -> None:
     for child in children():
-        child.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            child.kill()
     await eventually(lambda: not children())
 
 
