@@ -10,6 +10,7 @@ from motet.domain import InstanceName, RequestId
 from motet.errors import Internal
 from motet.leadership import LocalLeadership
 from motet.lease import Election
+from motet.rpc import EndStream
 from motet.runner_info import RunnerIdentity
 from motet.settings import LeaseSettings
 from motet_scheduler.catalog_file import CatalogFile
@@ -65,6 +66,26 @@ def test_what_no_peer_sends_is_never_rejected(event):
     for now in range(5):
         failures.failed(event, float(now))
     assert not failures.rejects(event, now=5.0)
+
+
+@pytest.mark.parametrize("event", [events.GatewayConnected("g0"), events.GatewayTold("g0", ())])
+def test_a_rejected_part_of_a_hello_ends_the_stream(tmp_path, event):
+    """Otherwise its gateway believes that it was heard, and nothing that it did not say again is ever placed."""
+    failures = EventFailures()
+    with LocalLeadership(tmp_path / "term", REAL) as leadership:
+        service = SchedulerService(
+            SchedulerConfig(),
+            leadership=leadership,
+            metrics=Metrics(CollectorRegistry()),
+            supervisor_address=f"unix:{tmp_path}/supervisor.sock",
+            catalog_file=None,
+            surroundings=REAL,
+            known_failures=failures,
+        )
+        for _ in range(2):
+            failures.failed(event, REAL.clock())
+        with pytest.raises(EndStream, match="connect again in a minute"):
+            service.handle(event)
 
 
 def test_many_failures_in_a_short_time_are_enough():

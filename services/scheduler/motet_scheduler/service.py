@@ -285,7 +285,7 @@ class SchedulerService:
         match event:
             case events.Enqueued() | events.RequestLost():
                 self._refuse(effects.SendRefused(event.gateway, event.request, event.epoch, Failure.of(FAILED)))
-            case events.GatewayConnected() | events.RunnerAttached():
+            case events.GatewayConnected() | events.GatewayTold() | events.RunnerAttached():
                 raise EndStream(HELLO_REJECTED)
 
     async def until_it_fails(self) -> None:
