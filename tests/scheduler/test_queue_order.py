@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from motet.domain import BASE
@@ -128,7 +128,17 @@ def take(driver, number, step):
     ]
 
 
+SHORT = ("ask", "a", BASE, RequestClass.INTERACTIVE, 8)
+ALL_BUT_THE_LAST_PLACES = [
+    *(("ask", "a", BASE, RequestClass.STANDARD, 8), ("lose", 0), ("lose", 0)),  # on r0
+    *(SHORT, ("lose", 1), ("lose", 1), SHORT, SHORT),  # on r1
+    *(("ask", "b", BASE, RequestClass.STANDARD, 150), ("lose", 4)),  # fits on r0 only where nothing is kept from it
+    *(3 * [("finish", 1)]),  # now nothing is
+]
+
+
 @settings(max_examples=100, deadline=None)
+@example(steps=ALL_BUT_THE_LAST_PLACES, slots=1, rank_bytes=0, max_replicas=0, headroom=2, as_few=False)
 @given(
     steps=st.lists(STEPS, min_size=40, max_size=120),
     slots=st.sampled_from((1, 8)),

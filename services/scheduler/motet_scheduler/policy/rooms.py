@@ -16,11 +16,10 @@ class Room(NamedTuple):
 
     whole: int
     beside: int
-    """So that the last places are kept."""
-
-    @property
-    def keeps(self) -> bool:
-        return self.beside < self.whole
+    """The same beside the last places. A smaller request may not fit, where only one so large that it never leaves them
+    may have all."""
+    keeps: bool
+    """Whether it keeps last places from some request."""
 
 
 Line = list[tuple[int, int, Runner]]
@@ -99,9 +98,9 @@ class Rooms:
             return None
         places, kept = kept_on(runner, self._one_in)
         if not places:
-            return Room(runner.ledger.free, runner.ledger.free)
+            return Room(runner.ledger.free, runner.ledger.free, keeps=False)
         full = runner.sequences + places >= runner.max_sequences
-        return Room(runner.ledger.free, 0 if full else pages_beside(runner, kept))
+        return Room(runner.ledger.free, 0 if full else pages_beside(runner, kept), keeps=True)
 
     def check(self, runners: Collection[Runner]) -> None:
         """Raises AssertionError if a runner has more room than was found, and nobody was told that it has changed."""
