@@ -5,6 +5,7 @@ import pytest
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import BatchCap, RunnerIdentity
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.autoscaler import MAX_LOOKED_AT
 from motet_scheduler.policy.values import GroupName, ScalingMode
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready, resident
 
@@ -92,6 +93,22 @@ def test_requests_that_wait_for_a_runner_with_their_adapter_ask_for_no_other_run
     driver.enqueue("base", tenant="other")
     advice_after(driver)
     assert driver.scheduler.capacity.figures["default/demo"].waiting == 1
+
+
+def test_of_thousands_that_wait_some_are_looked_at_and_the_others_count_as_these():
+    driver = scaled(adapter(max_replicas=1))
+    driver.scheduler.check = lambda: None  # it counts all requests, at each event
+    driver.attach("r0", pages=100, max_sequences=4)
+    driver.certify()
+    base, limited = 2 * MAX_LOOKED_AT, MAX_LOOKED_AT
+    for number in range(limited):
+        driver.enqueue(f"a{number}", tenant="limited", max_tokens=16, digest=PIRATE, adapter="default/pirate")
+    for number in range(base):
+        driver.enqueue(f"b{number}", tenant=f"t{number % 7}", max_tokens=16)
+    advice_after(driver)
+    running = driver.scheduler.runners[InstanceName("r0")].ledger
+    waiting = base - sum(request.startswith("b") for (request, _), _ in running)
+    assert driver.scheduler.capacity.figures["default/demo"].waiting == pytest.approx(waiting, rel=0.01)
 
 
 def test_demand_and_placement_agree_on_what_max_replicas_means_while_the_base_model_changes():

@@ -5,8 +5,9 @@ the slots of the adapters count for its first pool that is scaled."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import ceil, inf
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 
 from motet.domain import Digest
 from motet.runner_info import Capacity
@@ -22,12 +23,14 @@ from motet_scheduler.policy.scaling_rule import (
     ScaleDownBlock,
     required_replicas,
 )
-from motet_scheduler.policy.shares import Aged
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName, PoolSpec, ScalingMode
 
+MAX_LOOKED_AT = 1_000
+"""Waiting requests of a group. Where more wait, the others are assumed to be like these."""
+
 SAMPLE = 200
-"""Waiting requests whose size is computed; the others are assumed to be alike."""
+"""Of these, whose size is computed."""
 
 NO_GATEWAY = ScaleDownBlock("NoGateway", "no gateway is connected, so the demand is unknown", stale=True)
 JUST_STARTED = ScaleDownBlock(
@@ -173,32 +176,36 @@ class Autoscaler:
 
     def _waiting(self, group: GroupName, capacity: Capacity | None) -> _Waiting:
         held = sum(groups.get(group, 0) for groups in self._state.held.values())
-        requests = self._served_by_more_runners(group)
+        queue = self._state.queues.get(group)
+        every = ceil(len(queue) / MAX_LOOKED_AT) if queue is not None else 0
+        if queue is None or not every:
+            return _Waiting(held=held)
+        looked_at = [request for *_, request in islice(queue.unordered(), 0, None, every)]
+        requests = self._served_by_more_runners(group, looked_at)
         if not requests:
             return _Waiting(held=held)
+        waiting = round(len(requests) / len(looked_at) * len(queue))
         pages = 0
         if capacity is not None:
             sample = requests[:: ceil(len(requests) / SAMPLE)]
-            wanted = sum(self._promised_pages(request, capacity) for *_, request in sample)
-            pages = round(wanted / len(sample) * len(requests))
-        oldest = min(map(itemgetter(-1), requests), key=attrgetter("may_run_from"))
-        return _Waiting(len(requests), pages, self._state.now - oldest.waits_since, held)
+            wanted = sum(self._promised_pages(request, capacity) for request in sample)
+            pages = round(wanted / len(sample) * waiting)
+        oldest = min(requests, key=attrgetter("may_run_from"))
+        return _Waiting(waiting, pages, self._state.now - oldest.waits_since, held)
 
-    def _served_by_more_runners(self, group: GroupName) -> Sequence[Aged]:
-        """The waiting requests, but for those whose adapter's `maxReplicas` allows no more runners."""
-        queue = self._state.queues.get(group)
-        requests = list(queue.unordered()) if queue is not None else []
+    def _served_by_more_runners(self, group: GroupName, requests: Sequence[Request]) -> Sequence[Request]:
+        """Those of these, but for those whose adapter's `maxReplicas` allows no more runners."""
         runners = len(self._state.runners_of(group))
         if runners < self._state.limits.lowest:
             return requests
-        adapters = {request.adapter for *_, request in requests}
+        adapters = {request.adapter for request in requests}
         limited = {adapter for adapter in adapters if self._state.limits.may_apply(adapter, runners)}
         if not limited:
             return requests
-        # One request answers for all alike: thousands may wait.
-        alike = {_kind(one): one for *_, one in requests if one.adapter in limited}
+        # One request answers for all alike.
+        alike = {_kind(one): one for one in requests if one.adapter in limited}
         waiting = {key for key, one in alike.items() if self._state.limited_to(one) is not None}
-        return [head for head in requests if head[-1].adapter not in limited or _kind(head[-1]) not in waiting]
+        return [one for one in requests if one.adapter not in limited or _kind(one) not in waiting]
 
     def _promised_pages(self, request: Request, capacity: Capacity) -> int:
         adapter_pages = capacity.adapter_pages(self._state.adapters.rank_of(request.digest))

@@ -27,7 +27,7 @@ Placing all of them would delay everything else, so `TryMore` goes on."""
 EXACT_POSITIONS = 100
 """Positions up to this one are reported when they change, later ones when they change by a tenth."""
 
-LOOKED_AT_ONCE = 1000
+LOOKED_AT_ONCE = 500
 """At how many positions a tick looks: a round may take several."""
 
 EXPLAINED = 20
