@@ -1,5 +1,7 @@
 """What others are charged when a request goes."""
 
+from typing import Any
+
 import pytest
 
 from motet.domain import RequestId
@@ -39,3 +41,30 @@ def test_a_request_may_be_charged_more_of_a_forecast_than_its_promise() -> None:
     exact = ReportedLedger[str](100)
     exact.record("a", entry.pages, shared=entry.shared_pages)
     assert exact.promised == 10, "elsewhere a promise is the most"
+
+
+class Counted(dict[str, int]):
+    looked_at = 0
+
+    def items(self) -> Any:
+        return map(self._count, super().items())
+
+    def popitem(self) -> tuple[str, int]:
+        return self._count(super().popitem())
+
+    def _count(self, item: tuple[str, int]) -> tuple[str, int]:
+        self.looked_at += 1
+        return item
+
+
+def test_a_runner_that_says_that_all_of_its_requests_share_pages_does_not_slow_their_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ledger, shared = ReportedLedger[str](10_000), Counted()
+    monkeypatch.setattr(ledger, "_shared", shared)
+    for number in range(200):
+        ledger.record(str(number), 5, shared=4)
+    for number in range(200):
+        ledger.release(str(number))
+    assert not ledger.promised
+    assert shared.looked_at < 1000, "each end looked at all others"

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2, scheduler_pb2_grpc, supervisor_pb2
 from motet.clock import FakeClock
+from motet.errors import InvalidRequest
 from motet.leadership import LocalLeadership
 from motet.rpc import EndStream, Link
 from motet.rpc.message_failures import TOLD_ONCE, handle
@@ -174,6 +175,15 @@ async def test_no_number_of_a_peer_fails_a_decision_or_a_message_that_follows(fo
                     driver.report("r0")
                     driver.report("r1")
         assert not {"decision_failed", "message_failed"} & {line["event"] for line in logs}, message
+
+
+@pytest.mark.parametrize("said", ["hello", "report", "ended"])
+def test_no_message_of_a_runner_lists_more_requests_than_it_can_have(said):
+    """One of 64 MiB would keep the scheduler busy for seconds."""
+    field = "sequences" if said == "ended" else "live"
+    up = scheduler_pb2.AttachUp(**{said: {field: [{"request": "a", "epoch": 1}] * 8193}})
+    with pytest.raises(InvalidRequest, match=f"`{field}`; it can have at most 8192"):
+        conversion.runner_attached(up.hello) if said == "hello" else conversion.attach_event(IDENTITY, up)
 
 
 def hear(service, up):

@@ -189,6 +189,24 @@ def test_parked_requests_resume_by_class_then_age():
     assert [effect.request for effect in driver.of(effects.AllowResume)] == ["a"]
 
 
+def test_of_very_many_parked_requests_some_resume_in_each_event_the_oldest_first():
+    """A runner may claim thousands, and capacity for them."""
+    driver = supervised()
+    driver.attach(pages=1000, max_sequences=1000)
+    names = [f"{number:03}" for number in range(100)]
+    for name in names:
+        driver.clock.advance(0.001)
+        driver.enqueue(name)
+    resumed = []
+    for _ in range(4):
+        left = (entry(name, 2, parked=True) for name in reversed(names) if name not in resumed)
+        driver.report("r0", *(entry(name, 2) for name in resumed), *left)
+        allowed = [one.request for one in driver.of(effects.AllowResume)]
+        assert len(allowed) <= 32
+        resumed += allowed
+    assert resumed == names
+
+
 def overcommitted(*requests):
     """Three halves of the pages are promised."""
     driver = supervised()

@@ -3,7 +3,7 @@
 This module makes no decisions and does no I/O: it has the values, and reads them from the messages.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sized
 from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
 from math import inf
@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from motet.api.v1 import common_pb2
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, adapter_pages, pages_for
-from motet.errors import MotetError, reason_of
+from motet.errors import InvalidRequest, MotetError, reason_of
 from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule, known_quantile
 from motet.terms import check_epoch
 
@@ -22,6 +22,9 @@ MAX_TPOT_MILLISECONDS = 60_000
 
 MAX_STEP_SECONDS = 1e6
 """Of an iteration, or one part of it."""
+
+MAX_LISTED = 8192
+"""Requests in one message of a runner: twice as many as any pool computes at once (`maxConcurrentSequences`)."""
 
 MAX_UNIX_SECONDS = 2.0**36
 """In the year 4147: a date that all programs can write"""
@@ -348,8 +351,17 @@ class RunnerRequest(NamedTuple):
         )
 
 
-def read_runner_requests(entries: Iterable[common_pb2.RunnerRequest]) -> tuple[RunnerRequest, ...]:
+def read_runner_requests(entries: Collection[common_pb2.RunnerRequest]) -> tuple[RunnerRequest, ...]:
+    check_listed(entries, "live")
     return tuple(map(RunnerRequest.from_proto, entries))
+
+
+def check_listed(requests: Sized, field: str) -> None:
+    """Raise InvalidRequest for more requests in one message than any runner can have."""
+    if len(requests) > MAX_LISTED:
+        raise InvalidRequest(
+            f"a runner lists {len(requests)} requests in `{field}`; it can have at most {MAX_LISTED}", param=field
+        )
 
 
 def read_resident_adapters(entries: Iterable[common_pb2.ResidentAdapter]) -> dict[Digest, Tier]:

@@ -62,13 +62,12 @@ class ReportedLedger(Ledger[Key]):
         """A request that was charged these pages is gone: others may pay now for those that it shared with them."""
         if self._by_forecast:
             return
-        for key, shared in list(self._shared.items()):
+        while pages and self._shared:
+            key, shared = self._shared.popitem()
             more = min(shared, pages)
             self._share(key, shared - more)
             self.adopt(key, self.promise_of(key) + more)
             pages -= more
-            if not pages:
-                return
 
     def check(self) -> None:
         super().check()

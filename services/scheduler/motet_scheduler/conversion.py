@@ -13,6 +13,7 @@ from motet.runner_info import (
     KernelState,
     RequestClass,
     RunnerIdentity,
+    check_listed,
     known_seconds,
     read_resident_adapters,
     read_runner_requests,
@@ -413,6 +414,7 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
             no = up.declined
             return events.RunnerDeclined(instance, RequestId(no.request), no.epoch, Failure.from_proto(no.failure))
         case "ended":
+            check_listed(up.ended.sequences, "sequences")
             ended = tuple((RequestId(one.request), one.epoch) for one in up.ended.sequences)
             return events.SequencesEnded(instance, identity.incarnation, ended)
         case "draining":

@@ -404,9 +404,6 @@ class Runner:
         parked = self.parked.get(request)
         return (request, epoch) in self.entries or (parked is not None and parked.epoch == epoch)
 
-    def next_parked(self) -> tuple[RequestId, ParkedRequest] | None:
-        return min(self.parked.items(), key=lambda item: item[1].order, default=None)
-
     def adapters_in_use(self) -> set[Digest]:
         """Digests of the adapters that running or parked requests use."""
         return {*self._live_digests, *self._parked_digests}
