@@ -4,7 +4,7 @@
 tokenizer), with the product's kernels. 16 of them follow a JSON schema. `masks_*` compares with 32 without a grammar:
 the median time of a step, which each row waits for, and all tokens a second. A random model's choices say nothing, so
 each check really runs, and then its result is set: every choice is allowed, or every one is refused, its mask made, and
-the row chooses again.
+the row chooses again. `masks_late_itl_p99`: each mask takes 20 ms, and the others' slowest steps are compared.
 
 `check_us_*` and `mask_us_*` are for a vocabulary of 128,000 tokens, bytes and words made of them.
 
@@ -27,7 +27,8 @@ from motet.domain import RequestId, pages_for
 from motet.grammars.compiler import Grammars
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner.engine import Engine
-from motet_runner.interface import EngineConfig, NewSequence, RowMask, Sampling
+from motet_runner.interface import EngineConfig, NewSequence, Sampling
+from motet_runner.row_mask import RowMask, TokenRules
 from motet_runner.settings import KERNEL_CACHE
 
 TOKENIZER = ROOT / "cli" / "motet_cli" / "bundled" / "model" / "tokenizer.json"
@@ -35,6 +36,7 @@ ROWS, CONSTRAINED = 32, 16
 PROMPT = 64
 WARM_UP = 5
 PREFILL = 12
+LATE_SECONDS = 0.02
 LARGE = 128_000
 MIN_CHECKED, WALKED = 2000, 200
 SHAPE = LlamaShape(
@@ -59,15 +61,15 @@ class Allows:
 
     failure = None
 
-    def __init__(self, mask: RowMask) -> None:
-        self._mask = mask
+    def __init__(self, rules: TokenRules) -> None:
+        self._rules = rules
 
     def take(self, token: int, place: int) -> bool:
-        self._mask.take(token, place)
+        self._rules.take(token, place)
         return True
 
     def allowed(self) -> bytes:
-        return self._mask.allowed()
+        return self._rules.allowed()
 
 
 class Refuses(Allows):
@@ -81,6 +83,14 @@ class Refuses(Allows):
         return not first
 
 
+class Late(Refuses):
+    """A thread without work stands for one that works for this time: the cores are not measured."""
+
+    def allowed(self) -> bytes:
+        time.sleep(LATE_SECONDS)
+        return super().allowed()
+
+
 class Decoding:
     def __init__(self, model: Path, steps: int) -> None:
         self._steps = steps
@@ -89,11 +99,13 @@ class Decoding:
         self._engine = Engine(
             EngineConfig(model=model, device="cpu", kv_cache_mib=256, kernel_cache=KERNEL_CACHE.expanduser())
         )
+        info = self._engine.info
+        self._grammars = Grammars(model / "tokenizer.json", info.vocabulary, info.eos_token_ids)
         while (wait := self._engine.idle()) is not None:
             time.sleep(wait)
 
-    def seconds(self, kind: type[Allows] | None) -> float:
-        """The median of a step."""
+    def seconds(self, kind: type[Allows] | None, share: float) -> float:
+        """This quantile of a step."""
         names = [RequestId(f"r{next(self._numbers)}") for _ in range(ROWS)]
         for row, name in enumerate(names):
             masked = kind is not None and row % (ROWS // CONSTRAINED) == 0
@@ -104,7 +116,7 @@ class Decoding:
                     prompt=tuple(2 + (7 * i + 131 * row) % (SHAPE.vocabulary - 2) for i in range(PROMPT)),
                     promise=pages_for(self._tokens),
                     sampling=Sampling(max_tokens=self._tokens - PROMPT, ignore_eos=True),
-                    mask=kind(self._engine.mask_of(GRAMMAR, ())) if masked and kind is not None else None,
+                    mask=RowMask(kind(self._grammars.mask(GRAMMAR, ()))) if masked and kind is not None else None,
                 )
             )
         while self._engine.report().pending_prefill_tokens:
@@ -115,18 +127,18 @@ class Decoding:
         for name in names:
             self._engine.cancel(name)
         self._engine.step()
-        return percentile(steps, 0.5)
+        return percentile(steps, share)
 
     def _step(self) -> float:
         began = time.perf_counter()
         output = self._engine.step()
         seconds = time.perf_counter() - began
-        assert len(output.sequences) == ROWS
+        assert len(output.sequences) >= ROWS - CONSTRAINED
         return seconds
 
-    def of(self, kind: type[Allows] | None) -> Measure:
+    def of(self, kind: type[Allows] | None, share: float = 0.5) -> Measure:
         async def measured() -> float:
-            return self.seconds(kind)
+            return self.seconds(kind, share)
 
         return measured
 
@@ -195,6 +207,9 @@ async def measure(given: argparse.Namespace) -> list[Result]:
         print(f"{kind.__name__}: a step takes {percentile(pairs.a, 0.5) * 1e3:.2f} ms; against none: {pairs}")
         results.append(Result(itl, pairs.ratio, "x", f"<= {most}", pairs.ratio <= most, "no grammar", pairs))
         results.append(Result(throughput, 1 / pairs.ratio, "x", f">= {least}", 1 / pairs.ratio >= least, "no grammar"))
+    late, plain = decoding.of(Late, 0.99), decoding.of(None, 0.99)
+    pairs = await alternate(late, plain, pairs=given.pairs)
+    results.append(Result("masks_late_itl_p99", pairs.ratio, "x", "<= 1.15", pairs.ratio <= 1.15, "no grammar", pairs))
     with tempfile.TemporaryDirectory() as folder:
         results += check_and_mask(large_tokenizer(Path(folder)))
     return results

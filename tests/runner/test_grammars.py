@@ -18,7 +18,9 @@ from motet_runner.execute.batch.row_table import TableRow
 from motet_runner.execute.sample.host_sampler import Sampler, Samples
 from motet_runner.execute.sample.row_masks import RowMasks
 from motet_runner.interface import Finish, Logprobs, NewSequence, Sampling
+from motet_runner.mask_threads import MaskThreads
 from motet_runner.offline import OfflineEngine, Request
+from motet_runner.row_mask import RowMask
 from testbed.tree import ROOT
 from tests.runner.engines import EngineRun, make_device_engine, make_engine, run
 
@@ -110,7 +112,7 @@ def test_drawn_answers_are_valid_at_any_temperature() -> None:
     assert len({answer.text for answer in answers}) > 6
 
 
-class FixedMask:
+class FixedRules:
     """Allows the same tokens always."""
 
     def __init__(self, allowed: set[int]) -> None:
@@ -125,22 +127,24 @@ class FixedMask:
     failure = InvalidRequest("nothing is allowed")
 
 
-def row_with(mask: FixedMask, seed: int, **sampling) -> TableRow:
-    return TableRow(0, RequestId("a"), [1, 2], 1, BASE, Sampling(max_tokens=9, **sampling), seed, 0, mask=mask)
+def row_with(rules: FixedRules, seed: int, **sampling) -> TableRow:
+    return TableRow(
+        0, RequestId("a"), [1, 2], 1, BASE, Sampling(max_tokens=9, **sampling), seed, 0, mask=RowMask(rules)
+    )
 
 
 def sampled(logits: torch.Tensor, row: TableRow) -> Samples:
     sampler = Sampler(frozenset())
     samples = sampler.sample(logits, [row])
-    RowMasks(sampler).hold([row], logits, samples)
+    assert RowMasks(sampler, MaskThreads()).hold([row], logits, samples, spent=60.0) == []
     return samples
 
 
 def test_drawn_tokens_have_the_distribution_of_masking_first() -> None:
     allowed, draws = {1, 2, 3, 7}, 4000
     logits = torch.linspace(-1, 2, 16)[None].repeat(1, 1)
-    mask = FixedMask(allowed)
-    found = Counter(sampled(logits, row_with(mask, seed, temperature=1.0)).tokens[0] for seed in range(draws))
+    rules = FixedRules(allowed)
+    found = Counter(sampled(logits, row_with(rules, seed, temperature=1.0)).tokens[0] for seed in range(draws))
     likely = {token: float(logits[0, token].exp()) for token in allowed}
     total = sum(likely.values())
     expected = {token: draws * one / total for token, one in likely.items()}
@@ -151,7 +155,7 @@ def test_drawn_tokens_have_the_distribution_of_masking_first() -> None:
 
 def test_log_probabilities_stay_the_models_own() -> None:
     logits = torch.linspace(-1, 2, 16)[None]
-    samples = sampled(logits, row_with(FixedMask({3}), 0, logprobs=True, top_logprobs=2))
+    samples = sampled(logits, row_with(FixedRules({3}), 0, logprobs=True, top_logprobs=2))
     logs = logits[0].log_softmax(-1)
     assert samples.tokens == [3]
     one = samples.logprobs[0]
@@ -161,7 +165,7 @@ def test_log_probabilities_stay_the_models_own() -> None:
 
 
 def test_a_row_that_may_get_no_token_fails() -> None:
-    assert sampled(torch.linspace(-1, 2, 16)[None], row_with(FixedMask(set()), 0)).tokens == [None]
+    assert sampled(torch.linspace(-1, 2, 16)[None], row_with(FixedRules(set()), 0)).tokens == [None]
     ran = run(make_engine(MODEL), ask_with(WORD, min_tokens=40), ask_with(None, "b"))
     assert isinstance(ran.last["a"].error, InvalidRequest)
     assert ran.tokens["b"]

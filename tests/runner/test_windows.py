@@ -1,12 +1,16 @@
 """Pages that a sliding window has left belong to others, and nothing depends on what they hold."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from motet.domain import ParkMethod, RequestId, pages_for
+from motet_runner import mask_threads
 from motet_runner.engine import Engine
+from motet_runner.row_mask import RowMask
 from testbed.compiled_kernels import needs_a_compiler
 from tests.runner.engines import EngineRun, ask, make_engine, run
 from tests.runner.families import BY_NAME, WINDOW
@@ -57,3 +61,41 @@ def test_answers_do_not_depend_on_pages_that_were_left_nor_on_parking(
         assert engine.resume(RequestId(one.request), 1, 9)
     run_with_nan_in_free_pages(engine, ran)
     assert ran.tokens == expected
+
+
+class EveryThird:
+    """Refuses most tokens, so that nearly each one waits for its mask."""
+
+    failure = None
+
+    def __init__(self) -> None:
+        self._place = 0
+
+    def take(self, token: int, place: int) -> bool:
+        self._place = place
+        return (token + place) % 3 == 0
+
+    def allowed(self) -> bytes:
+        bits = [(token + self._place) % 3 == 0 for token in range(512)]
+        return np.packbits(bits, bitorder="little").tobytes()
+
+
+@pytest.mark.parametrize("kernels", ["torch", "cpp"])
+def test_a_token_that_is_computed_again_finds_its_window(
+    base: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mask came late. Mutation: `Sequence.to_keep` does not count the newest token."""
+    if kernels == "cpp":
+        needs_a_compiler()
+
+    def tokens(seconds: float) -> dict[str, list[int]]:
+        monkeypatch.setattr(mask_threads, "MAX_WAIT_SECONDS", seconds)
+        monkeypatch.setattr(mask_threads, "MAX_WAITS_SECONDS", seconds)
+        engine, ran = make_engine(base, kernels=kernels), EngineRun()
+        for one in ASKED:
+            engine.add(replace(one, mask=RowMask(EveryThird())))
+        run_with_nan_in_free_pages(engine, ran)
+        return ran.tokens
+
+    monkeypatch.setattr(mask_threads, "MAX_WAIT_SHARE", 0.0)
+    assert tokens(0.0) == tokens(60.0)

@@ -45,7 +45,6 @@ from motet_runner.interface import (
     EngineReport,
     LoadProgress,
     NewSequence,
-    RowMask,
     StepOutput,
 )
 from motet_runner.machine import machine_name
@@ -56,6 +55,7 @@ from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import Planner, StepPlan, StepResult, preset_named
 from motet_runner.planned_engine import PlannedEngine
+from motet_runner.row_mask import RowMask
 from motet_runner.step_costs import StepCosts
 from motet_runner.step_trace import StepTrace
 
@@ -65,6 +65,8 @@ MIB = 1024 * 1024
 HOST_SHARE_ON_CPU = 16
 """On a CPU, host tier and KV are in the same memory. By default, the host tier gets at most the KV's bytes divided by
 this."""
+LATE_WAIT_SECONDS = 0.002
+"""How long an engine without other work waits for a mask."""
 
 
 class Engine(PlannedEngine):
@@ -226,7 +228,7 @@ class Engine(PlannedEngine):
     def mask_of(self, grammar: Grammar, delivered: Sequence[int]) -> RowMask:
         if isinstance(self._worker, DeviceWorker):  # its host learns tokens after the next iteration has begun
             return super().mask_of(grammar, delivered)
-        return self._grammars.mask(grammar, delivered)
+        return RowMask(self._grammars.mask(grammar, delivered))
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -239,6 +241,8 @@ class Engine(PlannedEngine):
                 if plan is None:
                     break
                 self.launch(plan)
+            if not self._launched and self.planner.sequences.late:
+                self._worker.wait_for_masks(LATE_WAIT_SECONDS)  # nobody else has something to do
             return self.collect()
         except RuntimeError as error:
             if device_has_failed(error):

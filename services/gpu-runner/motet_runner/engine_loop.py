@@ -47,11 +47,11 @@ from motet_runner.interface import (
     OverflowAhead,
     ParkedNow,
     ResumedNow,
-    RowMask,
     SequenceOutput,
     State,
     StateChanged,
 )
+from motet_runner.row_mask import RowMask
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ from motet.errors import MotetError
 from motet.grammars.grammar import Grammar
 from motet.rpc.message_failures import known_error
 from motet_runner.engine_messages import Add
-from motet_runner.interface import RowMask
+from motet_runner.row_mask import RowMask
 
 MaskOf = Callable[[Grammar, Sequence[int]], RowMask]
 

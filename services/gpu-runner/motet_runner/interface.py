@@ -16,6 +16,7 @@ from motet.grammars.grammar import Grammar
 from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule
 from motet.runner_info import BatchCap, Capacity, KernelState
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.row_mask import RowMask
 
 Sampling = sampling.Sampling
 """A request's sampling options, see `motet.sampling`."""
@@ -34,21 +35,6 @@ class Finish(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
-
-
-class RowMask(Protocol):
-    """Which tokens one sequence may get next. It follows the sequence's tokens, and stays with it when it is parked."""
-
-    def take(self, token: int, place: int) -> bool:
-        """The sequence goes on with this token, at this place of its output. False: it may not, and nothing changes.
-        A place comes again if memory runs out before an iteration has ended."""
-
-    def allowed(self) -> bytes:
-        """A bit for each token of the vocabulary, the first one in the lowest bit."""
-
-    @property
-    def failure(self) -> MotetError | None:
-        """Why the sequence can get no token at all. None: that is not the mask's doing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

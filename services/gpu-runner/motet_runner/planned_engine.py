@@ -12,8 +12,9 @@ from motet.grammars.grammar import Grammar
 from motet.ledger import check_overcommit
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.interface import EngineAdapterReport, EngineInfo, EngineReport, NewSequence, RowMask, State
+from motet_runner.interface import EngineAdapterReport, EngineInfo, EngineReport, NewSequence, State
 from motet_runner.plan import Planner
+from motet_runner.row_mask import RowMask
 from motet_runner.step_costs import StepCosts
 
 

@@ -44,7 +44,7 @@ _LIMITS = LLParserLimits(
 
 
 class GrammarMask:
-    """Which tokens one sequence may get next. See `motet_runner.interface.RowMask`."""
+    """Which tokens one sequence may get next. See `motet_runner.row_mask.TokenRules`."""
 
     __slots__ = ("_chooses_again", "_eos", "_matcher", "_taken")
 

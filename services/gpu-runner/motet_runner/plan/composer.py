@@ -106,6 +106,7 @@ def compose(
     free_pages: int | None = None,
     beside: PromptTokensBeside | None = None,
     cap: int = UNBOUNDED,
+    late: bool = False,
     shares: PromptShares | None = None,
 ) -> Iteration:
     """Choose the rows of one iteration among runnable sequences, given in order of arrival.
@@ -114,13 +115,14 @@ def compose(
     fall below those that have, and they go on. A sequence at its promise is skipped, and only that one (S3-10). With
     `suspects_first` a suspect goes before all others, otherwise after them. `free_pages`: how many pages are free now;
     only presets that pause use it. `beside` bounds the prompt tokens of an iteration that also decodes, for presets
-    that cut prompts; None: only `chunk_tokens` does. `shares`: what tenants have had, for the same presets.
+    that cut prompts; None: only `chunk_tokens` does. `late`: others have started and sit out this iteration. `shares`:
+    what tenants have had, for the same presets.
     """
     started: list[Sequence] = []
     fresh: list[Sequence] = []
     for sequence in runnable:
         (started if sequence.started else fresh).append(sequence)
-    free_places = 0 if preset.request_level and started else max(0, min(places, cap) - len(started))
+    free_places = 0 if preset.request_level and (started or late) else max(0, min(places, cap) - len(started))
     shares = (shares or PromptShares()) if preset.chunked else None
     joining = choose(fresh, preset, places=free_places)
 

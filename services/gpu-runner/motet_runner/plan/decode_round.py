@@ -46,8 +46,11 @@ class DecodeRound:
         grows = [one.left_pages + len(one.pages) < one.promise for one in sequences]
         self._beginning = [[place for place in turn if grows[place]] for turn in _by_turn(starts)]
         """Per iteration (modulo PAGE_TOKENS), the sequences that begin a page which they do not have yet"""
-        self._leaving = None if window is None else _by_turn(start - window + 2 for start in starts)
+        self._leaving = None
         """Per iteration (modulo PAGE_TOKENS), the sequences whose window leaves a page"""
+        if window is not None:
+            windows = [sequence.to_keep(window) for sequence in sequences]
+            self._leaving = _by_turn(start - mine + 2 for start, mine in zip(starts, windows, strict=True))
         self._window = window or 0
 
         self._planned = 0
@@ -95,7 +98,7 @@ class DecodeRound:
         if self._leaving is not None:
             for place in self._leaving[iteration % PAGE_TOKENS]:
                 self._write_one_back(place)
-                memory.release_left(self.sequences[place], self._window)
+                memory.release_left(self.sequences[place], self.sequences[place].to_keep(self._window))
         return DecodeRows(self._rows, self._first_starts, new_pages, iteration)
 
     def take(self, tokens: Series[int | None], memory: SequenceMemory) -> DecodedTokens | None:

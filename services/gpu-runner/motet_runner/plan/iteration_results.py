@@ -44,7 +44,9 @@ class IterationResults:
         for place, (sequence, row, start, restarts) in enumerate(decoding):
             token = next(sampled)
             sequence.pending -= 1
-            if self._is_computed(sequence, row, result):
+            if row in result.late:
+                self._sits_out(sequence, restarts)
+            elif self._is_computed(sequence, row, result):
                 if sequence.restarts == restarts:
                     sequence.computed = start + 1
                     if sequence.suspect:
@@ -61,7 +63,9 @@ class IterationResults:
                     if not work.samples or sequence.suspect:
                         self._say_progress(sequence)
                 scored = not result.prompt_logprobs or self._take_scores(sequence, result.prompt_logprobs.get(step.row))
-                if work.samples and scored:
+                if step.row in result.late and scored:
+                    self._sits_out(sequence, restarts)
+                elif work.samples and scored:
                     self._sampled(sequence, token, logprobs.get(place))
             place += work.samples
         if not result.retries:
@@ -149,6 +153,19 @@ class IterationResults:
         near_end = sequence.promise < sequence.most_pages and not sequence.announced
         if near_end and sequence.state is not State.PARKED:
             memory.announce_overflow(sequence)
+
+    def _sits_out(self, sequence: Sequence, restarts: int) -> None:
+        """Its newest token will be computed again once its mask is there, as if this iteration had left it out."""
+        if sequence not in self._sequences:
+            return
+        if sequence.restarts == restarts:
+            if sequence.state is State.PARKED:
+                self._memory.restart(sequence)  # its pages on the host are those of all tokens
+            else:
+                sequence.scheduled = sequence.computed = len(sequence.tokens) - 1
+            if sequence.suspect:
+                self._say_progress(sequence)
+        self._sequences.sits_out(sequence)
 
     def _finish(self, sampling: Sampling, token: int, output_tokens: int) -> Finish | None:
         if token in sampling.stop_token_ids or (token in self._eos_token_ids and not sampling.ignore_eos):

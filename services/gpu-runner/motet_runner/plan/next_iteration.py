@@ -55,7 +55,8 @@ class NextIteration:
         self.share_cached()
         protection.load_before_others_run()
         iteration = self._with_pages(idle=idle)
-        protection.load_beside(nobody_runs=not iteration and idle and not self._sequences.runnable())
+        anyone = self._sequences.runnable() or self._sequences.late_with_places
+        protection.load_beside(nobody_runs=not iteration and idle and not anyone)
         if iteration.suspect is not None and not idle:
             return Iteration()
         news = self._turns.announce(iteration)
@@ -105,11 +106,12 @@ class NextIteration:
         if not iteration and short:
             # Suspects or the others, whoever comes first now, lack pages. There may be enough for the other group.
             iteration, short = self._protection.take_pages(self._compose(suspects_first=not suspects_first))
-        if not iteration and short and idle:
+        if not iteration and short and idle and not self._sequences.late_with_places:
             self._protection.make_way()
         return iteration
 
     def _compose(self, *, suspects_first: bool) -> Iteration:
+        late = self._sequences.late_with_places
         return compose(
             [
                 sequence
@@ -119,11 +121,12 @@ class NextIteration:
             ],
             self._preset,
             chunk_tokens=self._chunk.size,
-            places=self._places,
+            places=self._places - late,
             suspects_first=suspects_first,
             free_pages=self._memory.free if self._preset.pauses else None,
             beside=self._beside,
-            cap=UNBOUNDED if self._cap is None else self._cap.sequences,
+            cap=UNBOUNDED if self._cap is None else self._cap.sequences - late,
+            late=late > 0,
             shares=self.shares,
         )
 

@@ -150,6 +150,8 @@ class Planner:
 
         A suspect's iteration is announced first: the call before returns None and adds the event.
         """
+        if self._sequences.late:
+            self._sequences.take_back()
         return self._plan_as_before() or self._plan_anew()
 
     def _plan_as_before(self) -> StepPlan | None:
@@ -173,6 +175,7 @@ class Planner:
             or (latest.chunk is not None) is not beside_chunk
             or latest.runnable is not self._sequences.runnable()
             or self._may_choose(beside_load=beside_load)
+            or (latest.masked and self._launched)
         ):
             return None
         if self._round is None and latest.may_go_on:
@@ -209,7 +212,7 @@ class Planner:
             gone=gone,
             loads=loads,
             loading=loading,
-            hurry=not self._sequences.runnable(),
+            hurry=not self._sequences.runnable() and not self._sequences.late,
         )
         self._launched.append(
             Launched(
@@ -225,7 +228,8 @@ class Planner:
         # After a suspect, the others have their turn.
         if chunk is not None or (iteration.decodes and not iteration.prefills and iteration.suspect is None):
             runnable = self._sequences.runnable()
-            self._latest = _Latest(runnable, iteration.decodes, plan.adapters, chunk, iteration.prompts)
+            masked = any(work.sequence.new.mask is not None for work in iteration.decodes)
+            self._latest = _Latest(runnable, iteration.decodes, plan.adapters, chunk, iteration.prompts, masked)
         return plan
 
     def _schedule(self, work: Work) -> RowStep:
@@ -235,7 +239,7 @@ class Planner:
         row = self._memory.rows.step_of(work)
         sequence.scheduled += work.count
         if self.window is not None:
-            self._memory.release_left(sequence, self.window)
+            self._memory.release_left(sequence, sequence.to_keep(self.window))
         sequence.pending += work.samples
         return row
 
@@ -255,7 +259,8 @@ class Planner:
             return None
         self._end_round()
         adapters = {one: self.adapters.first_page_of(one) for one in Iteration(decodes).adapters}
-        self._latest = _Latest(self._sequences.runnable(), decodes, adapters, None, 0)
+        masked = any(work.sequence.new.mask is not None for work in decodes)
+        self._latest = _Latest(self._sequences.runnable(), decodes, adapters, None, 0, masked)
         return self._round_now()
 
     def _may_choose(self, *, beside_load: bool) -> bool:
@@ -354,6 +359,8 @@ class _Latest(NamedTuple):
     chunk: Work | None
     prompts: int
     """How many sequences were in their prompt phase"""
+    masked: bool
+    """True if a mask must see the tokens of this iteration before the next one."""
 
     @property
     def may_go_on(self) -> bool:

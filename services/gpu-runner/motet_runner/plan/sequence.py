@@ -56,6 +56,8 @@ class Sequence:
     """Of its promise, or of the one that it asks for while it is parked: each change makes a new one."""
     announced: bool = False
     """Whether the end of the present promise has been announced (S3-10: once per promise)."""
+    late: bool = False
+    """True while it sits out iterations, because its mask is late."""
     waited: int = 0
     """For how many iterations it has stood at its promise without an answer."""
     started: bool = False
@@ -123,12 +125,18 @@ class Sequence:
     @property
     def may_be_scheduled(self) -> bool:
         """False once its last token is being sampled. A worker that gets a new row for it, or computes its keys again,
-        must know all of its tokens."""
+        must know all of its tokens. So must one that holds them against a mask."""
         if self.pending == 0:
-            return True
+            return not self.late
+        if self.new.mask is not None:
+            return False
         if self.restarts_after is not None and self.length > self.restarts_after:
             return False
         return self.row is not None and self.output_tokens + self.pending < self.new.sampling.max_tokens
+
+    def to_keep(self, window: int) -> int:
+        """How many of its newest tokens must stay: with a mask its newest one may be computed again."""
+        return window + (self.new.mask is not None)
 
     @property
     def resumes(self) -> bool:

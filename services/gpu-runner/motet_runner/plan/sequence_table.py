@@ -23,6 +23,8 @@ class SequenceTable:
         self._parked: Counter[Digest] = Counter()
         self._live: set[Digest] = set()
         """Adapters (or the base) with users that are not parked. Each iteration asks for all on the device."""
+        self.late: list[Sequence] = []
+        """Those that sit out iterations. They keep their places, pages and states, and may be parked."""
         self._runnable: list[Sequence] | None = None
         """None: must be computed again"""
 
@@ -63,8 +65,13 @@ class SequenceTable:
     def runnable(self) -> list[Sequence]:
         """In order of arrival. The same list object while no sequence comes, goes or changes its state."""
         if self._runnable is None:
-            self._runnable = [s for s in self if s.state in (State.WAITING, State.PREFILL, State.DECODE)]
+            runs = (State.WAITING, State.PREFILL, State.DECODE)
+            self._runnable = [s for s in self if s.state in runs and not s.late]
         return self._runnable
+
+    @property
+    def late_with_places(self) -> int:
+        return sum(sequence.state is not State.PARKED for sequence in self.late)
 
     def parked(self) -> list[Sequence]:
         """In order of arrival."""
@@ -84,6 +91,8 @@ class SequenceTable:
         _one_less(self._users, sequence.adapter)
         self._note_live(sequence.adapter)
         del self._sequences[sequence.request]
+        if sequence.late:
+            self.late.remove(sequence)
         self._runnable = None
 
     def enter(self, sequence: Sequence, state: State) -> None:
@@ -97,6 +106,19 @@ class SequenceTable:
         self._runnable = None
         self.events.append(StateChanged(sequence.request, sequence.new.epoch, state))
 
+    def sits_out(self, sequence: Sequence) -> None:
+        """Until `take_back` finds its mask."""
+        sequence.late = True
+        self.late.append(sequence)
+        self._runnable = None
+
+    def take_back(self) -> None:
+        """Sequences whose masks have come go on."""
+        for sequence in [one for one in self.late if one.new.mask is None or not one.new.mask.late]:
+            sequence.late = False
+            self.late.remove(sequence)
+            self._runnable = None
+
     def _note_live(self, adapter: Digest) -> None:
         if self.live_on(adapter):
             self._live.add(adapter)
@@ -108,6 +130,8 @@ class SequenceTable:
         self._runnable = None
         assert known is None or known == self.runnable(), known
         self._runnable = known
+        assert self.late == [s for s in self.late if s in self and s.late], self.late
+        assert len(self.late) == sum(s.late for s in self), self.late
         assert self._users == Counter(sequence.adapter for sequence in self), self._users
         assert self._parked == Counter(s.adapter for s in self if s.state is State.PARKED), self._parked
         assert self._live == {s.adapter for s in self if s.state is not State.PARKED}, self._live

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from motet.domain import Digest, RequestId
 from motet.errors import MotetError
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.interface import Logprobs, RowMask, Sampling
+from motet_runner.interface import Logprobs, Sampling
 from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.prompt_scores import PromptScores
+from motet_runner.row_mask import RowMask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +184,8 @@ class StepResult:
     """Row number → the scores of its prompt, if it is scored"""
     out_of_memory: tuple[int, ...] = ()
     """Rows that could not be computed, not even alone and token by token."""
+    late: tuple[int, ...] = ()
+    """Rows that get no token, because their masks are late."""
     model_calls: int = 0
     """More than one if the rows did not fit into memory together."""
     retries: int = 0
@@ -202,5 +205,5 @@ class StepResult:
     @property
     def only_tokens(self) -> bool:
         """True if tokens are its only results."""
-        more = self.logprobs or self.prompt_logprobs or self.out_of_memory or self.retries or self.arrived
-        return not more and not self.failed
+        more = self.logprobs or self.prompt_logprobs or self.out_of_memory or self.late or self.retries
+        return not more and not self.arrived and not self.failed

@@ -5,7 +5,7 @@ No TableRow is read or written, because after a model call these objects are no 
 their tokens when a different iteration comes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -96,10 +96,12 @@ class NextDecode:
         self._write(column)
         self._columns.append(column)
 
-    def write_back(self) -> None:
-        """Appends the missing tokens to the rows. After this, the object must not be used."""
+    def write_back(self, late: Collection[int] = ()) -> None:
+        """Appends the missing tokens to the rows. `late`: those whose last one is not a token. After this, the object
+        must not be used."""
         for place, row in enumerate(self.batch.sampled):
-            row.tokens += [column[place] for column in self._columns]
+            columns = self._columns[:-1] if row.number in late else self._columns
+            row.tokens += [column[place] for column in columns]
 
     def _write(self, newest: list[int]) -> None:
         """Sets the next iteration's inputs: the newest token of each row, in the order of the plan"""

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from motet.domain import Digest, RequestId
-from motet_runner.interface import RowMask, Sampling
+from motet_runner.interface import Sampling
 from motet_runner.plan import RowJoin
+from motet_runner.row_mask import RowMask
 
 UNKNOWN_TOKEN = 0
 """Stands for a token that the host does not have yet, or that a row did not get. In the second case, the plan ends the

@@ -49,6 +49,7 @@ class Flight:
     logprobs: dict[int, Logprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, PromptScores] = field(default_factory=dict)
     out_of_memory: set[int] = field(default_factory=set)
+    late: list[int] = field(default_factory=list)
     model_calls: int = 0
     retries: int = 0
     attention_calls: int = 0
@@ -116,6 +117,7 @@ class BaseWorker(ABC):
             logprobs=flight.logprobs,
             prompt_logprobs=flight.prompt_logprobs,
             out_of_memory=tuple(flight.out_of_memory),
+            late=tuple(flight.late),
             seconds=flight.ended.seconds_since(flight.began),
             arrived=flight.loaded.arrived,
             failed=flight.loaded.failed,
@@ -126,6 +128,9 @@ class BaseWorker(ABC):
             attention_calls=flight.attention_calls,
             padding=flight.padding,
         )
+
+    def wait_for_masks(self, seconds: float) -> None:  # noqa: B027 no mask is late where none is made
+        """Wait for a mask that is late, at most for this time."""
 
     def measure(self, max_length: int) -> tuple[float, float]:
         """Seconds to prefill a token and to copy a page, on pages that are not in use yet."""

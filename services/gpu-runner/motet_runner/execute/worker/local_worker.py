@@ -1,6 +1,6 @@
 """The worker that computes in this process, with its own table of rows (OR-12)."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from motet_runner.execute.sample import prompt_logprobs
 from motet_runner.execute.sample.host_sampler import Sampler, Samples
 from motet_runner.execute.sample.row_masks import RowMasks
 from motet_runner.execute.worker.base_worker import BaseWorker, Flight
+from motet_runner.mask_threads import MaskThreads
 from motet_runner.memory.out_of_memory import is_out_of_memory
 from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
@@ -58,7 +59,8 @@ class LocalWorker(BaseWorker):
         self._cut = cut
         if cut is not None:
             self.builder = cut.builder(self.table, store, loaded.device, self._placed)
-        self._masks = RowMasks(self.sampler)
+        self._masks = RowMasks(self.sampler, MaskThreads())
+        self._clock, self._launched_at = clock, 0.0
         self.again: NextDecode | None = None
         """Makes the next iteration from the last one; None: not possible."""
 
@@ -67,6 +69,7 @@ class LocalWorker(BaseWorker):
         super().use(backend, attention)
 
     def launch(self, plan: StepPlan) -> None:
+        self._launched_at = self._clock()
         if self.again is not None and self.again.is_followed_by(plan):
             self._next_decode(self.again, plan)
             return
@@ -86,13 +89,15 @@ class LocalWorker(BaseWorker):
                     samples = self.sampler.sample(logits, batch.sampled)
             if again.masked:
                 with torch.inference_mode():
-                    self._masks.hold(batch.sampled, logits, samples, missing=again.missing)
+                    flight.late = self._hold(batch, logits, samples, missing=again.missing)
             flight.sampled = samples.tokens
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
         else:
             again.take(flight.sampled)
+            if flight.late:
+                self._end_of_decoding(flight.late)
             self.in_parts.decodes.fitted(1)
             flight.model_calls, flight.attention_calls = 1, batch.calls
             self._launched(flight)
@@ -108,10 +113,18 @@ class LocalWorker(BaseWorker):
         self._tap(batch, logits)
         return logits
 
-    def _end_of_decoding(self) -> None:
-        """Writes the tokens to the rows, because a different iteration follows."""
+    def _hold(self, batch: FlatBatch, logits: torch.Tensor, samples: Samples, *, missing: int = 0) -> list[int]:
+        """Holds the tokens against the masks of their rows → the rows whose masks are late"""
+        spent = self._clock() - self._launched_at
+        return self._masks.hold(batch.sampled, logits, samples, missing=missing, spent=spent)
+
+    def wait_for_masks(self, seconds: float) -> None:
+        self._masks.threads.wait(seconds)
+
+    def _end_of_decoding(self, late: Collection[int] = ()) -> None:
+        """Writes the tokens to the rows, because a different iteration follows. `late`: rows without a new token"""
         if self.again is not None:
-            self.again.write_back()
+            self.again.write_back(late)
             self.again = None
 
     def _compute(self, plan: StepPlan, flight: Flight) -> None:
@@ -137,19 +150,22 @@ class LocalWorker(BaseWorker):
         found = prompt_logprobs.scores_of(logits[len(batch.sampled) :], batch.scored)
         if batch.sampled:
             samples = self.sampler.sample(logits[: len(batch.sampled)], batch.sampled, batch.chosen)
-            self._masks.hold(batch.sampled, logits, samples)
+            late = self._hold(batch, logits, samples)
+            flight.late += late
             first = len(flight.sampled)
             if samples.logprobs:
                 flight.logprobs |= {first + place: found for place, found in samples.logprobs.items()}
             flight.sampled += samples.tokens
             for row, token in zip(batch.sampled, samples.tokens, strict=True):
+                if row.number in late:
+                    continue
                 row.tokens.append(UNKNOWN_TOKEN if token is None else token)
         for number, scores in found.items():
             flight.prompt_logprobs[number] = prompt_logprobs.joined(flight.prompt_logprobs.get(number), scores)
         flight.model_calls += 1
         flight.attention_calls += batch.calls
         flight.padding += batch.input_ids.numel() - batch.tokens
-        if self._may_go_on(plan, batch) and self._attention is not None:
+        if not flight.late and self._may_go_on(plan, batch) and self._attention is not None:
             self.again = NextDecode(plan, batch, self.table, self._attention)
 
     def _may_go_on(self, plan: StepPlan, batch: FlatBatch) -> bool:

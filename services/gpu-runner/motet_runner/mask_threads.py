@@ -1,0 +1,65 @@
+"""Makes the masks of rows beside the engine's thread.
+
+That thread waits a moment for them, because most take some hundredths of a millisecond. A row whose mask comes later
+sits out iterations, and nobody waits for it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+
+from motet_runner.row_mask import RowMask
+
+MAX_THREADS = 16
+"""Fewer slow masks than this delay no other mask."""
+THREADS_AT_FIRST = 2
+MAX_WAIT_SECONDS, MAX_WAIT_SHARE = 0.000_15, 0.05
+"""The longest wait for one more mask: in seconds, or as a share of the iteration so far if that is longer."""
+MAX_WAITS_SECONDS, MAX_WAITS_SHARE = 0.001, 0.25
+"""The same for all masks of an iteration."""
+
+
+class MaskThreads:
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "masks")
+        self._to_make: deque[RowMask] = deque()
+        self._made: SimpleQueue[RowMask] = SimpleQueue()
+
+    def make(self, masks: Iterable[RowMask], *, spent: float) -> None:
+        """Begin those that nobody has begun, and wait a moment for them. `spent`: the seconds of the iteration so
+        far."""
+        begun = [mask for mask in masks if mask.begin()]
+        if not begun:
+            return
+        while not self._made.empty():  # they were late
+            self._made.get()
+        self._to_make += begun
+        for _ in begun[:THREADS_AT_FIRST]:
+            self._threads.submit(self._make)
+        end = time.perf_counter() + max(MAX_WAITS_SECONDS, MAX_WAITS_SHARE * spent)
+        wait = max(MAX_WAIT_SECONDS, MAX_WAIT_SHARE * spent)
+        while any(mask.late for mask in begun):
+            left = end - time.perf_counter()
+            if left <= 0 or not self.wait(min(wait, left)):
+                break
+        if self._to_make:  # the threads are busy with slow ones
+            self._threads.submit(self._make)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the next mask. False: none has come."""
+        try:
+            self._made.get(timeout=seconds)
+        except Empty:
+            return False
+        return True
+
+    def _make(self) -> None:
+        while self._to_make:
+            try:
+                mask = self._to_make.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            mask.make()
+            self._made.put(mask)

@@ -1,0 +1,68 @@
+"""What the next token of a row may be. Another thread works that out when it is needed, because it may take a while. No
+torch."""
+
+from typing import Protocol
+
+import structlog
+
+from motet.errors import MotetError
+from motet.grammars.grammar import impossible
+
+log = structlog.get_logger(__name__)
+
+
+class TokenRules(Protocol):
+    """Which tokens one sequence may get next. They follow the sequence's tokens."""
+
+    def take(self, token: int, place: int) -> bool:
+        """The sequence goes on with this token, at this place of its output. False: it may not, and nothing changes.
+        A place comes again if memory runs out before an iteration has ended."""
+
+    def allowed(self) -> bytes:
+        """A bit for each token of the vocabulary, the first one in the lowest bit. It may take a while, and another
+        thread may make this call: there are no other calls meanwhile."""
+
+    @property
+    def failure(self) -> MotetError | None:
+        """Why the sequence can get no token at all. None: that is not the rules' doing."""
+
+
+class RowMask:
+    """The rules of one sequence, with which it stays when it is parked, and their bits for its next token."""
+
+    __slots__ = ("_failure", "_rules", "allowed", "late")
+
+    def __init__(self, rules: TokenRules) -> None:
+        self._rules = rules
+        self._failure: MotetError | None = None
+        self.allowed: bytes | None = None
+        """The rules' bits; None if nobody has made them for the next token."""
+        self.late = False
+        """True while another thread makes them."""
+
+    def take(self, token: int, place: int) -> bool:
+        """See `TokenRules`. Not to be called while it is late."""
+        taken = self._rules.take(token, place)
+        if taken:
+            self.allowed = None
+        return taken
+
+    @property
+    def failure(self) -> MotetError | None:
+        return self._failure or self._rules.failure
+
+    def begin(self) -> bool:
+        """It is late until `make` has ended. False if its bits are there, or are being made."""
+        if self.late or self.allowed is not None:
+            return False
+        self.late = True
+        return True
+
+    def make(self) -> None:
+        try:
+            self.allowed = self._rules.allowed()
+        except BaseException as error:  # also a panic of Rust, which is no Exception: it ends its own request
+            log.error("mask_failed", error=repr(error))
+            self.allowed = b""  # no token
+            self._failure = impossible("the answer cannot go on: its next step has failed")
+        self.late = False
