@@ -2,11 +2,22 @@
 
 import pytest
 
-from motet.errors import Declined, EngineRestarted, Internal, MotetError, NoRunner, NotFinite, Overloaded
+from motet.errors import (
+    Declined,
+    EngineRestarted,
+    Internal,
+    MotetError,
+    NoRunner,
+    NotFinite,
+    Overloaded,
+    StructuredOutputUnavailable,
+)
 from motet_gateway.loss_limits import MAX_LOSSES, Loss, LossCounter
 
 
-@pytest.mark.parametrize("error", [Declined("full"), Overloaded("paused often"), NoRunner("away")])
+@pytest.mark.parametrize(
+    "error", [Declined("full"), StructuredOutputUnavailable("on a GPU"), Overloaded("paused often"), NoRunner("away")]
+)
 def test_declines_and_missing_runners_do_not_count_against_the_request(error: MotetError) -> None:
     losses = LossCounter()
     assert all(losses.failed(error) is None for _ in range(1000))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 from collections import Counter
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from motet.domain import BASE, ParkMethod, RequestId
-from motet.errors import InvalidRequest, MotetError, UnsupportedParameter
+from motet.errors import InvalidRequest, MotetError, StructuredOutputUnavailable
 from motet.grammars.compiler import Grammars
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet.grammars.unions import told_apart
@@ -245,7 +246,7 @@ def test_a_hostile_grammar_costs_little(grammars: Grammars, grammar: Grammar) ->
 
 
 def test_an_engine_whose_host_learns_tokens_late_refuses_grammars() -> None:
-    with pytest.raises(UnsupportedParameter):
+    with pytest.raises(StructuredOutputUnavailable):
         make_device_engine(MODEL, kernels="torch").add(ask_with(JSON))
 
 
@@ -305,10 +306,18 @@ def test_memory_that_runs_out_while_a_row_chooses_again_costs_no_token(monkeypat
 
 
 def test_a_model_without_an_end_token_serves_no_grammar() -> None:
-    with pytest.raises(InvalidRequest, match="no token that ends"):
+    with pytest.raises(StructuredOutputUnavailable, match="no token that ends"):
         Grammars(MODEL / "tokenizer.json", 4096, []).mask(WORD, ())
-    with pytest.raises(InvalidRequest, match=r"tokenizer\.json cannot be used"):
+    with pytest.raises(StructuredOutputUnavailable, match=r"tokenizer\.json cannot be used"):
         Grammars(MODEL / "none.json", 4096, [0]).mask(WORD, ())
+
+
+def test_an_engine_without_the_extra_serves_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "motet.grammars.compiler", None)
+    engine = make_engine(MODEL)
+    with pytest.raises(StructuredOutputUnavailable, match="llguidance"):
+        engine.add(ask_with(JSON))
+    assert len(run(engine, ask_with(None, ignore_eos=True)).tokens["a"]) == 150
 
 
 def test_many_unions_are_looked_at_in_little_time() -> None:

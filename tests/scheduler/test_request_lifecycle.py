@@ -127,6 +127,40 @@ def test_a_final_decline_is_a_refusal_whether_gateway_or_runner_reports_it_first
     assert not driver.scheduler.requests
 
 
+UNABLE = "structured_output_unavailable"
+
+
+@pytest.mark.parametrize("first", ["the runner", "the gateway"])
+def test_a_request_that_a_runner_can_never_take_waits_for_another_one(first):
+    """Mutation: it avoids that runner for a while only."""
+    driver = ready()
+    driver.attach("r0")
+    driver.attach("r1")
+    driver.enqueue("a")
+    unable = driver.where("a")
+    other = {"r0": "r1", "r1": "r0"}[unable]
+
+    def refuse(epoch: int, instance: str) -> None:
+        if first == "the runner":
+            decline(driver, "a", code=UNABLE, epoch=epoch, instance=instance)
+            driver.lose("a", epoch)
+        else:
+            driver.lose("a", epoch)
+            decline(driver, "a", code=UNABLE, epoch=epoch, instance=instance)
+
+    refuse(1, unable)
+    assert driver.where("a") == other
+    driver.wait(30)
+    driver.lose("a", 2)
+    assert driver.where("a") == ""  # it avoids that one for a while
+    driver.wait(5)
+    assert driver.where("a") == other
+    assert not driver.of(effects.SendRefused)
+    refuse(3, other)
+    assert driver.of(effects.SendRefused)[-1].failure.code == UNABLE
+    assert not driver.scheduler.requests
+
+
 def test_finishing_under_an_earlier_epoch_cancels_the_later_placement():
     driver = ready()
     driver.attach("r0")

@@ -21,6 +21,7 @@ MotetError
 │   └── AdapterFetchFailed
 ├── StoreRefused              the database will never accept the value
 ├── Declined                  a runner does not take the request now: the scheduler places it again
+│   └── StructuredOutputUnavailable  this runner never will; a client gets it if no runner can
 ├── EngineRestarted           no runner continued the stream in time, or the gateway stops
 ├── BaseModelReplaced         no runner has the base model of the request any more
 ├── Cancelled
@@ -238,6 +239,16 @@ class Declined(MotetError):
     """A runner did not take the request. The scheduler places it again, so clients hardly ever see this."""
 
     mapping = ErrorMapping("declined", 503, "overloaded_error", grpc.StatusCode.ABORTED, 0.1)
+
+
+class StructuredOutputUnavailable(Declined):
+    """No runner of the pool that is up can serve structured output: its engine is on a GPU or of another make, lacks
+    the package `llguidance`, or cannot use the model's tokenizer for it; the message says which. Send the request
+    without `response_format` and its like, or tell the pool's owner."""
+
+    mapping = ErrorMapping(
+        "structured_output_unavailable", 400, "invalid_request_error", grpc.StatusCode.FAILED_PRECONDITION
+    )
 
 
 class EngineRestarted(MotetError):

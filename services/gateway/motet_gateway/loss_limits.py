@@ -6,7 +6,7 @@ kills engines would break the streams of all other tenants on each of them.
 
 from enum import Enum
 
-from motet.errors import EngineRestarted, MotetError, RequestKillsEngines
+from motet.errors import Declined, EngineRestarted, MotetError, RequestKillsEngines
 
 MAX_FAILURES = 1
 """A failure of this request alone (non-finite numbers, a defect) may come from a broken device, so another runner tries
@@ -44,7 +44,7 @@ class LossCounter:
 
     def failed(self, error: MotetError) -> MotetError | None:
         """A runner reported a failure. Returns the error that ends the request, or None to place it again."""
-        if error.mapping.retry_after > 0:
+        if error.mapping.retry_after > 0 or isinstance(error, Declined):
             return None  # no free capacity, or a drain: not the request's fault, and its deadline limits the attempts
         self._failures += 1
         return error if self._failures > MAX_FAILURES else None

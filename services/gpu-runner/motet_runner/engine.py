@@ -8,15 +8,15 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
 
 from motet.clock import Clock
 from motet.domain import PAGE_TOKENS
-from motet.errors import SetupError
-from motet.grammars.compiler import Grammars
+from motet.errors import SetupError, StructuredOutputUnavailable
 from motet.grammars.grammar import Grammar
 from motet_runner.diagnostics import Diagnostics
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
@@ -58,6 +58,9 @@ from motet_runner.planned_engine import PlannedEngine
 from motet_runner.row_mask import RowMask
 from motet_runner.step_costs import StepCosts
 from motet_runner.step_trace import StepTrace
+
+if TYPE_CHECKING:
+    from motet.grammars.compiler import Grammars
 
 log = structlog.get_logger(__name__)
 
@@ -174,7 +177,7 @@ class Engine(PlannedEngine):
             beside=None if config.decode_slowdown is None else costs.prompt_tokens_beside,
             tpot_seconds=config.tpot_seconds,
         )
-        self._grammars = Grammars(config.model / "tokenizer.json", loaded.vocabulary, loaded.eos_token_ids)
+        self._grammars = _grammars_of(config.model / "tokenizer.json", loaded.vocabulary, loaded.eos_token_ids)
         self._launched: deque[tuple[StepPlan, float]] = deque()
         """Launched plans that are not yet collected, and when they began."""
         self._steps = 0
@@ -227,7 +230,9 @@ class Engine(PlannedEngine):
 
     def mask_of(self, grammar: Grammar, delivered: Sequence[int]) -> RowMask:
         if isinstance(self._worker, DeviceWorker):  # its host learns tokens after the next iteration has begun
-            return super().mask_of(grammar, delivered)
+            raise StructuredOutputUnavailable("An engine on a GPU serves no structured output yet.")
+        if self._grammars is None:
+            raise StructuredOutputUnavailable("This runner lacks the package llguidance: install motet[grammars].")
         return RowMask(self._grammars.mask(grammar, delivered))
 
     # -- the loop ----------------------------------------------------------------------------------------------------
@@ -364,3 +369,13 @@ class Engine(PlannedEngine):
                 f"engine.maxModelLength is {wanted}, but the model's context has {possible} tokens. Lower it."
             )
         return min(wanted or possible, pages * PAGE_TOKENS)
+
+
+def _grammars_of(tokenizer: Path, vocabulary: int, eos: Collection[int]) -> "Grammars | None":
+    """None: what compiles them is an extra, and is not installed."""
+    try:
+        from motet.grammars.compiler import Grammars
+    except ImportError:
+        log.warning("grammars_unavailable", reason="llguidance is not installed", result="no structured output")
+        return None
+    return Grammars(tokenizer, vocabulary, eos)

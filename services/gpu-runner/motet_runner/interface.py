@@ -410,7 +410,7 @@ class Engine(Protocol):
 
     def mask_of(self, grammar: Grammar, delivered: Sequence[int]) -> RowMask:
         """Compile a grammar for an answer that has these tokens. It may take a while, and is the one call that another
-        thread makes. Raises InvalidRequest if the grammar cannot be served, UnsupportedParameter if none can."""
+        thread makes. Raises InvalidRequest if the grammar cannot be served, StructuredOutputUnavailable if none can."""
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
         """Register where an adapter's checked bytes are, and load the adapter once the device has pages for it.

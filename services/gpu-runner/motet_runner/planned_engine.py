@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from motet.domain import Digest, ParkMethod, RequestId
-from motet.errors import UnsupportedParameter
+from motet.errors import StructuredOutputUnavailable
 from motet.grammars.grammar import Grammar
 from motet.ledger import check_overcommit
 from motet.prefix_hints import MAX_CACHED_HINTS
@@ -60,7 +60,7 @@ class PlannedEngine:
         self.planner.commands.load_adapter(digest, layout)
 
     def mask_of(self, grammar: Grammar, delivered: Sequence[int]) -> RowMask:  # noqa: ARG002
-        raise UnsupportedParameter("This engine serves no structured output.", param="response_format")
+        raise StructuredOutputUnavailable("This engine serves no structured output.")
 
     def drop_adapter(self, digest: Digest) -> None:
         self.planner.commands.drop_adapter(digest)

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from motet.errors import MotetError
+from motet.errors import MotetError, StructuredOutputUnavailable
 from motet.grammars.grammar import Grammar, GrammarForm, impossible
 from motet.grammars.unions import told_apart
 
@@ -93,9 +93,10 @@ class Grammars:
                 self._why_none = f"the model's tokenizer.json cannot be used for it ({_short(str(error))})"
 
     def mask(self, grammar: Grammar, delivered: Sequence[int]) -> GrammarMask:
-        """For an answer that has these tokens. Raises InvalidRequest for a grammar that cannot be served."""
+        """For an answer that has these tokens. Raises InvalidRequest for a grammar that cannot be served, and
+        StructuredOutputUnavailable if none can."""
         if self._tokenizer is None:
-            raise impossible(self._why_none)
+            raise StructuredOutputUnavailable(f"This engine serves no structured output: {self._why_none}.")
         matcher = _matcher(self._tokenizer, grammar)
         if delivered and matcher.try_consume_tokens(list(delivered)) != len(delivered):
             raise impossible("the answer that the client has so far does not follow it")

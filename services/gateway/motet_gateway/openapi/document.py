@@ -33,6 +33,7 @@ from motet.errors import (
     RequestKillsEngines,
     RequestTooLarge,
     StoreUnavailable,
+    StructuredOutputUnavailable,
     UnsupportedMediaType,
     UnsupportedParameter,
 )
@@ -60,6 +61,7 @@ OF_ANSWERS = (
     BaseModelReplaced,
     NotFinite,
     RequestKillsEngines,
+    StructuredOutputUnavailable,
 )
 
 OF_QUOTAS = {

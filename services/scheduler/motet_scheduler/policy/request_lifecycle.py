@@ -189,8 +189,14 @@ class RequestLifecycle:
     def avoid(self, request: Request, instance: str) -> None:
         pause = min(self._state.config.avoid_after_decline * 2**request.declines, self._state.config.max_avoid)
         request.declines = min(request.declines + 1, 16)
-        request.avoid[instance] = self._state.now + pause
-        self._retry_at(self._state.now + pause, request)
+        request.avoid[instance] = max(self._state.now + pause, request.avoid.get(instance, 0.0))
+        self._retry_at(request.avoid[instance], request)
+
+    def avoid_for_good(self, request: Request, instance: str) -> bool:
+        """This runner can never take it → whether no runner of its group that takes work can."""
+        request.avoid[instance] = inf
+        runners = self._state.runners_of(request.group)
+        return all(request.avoid.get(one.instance) == inf for one in runners if one.takes_work)
 
     def _forget_avoided(self, request: Request) -> None:
         """Runners that it need not avoid any more. The queue offers it only room elsewhere than on the others."""
@@ -198,7 +204,8 @@ class RequestLifecycle:
             request.avoid = {name: until for name, until in request.avoid.items() if until > self._state.now}
 
     def _retry_at(self, at: float, request: Request) -> None:
-        heappush(self.retry_times, (at, next(self._retry_numbers), request))
+        if at < inf:
+            heappush(self.retry_times, (at, next(self._retry_numbers), request))
 
     def move_everything(self, runner: Runner, why: str) -> None:
         """Move what this runner has now, some in each event, the oldest first."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import inf
 
 from motet.domain import Digest, InstanceName
-from motet.errors import TABLE, AdapterError, InvalidRequest
+from motet.errors import TABLE, AdapterError, InvalidRequest, StructuredOutputUnavailable
 from motet.runner_info import Capacity, Failure, RunnerRequest, SequenceState, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
@@ -132,7 +132,12 @@ class RunnerEvents:
 
     def declined(self, event: events.RunnerDeclined) -> None:
         request = self._state.requests.get(event.request)
-        if request is None or not _may_decline(request, event):
+        if request is None:
+            return
+        never = event.failure.code == StructuredOutputUnavailable.mapping.code
+        if never and self._lifecycle.avoid_for_good(request, event.instance):
+            request.final_failure = event.failure
+        if not _may_decline(request, event):
             return
         self._state.note_event(request.id, Happening.DECLINED, event.instance, event.failure.message)
         self._lifecycle.avoid(request, event.instance)
