@@ -6,6 +6,7 @@ import pytest
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.values import Promise
 from tests.scheduler.builders import entry, ready
 
 
@@ -46,6 +47,69 @@ def test_a_runner_cannot_decline_what_waits():
     decline(driver, "r1")
     assert RequestId("a") in driver.scheduler.requests
     assert not driver.of(effects.SendRefused)
+
+
+def test_only_the_runner_that_a_request_was_lost_on_may_decline_what_waits():
+    """Its gateway may say first that it lost the placement. A runner that declined it before has no say any more."""
+    driver = two_runners()
+    decline(driver, "r0", code="overloaded")
+    driver.lose("a")
+    assert driver.where("a") == "r1"
+    driver.detach("r1")
+    driver.lose("a", epoch=2)
+    assert driver.where("a") == ""
+    decline(driver, "r0", epoch=2)
+    assert not driver.of(effects.SendRefused)
+    decline(driver, "r1", epoch=1)
+    assert not driver.of(effects.SendRefused)
+    decline(driver, "r1", epoch=2)
+    assert [one.failure.code for one in driver.of(effects.SendRefused)] == ["adapter_incompatible"]
+
+
+def test_a_runner_cannot_decline_what_its_gateway_only_wants_to_avoid_there():
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a", epoch=1, avoid=("r0",))
+    decline(driver, "r0")
+    assert RequestId("a") in driver.scheduler.requests
+
+
+def test_a_runner_writes_nothing_into_the_timeline_of_what_another_one_has():
+    driver = two_runners()
+    driver.report("r1", entry("a", 9))
+    for kind in (events.PromiseChanged, events.RequestParked, events.RequestResumed):
+        driver.send(kind(InstanceName("r1"), RequestId("a"), 1, Promise(7)))
+        driver.send(kind(InstanceName("r0"), RequestId("a"), 2, Promise(7)))
+    told = {one[1] for one in driver.scheduler.timelines.of(RequestId("a"))}
+    assert told
+    assert not told & {"extended", "parked", "resumed"}
+
+
+def test_a_request_is_no_larger_than_the_context_of_its_runner_whatever_a_peer_claims():
+    driver = ready(unlisted_timeout=4.0)
+    driver.attach(pages=1000, max_model_length=160)
+    driver.gateway("g1", *(driver.live(f"x{number}", pages=2**31) for number in range(3)))
+    driver.report("r0", *(entry(f"x{number}", 2**31, charged_pages=2**31, parked=number == 2) for number in range(3)))
+    assert driver.ledger() == {("x0", 1): 10, ("x1", 1): 10}
+    assert driver.scheduler.runners[InstanceName("r0")].pages_wanted == 30
+
+
+def test_no_gateway_says_that_more_was_delivered_than_was_asked_for():
+    """Else the tenant would pay for it: its next request would be behind all of the others."""
+    driver = ready()
+    driver.attach(pages=1000)
+    requests = driver.scheduler.requests
+    driver.gateway("g1", driver.live("live", delivered=10**9))
+    driver.enqueue("again", delivered=10**9)
+    for name in ("live", "again"):
+        assert requests[RequestId(name)].delivered == 64
+    driver.enqueue("lost")
+    driver.lose("lost", delivered=10**9)
+    assert requests[RequestId("lost")].delivered == 64
+    driver.enqueue("endless", max_tokens=10**9)
+    endless = requests[RequestId("endless")]
+    driver.send(events.RequestFinished("g0", endless.id, 1, 10**9))
+    assert endless.delivered == 2048, "the context"
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 9])

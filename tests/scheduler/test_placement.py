@@ -863,7 +863,8 @@ def test_that_many_runners_have_room_at_once_compares_none_with_each_other(monke
 def test_when_many_fit_at_once_they_are_placed_in_parts_and_by_age():
     driver = ready()
     count = 2 * PLACED_AT_ONCE + 1
-    driver.attach(pages=10 * count, max_sequences=2 * count, live=(entry("x", 10 * count),))
+    full = entry("x", 10 * count)
+    driver.attach(pages=10 * count, max_sequences=2 * count, max_model_length=160 * count, live=(full,))
     for n in range(count):
         driver.enqueue(f"{n}", tenant=f"t{n % 7}")
     driver.send(events.OvercommitSet("default/demo", 2.0))

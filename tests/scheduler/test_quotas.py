@@ -21,7 +21,7 @@ def with_limits(*, adapters=(), runner=True, **limits) -> SchedulerDriver:
     driver = ready()
     grant(driver, *adapters, **limits)
     if runner:
-        driver.attach(pages=65_536, max_sequences=2048, adapter_slots=8)
+        driver.attach(pages=65_536, max_sequences=2048, adapter_slots=8, max_model_length=65_536)
     return driver
 
 
@@ -390,7 +390,7 @@ def successor(driver, **limits):
     after = SchedulerDriver(now=driver.clock() + 1.0, first_order=1000)
     after.gateway()
     grant(after, **limits)
-    after.attach(pages=65_536, max_sequences=2048, adapter_slots=8)
+    after.attach(pages=65_536, max_sequences=2048, adapter_slots=8, max_model_length=65_536)
     return after
 
 

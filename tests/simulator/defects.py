@@ -118,12 +118,12 @@ DEFECTS = (
         seed=119,
     ),
     Defect(
-        "a runner declines what another one has",
-        "motet_scheduler.policy.runner_events",
-        "_may_decline",
-        "return (event.instance, event.epoch) == (placement.instance, placement.epoch)",
-        "return event.epoch == placement.epoch",
-        seed=85,
+        "a runner speaks for what another one has",
+        "motet_scheduler.policy.requests",
+        "Placement.is_at",
+        "return (epoch, runner.instance, runner.incarnation) == (self.epoch, self.instance, self.incarnation)",
+        "return epoch == self.epoch",
+        seed=40,
     ),
     Defect(
         "a runner answers for another one",

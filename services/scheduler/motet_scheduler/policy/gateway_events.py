@@ -103,7 +103,7 @@ class GatewayEvents:
             self._lifecycle.leave_queue(request)
         elif request.placement is not None and request.placement.epoch != live.epoch:
             self._lifecycle.release_promise(request)
-        request.delivered = live.delivered
+        request.note_delivered(live.delivered)
         weight = self._state.weights.of(request.group, request.tenant)
         self._state.queue(request.group).adopt(request, weight)
         if request.draw is not None:
@@ -173,9 +173,9 @@ class GatewayEvents:
             parent=event.parent,
             choices=event.choices,
             prefix_hints=event.prefix_hints,
-            delivered=event.delivered,
             api_key=event.api_key,
         )
+        request.note_delivered(event.delivered)
         request.charge = CHARGED_BEFORE if event.delivered else None
         request.draw = self._state.quotas.draw(request, self._state.now)
         over = self._quota_gate.refusal(request) if not charged else None
@@ -242,7 +242,7 @@ class GatewayEvents:
         if request is None:
             return
         self._state.note_event(request.id, Happening.FINISHED, event.output_tokens, event.reason)
-        request.delivered = max(request.delivered, event.output_tokens)
+        request.note_delivered(event.output_tokens)
         placement = request.placement
         self._lifecycle.end(request)
         if placement is not None and placement.epoch != event.epoch:
@@ -260,7 +260,7 @@ class GatewayEvents:
             error = EngineRestarted("The scheduler no longer knows this request. Send it again.")
             self._refuse(event.gateway, event.request, event.epoch, error)
             return
-        request.delivered = max(request.delivered, event.delivered)
+        request.note_delivered(event.delivered)
         placement = request.placement
         if placement is None:
             # Its gateway reported the old placement lost before there is a new one.
@@ -273,7 +273,7 @@ class GatewayEvents:
         self._state.note_event(request.id, Happening.LOST, event.why)
         self._lifecycle.release_promise(request)
         self._lifecycle.avoid(request, placement.instance)
-        request.placement = None
+        request.lost, request.placement = placement, None
         self._lifecycle.enqueue(request)
         if isinstance(request.final_failure, Failure):
             self._lifecycle.refuse(request, request.final_failure)

@@ -38,6 +38,10 @@ class Placement:
     epoch: int
     at: float
 
+    def is_at(self, runner: RunnerIdentity, epoch: int) -> bool:
+        """What any other runner says about it counts for nothing."""
+        return (epoch, runner.instance, runner.incarnation) == (self.epoch, self.instance, self.incarnation)
+
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
@@ -97,6 +101,8 @@ class Request:
     """On the runners of its group that could hold it, when it began to wait for these."""
     epoch: int = 0
     placement: Placement | None = None
+    lost: Placement | None = None
+    """The placement that it lost last, as its gateway said."""
     moved_reason: str = ""
     engine_hung: bool = False
     """Whether the engine of the runner that it leaves hangs."""
@@ -168,14 +174,17 @@ class Request:
         return self.placement is None
 
     def runs_on(self, runner: RunnerIdentity, epoch: int) -> bool:
-        """Whether this is its placement. What any other runner says about it counts for nothing."""
-        placement = self.placement
-        return (
-            placement is not None
-            and placement.epoch == epoch
-            and placement.instance == runner.instance
-            and placement.incarnation == runner.incarnation
-        )
+        """Whether this is its placement."""
+        return self.placement is not None and self.placement.is_at(runner, epoch)
+
+    def has_lost(self, runner: RunnerIdentity, epoch: int) -> bool:
+        """Whether it waits because it lost this placement."""
+        return self.waiting and self.lost is not None and self.lost.is_at(runner, epoch)
+
+    def note_delivered(self, tokens: int) -> None:
+        """A peer says that it has this much of its answer: at most what it asked for, and what a context holds."""
+        context = self.need.capacity.max_model_length if self.need is not None else self.max_tokens
+        self.delivered = max(self.delivered, min(tokens, self.max_tokens or context, context))
 
     @property
     def held(self) -> bool:

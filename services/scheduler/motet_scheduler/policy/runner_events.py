@@ -13,7 +13,6 @@ from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.ledger_sync import sync_ledger
 from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
-from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName
@@ -122,7 +121,7 @@ class RunnerEvents:
         for entry in live:
             request = self._state.requests.get(entry.request)
             if request is not None and request.runs_on(runner.identity, entry.epoch):
-                request.delivered = max(request.delivered, min(entry.output_tokens, request.max_tokens))
+                request.note_delivered(entry.output_tokens)
         on_capacity_freed(self._state, runner)
 
     def _apply_resident_adapters(self, runner: Runner, resident: Mapping[Digest, Tier]) -> None:
@@ -131,17 +130,18 @@ class RunnerEvents:
             self._state.effects += self._state.adapters.unneeded_on(runner, self._state.digests_in_use)
 
     def declined(self, event: events.RunnerDeclined) -> None:
-        request = self._state.requests.get(event.request)
-        if request is None:
+        request, runner = self._state.requests.get(event.request), self._state.runners.get(event.instance)
+        if request is None or runner is None:
             return
-        never = event.failure.code == StructuredOutputUnavailable.mapping.code
-        if never and self._lifecycle.avoid_for_good(request, event.instance):
-            request.final_failure = event.failure
-        if not _may_decline(request, event):
+        # Its gateway, which is told too, may have said before that it lost this placement.
+        named = runner.identity, event.epoch
+        if not (request.runs_on(*named) or request.has_lost(*named)):
             return
         self._state.note_event(request.id, Happening.DECLINED, event.instance, event.failure.message)
+        never_here = event.failure.code == StructuredOutputUnavailable.mapping.code
+        nowhere = never_here and self._lifecycle.avoid_for_good(request, event.instance)
         self._lifecycle.avoid(request, event.instance)
-        if _is_final(event.failure):
+        if nowhere or _is_final(event.failure):
             request.final_failure = event.failure
         if request.placement is not None:
             # The promise is released. The runner tells the gateway too, which reports how many tokens it delivered.
@@ -209,14 +209,6 @@ class RunnerEvents:
             del self._state.by_group[runner.group]
         self._state.queue(runner.group).try_all_again()
         self._state.runner_changed(runner)
-
-
-def _may_decline(request: Request, event: events.RunnerDeclined) -> bool:
-    """Whether it is placed there. If its gateway has said before that it lost this placement, it avoids that runner."""
-    placement = request.placement
-    if placement is None:
-        return event.epoch == request.epoch and event.instance in request.avoid
-    return (event.instance, event.epoch) == (placement.instance, placement.epoch)
 
 
 def _is_final(failure: Failure) -> bool:

@@ -92,6 +92,8 @@ class Runner:
         self.base = BaseModel()
         self.max_sequences = self.sequences_at_target = capacity.max_sequences
         """How many may be placed now, and how many once its cap on the batch has grown to its pool's SLO."""
+        self.max_pages = max(1, min(capacity.pages, capacity.pages_for(capacity.max_model_length)))
+        """Of one request: more than a context, or than there are, a peer may claim, and none can have."""
         self.ledger: ReportedLedger[PlacementKey] = ReportedLedger(
             capacity.pages, overcommit=overcommit, by_forecast=capacity.by_forecast
         )
@@ -165,7 +167,7 @@ class Runner:
     @property
     def pages_wanted(self) -> int:
         """Promised to the running requests, and wanted by the parked ones."""
-        return self.ledger.promised + sum(parked.wanted.pages for parked in self.parked.values())
+        return self.ledger.promised + sum(min(one.wanted.pages, self.max_pages) for one in self.parked.values())
 
     @property
     def empty(self) -> bool:
@@ -366,6 +368,9 @@ class Runner:
     ) -> LedgerEntry:
         """Record a promise that was checked to fit, or that the runner has already made. By the runner's report,
         `shared` of its pages are not charged."""
+        pages = min(pages, self.max_pages)
+        if shared is not None:
+            shared = max(shared, pages - self.capacity.pages)  # negative by a forecast, which charges more
         entry = self.entries.get(key)
         if entry is None:
             entry = self.entries[key] = LedgerEntry(digest, now, readmitted=readmitted, owed=pages)

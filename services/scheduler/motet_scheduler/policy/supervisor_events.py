@@ -7,6 +7,9 @@ from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.runners import ParkedRequest, Runner, runner_report
 from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.values import Promise
+
+Told = events.PromiseChanged | events.RequestParked | events.RequestResumed
 
 AS_SILENT = 0.75
 """A runner is silent for us, too, if its last report is as old as this share of the time in which the supervisor heard
@@ -33,7 +36,7 @@ class SupervisorEvents:
             return
         runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now)
         self._state.queue(runner.group).rooms.changed(runner)
-        self._state.note_event(event.request, Happening.EXTENDED, event.promise.pages)
+        self._note(runner, event, Happening.EXTENDED, event.promise)
 
     def parked(self, event: events.RequestParked) -> None:
         runner = self._state.runners.get(event.instance)
@@ -49,7 +52,7 @@ class SupervisorEvents:
         runner.park(event.request, ParkedRequest(event.epoch, event.wanted, digest, order))
         runner.pages_to_resume = 0
         if entry is None or not entry.readmitted:  # else its runner has refused to resume it
-            self._state.note_event(event.request, Happening.PARKED, event.wanted.pages)
+            self._note(runner, event, Happening.PARKED, event.wanted)
         on_capacity_freed(self._state, runner)
 
     def resumed(self, event: events.RequestResumed) -> None:
@@ -63,8 +66,14 @@ class SupervisorEvents:
         elif key in runner.entries:
             runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now)
             runner.entries[key].readmitted = False
-        self._state.note_event(event.request, Happening.RESUMED, event.promise.pages)
+        self._note(runner, event, Happening.RESUMED, event.promise)
         on_capacity_freed(self._state, runner)
+
+    def _note(self, runner: Runner, about: Told, kind: Happening, promise: Promise) -> None:
+        """In the timeline of its request, if it is placed there."""
+        request = self._state.requests.get(about.request)
+        if request is not None and request.runs_on(runner.identity, about.epoch):
+            self._state.note_event(request.id, kind, promise.pages)
 
     def unhealthy(self, event: events.RunnerUnhealthy) -> None:
         runner = self._state.current(InstanceName(event.runner.instance), event.runner.incarnation)
