@@ -10,6 +10,7 @@ from motet.runner_info import RequestClass
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events, quota_gate
 from motet_scheduler.policy.quota_gate import LET_IN_AT_ONCE
+from motet_scheduler.policy.quotas.quotas import MAX_AGE
 from motet_scheduler.policy.values import Estimate, KeyAccount, Limits
 from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, pool, ready
 
@@ -458,6 +459,17 @@ def test_what_a_scheduler_hears_of_its_own_book_changes_nothing():
     level = account(driver).requests.level
     driver.send(events.LevelsTold("g0", tuple((one, 0.0) for one in heard)))
     assert account(driver).requests.level == level
+
+
+def test_what_no_scheduler_before_can_have_said_any_more_keeps_nobody_out():
+    """A minute after the start all that was owed then is paid."""
+    driver = with_limits(requests_per_minute=600)
+    driver.enqueue("a")
+    (level,) = told(driver)
+    driver.wait(MAX_AGE + 1)
+    driver.send(events.LevelsTold("g1", ((level._replace(requests=-1e9, book=12345), 0.0),)))
+    driver.enqueue("b")
+    assert driver.where("b") == "r0"
 
 
 def test_levels_that_are_no_numbers_are_left_out():

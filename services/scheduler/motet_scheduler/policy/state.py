@@ -80,7 +80,7 @@ class SchedulerState:
         """By the current event: which base models new requests can have."""
         self.adapters = Adapters(config, self.bases, first_order)
         self.limits = AdapterLimits()
-        self.quotas = Quotas(first_order)
+        self.quotas = Quotas(first_order, now)
         self.weights = TenantWeights()
         self.namespaces: NamespaceUids = ()
         self.catalog: Catalog | None = None

@@ -32,9 +32,11 @@ SWEPT_WITH_EACH = 4
 
 
 class Quotas:
-    def __init__(self, book: int) -> None:
-        """`book`: no two schedulers have the same one."""
+    def __init__(self, book: int, began: float) -> None:
+        """`book`: no two schedulers have the same one. `began`: when this one did."""
         self._book = book
+        self._hears_until = began + MAX_AGE
+        """Later nothing counts that a scheduler before has said."""
         self._told: dict[AccountId, tuple[float, AccountLevel]] = {}
         """What schedulers before have said last, and when. Until all would be full again."""
         self._told_until = -inf
@@ -126,7 +128,7 @@ class Quotas:
 
     def hear(self, levels: Iterable[tuple[AccountLevel, float]], now: float) -> None:
         """What schedulers before have said, and how long ago. The last that was said of an account counts."""
-        for level, age in levels:
+        for level, age in levels if now <= self._hears_until else ():
             name, told_at = level.account, now - age
             known = self._told.get(name)
             if level.book == self._book or age > MAX_AGE or (known is not None and told_at <= known[0]):
