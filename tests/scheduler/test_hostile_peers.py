@@ -200,6 +200,33 @@ def hear(service, up):
             service.supervisor.receive(up)
 
 
+async def test_a_gateway_that_does_not_come_to_an_end_with_what_runs_has_no_stream(folder, monkeypatch):
+    """Until then its requests have no end, and each of its parts may claim more."""
+    with LocalLeadership(folder / "term", REAL) as leadership:
+        driver = SchedulerDriver()
+        service = SchedulerService(
+            SchedulerConfig(),
+            leadership=leadership,
+            metrics=Metrics(CollectorRegistry()),
+            supervisor_address=f"unix:{folder}/supervisor.sock",
+            catalog_file=None,
+            surroundings=with_clock(driver.clock),
+        )
+        heard = []
+
+        def handle_slowly(event):
+            driver.clock.advance(1.0)
+            heard.append(event)
+
+        monkeypatch.setattr(service, "handle", handle_slowly)
+        running = ASKED | {"instance": "r0", "incarnation": "1"}
+        part = scheduler_pb2.ServeUp(live={"requests": [running], "more": True})
+        await serve(
+            service.gateways, scheduler_pb2.ServeUp(hello={"gateway": "g0", "live_follows": True}), *[part] * 30
+        )
+        assert len(heard) in (11, 12, 13), "its hello, ten parts, and its end"
+
+
 TO_SUPERVISOR = [
     supervisor_pb2.WatchUp(hello=HELLO_OF_WATCHED | {"live": [RUNNING]}),
     supervisor_pb2.WatchUp(hello=HELLO_OF_WATCHED | {"live": [PARKED]}),

@@ -12,11 +12,12 @@ from motet.api.v1 import scheduler_pb2, supervisor_pb2
 from motet.api.v1.common_pb2 import Welcome
 from motet.domain import InstanceName, RequestId, Tenant
 from motet.due_timer import DueTimer
-from motet.errors import Internal, MotetError, Overloaded
+from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
 from motet.event_record import Write, recorded
 from motet.leadership import Leadership
 from motet.levels import Levels
 from motet.rpc import REPLACED, EndStream, Link, Session, Sessions
+from motet.rpc.sessions import HELLO_SECONDS
 from motet.runner_info import Failure, RunnerIdentity
 from motet.surroundings import Surroundings
 from motet.terms import check_term
@@ -34,6 +35,9 @@ from motet_scheduler.policy.values import SchedulerConfig
 from motet_scheduler.welcomed_peers import WelcomedPeers
 
 log = structlog.get_logger(__name__)
+
+TELLING_SECONDS = HELLO_SECONDS
+"""A gateway may take this long to tell what runs: until then its requests have no end, and it has no other."""
 
 TICK_PAUSE_SECONDS = 0.02
 """Between two ticks at least: the resolution of deadlines and retries."""
@@ -84,6 +88,8 @@ class SchedulerService:
         self.catalog_revision = CatalogRevision(self.term, 0)
         self._take_changes: set[str] = set()
         """Gateways that need only the changes of a catalog."""
+        self._told_by: dict[str, float] = {}
+        """When gateways must have told what runs."""
         self._welcomed = WelcomedPeers()
         self.gateways: Sessions[str, scheduler_pb2.ServeUp, scheduler_pb2.ServeDown] = Sessions(
             hello=lambda up: up.hello.gateway if up.HasField("hello") else None,
@@ -178,8 +184,13 @@ class SchedulerService:
                 self._take_changes.add(gateway)
             else:
                 self._take_changes.discard(gateway)
+            self._told_by[gateway] = self._clock() + TELLING_SECONDS
             log.info("gateway_connected", gateway=gateway, live=len(up.hello.live))
             self.handle(conversion.gateway_connected(up.hello))
+        elif up.HasField("live") and self._clock() > self._told_by[gateway]:
+            raise EndStream(
+                InvalidRequest(f"tell all in `live` within {TELLING_SECONDS:g} s of the hello", param="live")
+            )
         elif (event := conversion.serve_event(gateway, up)) is not None:
             self.handle(event)
 
@@ -198,6 +209,7 @@ class SchedulerService:
     def _on_gateway_disconnected(self, session: Session[str, scheduler_pb2.ServeDown]) -> None:
         log.info("gateway_disconnected", gateway=session.peer)
         self._take_changes.discard(session.peer)
+        self._told_by.pop(session.peer, None)
         self.handle(events.GatewayDisconnected(session.peer))
 
     def _on_runner_message(
