@@ -6,8 +6,8 @@ import pytest
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects, events
-from motet_scheduler.policy.values import Promise
-from tests.scheduler.builders import entry, ready
+from motet_scheduler.policy.values import Promise, ScalingMode
+from tests.scheduler.builders import PIRATE, adapter, entry, pool, ready, resident
 
 
 def two_runners():
@@ -91,7 +91,7 @@ def test_a_request_is_no_larger_than_the_context_of_its_runner_whatever_a_peer_c
     driver.gateway("g1", *(driver.live(f"x{number}", pages=2**31) for number in range(3)))
     driver.report("r0", *(entry(f"x{number}", 2**31, charged_pages=2**31, parked=number == 2) for number in range(3)))
     assert driver.ledger() == {("x0", 1): 10, ("x1", 1): 10}
-    assert driver.scheduler.runners[InstanceName("r0")].pages_wanted == 30
+    assert driver.scheduler.runners[InstanceName("r0")].demand(0.0) == (3, 30)
 
 
 def test_no_gateway_says_that_more_was_delivered_than_was_asked_for():
@@ -168,3 +168,33 @@ def test_what_a_runner_denies_goes_on_elsewhere_and_is_cancelled_there_once_it_i
     driver.wait(3)  # it may have been in a report that was under way
     driver.report("r0", entry("a", 5))
     assert [(one.instance, one.epoch) for one in driver.of(effects.CancelAtRunner)] == [("r0", 1)]
+
+
+def test_a_pool_does_not_grow_by_requests_that_one_of_its_runners_invents():
+    driver = ready()
+    driver.state(pools=(pool(replicas=2, scaling=ScalingMode.BUILTIN, min_replicas=1, max_replicas=None),))
+    driver.attach("r0")
+    driver.attach("r1")
+    driver.enqueue("a")
+    ghosts = [entry(f"ghost{number}", 2**31, gateway=("nobody", "g0")[number % 2]) for number in range(100)]
+    ghosts += [entry("parked", 2**31, parked=True, gateway="nobody"), entry("a", 2**31)]
+    wanted = []
+    for second in range(60):
+        driver.report("r0", entry("a", 2), steps=second)
+        driver.report("r1", *ghosts, steps=second)
+        driver.wait(1)
+        wanted += [one.replicas for one in driver.of(effects.ReportDesiredReplicas)]
+    assert max(wanted) <= 4, "it doubled for what nobody had denied yet"
+    assert driver.scheduler.capacity.needed["default/demo"] == 1
+
+
+def test_a_runner_that_lists_a_request_for_an_adapter_does_not_keep_others_from_the_one_that_has_it():
+    driver = ready()
+    driver.state(adapter(max_replicas=1))
+    driver.attach("r1", resident=resident(PIRATE))
+    driver.certify(instance="r1")
+    driver.report("r1", resident=resident(PIRATE))
+    driver.attach("r0")
+    driver.report("r0", entry("ghost", 2**31, digest=PIRATE, gateway="nobody"))
+    driver.enqueue("a", digest=PIRATE, adapter="default/pirate")
+    assert driver.where("a") == "r1"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from motet.domain import Digest, InstanceName
+from motet.runner_info import Tier
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import AdapterSpec, GroupName
@@ -71,4 +72,6 @@ class AdapterLimits:
         if len(serving) < most:
             return None
         # There may be more: the limit was lowered, or a runner came back. The others keep it until they need its room.
-        return sorted(serving, key=lambda runner: runner.instance)[:most]
+        # Those that only list a request for it come last: they may have neither.
+        serving.sort(key=lambda runner: (runner.tier_of(request.digest) is not Tier.DEVICE, runner.instance))
+        return serving[:most]

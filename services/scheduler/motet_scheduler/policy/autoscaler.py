@@ -226,9 +226,11 @@ class Autoscaler:
                 sequences=sum(sequences) // len(sequences),
                 adapter_slots=capacity.adapter_slots,
             )
+        confirmed_by = self._state.now - self._state.config.report_patience
+        demands = [runner.demand(confirmed_by) for runner in runners]
         return PoolLoad(
-            requests=waiting.requests + sum(runner.sequences + len(runner.parked) for runner in runners),
-            pages=waiting.pages + sum(runner.pages_wanted for runner in runners),
+            requests=waiting.requests + sum(requests for requests, _ in demands),
+            pages=waiting.pages + sum(pages for _, pages in demands),
             waiting=waiting.requests,
             waited=waiting.waited,
             held=waiting.held,

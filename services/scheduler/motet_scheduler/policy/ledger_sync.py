@@ -55,14 +55,13 @@ def sync_ledger(
         listed.add(key)
         why_needless = ""
         request = requests.get(entry.request)
-        if request is not None:
-            if request.runs_on(runner.identity, entry.epoch):
-                unlisted.pop(key, None)
-            else:
-                why_needless = "it was placed again"
-        elif entry.gateway in gateways:
+        if request is not None and request.runs_on(runner.identity, entry.epoch):
+            unlisted.pop(key, None)
+        else:
             since = orphaned[key] = runner.orphaned.get(key, now)
-            if now - since >= config.unsubmitted_timeout:
+            if request is not None:
+                why_needless = "it was placed again"
+            elif entry.gateway in gateways and now - since >= config.unsubmitted_timeout:
                 why_needless = "its gateway does not know it"
         if why_needless:
             effects.append(CancelAtRunner(runner.instance, entry.request, entry.epoch, why_needless))

@@ -100,7 +100,7 @@ class Runner:
         self.entries: dict[PlacementKey, LedgerEntry] = {}
         self.parked: dict[RequestId, ParkedRequest] = {}
         self.orphaned: dict[PlacementKey, float] = {}
-        """Requests, running or parked, that reports list and their gateway does not know, and since which report."""
+        """Requests, running or parked, that only reports of this runner say it has, and since which report."""
         self.resident: Mapping[Digest, Tier] = {}
         """The adapters that it holds, as last reported."""
         self.adapters: set[Digest] = set()
@@ -164,10 +164,15 @@ class Runner:
     def sequences(self) -> int:
         return len(self.entries)
 
-    @property
-    def pages_wanted(self) -> int:
-        """Promised to the running requests, and wanted by the parked ones."""
-        return self.ledger.promised + sum(min(one.wanted.pages, self.max_pages) for one in self.parked.values())
+    def demand(self, before: float) -> tuple[int, int]:
+        """How many requests it has, and the pages that they want. Without those that it alone has named since `before`:
+        its pool would grow by what it invents."""
+        invented = {key for key, since in self.orphaned.items() if since < before}
+        parked = [one for name, one in self.parked.items() if (name, one.epoch) not in invented]
+        running, pages = self.sequences, self.ledger.promised
+        for key in invented & self.entries.keys():
+            running, pages = running - 1, pages - self.ledger.promise_of(key)
+        return running + len(parked), pages + sum(min(one.wanted.pages, self.max_pages) for one in parked)
 
     @property
     def empty(self) -> bool:
