@@ -24,6 +24,7 @@ def check_now(system: System) -> None:
         system.grant_checks.check(system.clients, system.schedulers, system.world.now)
     if (leader := system.leader) is not None:
         honest = {host: parts for host, parts in system.runners.items() if host not in system.lying}
+        _check_delivered(system, leader)
         system.waiting_checks.check(leader.scheduler, system.processes[system.leading_host], honest)
 
 
@@ -38,6 +39,21 @@ def _check_serving(system: System, service: SchedulerService) -> None:
         first = int(key.content_stamp) if key.content_stamp else 0
         digests = {digest_of(one.content) for one in changes if one.number >= first}
         assert adapter.serving.digest in digests, f"{name}: {adapter.serving.digest} was never at {key}"
+
+
+def _check_delivered(system: System, leader: SchedulerService) -> None:
+    """What a liar says about the answers of another runner counts for nothing: their tenants pay for them."""
+    liars = {fault.host for fault in system.plan.faults if fault.kind == "lies"}
+    for request in leader.scheduler.requests.values() if liars else ():
+        placed = request.placement
+        if placed is None or placed.epoch != 1 or placed.instance in liars:
+            continue  # a liar may have had it
+        runner = system.runners.get(placed.instance)
+        sequences = runner.engine.engine.planner.sequences if runner is not None else ()
+        for sequence in sequences:
+            if (sequence.request, sequence.new.epoch) == (request.id, 1):
+                most = sequence.output_tokens
+                assert request.delivered <= most, f"{request.id} has {most} tokens, and {request.delivered} are counted"
 
 
 def _check_hung(system: System) -> None:
