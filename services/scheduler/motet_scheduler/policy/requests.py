@@ -178,8 +178,8 @@ class Request:
         return self.placement is not None and self.placement.is_at(runner, epoch)
 
     def has_lost(self, runner: RunnerIdentity, epoch: int) -> bool:
-        """Whether it waits because it lost this placement."""
-        return self.waiting and self.lost is not None and self.lost.is_at(runner, epoch)
+        """Whether this is the placement that it lost last."""
+        return self.lost is not None and self.lost.is_at(runner, epoch)
 
     def note_delivered(self, tokens: int) -> None:
         """A peer says that it has this much of its answer: at most what it asked for, and what a context holds."""

@@ -133,13 +133,15 @@ class RunnerEvents:
         request, runner = self._state.requests.get(event.request), self._state.runners.get(event.instance)
         if request is None or runner is None:
             return
+        here = request.runs_on(runner.identity, event.epoch)
         # Its gateway, which is told too, may have said before that it lost this placement.
-        named = runner.identity, event.epoch
-        if not (request.runs_on(*named) or request.has_lost(*named)):
+        if not (here or request.has_lost(runner.identity, event.epoch)):
             return
-        self._state.note_event(request.id, Happening.DECLINED, event.instance, event.failure.message)
         never_here = event.failure.code == StructuredOutputUnavailable.mapping.code
         nowhere = never_here and self._lifecycle.avoid_for_good(request, event.instance)
+        if not (here or request.waiting):
+            return
+        self._state.note_event(request.id, Happening.DECLINED, event.instance, event.failure.message)
         self._lifecycle.avoid(request, event.instance)
         if nowhere or _is_final(event.failure):
             request.final_failure = event.failure
