@@ -3,14 +3,27 @@
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from motet.errors import InvalidRequest, Overloaded
 from motet.grammars.grammar import Grammar, GrammarForm
-from motet_gateway.grammars import trials
+from motet_gateway.grammars.trial_processes import MAX_PROCESSES, TrialModel, TrialProcesses
 from motet_gateway.grammars.trials import MAX_WAITING, GrammarTrials
+from testbed.tree import ROOT
 from tests.gateway.conftest import Served
+
+FOLDER = ROOT / "cli" / "motet_cli" / "bundled" / "model"
+MODEL = TrialModel(FOLDER / "tokenizer.json", 4096, (0,))
+
+
+@pytest.fixture
+async def tried() -> AsyncIterator[GrammarTrials]:
+    found = GrammarTrials()
+    yield found
+    await found.close()
 
 
 def schema(content: object) -> Grammar:
@@ -31,46 +44,92 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-async def test_what_takes_too_much_is_refused(kind: str) -> None:
+async def test_what_takes_too_much_is_refused(kind: str, tried: GrammarTrials) -> None:
     grammar, says = HOSTILE[kind]
-    tried = GrammarTrials()
-    for _ in range(2):
+    for tenant in ("a", "b"):
         with pytest.raises(InvalidRequest, match=says):
-            await tried.check(grammar, "t")
+            await tried.check(grammar, tenant, MODEL)
+    await tried.check(schema({"type": "integer"}), "a", MODEL)
 
 
-async def test_a_grammar_is_tried_once_for_each_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+def optional(count: int) -> Grammar:
+    properties = {f"property{n}": {"type": "string"} for n in range(count)}
+    return schema({"type": "object", "properties": properties, "additionalProperties": False})
+
+
+async def test_what_fails_at_the_first_masks_of_the_models_tokens_is_refused(tried: GrammarTrials) -> None:
+    """Mutations: a trial makes masks for bytes, or only the first one."""
+    many = Grammar(GrammarForm.REGEX, "(a|b|ab|ba)*" * 40)
+    for grammar in (many, optional(500)):
+        with pytest.raises(InvalidRequest, match="too many possibilities"):
+            await tried.check(grammar, "t", MODEL)
+    await tried.check(optional(100), "t", MODEL)
+    await tried.check(many, "t", TrialModel(FOLDER / "none.json", 4096, (0,)))  # for bytes
+
+
+async def test_a_tokenizer_is_read_once_and_few_are_kept(tmp_path: Path) -> None:
+    processes = TrialProcesses()
+    models = [TrialModel(tmp_path / str(n), 4096, (0,)) for n in range(MAX_PROCESSES + 1)]
+    for model in models:
+        assert not await processes.tried(schema({}), model)
+    kept = list(processes._processes.values())  # noqa: SLF001
+    assert len(kept) == MAX_PROCESSES
+    assert not await processes.tried(schema({"type": "null"}), models[-1])
+    assert list(processes._processes.values()) == kept  # noqa: SLF001
+    await processes.close()
+    assert all(process.returncode is not None for process in kept)
+
+
+async def test_a_process_that_died_starts_again(tried: GrammarTrials) -> None:
+    await tried.check(schema({}), "t", MODEL)
+    (process,) = tried._processes._processes.values()  # noqa: SLF001
+    process.kill()
+    await process.wait()
+    with pytest.raises(Overloaded):
+        await tried.check(schema({"title": "1"}), "t", MODEL)
+    await tried.check(schema({"title": "1"}), "t", MODEL)
+
+
+async def test_a_client_that_hangs_up_leaves_the_trial_to_its_end(tried: GrammarTrials) -> None:
+    hung_up = asyncio.create_task(tried.check(schema({"title": "1"}), "t", MODEL))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    hung_up.cancel()
+    await tried.check(schema({"title": "2"}), "t", MODEL)
+    assert len(tried._processes._processes) == 1  # noqa: SLF001
+
+
+async def test_a_grammar_is_tried_once_for_each_tenant(tried: GrammarTrials, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    async def counted(grammar: Grammar) -> str:
+    async def counted(_: TrialProcesses, grammar: Grammar, _model: TrialModel) -> str:
         asked.append(grammar)
         await asyncio.sleep(0)
         return ""
 
-    monkeypatch.setattr(trials, "_try", counted)
-    tried, one = GrammarTrials(), schema({"type": "object"})
-    await asyncio.gather(*(tried.check(one, tenant) for tenant in ("a", "b", "a")))
-    await tried.check(one, "a")
+    monkeypatch.setattr(TrialProcesses, "tried", counted)
+    one = schema({"type": "object"})
+    await asyncio.gather(*(tried.check(one, tenant, MODEL) for tenant in ("a", "b", "a")))
+    await tried.check(one, "a", MODEL)
     assert len(asked) == 2
 
 
-async def test_one_tenant_has_few_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_tenant_has_few_that_wait(tried: GrammarTrials, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = asyncio.Event()
 
-    async def waits(_: Grammar) -> str:
+    async def waits(*_: object) -> str:
         await goes_on.wait()
         return ""
 
-    monkeypatch.setattr(trials, "_try", waits)
-    tried = GrammarTrials()
-    waiting = [asyncio.create_task(tried.check(schema({"title": str(n)}), "a")) for n in range(MAX_WAITING)]
+    monkeypatch.setattr(TrialProcesses, "tried", waits)
+    waiting = [asyncio.create_task(tried.check(schema({"title": str(n)}), "a", MODEL)) for n in range(MAX_WAITING)]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
-        await tried.check(schema({"title": "one more"}), "a")
-    other = asyncio.create_task(tried.check(schema({}), "b"))
+        await tried.check(schema({"title": "one more"}), "a", MODEL)
+    other = asyncio.create_task(tried.check(schema({}), "b", MODEL))
     goes_on.set()
     await asyncio.gather(*waiting, other)
-    await tried.check(schema({"title": "one more"}), "a")
+    await tried.check(schema({"title": "one more"}), "a", MODEL)
 
 
 async def test_a_refusal_names_the_field_and_the_keyword(served: Served) -> None:

@@ -9,10 +9,14 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 
 
-def confine(memory_bytes: int) -> None:
-    """`memory_bytes`: more than the process has now."""
+def end_with_parent() -> None:
     with contextlib.suppress(AttributeError):  # only on Linux; elsewhere the process ends with the socket
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def confine(memory_bytes: int) -> None:
+    """`memory_bytes`: more than the process has now."""
+    end_with_parent()
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + memory_bytes

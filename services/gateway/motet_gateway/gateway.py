@@ -131,6 +131,7 @@ class Gateway:
         finally:
             self.encoder.close()
             await self.renderer.close()
+            await self.grammars.close()
             await self.assets.close()
 
     async def drain(self) -> None:

@@ -1,4 +1,4 @@
-"""Compiles grammars with llguidance: for a model's tokens in an engine, and for bytes in a trial.
+"""Compiles grammars with llguidance: for a model's tokens in an engine, also in a trial.
 
 A client writes its grammar, and llguidance bounds neither the time nor the memory that it takes to compile one. So the
 gateway tries each one first, in a process that may be killed (`motet_gateway.grammars`). What a mask may cost is
@@ -23,6 +23,8 @@ white space to an answer must come to an end."""
 MAX_EXACT = 1 << 53
 """llguidance computes with numbers as JavaScript does: beyond it they are rounded."""
 MAX_MESSAGE = 300
+TRIED_MASKS = 8
+"""An object's first names come after two tokens."""
 
 _EXCERPT = re.compile(r"^ *\d+ \||<backtrace>|<non-verbose/>", re.MULTILINE)
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
@@ -102,13 +104,22 @@ class Grammars:
             raise impossible("the answer that the client has so far does not follow it")
         return GrammarMask(matcher, self._eos, len(delivered))
 
-
-def try_grammar(grammar: Grammar) -> None:
-    """Compile it for bytes, and make its first mask. Raises InvalidRequest."""
-    matcher = _matcher(LLTokenizer("byte"), grammar)
-    matcher.compute_bitmask()
-    if matcher.is_error():
-        raise impossible(_short(matcher.get_error()))
+    def try_grammar(self, grammar: Grammar) -> None:
+        """Compile it, and make masks along one of the shortest answers, as an engine would. Raises InvalidRequest."""
+        matcher = _matcher(self._tokenizer or LLTokenizer("byte"), grammar)
+        for _ in range(TRIED_MASKS):
+            bits = int.from_bytes(matcher.compute_bitmask(), "little")
+            lowest = (bits & -bits).bit_length() - 1  # mostly a single character
+            ended = matcher.is_stopped() or matcher.is_accepting() or not bits
+            if not ended and not matcher.is_error():
+                ended = not matcher.try_consume_tokens([lowest])
+            if matcher.is_error():
+                raise impossible(
+                    "one of its first steps has too many possibilities, such as the names of an object with hundreds "
+                    f"of optional properties ({matcher.stop_reason()})"
+                )
+            if ended:
+                return
 
 
 def _matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:

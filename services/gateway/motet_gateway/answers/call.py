@@ -26,6 +26,7 @@ from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import Target
 from motet_gateway.choice_record import ChoiceRecord
 from motet_gateway.estimator import longest
+from motet_gateway.grammars.trial_processes import TrialModel
 from motet_gateway.histories import ChoiceHistory
 from motet_gateway.identity.caller import Caller
 from motet_gateway.live_choice import GenerationRequest
@@ -170,7 +171,9 @@ class Call:
         if self.body.prompt_comes_back:
             await self._echo(text, wait)
         if self.body.grammar_asked is not None:
-            await self._try_grammar(*self.body.grammar_asked, wait)
+            await self._try_grammar(
+                *self.body.grammar_asked, self.gateway.assets.get(target.group.asset_digest) or text, wait
+            )
         await self._start(target, self.form, text, limits)
 
     def begin_again(self) -> bool:
@@ -228,12 +231,13 @@ class Call:
         echo = partial(echoed_prompts, body, self.prompts, text, writer=writer)
         self.echoes = await self._finished(self.gateway.encoder.run(self.prompt_tokens, echo), wait)
 
-    async def _try_grammar(self, field: str, grammar: Grammar, wait: Wait) -> None:
+    async def _try_grammar(self, field: str, grammar: Grammar, text: ModelTokenizer, wait: Wait) -> None:
         size = len(grammar.text) * len(self.prompts) * self.body.choices  # each choice is sent with its own copy
         self._take(size - self._grammar_bytes)
         self._grammar_bytes = size
         try:
-            await self._finished(self.gateway.grammars.check(grammar, self.caller.tenant), wait)
+            model = TrialModel(text.file, text.vocabulary, tuple(sorted(text.eos_ids)))
+            await self._finished(self.gateway.grammars.check(grammar, self.caller.tenant, model), wait)
         except InvalidRequest as error:
             raise InvalidRequest(f"{field}: {error.message}", param=field) from None
 

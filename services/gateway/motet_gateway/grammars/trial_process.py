@@ -1,38 +1,67 @@
-"""`python -m motet_gateway.grammars.trial_process CPU_SECONDS MEMORY_BYTES`: compiles the grammar that comes on stdin.
+"""`python -m motet_gateway.grammars.trial_process TOKENIZER VOCABULARY EOS CPU_SECONDS MEMORY_BYTES`
 
-It says on stdout why it cannot be served; nothing if it can. A grammar may take endless time or memory, and end the
-process that compiles it by too deep a recursion. So the kernel limits this one, and here the stack is smaller than in
-an engine.
+Tries grammars with a model's tokenizer: each that comes on stdin, in a fork of this process, which has made what a
+tokenizer needs in a second or more. A grammar may take endless time or memory, and end the process that compiles it by
+too deep a recursion. So the kernel limits each fork, and there the stack is smaller than in an engine.
+
+On stdin: the length of form and text, then these. On stdout: the fork's exit status and the length of why the grammar
+cannot be served, then that; nothing if it can.
 """
 
+import os
 import signal
+import struct
 import sys
 import threading
+from pathlib import Path
+from typing import NoReturn
 
 from motet.errors import MotetError
-from motet.grammars.compiler import try_grammar
+from motet.grammars.compiler import Grammars
 from motet.grammars.grammar import Grammar, GrammarForm
-from motet_gateway.confined import confine
+from motet_gateway.confined import confine, end_with_parent
 
+ASKED = struct.Struct("!I")
+SAID = struct.Struct("!iI")
 STACK_BYTES = 2 << 20
+MAX_SAID = 4096
 
 
 def main() -> None:
-    cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
-    form, _, text = sys.stdin.buffer.read().decode().partition("\n")
+    end_with_parent()
+    file, vocabulary, eos, cpu_seconds, memory_bytes = sys.argv[1:]
+    grammars = Grammars(Path(file), int(vocabulary), [int(one) for one in eos.split(",") if one])
+    asked, answers = sys.stdin.buffer, sys.stdout.buffer
+    while header := asked.read(ASKED.size):
+        form, _, text = asked.read(*ASKED.unpack(header)).decode().partition("\n")
+        reads, writes = os.pipe()
+        if (child := os.fork()) == 0:
+            os.close(reads)
+            _try(grammars, Grammar(GrammarForm(form), text), writes, float(cpu_seconds), int(memory_bytes))
+        os.close(writes)
+        with os.fdopen(reads, "rb") as pipe:
+            said = pipe.read(MAX_SAID)
+        _, status = os.waitpid(child, 0)
+        answers.write(SAID.pack(os.waitstatus_to_exitcode(status), len(said)) + said)
+        answers.flush()
+
+
+def _try(grammars: Grammars, grammar: Grammar, writes: int, cpu_seconds: float, memory_bytes: int) -> NoReturn:
+    def tried() -> None:
+        try:
+            grammars.try_grammar(grammar)
+        except MotetError as error:
+            os.write(writes, error.message.encode()[:MAX_SAID])
+        ended.append(True)
+
+    ended: list[bool] = []
     threading.stack_size(STACK_BYTES)
     confine(memory_bytes)
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-    thread = threading.Thread(target=_try, args=(Grammar(GrammarForm(form), text),))
+    thread = threading.Thread(target=tried)
     thread.start()
     thread.join()
-
-
-def _try(grammar: Grammar) -> None:
-    try:
-        try_grammar(grammar)
-    except MotetError as error:
-        sys.stdout.write(error.message)
+    os._exit(0 if ended else 1)
 
 
 if __name__ == "__main__":

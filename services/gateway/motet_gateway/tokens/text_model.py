@@ -57,6 +57,8 @@ class ModelTokenizer:
     eos_ids: frozenset[int] = frozenset()
     defaults: dict[str, Any] = field(default_factory=dict)
     """Of sampling, from generation_config.json. The client's values override them."""
+    file: Path = Path()
+    """The tokenizer's"""
     token_bytes: TokenBytes = field(init=False, repr=False, compare=False)
     bytes_per_token: int | None = field(init=False, repr=False, compare=False)
     """The most bytes of a text that one token stands for; None: no bound is known."""
@@ -94,6 +96,7 @@ class ModelTokenizer:
             fields.context_length,
             fields.eos_ids,
             fields.sampling,
+            folder / "tokenizer.json",
         )
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: Keep = KEEP_ALL) -> "list[array[int]]":
