@@ -61,6 +61,7 @@ async def test_a_new_scheduler_is_sent_live_requests_and_the_highest_term(folder
     ):
         await gateway.submit("a", max_tokens=2000, term=7)
         await until(lambda: gateway.tokens.get(("a", 1)))
+        runner.service.accepted.accepts_term(7)
         for _ in range(2):
             async with scheduler_at(address) as scheduler:
                 (hello,) = await until(lambda s=scheduler: s.of("hello"))
@@ -562,6 +563,7 @@ async def test_the_supervisors_orders_of_a_past_term_are_ignored(folder):
         gateway_to(runner.address) as gateway,
     ):
         await until(lambda: supervisor.of("memory"))
+        runner.service.accepted.accepts_term(7)
         await gateway.submit("a", max_tokens=2000, pages=126, term=7)
         await until(lambda: gateway.tokens.get(("a", 1)))
         order = {"request": "a", "epoch": 1, "promise": {"pages": 126}, "doubled": {"pages": 130}}

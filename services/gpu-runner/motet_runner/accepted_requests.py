@@ -7,6 +7,7 @@ belongs to. An entry begins before the engine has the request, and ends after th
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.domain import Digest, RequestId
@@ -17,6 +18,14 @@ from motet_runner.interface import EngineReport, State
 
 MAX_EPOCHS_REMEMBERED = 8192
 """The number of requests whose last epoch is remembered. A late submit of an earlier epoch is declined."""
+
+
+class Latest(NamedTuple):
+    """What is known of a request's last placement, also before it comes and after it has ended."""
+
+    epoch: int = 0
+    gateway: str = ""
+    """Whose request it is, as the scheduler has announced. Empty: it has not, or is of an earlier version."""
 
 
 @dataclass(slots=True)
@@ -43,7 +52,7 @@ class AcceptedRequests:
     def __init__(self) -> None:
         self.highest_term = 0
         self._placements: dict[RequestId, AcceptedRequest] = {}
-        self._epochs: OrderedDict[RequestId, int] = OrderedDict()
+        self._latest: OrderedDict[RequestId, Latest] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._placements)
@@ -61,7 +70,8 @@ class AcceptedRequests:
     # ------------------------------------------------------------------------------------------------ terms and epochs
 
     def accepts_term(self, term: int, *, greeting: bool = False) -> bool:
-        """False for an order of a scheduler that no longer leads. A higher term is remembered.
+        """False for an order of a scheduler that no longer leads. A higher term is remembered. Only for what schedulers
+        send themselves: with a false term, a gateway would make this runner ignore all of them.
 
         Raises InvalidRequest for a term that can't be right.
         """
@@ -75,24 +85,45 @@ class AcceptedRequests:
         """True if an order of this term comes from a scheduler that no longer leads. No scheduler has the term 0."""
         return 0 < term < self.highest_term
 
-    def expect(self, request: str, epoch: int) -> None:
-        """A placement was announced: the request's earlier placements are out of date."""
+    def expect(self, request: str, epoch: int, gateway: str = "") -> None:
+        """A placement was announced: the request's earlier placements are out of date. The scheduler says whose request
+        it is. What another gateway has submitted under its id does not count then."""
         key = RequestId(request)
-        self._epochs[key] = max(epoch, self._epochs.get(key, 0))
-        self._epochs.move_to_end(key)
-        while len(self._epochs) > MAX_EPOCHS_REMEMBERED:
-            self._epochs.popitem(last=False)
+        before = self._latest.pop(key, Latest())
+        if gateway and gateway != before.gateway:
+            before = Latest()
+        self._latest[key] = Latest(max(epoch, before.epoch), gateway or before.gateway)
+        while len(self._latest) > MAX_EPOCHS_REMEMBERED:
+            self._latest.popitem(last=False)
+
+    def is_anothers(self, request: str, gateway: str) -> bool:
+        """Whether another gateway has this request: the scheduler has announced so, or that one's is here.
+
+        A gateway that has lost a stream may speak of its requests on its next one.
+        """
+        latest, placement = self._latest.get(RequestId(request), Latest()), self.get(request)
+        owner = latest.gateway or (placement.gateway if placement is not None else "")
+        return owner not in ("", gateway)
+
+    def check_owner(self, request: str, gateway: str) -> None:
+        """Raises Declined if another gateway has this request."""
+        if self.is_anothers(request, gateway):
+            raise Declined(f"The request {request} belongs to another gateway.")
 
     def check(self, submit: runner_pb2.Submit) -> None:
         """Raises Declined for a placement that a later term or epoch has replaced. Raises InvalidRequest for impossible
-        numbers: with these, no scheduler or supervisor would read a report."""
+        numbers: with these, no scheduler or supervisor would read a report.
+
+        A higher term is no reason to wait: a gateway may hear from a new leader before this runner does.
+        """
         check_epoch(submit.epoch, submit.request)
-        if not self.accepts_term(submit.term):
+        check_leaders_term(submit.term, self.highest_term, "a gateway")
+        if submit.term < self.highest_term:
             raise Declined(f"The term {submit.term} is over. A scheduler leads in term {self.highest_term}.")
-        latest = self._epochs.get(RequestId(submit.request), 0)
-        if submit.epoch < latest:
+        latest = self._latest.get(RequestId(submit.request), Latest())
+        if submit.epoch < latest.epoch:
             raise Declined(
-                f"The request {submit.request} was placed again as epoch {latest}. This is epoch {submit.epoch}."
+                f"The request {submit.request} was placed again as epoch {latest.epoch}. This is epoch {submit.epoch}."
             )
 
     # ---------------------------------------------------------------------------------------------------------- entries

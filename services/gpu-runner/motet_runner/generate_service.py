@@ -121,13 +121,14 @@ class GenerateService:
             case "submit":
                 self._submit(session.peer, up.submit)
             case "cancel":
+                self._accepted.check_owner(up.cancel.request, session.peer.gateway)
                 self.cancel(up.cancel.request, up.cancel.epoch)
             case _:
                 pass  # a message of a later version
 
     def _on_failure(self, session: GatewaySession, up: runner_pb2.GenerateUp, error: MotetError) -> None:
         if up.HasField("submit"):
-            self._decline(session.peer.number, up.submit.request, up.submit.epoch, up.submit.term, error)
+            self._refuse(session.peer.number, up.submit.request, up.submit.epoch, up.submit.term, error)
 
     def _on_gateway_disconnected(self, session: GatewaySession) -> None:
         """A gateway's stream has ended. In the grace period it may submit its requests again on another stream."""
@@ -149,17 +150,17 @@ class GenerateService:
         try:
             if self.refusal_reason:
                 raise Declined(self.refusal_reason)
+            self._accepted.check_owner(submit.request, stream.gateway)
             self._accepted.check(submit)
             sequence = sequence_of(submit, base_digest=self._base_digest)
         except MotetError as error:  # also an impossible term: the gateway's other requests may have a possible term
-            self._decline(stream.number, submit.request, submit.epoch, submit.term, error)
+            self._refuse(stream.number, submit.request, submit.epoch, submit.term, error)
             return
         old = self._accepted.get(submit.request)
         if old is not None:
             # A gateway that submits the request on another stream has lost the first stream, even if this runner does
             # not know that yet.
-            again = old.stream == stream.number or old.gateway != stream.gateway
-            if old.epoch == submit.epoch and old.stream in self.streams and again:
+            if (old.epoch, old.stream) == (submit.epoch, stream.number):
                 log.warning("duplicate_submit", request=submit.request, epoch=submit.epoch)
                 return
             self.cancel(old.request, old.epoch)
@@ -218,7 +219,7 @@ class GenerateService:
         except Exception as error:  # no other code sees this task's errors
             failure = known_error(error, request=placement.request)
         self._close(placement.request, placement.epoch, placement.stream)
-        self._decline(placement.stream, placement.request, placement.epoch, placement.term, failure)
+        self._decline(placement, failure)
 
     def cancel(self, request: str, epoch: int) -> None:
         """End a request on this runner, if the accepted placement has this epoch."""
@@ -240,12 +241,18 @@ class GenerateService:
         )
         self.streams.send(placement.stream, runner_pb2.GenerateDown(step=step))
 
-    def _decline(self, stream: int, request: str, epoch: int, term: int, error: MotetError) -> None:
+    def _decline(self, placement: AcceptedRequest, error: MotetError) -> None:
+        """A placement that was accepted cannot stay. The scheduler hears that, too."""
+        request, epoch = placement.request, placement.epoch
+        self._refuse(placement.stream, request, epoch, placement.term, error)
+        if not self._accepted.is_anothers(request, placement.gateway):
+            self._declined(scheduler_pb2.RunnerDeclined(request=request, epoch=epoch, failure=error.to_proto()))
+
+    def _refuse(self, stream: int, request: str, epoch: int, term: int, error: MotetError) -> None:
+        """Only the gateway hears why its Submit does not count: its request need not be the one that it names."""
         self._metrics.declines.labels(error.code).inc()
-        failure = error.to_proto()
-        declined = runner_pb2.SubmitDeclined(request=request, epoch=epoch, failure=failure, term=term)
+        declined = runner_pb2.SubmitDeclined(request=request, epoch=epoch, failure=error.to_proto(), term=term)
         self.streams.send(stream, runner_pb2.GenerateDown(declined=declined))
-        self._declined(scheduler_pb2.RunnerDeclined(request=request, epoch=epoch, failure=failure))
 
     def _close(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
         placement = self._accepted.remove(request, epoch, stream)
@@ -261,7 +268,7 @@ class GenerateService:
         for refused in batch.refused:
             placement = self._close(refused.request, refused.epoch, refused.stream)
             if placement is not None:  # else the request was submitted again, and that submit has its own answer
-                self._decline(refused.stream, refused.request, refused.epoch, placement.term, refused.error)
+                self._decline(placement, refused.error)
         for ended in batch.ended:
             self._metrics.requests.labels(ended.finish.value).inc()
             self._close(ended.request, ended.epoch, ended.stream)
@@ -269,8 +276,7 @@ class GenerateService:
             lost = self._close(one.request, one.epoch, one.stream)
             if lost is not None:  # else the request's end was sent before the engine got the cancel
                 log.error("request_lost", request=one.request, epoch=one.epoch)
-                never = Declined(f"The request {one.request} never reached the engine.")
-                self._decline(one.stream, one.request, one.epoch, lost.term, never)
+                self._decline(lost, Declined(f"The request {one.request} never reached the engine."))
         if batch.generated:
             self._metrics.vllm_generation_tokens.labels(self._model).inc(batch.generated)
         for seconds in batch.cancel_seconds:

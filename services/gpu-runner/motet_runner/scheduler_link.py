@@ -164,7 +164,7 @@ class SchedulerLink:
                 self._requests.asked_to_drain = False
                 self.welcomed = True
             case "expect":
-                self._accepted.expect(order.request, order.epoch)
+                self._accepted.expect(order.request, order.epoch, order.gateway)
                 if order.adapter_digest != BASE:
                     self._adapters.expect(Digest(order.adapter_digest), EXPECT_SECONDS * self._scale)
             case "ensure":

@@ -447,6 +447,7 @@ def runner_message(effect: effects.RunnerEffect, term: int) -> scheduler_pb2.Att
                     epoch=effect.epoch,
                     promise=write_promise(effect.promise),
                     adapter_digest=effect.digest,
+                    gateway=effect.gateway,
                 )
             )
         case effects.EnsureAdapter():

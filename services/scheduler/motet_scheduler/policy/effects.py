@@ -84,6 +84,7 @@ class ExpectRequest:
     epoch: int
     promise: Promise
     digest: Digest
+    gateway: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,7 +175,9 @@ class Placer:
         self._lifecycle.placed(request.id, request.epoch)
         runner.record_promise((request.id, request.epoch), promise.pages, request.digest, self._state.now)
         self._state.queue(request.group).rooms.changed(runner)
-        self._state.emit(effects.ExpectRequest(runner.instance, request.id, request.epoch, promise, request.digest))
+        self._state.emit(
+            effects.ExpectRequest(runner.instance, request.id, request.epoch, promise, request.digest, request.gateway)
+        )
         self._state.emit(
             effects.SendPlaced(
                 gateway=request.gateway,

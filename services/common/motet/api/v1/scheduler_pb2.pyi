@@ -1600,11 +1600,14 @@ class Expect(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     PROMISE_FIELD_NUMBER: _builtins.int
     ADAPTER_DIGEST_FIELD_NUMBER: _builtins.int
+    GATEWAY_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
     adapter_digest: _builtins.str
     """prefetch it"""
+    gateway: _builtins.str
+    """whose request it is: the runner refuses what another gateway says of it"""
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     def __init__(
@@ -1615,10 +1618,11 @@ class Expect(_message.Message):
         epoch: _builtins.int = ...,
         promise: _common_pb2.Promise | None = ...,
         adapter_digest: _builtins.str = ...,
+        gateway: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["promise", b"promise"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "epoch", b"epoch", "promise", b"promise", "request", b"request", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_digest", b"adapter_digest", "epoch", b"epoch", "gateway", b"gateway", "promise", b"promise", "request", b"request", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
