@@ -38,8 +38,32 @@ async def test_a_runner_cannot_speak_for_another_one(lie: str) -> None:
             await speak_for_another(system, dispatcher, lie)
 
 
+@pytest.mark.parametrize("lie", lies())
+async def test_while_a_request_waits_no_runner_speaks_for_it(lie: str) -> None:
+    with short_folder() as folder:
+        async with in_process_system(folder) as system, dispatcher_of(system) as dispatcher:
+            runner = await system.runner("r0", SlowEngines(pages=8))
+            first = ask(dispatcher, "first", PROMPT, max_tokens=100)
+            await until(lambda: first.tokens)
+            client = ask(dispatcher, "a", PROMPT, max_tokens=100)
+            live = dispatcher.choices["a"]
+            heard_at, told = live.heard_at, client.told
+            for epoch in (0, 1):  # 0 is that of a request that was never placed, and of a message that names none
+                dispatcher.from_runner(runner.address, runner_pb2.GenerateDown(**about(lies()[lie], epoch)))
+            assert (client.tokens, client.told, live.heard_at) == ([], told, heard_at)
+            assert (live.record.parks, live.generation.alone) == (0, False)
+
+
+def about(message: dict[str, Any], epoch: int) -> dict[str, Any]:
+    """The lie, of this epoch."""
+    if "declined" in message:
+        return {"declined": message["declined"] | {"epoch": epoch}}
+    return {"step": {kind: [one | {"epoch": epoch} for one in said] for kind, said in message["step"].items()}}
+
+
 async def speak_for_another(system: InProcessSystem, dispatcher: Dispatcher, lie: str) -> None:
-    await system.runner("r0", SlowEngines())
+    engines = SlowEngines()
+    await system.runner("r0", engines)
     client = ask(dispatcher, "a", PROMPT, max_tokens=TOKENS)
     await until(lambda: client.tokens)
     live = dispatcher.choices["a"]
@@ -48,5 +72,6 @@ async def speak_for_another(system: InProcessSystem, dispatcher: Dispatcher, lie
         sequence.setdefault("index", len(live.generation.delivered))
     dispatcher.from_runner("another address", runner_pb2.GenerateDown(**message))
     assert not live.generation.alone
+    engines.hurry()
     assert await client.over() is EndReason.LENGTH
     assert (client.tokens, client.placed_times) == (tokens_of(PROMPT, SEED, TOKENS), 1)

@@ -22,6 +22,7 @@ from motet_gateway.catalog import Catalog
 from motet_gateway.dispatcher import Dispatcher
 from motet_gateway.generation import EndReason
 from motet_operator.sync import SchedulerSync
+from motet_simulator.fake_engine import SlowEngines
 from tests.operator.test_sync import catalog
 from tests.runner_service.fake_peers import gateway_to
 from tests.support.in_process_runner import write_adapter
@@ -277,8 +278,9 @@ async def test_an_enqueue_that_fails_is_refused_and_the_others_run(folder):
 
 @pytest.mark.parametrize("method", ["placed", "deliver", "waiting"])
 async def test_an_answer_that_fails_on_its_tokens_ends_alone(folder, method):
+    engines = SlowEngines()
     async with in_process_system(folder) as system:
-        await system.runner("r0")
+        runner = await system.runner("r0", engines)
         async with dispatcher_of(system) as dispatcher:
             bad, good = (ask(dispatcher, name, (1, 2, 3), max_tokens=50) for name in ("bad", "good"))
 
@@ -287,9 +289,11 @@ async def test_an_answer_that_fails_on_its_tokens_ends_alone(folder, method):
 
             setattr(bad, method, fails)
             if method == "waiting":
+                await until(lambda: bad.tokens)
                 step = runner_pb2.Step()
-                step.progress.add(request="bad", state=common_pb2.SEQUENCE_STATE_PARKED)
-                dispatcher.from_runner("anywhere", runner_pb2.GenerateDown(step=step))
+                step.progress.add(request="bad", epoch=1, state=common_pb2.SEQUENCE_STATE_PARKED)
+                dispatcher.from_runner(runner.address, runner_pb2.GenerateDown(step=step))
+            engines.hurry()
             end = await bad.over()
             assert isinstance(end, Internal)
             assert await good.over() is EndReason.LENGTH

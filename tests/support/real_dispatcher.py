@@ -29,12 +29,14 @@ class Client:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.placed_times = 0
+        self.told = ""
         self._ended: asyncio.Future[EndReason | MotetError] = asyncio.get_running_loop().create_future()
 
     def placed(self) -> None:
         self.placed_times += 1
 
-    def waiting(self, for_what: str) -> None: ...
+    def waiting(self, for_what: str) -> None:
+        self.told = for_what
 
     def score(self, logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None: ...
 

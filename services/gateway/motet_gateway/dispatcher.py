@@ -284,7 +284,7 @@ class Dispatcher:
                 for sequence in message.step.sequences:
                     if (live := self.choices.get(sequence.request)) is None:
                         self._metrics.dropped.labels("ended").inc()
-                    elif not self._is_another_runners(live, sequence.epoch, address):
+                    elif self._is_from_its_runner(live, sequence.epoch, address):
                         live.heard_at = now
                         with self._failing_alone(live):
                             self._carry_out(live, live.generation.step(sequence))
@@ -293,7 +293,7 @@ class Dispatcher:
             case "declined":
                 declined = message.declined
                 live = self.choices.get(declined.request)
-                if live is None or self._is_another_runners(live, declined.epoch, address):
+                if live is None or not self._is_from_its_runner(live, declined.epoch, address):
                     return
                 placed = live.generation.placement
                 if placed is not None and 0 < declined.term < placed.term:
@@ -308,25 +308,25 @@ class Dispatcher:
             case unknown:
                 log.debug("message_unknown", sender="runner", kind=unknown)
 
-    def _is_another_runners(self, live: LiveChoice, epoch: int, address: str) -> bool:
-        """Whether it is placed under this epoch, but not on the runner that says so: that one can say nothing of it."""
+    def _is_from_its_runner(self, live: LiveChoice, epoch: int, address: str) -> bool:
+        """Whether it is placed there under this epoch. Nobody else can say anything of it, also while it waits."""
         placed = live.generation.placement
-        if placed is None or placed.address == address or placed.epoch != epoch:
-            return False
-        self._metrics.dropped.labels("other runner").inc()
-        return True
+        if placed is not None and placed.epoch == epoch and placed.address == address:
+            return True
+        current = placed is not None and placed.epoch == epoch
+        self._metrics.dropped.labels("other runner" if current else "stale epoch").inc()
+        return False
 
     def _progress(self, progress: runner_pb2.SequenceProgress, address: str) -> None:
         live = self.choices.get(progress.request)
-        if live is None or self._is_another_runners(live, progress.epoch, address):
+        if live is None or not self._is_from_its_runner(live, progress.epoch, address):
             return
-        if live.generation.epoch == progress.epoch:
-            live.generation.alone = progress.alone
-            live.record.progressed(progress, live.order.adapter, self._clock())
-            if live.pause is not None and (part := _PARTS.get(progress.state)) is not None:
-                live.pause.enter(part, self._clock())
-            with self._failing_alone(live):
-                live.sink.waiting(choice_messages.waiting_for(progress, live.order))
+        live.generation.alone = progress.alone
+        live.record.progressed(progress, live.order.adapter, self._clock())
+        if live.pause is not None and (part := _PARTS.get(progress.state)) is not None:
+            live.pause.enter(part, self._clock())
+        with self._failing_alone(live):
+            live.sink.waiting(choice_messages.waiting_for(progress, live.order))
 
     def _runner_is(self, address: str, incarnation: str) -> None:
         """If another process listens at the address now, requests placed on the old one are lost."""
