@@ -52,14 +52,14 @@ class Client:
 
 
 @asynccontextmanager
-async def dispatcher_of(system: InProcessSystem) -> AsyncIterator[Dispatcher]:
+async def dispatcher_of(system: InProcessSystem, *, connect_seconds: float = PATIENCE_S) -> AsyncIterator[Dispatcher]:
     dispatcher = Dispatcher(
         "g-real",
         system.control.scheduler_address,
         CurrentCatalog(),
         Metrics(CollectorRegistry(), clock=monotonic),
         network=GrpcNetwork(),
-        connect_seconds=PATIENCE_S,
+        connect_seconds=connect_seconds,
         held=HeldRequests(lambda: None, monotonic),
         clock=monotonic,
     )

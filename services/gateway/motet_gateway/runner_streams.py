@@ -1,4 +1,5 @@
-"""One Generate stream to every runner. Submissions wait up to `connect_seconds` for a stream that is being opened."""
+"""One Generate stream to every runner. Submissions wait for one that is being opened until it has been down for
+`connect_seconds`, and at least for the next attempt."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -7,7 +8,7 @@ from functools import partial
 import structlog
 
 from motet.api.v1 import runner_pb2
-from motet.rpc import Link
+from motet.rpc import LAST_RETRY_SECONDS, Link
 from motet.transport import Network
 from motet.transport.methods import GENERATE
 from motet_gateway.generation import RunnerPlacement
@@ -104,7 +105,10 @@ class _Stream:
     def submit(self, placement: RunnerPlacement, message: runner_pb2.Submit) -> None:
         if not self.link.send(runner_pb2.GenerateUp(submit=message)):
             self._forget(message.request)
-            timer = asyncio.get_running_loop().call_later(self._connect_seconds, self._give_up, message.request)
+            loop = asyncio.get_running_loop()
+            # A runner that is cut off from this gateway gets more requests, as the scheduler hears it well.
+            left = max(LAST_RETRY_SECONDS, self.link.down_since + self._connect_seconds - loop.time())
+            timer = loop.call_later(min(left, self._connect_seconds), self._give_up, message.request)
             self._unsent[message.request] = (placement, message, timer)
 
     def cancel(self, placement: RunnerPlacement, request: str, why: str) -> None:

@@ -120,7 +120,8 @@ class Link(Generic[Up, Down]):
         self.connected_to = address
         """Where the last stream was: the leader, if `address` has named it."""
         self._warned_reason = ""
-        self._down_since = 0.0
+        self.down_since = math.inf
+        """When the last connection ended, or `run` began, on the loop's clock."""
         self._redirected = False
         self._method = method
         self._network = network
@@ -150,7 +151,7 @@ class Link(Generic[Up, Down]):
     async def run(self) -> None:
         backoff, redirect_backoff = Backoff(self._network.spread), Backoff(self._network.spread)
         now = asyncio.get_running_loop().time
-        self._down_since = now()
+        self.down_since = now()
         replaced_at = -math.inf
         address = self.address
         while True:
@@ -202,7 +203,7 @@ class Link(Generic[Up, Down]):
             log.debug("stream_retry", link=self.peer, address=here, reason=why)
             if reason := self._network.explain_failure(why, self.peer):
                 self._warn(reason)
-            elif not self._warned_reason and now() - self._down_since > WARN_AFTER_SECONDS:
+            elif not self._warned_reason and now() - self.down_since > WARN_AFTER_SECONDS:
                 self._warn(why)
             await self._network.pause(here, backoff.next())
 
@@ -263,12 +264,13 @@ class Link(Generic[Up, Down]):
                 raise
             finally:
                 self.outbox = None
+                if connected:
+                    self.down_since = asyncio.get_running_loop().time()
                 if writer is not None:
                     writer.cancel()
                     await asyncio.gather(writer, return_exceptions=True)
                 stream.cancel()
                 if connected:
-                    self._down_since = asyncio.get_running_loop().time()
                     log.info("stream_disconnected", link=self.peer, address=address, reason=why)
                     self._tell_closed(why, address)
 

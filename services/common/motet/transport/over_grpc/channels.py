@@ -34,6 +34,13 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.dns_min_time_between_resolutions_ms", 500),
     ("grpc.enable_http_proxy", 0),
 ]
+_QUICK_PINGS: dict[str, int] = {
+    # An answer stands still until its gateway notices that it is cut off from its runner. More often than each second,
+    # the server would end the connection.
+    "grpc.keepalive_time_ms": 1_200,
+    "grpc.keepalive_timeout_ms": 1_800,
+    "grpc.http2.ping_timeout_ms": 1_800,
+}
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH,
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
@@ -51,13 +58,14 @@ async def open_channel(address: str, role: str = "", *, grace: float | None = No
     is not valid.
     """
     identity = tls.current_identity()
+    options = _CHANNEL_OPTIONS
+    if role == "runner":
+        options = [(name, _QUICK_PINGS.get(name, value)) for name, value in _CHANNEL_OPTIONS]
     if identity is None or socket_path(address) is not None:
-        channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        channel = grpc.aio.insecure_channel(address, options=options)
     else:
-        options = [("grpc.ssl_target_name_override", tls.name_of(role))] if role else []
-        channel = grpc.aio.secure_channel(
-            address, identity.channel_credentials(), options=[*_CHANNEL_OPTIONS, *options]
-        )
+        name = [("grpc.ssl_target_name_override", tls.name_of(role))] if role else []
+        channel = grpc.aio.secure_channel(address, identity.channel_credentials(), options=[*options, *name])
     try:
         yield channel
     finally:
