@@ -6,16 +6,18 @@ bounded here: a grammar that passes a bound ends its own request.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from motet.errors import MotetError, StructuredOutputUnavailable
+from motet.errors import InvalidRequest, MotetError, StructuredOutputUnavailable
 from motet.grammars.grammar import Grammar, GrammarForm, impossible
 from motet.grammars.unions import told_apart
+from motet.tool_calls.grammar import CallRules, call_grammar
 
 WHITE_SPACE = r"(\x20?|\x0A(\x20{0,24}|\x09{0,8}))"
 """Between the tokens of JSON: a blank, or a new line with its indent, as programs write JSON. A model that prefers
@@ -123,11 +125,40 @@ class Grammars:
 
 
 def _matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(_lark(grammar)), log_level=0, limits=_LIMITS)
+    if grammar.form is GrammarForm.TOOL_CALLS:
+        return _call_matcher(tokenizer, grammar.text)
+    return _matcher_of_lark(tokenizer, _lark(grammar))
+
+
+def _matcher_of_lark(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=_LIMITS)
     if matcher.is_error():
         why = matcher.get_error()
         raise impossible(_ONE_OF if "'coerce_one_of'" in why else _short(why))
     return matcher
+
+
+def _call_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+    try:
+        rules = CallRules.from_text(text)
+        lark = call_grammar(rules, special=partial(_special_token, tokenizer), json_rule=_json_rule)
+    except (ValueError, KeyError):
+        raise impossible("another version of Motet has sent it") from None
+    try:
+        return _matcher_of_lark(tokenizer, _ANY_TOKENS + lark)
+    except InvalidRequest:
+        for name, schema in rules.tools.items():  # to say which one
+            try:
+                _matcher_of_lark(tokenizer, f"{_ANY_TOKENS}start: {_json_rule(schema)}")
+            except InvalidRequest as error:
+                why = error.message.removeprefix(impossible("").message)
+                raise impossible(f"the parameters of the tool {name}: {why}") from None
+        raise
+
+
+def _special_token(tokenizer: LLTokenizer, text: str) -> str:
+    tokens = tokenizer.tokenize_str(text, parse_special=True) if text else []
+    return f"<[{tokens[0]}]>" if len(tokens) == 1 and tokenizer.is_special_token(tokens[0]) else ""
 
 
 def _lark(grammar: Grammar) -> str:
@@ -135,11 +166,16 @@ def _lark(grammar: Grammar) -> str:
     if grammar.form is GrammarForm.REGEX:
         (rule,) = orjson.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"]
         return f"{_ANY_TOKENS}{rule['lark_grammar']}"
-    schema = _object(grammar.text)
+    return f"{_ANY_TOKENS}start: {_json_rule(_object(grammar.text))}"
+
+
+def _json_rule(said: Mapping[str, Any]) -> str:
+    schema = dict(said)
+    _check_numbers(schema)
     # A client's own options would take the bounds away.
     schema["x-guidance"] = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": told_apart(schema)}
     try:
-        return f"{_ANY_TOKENS}start: %json {orjson.dumps(schema).decode()}"
+        return f"%json {orjson.dumps(schema).decode()}"
     except TypeError:  # orjson reads what it cannot write again
         raise impossible("it is nested too deeply") from None
 
@@ -151,7 +187,6 @@ def _object(text: str) -> dict[str, Any]:
         raise impossible(f"it is not JSON: {error}") from None
     if not isinstance(schema, dict):
         raise impossible("a JSON schema must be an object")
-    _check_numbers(schema)
     return schema
 
 

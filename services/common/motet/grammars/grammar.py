@@ -15,6 +15,8 @@ class GrammarForm(StrEnum):
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
+    TOOL_CALLS = "tool_calls"
+    """`motet.tool_calls.grammar.CallRules`"""
 
 
 @dataclass(frozen=True, slots=True)
