@@ -553,7 +553,7 @@ WRONG: list[tuple[str, Json, str, str]] = [
     (CHAT, {"stop_token_ids": [99999]}, "stop_token_ids", "invalid_value"),
     (CHAT, {"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value"),
     (CHAT, {"top_logprobs": 2}, "top_logprobs", "invalid_value"),
-    (CHAT, {"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    (CHAT, {"tools": [{"type": "custom"}]}, "tools[0].type", "unsupported_parameter"),
     (CHAT, {"response_format": {"type": "xml"}}, "response_format", "unsupported_parameter"),
     (CHAT, {"guided_grammar": "root ::= x"}, "guided_grammar", "unsupported_parameter"),
     (CHAT, {"stream_options": {"include_usage": 3}}, "stream_options.include_usage", "invalid_value"),

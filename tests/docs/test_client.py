@@ -1,12 +1,16 @@
 """What the client guide says of errors and limits is what the code says."""
 
+import json
 import re
 
 from motet.sampling import OPTIONS
+from motet.tool_calls.formats import FORMATS, TOOL_FORMATS
+from motet.tool_calls.parser import CallParser
 from motet_gateway import parameters
 from motet_gateway.errors import errors_by_code
 from motet_gateway.settings import Settings
 from motet_gateway.tokens import text_model
+from motet_gateway.tools.parameters import MAX_TOOLS
 from tests.docs.pages import DOCS, rows
 
 PAGE = DOCS / "guides" / "client.md"
@@ -46,12 +50,29 @@ def test_the_limits_are_those_of_the_gateway() -> None:
         "prompts of one request": (parameters.MAX_PROMPTS,),
         "choices (`n`)": (parameters.MAX_CHOICES,),
         "stop strings, and characters of one": (parameters.MAX_STOPS, parameters.MAX_STOP_LENGTH),
+        "`tools`": (MAX_TOOLS,),
         "`stop_token_ids`": (OPTIONS["stop_token_ids"].most,),
         "`logit_bias` entries": (OPTIONS["logit_bias"].most,),
         "`top_logprobs`": (OPTIONS["top_logprobs"].highest,),
         "log probabilities of prompts in one answer": (parameters.MAX_SCORES,),
         "log probabilities of the tokens of one answer": (parameters.MAX_SCORES,),
     }
+
+
+def test_the_formats_of_calls_are_read_as_the_page_shows_them() -> None:
+    shown = {re.findall(r"`(\w+)`", form)[0]: (call, signs) for form, call, signs in _rows_of_formats()}
+    assert shown.keys() == set(TOOL_FORMATS)
+    for form in TOOL_FORMATS:
+        call, signs = shown[form]
+        assert tuple(re.findall(r"`([^`]+)`", signs)) == FORMATS[form].known_by
+        parser = CallParser(FORMATS[form], {"look_up"}, lambda: "id")
+        assert parser.feed(re.findall(r"`([^`]+)`", call)[0]) + parser.flush() == ""
+        assert [(one.name, json.loads(one.arguments)) for one in parser.calls] == [("look_up", {"q": "x"})]
+
+
+def _rows_of_formats() -> list[list[str]]:
+    lines = PAGE.read_text().replace("\\|", "|").partition("\n| format | ")[2].partition("\n\n")[0].splitlines()[2:]
+    return [re.split(r" \| ", line.strip("| ")) for line in lines]
 
 
 def test_what_a_request_leaves_out_is_decided_by_whom_the_page_says() -> None:
@@ -72,6 +93,6 @@ def test_every_parameter_that_the_gateway_knows_is_named() -> None:
 
 
 NOT_WORTH_A_WORD = {
-    *("best_of", "suffix", "functions", "function_call", "tool_choice", "modalities"),  # refused, and the error says it
+    *("best_of", "suffix", "functions", "function_call", "modalities"),  # refused, and the error says it
     *("prompt_cache_retention", "spaces_between_special_tokens", "request_id"),  # without effect
 }

@@ -162,7 +162,7 @@ def test_values_without_an_effect_are_accepted(kind: type) -> None:
 
 
 def test_counting_tokens_refuses_what_an_answer_would_refuse() -> None:
-    for more, field in (({"tools": [{}]}, "tools"), ({"chat_template": "x"}, "chat_template")):
+    for more, field in (({"tools": [{}]}, "tools[0].type"), ({"chat_template": "x"}, "chat_template")):
         with pytest.raises(UnsupportedParameter) as caught:
             parse(TokenizeBody, orjson.dumps({"messages": HELLO} | more)).chat()
         assert caught.value.param == field

@@ -48,7 +48,7 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"stop_token_ids": [99999]}, "stop_token_ids", "invalid_value", "vocabulary"),
     ({"top_logprobs": 2}, "top_logprobs", "invalid_value", "logprobs"),
     ({"service_tier": "gold"}, "service_tier", "invalid_value", "priority"),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter", "not supported yet"),
+    ({"tools": [{"type": "custom"}]}, "tools[0].type", "unsupported_parameter", "must be 'function'"),
     ({"response_format": {"type": "xml"}}, "response_format", "unsupported_parameter", "json_schema"),
     ({"modalities": ["audio"]}, "modalities", "unsupported_parameter", "text"),
     ({"stream_options": {"include_usage": "x"}}, "stream_options.include_usage", "invalid_value", "boolean"),

@@ -199,7 +199,7 @@ FIELDS: list[tuple[str, Json]] = [
     *((CHAT, {"stop": stop}) for stop in (None, "a", ["a", "b"], [], "", [""], ["a"] * 17, 5, "x" * 257)),
     *((CHAT, {"service_tier": tier}) for tier in (None, "auto", "priority", "gold")),
     *((CHAT, {"tools": tools}) for tools in (None, [], [{"type": "function"}])),
-    *((CHAT, {"tool_choice": choice}) for choice in (None, "none", "auto", "required")),
+    *((CHAT, {"tool_choice": choice}) for choice in (None, "none", "auto", "any")),
     *((CHAT, {"modalities": modalities}) for modalities in (None, ["text"], ["audio"], [], ["text", "text"])),
     *((CHAT, {"response_format": form}) for form in (None, {"type": "text"}, {"type": "json_object"}, {})),
     *((CHAT, {"response_format": {"type": "json_schema"} | more}) for more in ({}, {"json_schema": {"schema": {}}})),

@@ -10,12 +10,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.described_model import DescribedModel
 from motet.errors import InvalidRequest, UnsupportedParameter
-from motet.grammars.grammar import Grammar
+from motet.grammars.grammar import Grammar, GrammarForm
 from motet.sampling import IN_BODIES, MAX_TOP_LOGPROBS, OPTIONS, USUAL, Sampling, check_min_tokens
 from motet_gateway.grammars.parameters import FIELDS as GRAMMAR_FIELDS
 from motet_gateway.grammars.parameters import grammar_of
 from motet_gateway.model_not_found import shown
 from motet_gateway.tokens.text_model import ModelTokenizer
+from motet_gateway.tools.messages import with_calls
+from motet_gateway.tools.parameters import OfferedTools, offered_tools
 from motet_gateway.unsupported_parameters import UNSUPPORTED, refuse_known_to_others
 
 MAX_CHOICES = 8
@@ -144,13 +146,20 @@ class Body(DescribedModel):
     def refuse_unsupported(self) -> None:
         _ = self.options  # checks them
         if self.grammar_asked is not None:
-            for name in ("ignore_eos", "min_tokens"):
-                if self.options.get(name):
-                    raise InvalidRequest(
-                        f"{name}: an answer that follows a grammar ends where the grammar does; leave it out",
-                        param=name,
-                    )
+            self._refuse_with_grammar()
         refuse_known_to_others(self.model_extra or {})
+
+    def _refuse_with_grammar(self) -> None:
+        for name in ("ignore_eos", "min_tokens"):
+            if self.options.get(name):
+                raise InvalidRequest(
+                    f"{name}: an answer that follows a grammar ends where the grammar does; leave it out", param=name
+                )
+
+    @property
+    def tools_offered(self) -> OfferedTools | None:
+        """The tools that the answer may call. Raises InvalidRequest for wrong ones."""
+        return None
 
     def stops(self) -> list[str]:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
@@ -213,24 +222,28 @@ class ChatBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template."""
     tools: Any = None
-    """Not supported; only an empty list."""
+    """Functions that the model may call, up to 128. Its chat template has to know tools."""
     tool_choice: Any = None
-    """Tools are not supported."""
+    """`auto`: the model decides. `none`: it gets no tools. `required`: it has to call one. `{"type": "function", …}`:
+    it has to call this one. `{"type": "allowed_tools", …}`: it may call, or with the mode `required` has to call, one
+    of these."""
+    parallel_tool_calls: bool | None = None
+    """False: the answer ends with its first call."""
     functions: Any = None
-    """Not supported; only an empty list."""
+    """Not supported; only an empty list. Use `tools`."""
     function_call: Any = None
-    """Tools are not supported."""
+    """Not supported. Use `tool_choice`."""
     modalities: Any = None
     """Only `["text"]`."""
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
-        for name in ("tools", "functions"):
-            if getattr(self, name):
-                raise _unsupported(name, "tools are not supported yet; remove the field")
-        for name in ("tool_choice", "function_call"):
-            if getattr(self, name) not in (None, "none", "auto"):
-                raise _unsupported(name, "tools are not supported yet; remove the field")
+        if self.functions:
+            raise _unsupported("functions", "it is not supported; use tools")
+        if self.function_call not in (None, "none", "auto"):
+            raise _unsupported("function_call", "it is not supported; use tool_choice")
+        if self.tools_offered is not None:
+            self._check_with_tools(self.tools_offered)
         if self.modalities is not None and self.modalities != ["text"]:
             raise _unsupported("modalities", "only ['text'] is supported")
         if self.top_logprobs is not None and not self.logprobs:
@@ -244,6 +257,17 @@ class ChatBody(Body):
             raise InvalidRequest(
                 "continue_final_message: the final message must have the role assistant", param="continue_final_message"
             )
+
+    def _check_with_tools(self, offered: OfferedTools) -> None:
+        if self.grammar_asked is not None and self.grammar_asked[1].form is not GrammarForm.JSON_SCHEMA:
+            name = self.grammar_asked[0]
+            raise InvalidRequest(f"{name}: with tools only a JSON schema can be sent; leave it out", param=name)
+        if offered.bound:
+            self._refuse_with_grammar()
+
+    @cached_property
+    def tools_offered(self) -> OfferedTools | None:
+        return offered_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def plain_messages(self) -> list[dict[str, Any]]:
         """The messages with all content as one string each: templates disagree about parts."""
@@ -432,6 +456,7 @@ def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role: must be a string such as 'user'", param=f"{where}.role")
+    message = with_calls(message, where)
     content = message.get("content")
     if content is None and role != "assistant":
         raise InvalidRequest(f"{where}.content: this field is required", param=f"{where}.content")
@@ -456,9 +481,11 @@ def _part(part: Any, where: str) -> str:
 # ------------------------------------------------------------------------------------------------ to the runner's words
 
 
-def samplings(body: Body, text: ModelTokenizer, limits: Sequence[int]) -> list[runner_pb2.Sampling]:
+def samplings(
+    body: Body, text: ModelTokenizer, limits: Sequence[int], grammar: Grammar | None
+) -> list[runner_pb2.Sampling]:
     """One for each prompt; they differ in the length of the answer alone."""
-    first = sampling(body, text, max_tokens=min(limits))
+    first = sampling(body, text, max_tokens=min(limits), grammar=grammar)
     made = []
     for limit in limits:
         one = runner_pb2.Sampling()
@@ -477,7 +504,9 @@ def with_prompt_logprobs(sampling: runner_pb2.Sampling, body: Body) -> runner_pb
     return scoring
 
 
-def sampling(body: Body, text: ModelTokenizer, *, max_tokens: int) -> runner_pb2.Sampling:
+def sampling(
+    body: Body, text: ModelTokenizer, *, max_tokens: int, grammar: Grammar | None = None
+) -> runner_pb2.Sampling:
     alternatives = body.top_logprobs_wanted
     made = Sampling(
         max_tokens=max(1, max_tokens),  # an engine computes one at least; nobody gets it if only the prompt is wanted
@@ -489,8 +518,7 @@ def sampling(body: Body, text: ModelTokenizer, *, max_tokens: int) -> runner_pb2
     if body.scores_only:
         return runner_pb2.Sampling(max_tokens=1, ignore_eos=True)
     message = made.to_proto()
-    if body.grammar_asked is not None:
-        _, grammar = body.grammar_asked
+    if grammar is not None:
         grammar.write(message)
     return message
 

@@ -35,6 +35,7 @@ from motet_gateway.parameters import AskingBody, Body, Tokens, request_class, sa
 from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.tokens.text_model import Keep, ModelTokenizer
+from motet_gateway.tools.calls import CallableTools, callable_tools, grammar_of_answer
 
 if TYPE_CHECKING:
     from motet_gateway.gateway import Gateway
@@ -99,6 +100,9 @@ class Call:
         """What is counted for the prompts' log probabilities: once, also when a replaced model makes them come
         again."""
         self._grammar_bytes = 0
+        self._grammar: Grammar | None = None
+        """That the answer has to follow."""
+        self._tools: CallableTools | None = None
         self.form: Form | None = None
         """From the time when the model is known."""
         self.prompts: list[Tokens] = []
@@ -165,15 +169,14 @@ class Call:
         usage = self.body.usage_wanted
         in_chunks = usage.include_usage or usage.continuous_usage_stats
         self.form = self._form(self.id, self.body.model, target.fingerprint, usage_in_chunks=in_chunks)
+        self._tools = callable_tools(self.body, text)
         self.prompts = await self._finished(self._tokenised(text, context), wait)
         limits = limited_by_scores(self.body, [max_answer_tokens(self.body, one, context) for one in self.prompts])
         check_scores(self.body, self.prompts, limits)
         if self.body.prompt_comes_back:
             await self._echo(text, wait)
-        if self.body.grammar_asked is not None:
-            await self._try_grammar(
-                *self.body.grammar_asked, self.gateway.assets.get(target.group.asset_digest) or text, wait
-            )
+        if (asked := grammar_of_answer(self.body, self._tools)) is not None:
+            await self._try_grammar(*asked, self.gateway.assets.get(target.group.asset_digest) or text, wait)
         await self._start(target, self.form, text, limits)
 
     def begin_again(self) -> bool:
@@ -235,6 +238,7 @@ class Call:
         size = len(grammar.text) * len(self.prompts) * self.body.choices  # each choice is sent with its own copy
         self._take(size - self._grammar_bytes)
         self._grammar_bytes = size
+        self._grammar = grammar
         try:
             model = TrialModel(text.file, text.vocabulary, tuple(sorted(text.eos_ids)))
             await self._finished(self.gateway.grammars.check(grammar, self.caller.tenant, model), wait)
@@ -245,7 +249,7 @@ class Call:
 
     async def _start(self, target: Target, form: Form, text: ModelTokenizer, limits: Sequence[int]) -> None:
         body, gateway, tenant = self.body, self.gateway, self.caller.tenant
-        wanted = samplings(body, text, limits)
+        wanted = samplings(body, text, limits, self._grammar)
         wanted_class = request_class(body, target.max_class, target.max_class_of(tenant))
         self.class_name = RequestClass.from_proto(wanted_class).name.lower()
         stops = body.stops()
@@ -266,6 +270,9 @@ class Call:
         # New ids, since late messages about the old ones may still arrive.
         name = f"{self.id}-{self._model.retries}" if self._model.retries else self.id
         hidden = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.options.get("ignore_eos") else text.eos_ids)
+        skips = body.skip_special_tokens is not False
+        if skips and self._tools is not None:  # a special token may begin a call
+            skips, hidden = False, hidden | self._tools.hidden_ids(text)
         parent = ""
         for number in range(len(self.prompts) * body.choices):
             at, own = divmod(number, body.choices)
@@ -295,13 +302,12 @@ class Call:
             parent = parent or request
             choice = ChoiceText(
                 number,
-                detokenizer(
-                    text.token_bytes, self.prompts[at], skip_special_tokens=body.skip_special_tokens is not False
-                ),
+                detokenizer(text.token_bytes, self.prompts[at], skip_special_tokens=skips),
                 StopStrings(stops, include=bool(body.include_stop_str_in_output)) if stops else None,
                 hidden_ids=hidden,
                 min_tokens=wanted[at].min_tokens,
                 logprobs=self._logprobs_writer(form, text, at),
+                parser=self._tools.parser() if self._tools is not None else None,
                 on_placed=self.timings.mark_placed,
                 changed=self._on_change,
                 stop_here=partial(gateway.dispatcher.stop, request),

@@ -1,11 +1,13 @@
 """/v1/chat/completions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import orjson
 
+from motet.tool_calls.parser import CallDelta
 from motet_gateway import sse
 from motet_gateway.answers.api import Api
+from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.form import Form, Json
 from motet_gateway.answers.logprobs import CharacterCounter, ChatLogprobs
 from motet_gateway.answers.prompts import Tokenising, not_empty
@@ -16,12 +18,14 @@ from motet_gateway.tokens.token_bytes import TokenBytes
 
 async def chat_prompts(body: ChatBody, tokenising: Tokenising) -> list[Tokens]:
     """A chat has one prompt."""
-    template = tokenising.model.chat_template()
+    template, extra = tokenising.model.chat_template(), body.chat_template_kwargs
+    if body.tools_offered is not None:
+        extra = {**(extra or {}), "tools": body.tools_offered.said}
     context = encoded(
         body.plain_messages(),
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
-        extra=body.chat_template_kwargs,
+        extra=extra,
     )
     rendered = await tokenising.renderer.render(template, context)
     # The chat template adds the special tokens itself.
@@ -43,8 +47,22 @@ class ChatForm(Form):
         delta = {} if text is None else {"content": text}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
-    def content(self, text: str) -> Json:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def content(self, choice: ChoiceText, text: str) -> Json:
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if choice.calls:
+            message["content"] = text or None
+            message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in choice.calls]
+        return {"message": message}
+
+    def calls_event(self, index: int, calls: Sequence[CallDelta], usage: Json | None) -> bytes:
+        shown = [
+            {"index": call.index, **_call(call.id, call.name, call.arguments)}
+            if call.id
+            else {"index": call.index, "function": {"arguments": call.arguments}}
+            for call in calls
+        ]
+        choice = {"index": index, "delta": {"tool_calls": shown}, "logprobs": None, "finish_reason": None}
+        return sse.event(self.chunk([choice], usage))
 
     def logprobs_writer(
         self,
@@ -55,6 +73,10 @@ class ChatForm(Form):
         after: CharacterCounter | None,  # noqa: ARG002 a chat has no offsets
     ) -> ChatLogprobs:
         return ChatLogprobs(token_bytes, top, hold=hold)
+
+
+def _call(name_of_call: str, tool: str, arguments: str) -> Json:
+    return {"id": name_of_call, "type": "function", "function": {"name": tool, "arguments": arguments}}
 
 
 CHAT = Api(ChatBody, ChatForm, chat_prompts)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from motet.api.v1 import runner_pb2
 from motet.errors import Internal, MotetError
+from motet.tool_calls.parser import CallDelta, CallParser, ParsedCall
 from motet_gateway.answers.logprobs import LogprobsWriter
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
@@ -26,6 +27,7 @@ class ChoiceText:
         "_detokenizer",
         "_hidden_ids",
         "_min_tokens",
+        "_parser",
         "_stops",
         "_unread",
         "changed",
@@ -50,13 +52,15 @@ class ChoiceText:
         hidden_ids: frozenset[int],
         min_tokens: int,
         logprobs: LogprobsWriter | None,
+        parser: CallParser | None = None,
         on_placed: Callable[[], None],
         changed: Callable[["ChoiceText"], None],
         stop_here: Callable[[], None],
         score: Score,
     ) -> None:
-        """`score` gets the log probabilities of the prompt."""
+        """`parser`: of calls, if the request offers tools. `score` gets the log probabilities of the prompt."""
         self.index = index
+        self._parser = parser
         self._detokenizer = detokenizer
         self._stops = stops
         self._hidden_ids = hidden_ids  # a stop token ends the answer and is not part of its text
@@ -76,6 +80,16 @@ class ChoiceText:
         self.waiting_for = ""
 
     @property
+    def finish_reason(self) -> str | None:
+        """In the words of the client."""
+        called = self._parser is not None and self._parser.complete
+        return "tool_calls" if called and self.finish is EndReason.STOP else self.finish
+
+    @property
+    def calls(self) -> Sequence[ParsedCall]:
+        return self._parser.calls if self._parser is not None else ()
+
+    @property
     def over(self) -> bool:
         return self.finish is not None or self.error is not None
 
@@ -88,10 +102,12 @@ class ChoiceText:
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         self.waiting_for = ""
+        if self._parser is not None and self._parser.enough:
+            return
         if self._stops is None:
             self.tokens += len(tokens)
             self._unread.extend(tokens)
-            if len(self._unread) >= MAX_UNREAD:
+            if len(self._unread) >= MAX_UNREAD or self._parser is not None:
                 self._read()
         elif self._stops.stopped:
             return
@@ -100,7 +116,8 @@ class ChoiceText:
         if (writer := self.logprobs) is not None:
             for token, one in zip(tokens, logprobs, strict=False):
                 writer.add(token, one, self._added_by(token, writer))
-        if self._stops is not None and self._stops.stopped:
+        stopped = self._stops is not None and self._stops.stopped
+        if stopped or (self._parser is not None and self._parser.enough):
             self.stop_here()
         else:
             self.changed(self)
@@ -109,11 +126,11 @@ class ChoiceText:
         """Decode tokens one by one. Returns those up to the first stop string, which belong to the answer."""
         for position, token in enumerate(tokens, start=1):
             self.tokens += 1
-            text = self._text([token])
+            text = self._content([token])
             if self.tokens > self._min_tokens:
                 text = stops.feed(text)
             self.ready.append(text)
-            if stops.stopped:
+            if stops.stopped or (self._parser is not None and self._parser.enough):
                 return tokens[:position]
         return tokens
 
@@ -124,6 +141,15 @@ class ChoiceText:
             self._begun = True
             return self._detokenizer.begins(token)
         return writer.token_bytes.of(token)
+
+    def _content(self, tokens: list[int]) -> str:
+        """The text that belongs to no call: stop strings end only that."""
+        text = self._text(tokens)
+        return text if self._parser is None else self._parser.feed(text)
+
+    def _rest_of_content(self) -> str:
+        text = self._detokenizer.flush()
+        return text if self._parser is None else self._parser.feed(text) + self._parser.flush()
 
     def _text(self, tokens: list[int]) -> str:
         visible = [token for token in tokens if token not in self._hidden_ids] if self._hidden_ids else tokens
@@ -145,10 +171,10 @@ class ChoiceText:
         """Release the text that was held back. It may complete a stop string."""
         if self._stops is None:
             self._read()
-            self.ready.append(self._detokenizer.flush())
+            self.ready.append(self._rest_of_content())
             return how
         if not self._stops.stopped:
-            self.ready.append(self._stops.feed(self._detokenizer.flush()))
+            self.ready.append(self._stops.feed(self._rest_of_content()))
             if not self._stops.stopped:
                 self.ready.append(self._stops.flush())
                 return how
@@ -161,6 +187,10 @@ class ChoiceText:
         ready, self.ready = self.ready, []
         return ready[0] if len(ready) == 1 else "".join(ready)
 
+    def take_calls(self) -> Sequence[CallDelta]:
+        """What is new of its calls."""
+        return self._parser.take() if self._parser is not None else ()
+
     def _read(self) -> None:
         unread, self._unread = self._unread, []
-        self.ready.append(self._text(unread))
+        self.ready.append(self._content(unread))

@@ -6,6 +6,7 @@ import orjson
 
 from motet.sampling import check_tokens
 from motet_gateway.answers.api import Api
+from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.form import Form, Json
 from motet_gateway.answers.logprobs import CharacterCounter, CompletionLogprobs
 from motet_gateway.answers.prompts import Tokenising, not_empty
@@ -35,7 +36,7 @@ class CompletionForm(Form):
     def choice_chunk(self, index: int, text: str | None, logprobs: orjson.Fragment | None, finish: str | None) -> Json:
         return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish}
 
-    def content(self, text: str) -> Json:
+    def content(self, _choice: ChoiceText, text: str) -> Json:
         return {"text": text}
 
     def logprobs_writer(

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from motet.tool_calls.parser import CallDelta
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.logprobs import CharacterCounter, LogprobsWriter
@@ -68,11 +69,15 @@ class Form(ABC):
 
     def choice_whole(self, choice: ChoiceText, text: str, logprobs: Sequence[Piece] = (b"null",)) -> list[Piece]:
         """A choice in pieces: copies of long log probabilities would stop all streams."""
-        content = {"index": choice.index, **self.content(text), "finish_reason": choice.finish}
+        content = {"index": choice.index, **self.content(choice, text), "finish_reason": choice.finish_reason}
         return [orjson.dumps(content)[:-1], b',"logprobs":', *logprobs, b"}"]
 
     @abstractmethod
-    def content(self, text: str) -> Json: ...
+    def content(self, choice: ChoiceText, text: str) -> Json: ...
+
+    def calls_event(self, index: int, calls: Sequence[CallDelta], usage: Json | None) -> bytes:
+        """Only of a form whose requests may offer tools."""
+        raise NotImplementedError
 
     @abstractmethod
     def logprobs_writer(

@@ -49,9 +49,9 @@ class StreamEvents:
         return [form.usage_event(_usage_of(self._call)), sse.DONE]
 
     def _write(self, choice: ChoiceText, form: Form, parts: list[bytes], usage_so_far: dict[str, Any] | None) -> None:
-        piece = choice.take()
+        piece, calls = choice.take(), choice.take_calls()
         logprobs = choice.logprobs.take() if choice.logprobs else None
-        if (piece or logprobs or choice.finish is not None) and choice.index not in self._introduced:
+        if (piece or calls or logprobs or choice.finish is not None) and choice.index not in self._introduced:
             self._introduced.add(choice.index)
             parts.append(form.opening(choice.index))
             if (echo := self._call.echo_of(choice)) is not None:
@@ -62,8 +62,10 @@ class StreamEvents:
             parts.append(form.full_event(choice.index, piece, shown, None, usage_so_far))
         elif piece:
             parts.append(form.text_event(choice.index, piece))
+        if calls:
+            parts.append(form.calls_event(choice.index, calls, usage_so_far))
         if choice.finish is not None:
-            parts.append(form.full_event(choice.index, None, None, choice.finish, usage_so_far))
+            parts.append(form.full_event(choice.index, None, None, choice.finish_reason, usage_so_far))
 
 
 def whole_answer(call: Call) -> list[Piece]:

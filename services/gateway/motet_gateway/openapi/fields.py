@@ -6,6 +6,7 @@ from typing import Any
 from motet.described_model import field_docstrings
 from motet.sampling import IN_BODIES, Sampling
 from motet_gateway.parameters import MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOPS, TIERS
+from motet_gateway.tools.parameters import MAX_TOOLS, MODES, NAME
 
 Json = dict[str, Any]
 
@@ -18,6 +19,22 @@ PART: Json = {
     "required": ["type", "text"],
     "properties": {"type": {"enum": ["text", "input_text"]}, "text": {"type": "string"}},
 }
+CALL: Json = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "id": {"type": "string"},
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {"type": "string", "description": "A JSON object."},
+            },
+        },
+    },
+}
 MESSAGE: Json = {
     "type": "object",
     "required": ["role"],
@@ -27,10 +44,63 @@ MESSAGE: Json = {
             "anyOf": [{"type": "string"}, {"type": "array", "items": PART}, NULL],
             "description": "Required unless the role is `assistant`.",
         },
+        "tool_calls": {
+            "anyOf": [{"type": "array", "items": CALL}, NULL],
+            "description": "Only of the role `assistant`: the calls of an earlier answer.",
+        },
+        "tool_call_id": {
+            "anyOf": [{"type": "string"}, NULL],
+            "description": "Of the role `tool`: which call the content is the result of.",
+        },
     },
 }
 NOTHING: Json = {"anyOf": [{"type": "array", "maxItems": 0}, NULL]}
-NO_TOOL: Json = {"enum": ["none", "auto", None]}
+NO_CHOICE: Json = {"enum": ["none", "auto", None]}
+
+TOOL: Json = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string", "pattern": NAME},
+                "description": {"type": "string"},
+                "parameters": {"type": "object", "description": "The JSON schema of its arguments, an object."},
+                "strict": {
+                    "anyOf": [{"type": "boolean"}, NULL],
+                    "description": "Calls of it have to follow the schema.",
+                },
+            },
+        },
+    },
+}
+NAMED: Json = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+    },
+}
+CHOICE: Json = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["function", "allowed_tools"]},
+        "function": NAMED["properties"]["function"],
+        "allowed_tools": {
+            "type": "object",
+            "required": ["mode", "tools"],
+            "properties": {
+                "mode": {"enum": ["auto", "required"]},
+                "tools": {"type": "array", "minItems": 1, "maxItems": MAX_TOOLS, "items": NAMED},
+            },
+        },
+    },
+}
 
 SCHEMA: Json = {
     "type": "object",
@@ -53,10 +123,10 @@ OF_BOTH: dict[str, Json] = {
 FIELDS: dict[str, dict[str, Json]] = {
     "ChatBody": OF_BOTH
     | {
-        "tools": NOTHING,
+        "tools": {"anyOf": [{"type": "array", "maxItems": MAX_TOOLS, "items": TOOL}, NULL]},
+        "tool_choice": {"anyOf": [{"enum": [*MODES, None]}, CHOICE]},
         "functions": NOTHING,
-        "tool_choice": NO_TOOL,
-        "function_call": NO_TOOL,
+        "function_call": NO_CHOICE,
         "modalities": {"enum": [["text"], None]},
     },
     "CompletionBody": OF_BOTH

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Shape(BaseModel):
@@ -54,10 +55,26 @@ class ChatLogprobs(Shape):
     refusal: None
 
 
+class CalledFunction(Shape):
+    name: str
+    arguments: str
+    """JSON, as the model wrote it: an object, unless the answer ended within it."""
+
+
+class ToolCall(Shape):
+    id: str
+    """For the message that has its result."""
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Shape):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """Null if there are only calls."""
     refusal: None
+    tool_calls: list[ToolCall] = []
+    """Only if there are some."""
 
 
 class ChatChoice(Shape):
@@ -66,8 +83,9 @@ class ChatChoice(Shape):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     """Null unless the request asks for `logprobs`."""
-    finish_reason: FinishReason
-    """`stop`: the model ended it, or a stop string did. `length`: it has as many tokens as it may."""
+    finish_reason: ChatFinishReason
+    """`stop`: the model ended it, or a stop string did. `length`: it has as many tokens as it may. `tool_calls`: as
+    `stop`, and it has calls of tools, all of them whole."""
 
 
 class ChatCompletion(Shape):
@@ -84,18 +102,35 @@ class ChatCompletion(Shape):
     usage: Usage
 
 
+class FunctionDelta(Shape):
+    name: str = ""
+    """In the first event of a call only."""
+    arguments: str
+    """What to add to the arguments."""
+
+
+class ToolCallDelta(Shape):
+    index: int
+    """Which call of the choice it belongs to."""
+    id: str = ""
+    """In the first event of a call only, as `type`."""
+    type: Literal["function"] = "function"
+    function: FunctionDelta
+
+
 class ChatDelta(Shape):
     role: Literal["assistant"] = "assistant"
     """In the first event of a choice only."""
     content: str = ""
     """What to add to the text."""
+    tool_calls: list[ToolCallDelta] = []
 
 
 class ChatChunkChoice(Shape):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     """Null until the last event of the choice."""
 
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from motet.asset_fields import AssetFields
 from motet.errors import Internal, InvalidRequest, ModelFolderError, RequestTooLarge
+from motet.tool_calls.formats import ToolFormatName, format_of_template
 from motet_gateway.tokens.render_pool import TemplateText
 from motet_gateway.tokens.text_bounds import counted_bytes, most_bytes_per_token, takes_spaces
 from motet_gateway.tokens.text_pieces import PIECE_CHARACTERS, borders, pieces
@@ -62,6 +63,8 @@ class ModelTokenizer:
     token_bytes: TokenBytes = field(init=False, repr=False, compare=False)
     bytes_per_token: int | None = field(init=False, repr=False, compare=False)
     """The most bytes of a text that one token stands for; None: no bound is known."""
+    tool_format: ToolFormatName | None = field(init=False, repr=False, compare=False)
+    """In which the model calls tools, as its chat template shows it."""
     _takes_spaces: bool = field(init=False, repr=False, compare=False)
     _border: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
     """Where a text can be cut."""
@@ -71,6 +74,8 @@ class ModelTokenizer:
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_bytes", TokenBytes(self.tokenizer))
         object.__setattr__(self, "bytes_per_token", most_bytes_per_token(self.tokenizer))
+        shown = format_of_template(self.template.text) if self.template is not None else None
+        object.__setattr__(self, "tool_format", shown)
         object.__setattr__(self, "_takes_spaces", takes_spaces(self.tokenizer))
         object.__setattr__(self, "_border", borders(self.tokenizer))
         object.__setattr__(self, "_frame", self._special_tokens())

@@ -38,6 +38,10 @@ class TokenBytes:
         self.visible = _Memo(lambda token: b"" if token in self._special else self.all[token])
         """The same where special tokens are hidden."""
 
+    @property
+    def specials(self) -> frozenset[int]:
+        return frozenset(self._special)
+
     def special(self, token: int) -> bool:
         return token in self._special
 

@@ -1,0 +1,1 @@
+"""Tools: how clients offer them, and what a chat template gets of earlier calls."""

@@ -1,0 +1,64 @@
+"""How the calls of one answer are bound, read and named."""
+
+import secrets
+import string
+from dataclasses import dataclass
+
+import orjson
+
+from motet.errors import UnsupportedParameter
+from motet.grammars.grammar import Grammar
+from motet.tool_calls.formats import FORMATS, ToolFormatName
+from motet.tool_calls.parser import CallParser
+from motet_gateway.parameters import Body
+from motet_gateway.tokens.text_model import ModelTokenizer
+from motet_gateway.tools.parameters import OfferedTools
+
+ID_LENGTH = 9
+"""Mistral's templates take no other one."""
+_SIGNS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTools:
+    offered: OfferedTools
+    format: ToolFormatName
+
+    def parser(self) -> CallParser:
+        return CallParser(
+            FORMATS[self.format], self.offered.schemas.keys(), _new_id, only_one=not self.offered.parallel
+        )
+
+    def hidden_ids(self, text: ModelTokenizer) -> frozenset[int]:
+        """All special tokens but those that the format is made of."""
+        form = FORMATS[self.format]
+        signs = {text.tokenizer.token_to_id(sign) for sign in (form.begin, form.end) if sign}
+        return text.token_bytes.specials - signs
+
+
+def callable_tools(body: Body, text: ModelTokenizer) -> CallableTools | None:
+    """None: the request offers none. Raises UnsupportedParameter if this model cannot call tools."""
+    if (offered := body.tools_offered) is None:
+        return None
+    if text.tool_format is None:
+        raise UnsupportedParameter(
+            f"tools: this model's chat template shows none of the formats of calls that are known "
+            f"({', '.join(FORMATS)}), so it cannot call tools; remove the field, or ask another model",
+            param="tools",
+        )
+    return CallableTools(offered, text.tool_format)
+
+
+def grammar_of_answer(body: Body, tools: CallableTools | None) -> tuple[str, Grammar] | None:
+    """Behind the field that asks for it."""
+    asked = body.grammar_asked
+    if tools is None:
+        return asked
+    content = None if asked is None else orjson.loads(asked[1].text)
+    grammar = tools.offered.grammar(tools.format, content)
+    field = "tools" if asked is None or tools.offered.bound else asked[0]
+    return None if grammar is None else (field, grammar)
+
+
+def _new_id() -> str:
+    return "".join(secrets.choice(_SIGNS) for _ in range(ID_LENGTH))

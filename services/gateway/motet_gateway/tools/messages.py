@@ -1,0 +1,47 @@
+"""Earlier calls of a conversation, as chat templates want them: arguments as objects. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from motet.errors import InvalidRequest
+
+
+def with_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The message, its calls checked. Templates look whether there are `tool_calls`: an empty list is left out."""
+    plain = {name: value for name, value in message.items() if name != "tool_calls"}
+    if not isinstance(plain.get("tool_call_id") or "", str):
+        raise _wrong(f"{where}.tool_call_id", "must be the id of a call, as a string")
+    calls = message.get("tool_calls")
+    if calls is None or calls == []:
+        return plain
+    where = f"{where}.tool_calls"
+    if not isinstance(calls, list):
+        raise _wrong(where, "must be a list of calls")
+    if message.get("role") != "assistant":
+        raise _wrong(where, "only messages of the role assistant call tools")
+    return plain | {"tool_calls": [_call(call, f"{where}[{at}]") for at, call in enumerate(calls)]}
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    if not isinstance(call, dict) or call.get("type", "function") != "function":
+        raise _wrong(f"{where}.type", "must be 'function'")
+    if not isinstance(call.get("id") or "", str):
+        raise _wrong(f"{where}.id", "must be a string")
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise _wrong(f"{where}.function.name", "this field is required")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments or "{}")
+        except orjson.JSONDecodeError:
+            arguments = None
+    if not isinstance(arguments, dict):
+        raise _wrong(f"{where}.function.arguments", "must be a JSON object, as a string")
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def _wrong(field: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {why}", param=field)

@@ -1,0 +1,146 @@
+"""The fields of a chat by which a client offers tools: `tools`, `tool_choice` and `parallel_tool_calls`. Pure."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from motet.errors import InvalidRequest, UnsupportedParameter
+from motet.grammars.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarForm
+from motet.tool_calls.formats import ToolFormatName
+from motet.tool_calls.grammar import CallRules, Schema
+from motet_gateway.model_not_found import shown
+
+MAX_TOOLS = 128
+NAME: Final = "^[A-Za-z0-9_-]{1,64}$"
+MODES: Final = ("none", "auto", "required")
+
+_NAME = re.compile(NAME)
+_NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+_ANY_ARGUMENTS: Schema = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    said: list[dict[str, Any]]
+    """As the client wrote them, for the chat template."""
+    schemas: Mapping[str, Schema]
+    """Of the arguments, by name: of the tools that may be called."""
+    must: bool
+    """The answer has to be calls."""
+    parallel: bool
+    bound: bool
+    """The calls have to follow the schemas, or some tools may not be called."""
+
+    def grammar(self, form: ToolFormatName, content: Schema | None) -> Grammar | None:
+        """None: the answer may be anything. `content`: the schema of an answer that calls nothing."""
+        if not self.bound and content is None:
+            return None
+        rules = CallRules(
+            format=form,
+            tools=self.schemas,
+            must=self.must,
+            parallel=self.parallel,
+            content=None if self.must else content,
+        )
+        text = rules.to_text()
+        if len(text.encode()) > MAX_GRAMMAR_BYTES:
+            raise _wrong("tools", f"their schemas have more than {MAX_GRAMMAR_BYTES} bytes; send smaller ones")
+        return Grammar(GrammarForm.TOOL_CALLS, text)
+
+
+def offered_tools(tools: Any, choice: Any, parallel: Any) -> OfferedTools | None:
+    """None: the answer calls nothing. Raises InvalidRequest, or UnsupportedParameter, which name the field."""
+    if parallel is not None and not isinstance(parallel, bool):
+        raise _wrong("parallel_tool_calls", "must be true or false")
+    if tools in (None, []):
+        if choice not in (None, "none", "auto"):
+            raise _wrong("tool_choice", "needs tools; send them, or leave it out")
+        return None
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+        raise _wrong("tools", f"must be a list of up to {MAX_TOOLS} tools")
+    functions: dict[str, Mapping[str, Any]] = {}
+    for at, tool in enumerate(tools):
+        function = _function(tool, f"tools[{at}]")
+        if (name := function["name"]) in functions:
+            raise _wrong(f"tools[{at}].function.name", f"another tool is called {name}, too; rename one")
+        functions[name] = function
+    mode, names = _choice(choice, functions.keys())
+    if mode == "none":
+        return None
+    must = mode == "required"
+    may = {name: one for name, one in functions.items() if name in names}
+    return OfferedTools(
+        said=tools,
+        schemas={name: _schema(one, exact=must or one.get("strict") is True) for name, one in may.items()},
+        must=must,
+        parallel=parallel is not False and not _is_named(choice),
+        bound=must or len(may) < len(functions) or any(one.get("strict") is True for one in may.values()),
+    )
+
+
+def _function(tool: Any, where: str) -> Mapping[str, Any]:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        raise UnsupportedParameter(
+            f"{where}.type: must be 'function'{f', not {shown(str(kind))!r}' if kind else ''}", param=f"{where}.type"
+        )
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise _wrong(f"{where}.function", "must be an object with name and parameters")
+    name, schema = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise _wrong(f"{where}.function.name", "must be 1 to 64 letters, digits, '_' and '-'")
+    if not isinstance(function.get("description") or "", str):
+        raise _wrong(f"{where}.function.description", "must be a string")
+    if function.get("strict") not in (None, True, False):
+        raise _wrong(f"{where}.function.strict", "must be true or false")
+    if schema is not None and not isinstance(schema, dict):
+        raise _wrong(f"{where}.function.parameters", "must be a JSON schema of an object")
+    if schema is not None and schema.get("type", "object") != "object":
+        raise _wrong(f"{where}.function.parameters.type", "must be 'object': arguments have names")
+    return function
+
+
+def _schema(function: Mapping[str, Any], *, exact: bool) -> Schema:
+    if not exact:
+        return _ANY_ARGUMENTS
+    schema: Schema | None = function.get("parameters")
+    return _NO_ARGUMENTS if schema is None else {"type": "object", **schema}
+
+
+def _choice(choice: Any, names: Collection[str]) -> tuple[str, Collection[str]]:
+    """The mode, and the tools that may be called."""
+    if choice is None or choice in MODES:
+        return choice or "auto", names
+    where = "tool_choice"
+    if _is_named(choice):
+        return "required", [_named(choice, where, names)]
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        where = f"{where}.allowed_tools"
+        allowed = choice.get("allowed_tools")
+        if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
+            raise _wrong(f"{where}.mode", "must be 'auto' or 'required'")
+        tools = allowed.get("tools")
+        if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
+            raise _wrong(f"{where}.tools", f"must be a list of 1 to {MAX_TOOLS} tools")
+        return allowed["mode"], [_named(tool, f"{where}.tools[{at}]", names) for at, tool in enumerate(tools)]
+    raise _wrong(where, f"must be one of {', '.join(MODES)}, or name a function or allowed_tools")
+
+
+def _is_named(choice: Any) -> bool:
+    return isinstance(choice, dict) and choice.get("type") == "function"
+
+
+def _named(one: Any, where: str, names: Collection[str]) -> str:
+    function = one.get("function") if _is_named(one) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise _wrong(f"{where}.function.name", "this field is required")
+    if name not in names:
+        raise _wrong(f"{where}.function.name", f"no tool of the request is called {shown(name)!r}")
+    return name
+
+
+def _wrong(field: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"{field}: {why}", param=field)

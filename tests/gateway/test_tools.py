@@ -1,0 +1,256 @@
+"""Tools in chats: OpenAI's unmodified client, over a real socket. The runner writes what the user says."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from openai.types.chat import ChatCompletion
+
+from motet.errors import InvalidRequest, MotetError
+from motet.grammars.grammar import GrammarForm
+from motet_gateway.parameters import ChatBody, parse
+from motet_gateway.tools.parameters import MAX_TOOLS
+from testbed.fake_services import TEMPLATE, fake_services, model_assets
+from tests.gateway.conftest import Served, serve
+
+TEMPLATES = {
+    "hermes": "{#- <tool_call> -#}",
+    "llama3": "{#- <|python_tag|> -#}",
+    "mistral": "{#- [TOOL_CALLS] -#}",
+    "pythonic": "{#- [func_name1( -#}",
+}
+ANSWERS = {
+    "hermes": 'So: <tool_call>\n{"name": "look_up", "arguments": {"q": "a b"}}\n</tool_call>\n'
+    '<tool_call>{"name": "send", "arguments": {}}</tool_call>',
+    "llama3": 'So: <|python_tag|>{"name": "look_up", "parameters": {"q": "a b"}}; {"name": "send", "parameters": {}}',
+    "mistral": 'So: [TOOL_CALLS] [{"name": "look_up", "arguments": {"q": "a b"}}, {"name": "send", "arguments": {}}]',
+    "pythonic": "[look_up(q='a b'), send()]",
+}
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name} | more}
+
+
+SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+TOOLS = [tool("look_up", parameters=SCHEMA), tool("send")]
+
+
+@pytest.fixture(params=[*TEMPLATES])
+async def asked(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, Served]]:
+    async with (
+        fake_services(assets=model_assets(template=TEMPLATES[request.param] + TEMPLATE)) as cluster,
+        serve(cluster) as served,
+    ):
+        yield request.param, served
+
+
+@pytest.fixture
+async def hermes() -> AsyncIterator[Served]:
+    template = "{#- <tool_call> -#}{{ messages[-1].content }}{% if tools %}{{ ' ' ~ tools | length }}{% endif %}"
+    async with fake_services(assets=model_assets(template=template)) as cluster, serve(cluster) as served:
+        yield served
+
+
+def says(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+def of(answer: ChatCompletion) -> tuple[str | None, list[tuple[str, Any]], str]:
+    (choice,) = answer.choices
+    calls = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls or []]
+    return choice.message.content, calls, choice.finish_reason
+
+
+async def test_calls_of_each_format_arrive_whole_and_streamed(asked: tuple[str, Served]) -> None:
+    form, served = asked
+    said: dict[str, Any] = {"model": "tiny", "messages": says(ANSWERS[form]), "tools": TOOLS}
+    content, calls, finish = of(await served.openai.chat.completions.create(**said))
+    assert calls == [("look_up", {"q": "a b"}), ("send", {})]
+    assert (content, finish) == (None if form == "pythonic" else "So:", "tool_calls")
+    async with served.openai.chat.completions.stream(**said) as stream:
+        whole = await stream.get_final_completion()
+    assert of(whole) == (content or whole.choices[0].message.content, calls, finish)
+    assert not whole.choices[0].message.content or content
+    assert len({call.id for call in whole.choices[0].message.tool_calls or []}) == 2
+
+
+async def test_without_a_call_an_answer_is_as_it_would_be_without_tools(asked: tuple[str, Served]) -> None:
+    _, served = asked
+    for text in ("The quick brown fox", '<tool_call>{"name": "other"}', '{"name": "Ann"}', "[TOOL_CALLS]", "[a(b)]"):
+        answer = await served.openai.chat.completions.create(model="tiny", messages=says(text), tools=TOOLS)
+        assert of(answer) == (text + " ", [], "stop")
+
+
+async def test_one_call_ends_the_answer_if_calls_may_not_be_parallel(asked: tuple[str, Served]) -> None:
+    form, served = asked
+    answer = await served.openai.chat.completions.create(
+        model="tiny", messages=says(ANSWERS[form]), tools=TOOLS, parallel_tool_calls=False
+    )
+    assert of(answer)[1:] == ([("look_up", {"q": "a b"})], "tool_calls")
+
+
+async def test_an_answer_that_is_cut_within_a_call_says_so(asked: tuple[str, Served]) -> None:
+    form, served = asked
+    text = ANSWERS[form]
+    most = len(served.cluster.tokenizer.encode(text[: text.index("a b") + 1]).ids)
+    answer = await served.openai.chat.completions.create(
+        model="tiny", messages=says(text), tools=TOOLS, max_tokens=most
+    )
+    (choice,) = answer.choices
+    (call,) = choice.message.tool_calls or []
+    assert choice.finish_reason == "length"
+    assert call.function.arguments.startswith('{"q": "a')
+    assert not call.function.arguments.endswith("}")
+
+
+async def test_a_stop_string_ends_only_the_text_beside_calls(asked: tuple[str, Served]) -> None:
+    form, served = asked
+    for stop, calls in (("b", 2), ("So", 2 if form == "pythonic" else 0)):
+        answer = await served.openai.chat.completions.create(
+            model="tiny", messages=says(ANSWERS[form]), tools=TOOLS, stop=[stop]
+        )
+        assert len(of(answer)[1]) == calls
+
+
+async def test_the_template_gets_the_tools_unless_none_may_be_called(hermes: Served) -> None:
+    for choice, text in (("auto", "Yes 2"), ("none", "Yes")):
+        answer = await hermes.openai.chat.completions.create(
+            model="tiny", messages=says("Yes"), tools=TOOLS, tool_choice=choice
+        )
+        assert of(answer) == (text, [], "stop")
+
+
+async def test_a_model_whose_template_shows_no_calls_refuses_tools(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError, match="shows none of the formats") as caught:
+        await served.openai.chat.completions.create(model="tiny", messages=says("x"), tools=TOOLS)
+    assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
+
+
+async def test_a_runner_gets_the_grammar_of_calls_that_have_to_be_made(hermes: Served) -> None:
+    named = {"type": "function", "function": {"name": "send"}}
+    await hermes.openai.chat.completions.create(model="tiny", messages=says("Yes"), tools=TOOLS, tool_choice=named)
+    (submit,) = hermes.cluster.runners[0].submits
+    rules = json.loads(submit.sampling.tool_calls)
+    assert (rules["format"], [*rules["tools"]], rules["must"], rules["parallel"]) == ("hermes", ["send"], True, False)
+
+
+async def test_a_tool_whose_schema_cannot_be_served_is_refused_by_name(hermes: Served) -> None:
+    odd = tool("odd", strict=True, parameters={"type": "object", "properties": {"x": {"uniqueItems": True}}})
+    with pytest.raises(openai.BadRequestError, match=r"tools: .*tool odd: .*uniqueItems") as caught:
+        await hermes.openai.chat.completions.create(model="tiny", messages=says("x"), tools=[*TOOLS, odd])
+    assert caught.value.param == "tools"
+
+
+async def test_earlier_calls_reach_the_template_with_arguments_as_objects() -> None:
+    template = (
+        "{#- <tool_call> -#}{% for message in messages %}{% for call in message.tool_calls or [] %}"
+        "{{ call.function.name ~ call.function.arguments.q }}{% endfor %}{{ message.content }}{% endfor %}"
+    )
+    calls = [{"id": "123456789", "type": "function", "function": {"name": "look_up", "arguments": '{"q": "sea"}'}}]
+    chat: list[Any] = [
+        *says("A."),
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "123456789", "content": "Blue."},
+    ]
+    async with fake_services(assets=model_assets(template=template)) as cluster, serve(cluster) as served:
+        answer = await served.openai.chat.completions.create(model="tiny", messages=chat, tools=TOOLS)
+        assert of(answer)[0] == "A.look_upseaBlue."
+
+
+def body(**fields: Any) -> ChatBody:
+    parsed = parse(ChatBody, orjson.dumps({"model": "m", "messages": says("x")} | fields))
+    parsed.refuse_unsupported()
+    parsed.plain_messages()
+    return parsed
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [tool(name) for name in names]}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "may", "must", "bound"),
+    [
+        ({}, {"look_up", "send"}, False, False),
+        ({"tool_choice": "auto"}, {"look_up", "send"}, False, False),
+        ({"tool_choice": "required"}, {"look_up", "send"}, True, True),
+        ({"tool_choice": tool("send")}, {"send"}, True, True),
+        ({"tool_choice": allowed("auto", "send")}, {"send"}, False, True),
+        ({"tool_choice": allowed("auto", "send", "look_up")}, {"look_up", "send"}, False, False),
+        ({"tool_choice": allowed("required", "look_up")}, {"look_up"}, True, True),
+        ({"tools": [tool("a", strict=True), tool("b")]}, {"a", "b"}, False, True),
+    ],
+)
+def test_a_choice_says_which_tools_may_and_which_have_to_be_called(
+    fields: dict[str, Any], may: set[str], must: bool, bound: bool
+) -> None:
+    offered = body(**({"tools": TOOLS} | fields)).tools_offered
+    assert offered is not None
+    assert (offered.schemas.keys(), offered.must, offered.bound) == (may, must, bound)
+    grammar = offered.grammar("hermes", None)
+    assert (grammar is not None and grammar.form is GrammarForm.TOOL_CALLS) is bound
+
+
+def message_with(*calls: Any) -> dict[str, Any]:
+    return {"messages": [*says("x"), {"role": "assistant", "tool_calls": list(calls)}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says_why"),
+    [
+        ({"tools": {}}, "tools", "must be a list"),
+        ({"tools": [tool("a")] * (MAX_TOOLS + 1)}, "tools", "up to 128"),
+        ({"tools": [5]}, "tools[0].type", "must be 'function'"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].type", "not 'custom'"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "must be an object"),
+        ({"tools": [tool("a b")]}, "tools[0].function.name", "letters"),
+        ({"tools": [tool("a"), tool("a")]}, "tools[1].function.name", "rename one"),
+        ({"tools": [tool("a", description=5)]}, "tools[0].function.description", "must be a string"),
+        ({"tools": [tool("a", parameters=5)]}, "tools[0].function.parameters", "must be a JSON schema"),
+        ({"tools": [tool("a", parameters={"type": "array"})]}, "tools[0].function.parameters.type", "'object'"),
+        ({"tools": [tool("a", strict="yes")]}, "tools[0].function.strict", "true or false"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "must be one of none, auto, required"),
+        ({"tools": TOOLS, "tool_choice": tool("other")}, "tool_choice.function.name", "no tool of the request"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function.name", "required"),
+        ({"tools": TOOLS, "tool_choice": allowed("any", "send")}, "tool_choice.allowed_tools.mode", "must be"),
+        (
+            {"tools": TOOLS, "tool_choice": allowed("auto", "other")},
+            "tool_choice.allowed_tools.tools[0].function.name",
+            "no tool",
+        ),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls", "valid boolean"),
+        ({"tools": TOOLS, "guided_regex": "a"}, "guided_regex", "with tools only a JSON schema"),
+        ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "ignore_eos", "leave it out"),
+        ({"functions": [{}]}, "functions", "use tools"),
+        (message_with(5), "messages[1].tool_calls[0].type", "must be 'function'"),
+        (message_with({"function": {}}), "messages[1].tool_calls[0].function.name", "required"),
+        (
+            message_with({"function": {"name": "a", "arguments": "[]"}}),
+            "messages[1].tool_calls[0].function.arguments",
+            "must be a JSON object",
+        ),
+        ({"messages": [{"role": "user", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls", "assistant"),
+        ({"messages": [{"role": "tool", "content": "", "tool_call_id": 5}]}, "messages[0].tool_call_id", "string"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, says_why: str) -> None:
+    with pytest.raises(MotetError, match=says_why) as caught:
+        body(**fields)
+    assert caught.value.param == param
+
+
+def test_schemas_that_are_too_deep_or_too_large_are_refused() -> None:
+    depth = 10_000
+    deep = '{"model":"m","messages":[],"tools":[' + '{"items":' * depth + "1" + "}" * depth + "]}"
+    with pytest.raises(InvalidRequest, match="recursion limit"):
+        parse(ChatBody, deep.encode())
+    large = {"properties": {f"name{n}": {"type": "string"} for n in range(10_000)}}
+    offered = body(tools=[tool("a", parameters=large)], tool_choice="required").tools_offered
+    assert offered is not None
+    with pytest.raises(InvalidRequest, match="their schemas have more than"):
+        offered.grammar("hermes", None)
