@@ -12,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from motet.errors import InvalidRequest
-from motet.grammars.compiler import Grammars, try_grammar
+from motet.grammars.compiler import Grammars
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet.tool_calls.formats import FORMATS, TOOL_FORMATS, ToolFormatName
 from motet.tool_calls.grammar import CallRules
@@ -154,13 +154,15 @@ def test_an_answer_without_calls_may_have_a_schema_of_its_own(
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS)
-def test_the_tool_is_named_whose_schema_cannot_be_served(form: ToolFormatName) -> None:
+def test_the_tool_is_named_whose_schema_cannot_be_served(
+    tokenizer: tuple[Tokenizer, Grammars], form: ToolFormatName
+) -> None:
     tools = {"look_up": TOOLS["look_up"], "odd": {"type": "object", "properties": {"x": {"uniqueItems": True}}}}
     with pytest.raises(InvalidRequest, match=r"the parameters of the tool odd: .*uniqueItems"):
-        try_grammar(rules(form, tools=tools))
+        tokenizer[1].try_grammar(rules(form, tools=tools))
 
 
-def test_another_versions_rules_are_an_error_of_their_request() -> None:
+def test_another_versions_rules_are_an_error_of_their_request(tokenizer: tuple[Tokenizer, Grammars]) -> None:
     for text in ("{}", "[]", '{"format":"other","tools":{},"must":true,"parallel":true}', "x"):
         with pytest.raises(InvalidRequest, match="another version"):
-            try_grammar(Grammar(GrammarForm.TOOL_CALLS, text))
+            tokenizer[1].try_grammar(Grammar(GrammarForm.TOOL_CALLS, text))
