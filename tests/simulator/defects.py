@@ -128,7 +128,7 @@ DEFECTS = (
     Defect(
         "a runner answers for another one",
         "motet_gateway.dispatcher",
-        "Dispatcher._is_another_runners",
+        "Dispatcher._is_from_its_runner",
         "placed.address == address",
         "True",
         seed=37,
