@@ -130,6 +130,17 @@ def test_a_final_decline_is_a_refusal_whether_gateway_or_runner_reports_it_first
 UNABLE = "structured_output_unavailable"
 
 
+@pytest.mark.parametrize("other", [{"base": "sha256:new"}, {"pages": 3}], ids=["another base model", "too small"])
+def test_a_request_that_a_runner_can_never_take_waits_for_none_that_cannot_either(other):
+    driver = ready()
+    driver.attach("r0")
+    driver.enqueue("a")
+    driver.attach("r1", **other)
+    decline(driver, "a", code=UNABLE)
+    driver.lose("a", 1)
+    assert driver.of(effects.SendRefused)[-1].failure.code == UNABLE
+
+
 @pytest.mark.parametrize("first", ["the runner", "the gateway"])
 def test_a_request_that_a_runner_can_never_take_waits_for_another_one(first):
     """Mutation: it avoids that runner for a while only."""

@@ -13,6 +13,7 @@ from motet_scheduler.policy import effects
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.requests import Placement, Request
+from motet_scheduler.policy.runner_choice import never_fits
 from motet_scheduler.policy.runners import PlacementKey, Runner
 from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import GroupName
@@ -193,10 +194,11 @@ class RequestLifecycle:
         self._retry_at(request.avoid[instance], request)
 
     def avoid_for_good(self, request: Request, instance: str) -> bool:
-        """This runner can never take it → whether no runner of its group that takes work can."""
+        """This runner can never take it → whether no runner that may serve it, and takes work, can."""
         request.avoid[instance] = inf
-        runners = self._state.runners_of(request.group)
-        return all(request.avoid.get(one.instance) == inf for one in runners if one.takes_work)
+        others = [one for one in self._state.runners_for(request) if request.avoid.get(one.instance) != inf]
+        able = [one for one in others if one.takes_work]
+        return not able or never_fits(request, able, self._state.config) is not None
 
     def _forget_avoided(self, request: Request) -> None:
         """Runners that it need not avoid any more. The queue offers it only room elsewhere than on the others."""
