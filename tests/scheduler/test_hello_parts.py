@@ -1,7 +1,10 @@
 """A gateway tells in parts what runs: until it has told everything, nothing of it is ended or moved."""
 
+from motet.domain import RequestId
+from motet.runner_info import RunnerIdentity
 from motet_scheduler.policy import effects, events
-from tests.scheduler.builders import SchedulerDriver, entry, ready
+from motet_scheduler.policy.values import Limits
+from tests.scheduler.builders import SchedulerDriver, entry, pool, ready
 
 
 def again(driver: SchedulerDriver, *running: str) -> None:
@@ -79,3 +82,34 @@ def test_a_gateway_that_breaks_off_has_ended_nothing():
     assert list(driver.scheduler.requests) == ["a", "b", "c"]
     told(driver, "x")
     assert list(driver.scheduler.requests) == ["a", "b", "c"], "a part after the end"
+
+
+def test_what_moves_and_still_runs_as_a_later_part_says_goes_on_as_it_was():
+    """It waits for room elsewhere, and its gateway has not been told. Its tenant has paid for it."""
+    driver = ready()
+    driver.state(pools=(pool(limits=(("acme", Limits(requests_per_minute=60)),)),))
+    driver.attach()
+    driver.enqueue("a")
+    driver.report("r0", entry("a", 2))
+    draining = events.DrainRequested(RunnerIdentity(instance="r0", incarnation="1"), 0.0)
+    driver.send(events.DrainsDeclared((draining,), 1))
+    driver.wait(1)
+    assert driver.where("a") == ""
+    request = driver.scheduler.requests[RequestId("a")]
+    again(driver)
+    driver.report("r0", entry("a", 2))
+    driver.wait(1)
+    told(driver, "a")
+    assert driver.scheduler.requests == {"a": request}
+    assert driver.where("a") == "r0"
+    assert request.draw.charged
+
+
+def test_what_moves_and_no_part_names_has_ended():
+    driver = three_running()
+    driver.detach()
+    driver.lose("a")
+    again(driver, "b")
+    driver.wait(1)
+    told(driver, "c")
+    assert list(driver.scheduler.requests) == ["b", "c"]

@@ -47,6 +47,10 @@ class GatewayEvents:
             if request.gateway == event.gateway and not request.forgotten
         ]
         running = {live.request for live in event.live}
+        for one in known if event.more else ():
+            if one.waiting and one.left is not None:  # a later part may say that it still runs there
+                self._lifecycle.leave_queue(one)
+                one.placement = one.left
         # What waits here is enqueued again: its placement never arrived.
         self._lifecycle.forget(one for one in known if one.waiting and one.id not in running)
         # Until it has told everything, nothing of it is moved: it may tell of the placement before.
@@ -271,9 +275,8 @@ class GatewayEvents:
             return  # it has been placed again since
         request.epoch = max(request.epoch, event.epoch)
         self._state.note_event(request.id, Happening.LOST, event.why)
-        self._lifecycle.release_promise(request)
+        self._lifecycle.leave(request)
         self._lifecycle.avoid(request, placement.instance)
-        request.lost, request.placement = placement, None
         self._lifecycle.enqueue(request)
         if isinstance(request.final_failure, Failure):
             self._lifecycle.refuse(request, request.final_failure)

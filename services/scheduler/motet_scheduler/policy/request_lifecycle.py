@@ -148,6 +148,11 @@ class RequestLifecycle:
             runner.unpark(request.id)
         on_capacity_freed(self._state, runner)
 
+    def leave(self, request: Request) -> None:
+        """It has its placement no more, and gets another one."""
+        self.release_promise(request)
+        request.left, request.placement = request.placement, None
+
     def ended_at_runner(self, runner: Runner, key: PlacementKey) -> None:
         """Its runner says so, before its gateway says what came of it. Only its pages are free: the request ends when
         its gateway says so. If that never does, it is placed again."""
@@ -252,8 +257,7 @@ class RequestLifecycle:
         runner = self._state.runner_of(request.placement)
         self._state.note_event(request.id, Happening.MOVED, request.placement.instance, why)
         self.cancel_at_runner(request.placement, request.id, why)
-        self.release_promise(request)
-        request.placement = None
+        self.leave(request)
         request.moved_reason, request.engine_hung = why, runner is not None and runner.hung
 
     def cancel_at_runner(self, placement: Placement, request: RequestId, reason: str) -> None:

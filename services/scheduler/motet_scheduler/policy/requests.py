@@ -101,8 +101,8 @@ class Request:
     """On the runners of its group that could hold it, when it began to wait for these."""
     epoch: int = 0
     placement: Placement | None = None
-    lost: Placement | None = None
-    """The placement that it lost last, as its gateway said."""
+    left: Placement | None = None
+    """The placement that it had last and has no more: it was lost, or the request moves."""
     moved_reason: str = ""
     engine_hung: bool = False
     """Whether the engine of the runner that it leaves hangs."""
@@ -177,9 +177,9 @@ class Request:
         """Whether this is its placement."""
         return self.placement is not None and self.placement.is_at(runner, epoch)
 
-    def has_lost(self, runner: RunnerIdentity, epoch: int) -> bool:
-        """Whether this is the placement that it lost last."""
-        return self.lost is not None and self.lost.is_at(runner, epoch)
+    def has_left(self, runner: RunnerIdentity, epoch: int) -> bool:
+        """Whether this is the placement that it had last and has no more."""
+        return self.left is not None and self.left.is_at(runner, epoch)
 
     def note_delivered(self, tokens: int) -> None:
         """A peer says that it has this much of its answer: at most what it asked for, and what a context holds."""

@@ -135,7 +135,7 @@ class RunnerEvents:
             return
         here = request.runs_on(runner.identity, event.epoch)
         # Its gateway, which is told too, may have said before that it lost this placement.
-        if not (here or request.has_lost(runner.identity, event.epoch)):
+        if not (here or request.has_left(runner.identity, event.epoch)):
             return
         never_here = event.failure.code == StructuredOutputUnavailable.mapping.code
         nowhere = never_here and self._lifecycle.avoid_for_good(request, event.instance)
