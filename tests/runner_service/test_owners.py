@@ -7,7 +7,7 @@ import pytest
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.domain import BASE, RequestId
 from motet.errors import Declined
-from motet_runner.accepted_requests import MAX_EPOCHS_REMEMBERED, AcceptedRequest, AcceptedRequests
+from motet_runner.accepted_requests import MAX_ACCEPTED, MAX_EPOCHS_REMEMBERED, AcceptedRequest, AcceptedRequests
 from motet_runner.engine_messages import EngineOutputs, SequenceRefused
 from motet_simulator.fake_engine import SlowEngines, tokens_of
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, until
@@ -153,3 +153,13 @@ def test_a_scheduler_of_an_earlier_version_does_not_say_whose_it_is():
     book.expect("b", 1, "honest")
     book.expect("b", 2)
     assert book.is_anothers("b", "liar")
+
+
+def test_a_runner_accepts_no_more_requests_than_its_reports_may_list():
+    """Else one gateway could fill it, and all that it reports would be refused."""
+    book = AcceptedRequests()
+    for number in range(MAX_ACCEPTED):
+        book.add(accepted(f"{number}"))
+    with pytest.raises(Declined, match="the most that it accepts"):
+        book.check(runner_pb2.Submit(request="one more", epoch=1))
+    book.check(runner_pb2.Submit(request="0", epoch=2))

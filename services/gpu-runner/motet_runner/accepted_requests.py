@@ -12,12 +12,18 @@ from typing import NamedTuple
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.domain import Digest, RequestId
 from motet.errors import Declined
+from motet.runner_info import MAX_LISTED
 from motet.terms import check_epoch, check_leaders_term, check_term
 from motet_runner.engine_loop import STATES
 from motet_runner.interface import EngineReport, State
 
 MAX_EPOCHS_REMEMBERED = 8192
 """The number of requests whose last epoch is remembered. A late submit of an earlier epoch is declined."""
+
+
+MAX_ACCEPTED = MAX_LISTED // 2
+"""Requests at once, more than any engine has places for. Reports list them all, beside those whose ends are not known
+everywhere, and nobody reads a report that lists too many."""
 
 
 class Latest(NamedTuple):
@@ -111,8 +117,8 @@ class AcceptedRequests:
             raise Declined(f"The request {request} belongs to another gateway.")
 
     def check(self, submit: runner_pb2.Submit) -> None:
-        """Raises Declined for a placement that a later term or epoch has replaced. Raises InvalidRequest for impossible
-        numbers: with these, no scheduler or supervisor would read a report.
+        """Raises Declined for a placement that a later term or epoch has replaced, and if too many are here. Raises
+        InvalidRequest for impossible numbers: with these, no scheduler or supervisor would read a report.
 
         A higher term is no reason to wait: a gateway may hear from a new leader before this runner does.
         """
@@ -125,6 +131,8 @@ class AcceptedRequests:
             raise Declined(
                 f"The request {submit.request} was placed again as epoch {latest.epoch}. This is epoch {submit.epoch}."
             )
+        if len(self) >= MAX_ACCEPTED and self.get(submit.request) is None:
+            raise Declined(f"This runner has {MAX_ACCEPTED} requests, the most that it accepts.")
 
     # ---------------------------------------------------------------------------------------------------------- entries
 
