@@ -68,8 +68,8 @@ class Settings(BaseSettings):
 
     connect_seconds: float = Field(2.0, gt=0)
     """How long the stream to a runner may be down before the scheduler is asked for another runner for a request that
-    was placed there. Multiplied by MOTET_TIME_SCALE. Then requests wait only for the next attempt to open the stream,
-    half a second."""
+    was placed there. Multiplied by MOTET_TIME_SCALE. Then requests wait half a second for the next attempt to open the
+    stream."""
 
     drain_seconds: float = Field(30.0, ge=0)
     """How long running streams may continue after SIGTERM. After that they end with an error."""

@@ -35,11 +35,11 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_http_proxy", 0),
 ]
 _QUICK_PINGS: dict[str, int] = {
-    # An answer stands still until its gateway notices that it is cut off from its runner. More often than each second,
-    # the server would end the connection.
-    "grpc.keepalive_time_ms": 1_200,
-    "grpc.keepalive_timeout_ms": 1_800,
-    "grpc.http2.ping_timeout_ms": 1_800,
+    # An answer stands still until its gateway notices that it is cut off from its runner. A runner that only pauses
+    # must not look like that: its streams would break, which counts against their requests.
+    "grpc.keepalive_time_ms": 2_000,
+    "grpc.keepalive_timeout_ms": 4_000,
+    "grpc.http2.ping_timeout_ms": 4_000,
 }
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH,
