@@ -37,7 +37,8 @@ class SelfProtection:
         standing = sum(sequence.stands_at_promise for sequence in runnable)
         if not standing:
             return
-        others_run = standing < len(runnable)
+        late = self._sequences.late_with_places
+        others_run = late > 0 or standing < len(runnable)
         for sequence in runnable:
             if sequence.state is State.PARKED or not sequence.stands_at_promise:
                 continue
@@ -51,7 +52,7 @@ class SelfProtection:
                 self._park(victim, victim.doubled)
                 if victim is not sequence:
                     self._extend(sequence)
-            elif idle and all(other.stands_at_promise for other in self._sequences.runnable()):
+            elif idle and not late and all(other.stands_at_promise for other in self._sequences.runnable()):
                 self._make_way(self._sequences.runnable())
                 break
 
