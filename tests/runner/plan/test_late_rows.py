@@ -7,14 +7,14 @@ from typing import Any, cast
 import pytest
 
 from motet.domain import RequestId
-from motet_runner.interface import NewSequence
+from motet_runner.interface import NewSequence, StateChanged
 from motet_runner.plan import Planner, StepPlan
 from motet_runner.plan.sequence_memory import MAX_PARKED
 from motet_runner.row_mask import RowMask
 from tests.runner.plan.fake_device import FakeDevice, make_planner, new
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeMask:
     late: bool = False
     failure: None = None
@@ -73,3 +73,67 @@ def test_a_sequence_at_its_promise_waits_while_the_only_other_one_is_late(*, spa
     device.make("late")
     device.run()
     assert device.finished.keys() == {"late", "plain"}
+
+
+class AccusedDevice(LateDevice):
+    """It notes who would be accused if the engine died: in iterations, and while masks are being made."""
+
+    def accused(self) -> str:
+        """By the last event outside."""
+        told = [event for event in self.events if isinstance(event, StateChanged)]
+        of_each = {event.request: event.alone for event in told}
+        (accused,) = [request for request, alone in of_each.items() if alone] or [""]
+        return accused
+
+    def launch(self, plan: StepPlan) -> None:
+        if plan.rows:
+            making = {request for request, mask in self.masks.items() if mask.late}
+            busy = making.union(self.rows[step.row].request for step in plan.rows if step.row in self.rows)
+            busy.update(join.request for join in plan.joins)
+            assert self.accused() in ("", *busy)
+            assert not self.accused() or busy == {self.accused()}
+        super().launch(plan)
+
+
+def test_a_suspect_is_announced_alone_while_its_mask_is_made() -> None:
+    planner = make_planner()
+    device = AccusedDevice(planner)
+    device.add("late", engines_lost=1)
+    planner.commands.add(new("innocent", engines_lost=1))
+    planner.commands.add(new("plain"))
+    while not device.masks["late"].late:
+        device.step()
+    computed = dict(device.computed)
+    for _ in range(5):
+        device.step()
+        assert device.accused() == "late"
+    assert device.computed == computed
+    device.make("late")
+    device.run()
+    assert device.finished.keys() == {"late", "innocent", "plain"}
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_no_suspect_is_computed_while_a_mask_is_made(*, gone: bool) -> None:
+    planner = make_planner()
+    device = AccusedDevice(planner)
+    device.add("late")
+    device.add("masked", max_tokens=60)
+    device.make("masked")
+    planner.commands.add(new("plain", max_tokens=60))
+    for _ in range(3):
+        device.step()
+    assert device.masks["late"].late
+    planner.commands.add(new("suspect", engines_lost=1))
+    if gone:
+        planner.commands.cancel(RequestId("late"))
+    before = dict(device.computed)
+    for _ in range(5):
+        device.step()
+    assert device.accused() == ""
+    assert "suspect" not in device.computed
+    assert device.computed["plain"] == before["plain"] + 5, "others go on"
+    assert device.computed["masked"] == before["masked"], "no other mask begins, so that the suspect's turn comes"
+    device.make("late")
+    device.run()
+    assert {"suspect", "masked", "plain"} <= device.finished.keys()

@@ -156,9 +156,7 @@ class IterationResults:
 
     def _sits_out(self, sequence: Sequence, restarts: int) -> None:
         """Its newest token will be computed again once its mask is there, as if this iteration had left it out."""
-        if sequence not in self._sequences:
-            return
-        if sequence.restarts == restarts:
+        if sequence in self._sequences and sequence.restarts == restarts:
             if sequence.state is State.PARKED:
                 self._memory.restart(sequence)  # its pages on the host are those of all tokens
             else:

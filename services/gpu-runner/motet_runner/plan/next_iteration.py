@@ -46,7 +46,7 @@ class NextIteration:
         """`idle`: no iteration is launched. A suspect's iteration waits until `idle`: if an engine dies with two
         launched iterations, nobody knows in which one. The call before it returns an empty iteration, and adds the
         event that announces it."""
-        if self._was_suspect and not idle:
+        if (self._was_suspect and not idle) or self._sequences.late_suspect is not None:
             return Iteration()
         protection = self._protection
         protection.answer_overflows(supervised=supervised, idle=idle)
@@ -65,6 +65,12 @@ class NextIteration:
             return Iteration()
         self._was_suspect = iteration.suspect is not None
         return iteration
+
+    def sat_out(self) -> None:
+        """Rows of the oldest iteration are late. A suspect stays announced while its mask is made."""
+        suspect = self._sequences.late_suspect
+        if self._was_suspect and suspect is not None:
+            self._sequences.events += self._turns.go_on(suspect)
 
     def begin(self, iteration: Iteration) -> None:
         """It is computed."""
@@ -112,13 +118,18 @@ class NextIteration:
 
     def _compose(self, *, suspects_first: bool) -> Iteration:
         late = self._sequences.late_with_places
+        able = [
+            sequence
+            for sequence in self._sequences.runnable()
+            if sequence.may_be_scheduled
+            and (sequence.started or sequence.new.parent is None or not self.waits_for_parent(sequence))
+        ]
+        if any(sequence.suspect for sequence in able) and self._sequences.masks_to_come:
+            # A mask may kill the engine: suspects wait for it, and no other one begins, so that their turn comes.
+            late += sum(one.started for one in able if one.suspect or one.new.mask is not None)
+            able = [one for one in able if not one.suspect and one.new.mask is None]
         return compose(
-            [
-                sequence
-                for sequence in self._sequences.runnable()
-                if sequence.may_be_scheduled
-                and (sequence.started or sequence.new.parent is None or not self.waits_for_parent(sequence))
-            ],
+            able,
             self._preset,
             chunk_tokens=self._chunk.size,
             places=self._places - late,

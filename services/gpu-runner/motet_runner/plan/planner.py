@@ -311,6 +311,8 @@ class Planner:
         self._write_back()
         self._lives.expand_decoded()
         self._results.take(launched, result)
+        if result.late:
+            self.next_iteration.sat_out()
         if decoding is not None:
             decoding.collected_otherwise()
 

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from motet.domain import Digest, RequestId
 from motet_runner.interface import Event, State, StateChanged
 from motet_runner.plan.sequence import Sequence
+from motet_runner.row_mask import RowMask
 
 
 class SequenceTable:
@@ -25,6 +26,8 @@ class SequenceTable:
         """Adapters (or the base) with users that are not parked. Each iteration asks for all on the device."""
         self.late: list[Sequence] = []
         """Those that sit out iterations. They keep their places, pages and states, and may be parked."""
+        self._masks: list[RowMask] = []
+        """Those that other threads may still make, also of sequences that have left."""
         self._runnable: list[Sequence] | None = None
         """None: must be computed again"""
 
@@ -70,6 +73,17 @@ class SequenceTable:
         return self._runnable
 
     @property
+    def late_suspect(self) -> Sequence | None:
+        """Its mask is computed alone, like its iterations."""
+        return next((one for one in self.late if one.suspect and one.state is not State.PARKED), None)
+
+    @property
+    def masks_to_come(self) -> list[RowMask]:
+        """Other threads make them now."""
+        self._masks = [mask for mask in self._masks if mask.late]
+        return self._masks
+
+    @property
     def late_with_places(self) -> int:
         return sum(sequence.state is not State.PARKED for sequence in self.late)
 
@@ -107,7 +121,11 @@ class SequenceTable:
         self.events.append(StateChanged(sequence.request, sequence.new.epoch, state))
 
     def sits_out(self, sequence: Sequence) -> None:
-        """Until `take_back` finds its mask."""
+        """Until `take_back` finds its mask. One that has left is only noted: its mask is still being made."""
+        if sequence.new.mask is not None and sequence.new.mask not in self.masks_to_come:
+            self._masks.append(sequence.new.mask)
+        if sequence not in self:
+            return
         sequence.late = True
         self.late.append(sequence)
         self._runnable = None

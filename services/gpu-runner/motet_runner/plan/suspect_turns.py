@@ -1,7 +1,8 @@
 """Whose turn it is while an engine has suspects, and what was announced about it.
 
 A suspect is a sequence that an engine had when it died. It is computed alone, and this is announced before its
-iteration begins: if the engine dies in it, the cause is certain.
+iteration begins: if the engine dies in it, the cause is certain. So no other thread makes a mask meanwhile, and if the
+suspect's own mask is late, the announcement holds until the mask is there.
 """
 
 from motet_runner.interface import StateChanged
@@ -28,6 +29,14 @@ class SuspectTurns:
             self._announced = None
             self.suspects_first = suspect is None
             return []
+        return self._announce(suspect)
+
+    def go_on(self, suspect: Sequence) -> list[StateChanged]:
+        """The announcement after its iteration, if its mask is still being made: that may kill the engine, too."""
+        self.suspects_first = True
+        return self._announce(suspect)
+
+    def _announce(self, suspect: Sequence | None) -> list[StateChanged]:
         told, self._announced = self._announced, suspect
         return [
             StateChanged(one.request, one.new.epoch, one.state, alone=one is suspect)
