@@ -241,3 +241,16 @@ def test_slow_masks_do_not_delay_other_masks(grammars: Grammars) -> None:
     assert quick.allowed is not None
     for one in slow:
         one.go.set()
+
+
+def test_slow_masks_of_one_iteration_do_not_delay_its_other_masks(grammars: Grammars) -> None:
+    """Mutation: `MaskThreads.make` begins one more thread after its wait, not one for each mask."""
+    threads = MaskThreads()
+    slow = [Held(grammars.mask(WORD, ())) for _ in range(MAX_THREADS - 1)]
+    quick = RowMask(grammars.mask(WORD, ()))
+    threads.make([*map(RowMask, slow), quick], spent=0.0)
+    while quick.late and threads.wait(5):
+        pass
+    assert quick.allowed is not None
+    for one in slow:
+        one.go.set()

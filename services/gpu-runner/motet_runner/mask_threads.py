@@ -44,7 +44,7 @@ class MaskThreads:
             left = end - time.perf_counter()
             if left <= 0 or not self.wait(min(wait, left)):
                 break
-        if self._to_make:  # the threads are busy with slow ones
+        for _ in range(min(len(self._to_make), len(begun))):  # the threads are busy with slow ones
             self._threads.submit(self._make)
 
     def wait(self, seconds: float) -> bool:
