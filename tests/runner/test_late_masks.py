@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from motet.clock import monotonic
 from motet.domain import ParkMethod, RequestId
 from motet.errors import InvalidRequest
 from motet.grammars.compiler import Grammars
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner import mask_threads
 from motet_runner.engine import Engine
+from motet_runner.engine_loop import EngineLoop
 from motet_runner.interface import NewSequence, Sampling
 from motet_runner.mask_threads import MAX_THREADS, MaskThreads
 from motet_runner.row_mask import RowMask, TokenRules
@@ -254,3 +256,18 @@ def test_slow_masks_of_one_iteration_do_not_delay_its_other_masks(grammars: Gram
     assert quick.allowed is not None
     for one in slow:
         one.go.set()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_lone_row_waits_for_its_mask_and_not_for_commands(grammars: Grammars) -> None:
+    """Mutation: the loop takes an iteration whose only row was late as one that computed nothing."""
+    engine = make_engine(MODEL)
+    loop = EngineLoop(engine, clock=monotonic)
+    engine.add(masked(grammars, JSON))
+    waits, late = list[float | None](), 0
+    while engine.has_work():
+        waits.append(loop.command_wait_seconds())
+        loop.turn()
+        late += bool(engine.planner.sequences.late)
+    assert late > 2
+    assert set(waits) == {0.0}

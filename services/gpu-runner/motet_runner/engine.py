@@ -292,7 +292,7 @@ class Engine(PlannedEngine):
             events=events,
             planner=self.planner,
         )
-        return StepOutput(self._steps, outputs, events, decoded)
+        return StepOutput(self._steps, outputs, events, decoded, late=bool(self.planner.sequences.late))
 
     def idle(self) -> float | None:
         if len(self.planner.sequences) or self._launched:

@@ -156,7 +156,7 @@ class EngineLoop:
             self._encode(output.others)
             for event in output.events:
                 self._on_event(event)
-            self._productive = bool(output.decoded or output.others or output.events)
+            self._productive = bool(output.decoded or output.others or output.events or output.late)
             self._report_wanted |= self._free_levels.ask_for_a_report(now, self._engine.free_share)
             self._idle_wait = 0.0
         else:

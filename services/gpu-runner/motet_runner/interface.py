@@ -272,6 +272,8 @@ class StepOutput:
     """All outputs but `decoded`"""
     events: list[Event]
     decoded: DecodedTokens | None = None
+    late: bool = False
+    """A sequence waits for its mask. The next call of `step` computes others meanwhile, or waits by itself."""
 
     @property
     def sequences(self) -> list[SequenceOutput]:
