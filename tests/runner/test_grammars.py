@@ -15,6 +15,7 @@ from motet.errors import InvalidRequest, MotetError, StructuredOutputUnavailable
 from motet.grammars.compiler import Grammars
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet.grammars.unions import told_apart
+from motet_runner import mask_threads
 from motet_runner.execute.batch.row_table import TableRow
 from motet_runner.execute.sample.host_sampler import Sampler, Samples
 from motet_runner.execute.sample.row_masks import RowMasks
@@ -74,8 +75,12 @@ def masked_first(grammars: Grammars, grammar: Grammar, logits: list[torch.Tensor
 
 @pytest.mark.parametrize("kernels", ["torch", "cpp"])
 @pytest.mark.parametrize("grammar", [JSON, WORD], ids=["json", "word"])
-def test_greedy_tokens_are_those_of_masking_first(grammars: Grammars, kernels: str, grammar: Grammar) -> None:
+def test_greedy_tokens_are_those_of_masking_first(
+    grammars: Grammars, kernels: str, grammar: Grammar, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside rows without a grammar, most iterations are decode-only, and the compiled model chooses their tokens."""
+    monkeypatch.setattr(mask_threads, "MAX_WAIT_SECONDS", 60.0)  # a row that sits out computes its logits twice
+    monkeypatch.setattr(mask_threads, "MAX_WAITS_SECONDS", 60.0)
     logits: list[torch.Tensor] = []
 
     def tap(requests: list[RequestId], of_rows: torch.Tensor) -> None:
