@@ -1,6 +1,8 @@
 """A mask that comes late delays only its own row, and changes no token: neither its row's nor a neighbour's."""
 
+import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from motet_runner import mask_threads
 from motet_runner.engine import Engine
 from motet_runner.engine_loop import EngineLoop
 from motet_runner.interface import NewSequence, Sampling
-from motet_runner.mask_threads import MAX_THREADS, MaskThreads
+from motet_runner.mask_threads import MAX_THREADS, NICENESS, MaskThreads
 from motet_runner.row_mask import RowMask, TokenRules
 from testbed.tree import ROOT
 from tests.runner.engines import EngineRun, ask, make_engine, run
@@ -271,3 +273,25 @@ def test_a_lone_row_waits_for_its_mask_and_not_for_commands(grammars: Grammars) 
         late += bool(engine.planner.sequences.late)
     assert late > 2
     assert set(waits) == {0.0}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+@pytest.mark.usefixtures("patient")
+def test_masks_leave_the_cores_to_the_engine() -> None:
+    """Mutation: the threads have no initializer."""
+
+    class Rules:
+        failure = None
+        priority: int | None = None
+
+        def take(self, token: int, place: int) -> bool:
+            return True
+
+        def allowed(self) -> bytes:
+            self.priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+            return b""
+
+    rules = Rules()
+    MaskThreads().make([RowMask(rules)], spent=0.0)
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert rules.priority == min(19, own + NICENESS)

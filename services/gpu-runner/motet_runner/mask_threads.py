@@ -2,12 +2,19 @@
 
 That thread waits a moment for them, because most take some hundredths of a millisecond. A row whose mask comes later
 sits out iterations, and nobody waits for it.
+
+On Linux these threads have a lower priority than the engine's own: slow masks use the cores that iterations leave.
+Elsewhere threads of a process have one priority, and slow masks slow down iterations on a machine without idle cores.
 """
 
+import os
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from motet_runner.row_mask import RowMask
@@ -15,6 +22,8 @@ from motet_runner.row_mask import RowMask
 MAX_THREADS = 16
 """Fewer slow masks than this delay no other mask."""
 THREADS_AT_FIRST = 2
+NICENESS = 10
+"""How much lower their priority is than that of the thread that begins them"""
 MAX_WAIT_SECONDS, MAX_WAIT_SHARE = 0.000_15, 0.05
 """The longest wait for one more mask: in seconds, or as a share of the iteration so far if that is longer."""
 MAX_WAITS_SECONDS, MAX_WAITS_SHARE = 0.001, 0.25
@@ -23,7 +32,7 @@ MAX_WAITS_SECONDS, MAX_WAITS_SHARE = 0.001, 0.25
 
 class MaskThreads:
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(MAX_THREADS, "masks")
+        self._threads = ThreadPoolExecutor(MAX_THREADS, "masks", initializer=_lower_priority)
         self._to_make: deque[RowMask] = deque()
         self._made: SimpleQueue[RowMask] = SimpleQueue()
 
@@ -63,3 +72,10 @@ class MaskThreads:
                 return
             mask.make()
             self._made.put(mask)
+
+
+def _lower_priority() -> None:
+    if sys.platform == "linux":  # elsewhere this is the priority of the whole process
+        thread = threading.get_native_id()
+        with suppress(OSError):  # a sandbox may forbid it; an error here would break all threads
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
