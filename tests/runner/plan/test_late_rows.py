@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from motet.domain import RequestId
+from motet.domain import Digest, RequestId
 from motet_runner.interface import NewSequence, StateChanged
 from motet_runner.plan import Planner, StepPlan
 from motet_runner.plan.sequence_memory import MAX_PARKED
 from motet_runner.row_mask import RowMask
-from tests.runner.plan.fake_device import FakeDevice, make_planner, new
+from tests.runner.plan.fake_device import FakeDevice, adapter_layout, make_planner, new
 
 
 @dataclass(eq=False)
@@ -75,6 +75,49 @@ def test_a_sequence_at_its_promise_waits_while_the_only_other_one_is_late(*, spa
     assert device.finished.keys() == {"late", "plain"}
 
 
+def with_a_late_row(planner: Planner) -> LateDevice:
+    device = LateDevice(planner)
+    device.add("late", prompt=20, max_tokens=40)
+    while not device.masks["late"].late:
+        device.step()
+    return device
+
+
+@pytest.mark.parametrize("preset", ["paged-chunk", "request-level"])
+def test_nobody_starts_in_place_of_a_late_row(preset: str) -> None:
+    planner = make_planner(preset=preset, tpot_seconds=1.0)
+    assert planner.cap is not None
+    if preset == "paged-chunk":
+        planner.cap.sequences = 1
+    device = with_a_late_row(planner)
+    planner.commands.add(new("plain"))
+    for _ in range(3):
+        device.step()
+    assert "plain" not in device.computed
+    device.make("late")
+    device.run()
+    assert "plain" in device.finished
+
+
+def test_nobody_makes_way_while_a_late_row_will_go_on() -> None:
+    """Nobody may be a victim: the newest one would end."""
+    planner = make_planner(pages=6, preset="paged-promises")
+    planner.commands.set_overcommit(3.0)
+    device = with_a_late_row(planner)
+    planner.commands.add(new("other", max_tokens=80))
+    for sequence in planner.sequences:
+        sequence.parked_times = MAX_PARKED
+    for _ in range(90):
+        device.step()
+    other = planner.sequences.get(RequestId("other"))
+    assert other is not None
+    assert planner.memory.free == 0
+    assert not planner.sequences.parked()
+    device.make("late")
+    device.run()
+    assert "late" in device.finished
+
+
 class AccusedDevice(LateDevice):
     """It notes who would be accused if the engine died: in iterations, and while masks are being made."""
 
@@ -93,6 +136,16 @@ class AccusedDevice(LateDevice):
             assert self.accused() in ("", *busy)
             assert not self.accused() or busy == {self.accused()}
         super().launch(plan)
+
+
+def test_a_load_is_in_no_hurry_while_a_row_is_late() -> None:
+    planner = make_planner()
+    planner.commands.load_adapter(Digest("sha256:a"), adapter_layout(3))
+    device = with_a_late_row(planner)
+    planner.commands.add(new("other", adapter="sha256:a"))
+    plan = device.step()
+    assert plan.loading
+    assert not plan.hurry
 
 
 def test_a_suspect_is_announced_alone_while_its_mask_is_made() -> None:
