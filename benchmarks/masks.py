@@ -2,9 +2,10 @@
 
 32 sequences decode greedily on a random Llama of 30 M parameters (bfloat16, 4,096 tokens, the bundled model's
 tokenizer), with the product's kernels. 16 of them follow a JSON schema. `masks_*` compares with 32 without a grammar:
-the median time of a step, which each row waits for, and all tokens a second. A random model's choices say nothing, so
-each check really runs, and then its result is set: every choice is allowed, or every one is refused, its mask made, and
-the row chooses again. `masks_late_itl_p99`: each mask takes 20 ms, and the others' slowest steps are compared.
+the median time of a step, which each row waits for, and all tokens a second, counted: a row whose mask is late gets
+none, and makes a step shorter. A random model's choices say nothing, so each check really runs, and then its result is
+set: every choice is allowed, or every one is refused, its mask made, and the row chooses again. `masks_late_itl_p99`:
+each mask takes 20 ms, and the others' slowest steps are compared.
 
 `check_us_*` and `mask_us_*` are for a vocabulary of 128,000 tokens, bytes and words made of them.
 
@@ -18,6 +19,8 @@ import random
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -91,6 +94,26 @@ class Late(Refuses):
         return super().allowed()
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    seconds: float
+    tokens: int
+
+
+@dataclass(slots=True)
+class Measured:
+    """One of each per measurement."""
+
+    tokens_a_second: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    """The share of tokens that rows did not get in time"""
+
+    def add(self, steps: Sequence[Step]) -> None:
+        tokens = sum(step.tokens for step in steps)
+        self.tokens_a_second.append(tokens / sum(step.seconds for step in steps))
+        self.late.append(1 - tokens / (ROWS * len(steps)))
+
+
 class Decoding:
     def __init__(self, model: Path, steps: int) -> None:
         self._steps = steps
@@ -104,8 +127,7 @@ class Decoding:
         while (wait := self._engine.idle()) is not None:
             time.sleep(wait)
 
-    def seconds(self, kind: type[Allows] | None, share: float) -> float:
-        """This quantile of a step."""
+    def steps(self, kind: type[Allows] | None) -> list[Step]:
         names = [RequestId(f"r{next(self._numbers)}") for _ in range(ROWS)]
         for row, name in enumerate(names):
             masked = kind is not None and row % (ROWS // CONSTRAINED) == 0
@@ -127,20 +149,26 @@ class Decoding:
         for name in names:
             self._engine.cancel(name)
         self._engine.step()
-        return percentile(steps, share)
+        return steps
 
-    def _step(self) -> float:
+    def _step(self) -> Step:
         began = time.perf_counter()
         output = self._engine.step()
         seconds = time.perf_counter() - began
-        assert len(output.sequences) >= ROWS - CONSTRAINED
-        return seconds
+        return Step(seconds, len(output.sequences))
 
-    def of(self, kind: type[Allows] | None, share: float = 0.5) -> Measure:
-        async def measured() -> float:
-            return self.seconds(kind, share)
+    def of(self, kind: type[Allows] | None, share: float = 0.5, *, measured: Measured | None = None) -> Measure:
+        """This quantile of a step. `measured` gets the other figures."""
 
-        return measured
+        async def measure() -> float:
+            steps = self.steps(kind)
+            fewest = ROWS - CONSTRAINED if kind is not None and issubclass(kind, Refuses) else ROWS
+            assert all(fewest <= step.tokens <= ROWS for step in steps)
+            if measured is not None:
+                measured.add(steps)
+            return percentile([step.seconds for step in steps], share)
+
+        return measure
 
 
 def with_tokenizer(model: Path, scratch: Path) -> Path:
@@ -203,10 +231,17 @@ async def measure(given: argparse.Namespace) -> list[Result]:
     )
     for itl, kind, most, throughput, least in goals:
         await decoding.of(kind)()
-        pairs = await alternate(decoding.of(kind), decoding.of(None), pairs=given.pairs)
-        print(f"{kind.__name__}: a step takes {percentile(pairs.a, 0.5) * 1e3:.2f} ms; against none: {pairs}")
+        held, free = Measured(), Measured()
+        pairs = await alternate(decoding.of(kind, measured=held), decoding.of(None, measured=free), pairs=given.pairs)
+        print(
+            f"{kind.__name__}: a step takes {percentile(pairs.a, 0.5) * 1e3:.2f} ms, at most {max(held.late):.1%} of "
+            f"the tokens are late; against none: {pairs}"
+        )
         results.append(Result(itl, pairs.ratio, "x", f"<= {most}", pairs.ratio <= most, "no grammar", pairs))
-        results.append(Result(throughput, 1 / pairs.ratio, "x", f">= {least}", 1 / pairs.ratio >= least, "no grammar"))
+        tokens = pairs.beside(held.tokens_a_second, free.tokens_a_second)
+        results.append(
+            Result(throughput, tokens.ratio, "x", f">= {least}", tokens.ratio >= least, "no grammar", tokens)
+        )
     late, plain = decoding.of(Late, 0.99), decoding.of(None, 0.99)
     pairs = await alternate(late, plain, pairs=given.pairs)
     results.append(Result("masks_late_itl_p99", pairs.ratio, "x", "<= 1.15", pairs.ratio <= 1.15, "no grammar", pairs))
