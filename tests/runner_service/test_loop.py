@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import FakeClock, monotonic
 from motet.domain import ParkMethod, pages_for
-from motet.errors import InvalidRequest, UnsupportedParameter
+from motet.errors import InvalidRequest, StructuredOutputUnavailable
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner import pipe as pipes
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
@@ -177,7 +177,7 @@ def test_a_request_that_is_cancelled_or_placed_again_while_its_grammar_is_compil
 def test_an_engine_without_grammars_refuses_them():
     loop = EngineLoop(FakeEngine(), clock=monotonic)
     loop.apply([with_grammar("a")])
-    assert isinstance(loop.turn().refused[0].error, UnsupportedParameter)
+    assert isinstance(loop.turn().refused[0].error, StructuredOutputUnavailable)
 
 
 def test_a_report_comes_when_it_is_asked_for():
