@@ -49,6 +49,10 @@ def test_each_form_becomes_one_grammar(fields: dict[str, Any], grammar: Grammar 
     assert grammar_of(**fields) == grammar
 
 
+def deep(levels: int) -> str:
+    return '{"not":' * levels + "{}" + "}" * levels
+
+
 @pytest.mark.parametrize(
     ("fields", "says", "param"),
     [
@@ -56,6 +60,7 @@ def test_each_form_becomes_one_grammar(fields: dict[str, Any], grammar: Grammar 
         ({"response_format": {"type": "xml"}}, "response_format: type must be", "response_format"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema: this field is required", "response_format"),
         ({"guided_json": "{"}, "guided_json: is not JSON", "guided_json"),
+        ({"guided_json": deep(300)}, "guided_json: is nested too deeply", "guided_json"),
         ({"guided_json": 5}, "guided_json: a JSON schema must be an object", "guided_json"),
         ({"guided_regex": ""}, "guided_regex: must be a regular expression", "guided_regex"),
         ({"guided_choice": []}, "guided_choice: must be a list of 1 to", "guided_choice"),

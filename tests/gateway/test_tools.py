@@ -249,8 +249,31 @@ def test_schemas_that_are_too_deep_or_too_large_are_refused() -> None:
     deep = '{"model":"m","messages":[],"tools":[' + '{"items":' * depth + "1" + "}" * depth + "]}"
     with pytest.raises(InvalidRequest, match="recursion limit"):
         parse(ChatBody, deep.encode())
+    deepest = json.loads('{"not":' * 252 + "{}" + "}" * 252)
+    with_answer = body(tools=TOOLS, guided_json=json.dumps(deepest))
+    assert with_answer.tools_offered is not None
+    assert with_answer.tools_offered.grammar("hermes", deepest) is not None
     large = {"properties": {f"name{n}": {"type": "string"} for n in range(10_000)}}
     offered = body(tools=[tool("a", parameters=large)], tool_choice="required").tools_offered
     assert offered is not None
     with pytest.raises(InvalidRequest, match="their schemas have more than"):
         offered.grammar("hermes", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            b'"tool_choice":"required","tools":[{"type":"function","function":{"name":"a","parameters":SCHEMA}}]',
+            "tools",
+        ),
+        (b'"guided_json":SCHEMA', "guided_json"),
+    ],
+)
+def test_an_integer_that_cannot_be_written_again_is_refused(fields: bytes, param: str) -> None:
+    schema = b'{"properties":{"a":{"maximum":%d}}}' % 10**30
+    with pytest.raises(InvalidRequest, match=f"{param}: .*64 bits") as caught:
+        said = fields.replace(b"SCHEMA", schema)
+        parsed = parse(ChatBody, b'{"model":"m","messages":[{"role":"user","content":"x"}],' + said + b"}")
+        assert parsed.grammar_asked or parsed.tools_offered is None or parsed.tools_offered.grammar("hermes", None)
+    assert caught.value.param == param

@@ -13,6 +13,7 @@ Reader = Callable[[str, Any], Grammar | None]
 """Of a field's name and value"""
 
 MAX_CHOICES = 1000
+TOO_LARGE = "has an integer of more than 64 bits; send a simpler schema"
 _NOT_YET = "it is not supported yet; send json_schema, regex or a list of choices"
 
 
@@ -61,7 +62,11 @@ def _json(name: str, value: Any) -> Grammar:
         return Grammar(GrammarForm.JSON_SCHEMA, "{}")
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name}: a JSON schema must be an object", param=_field(name))
-    return Grammar(GrammarForm.JSON_SCHEMA, orjson.dumps(value).decode())
+    try:
+        text = orjson.dumps([value])[1:-1]  # with tools it stands one level deeper
+    except TypeError:  # orjson reads what it cannot write again
+        raise InvalidRequest(f"{name}: is nested too deeply, or {TOO_LARGE}", param=_field(name)) from None
+    return Grammar(GrammarForm.JSON_SCHEMA, text.decode())
 
 
 def _regex(name: str, value: Any) -> Grammar:

@@ -9,6 +9,7 @@ from motet.errors import InvalidRequest, UnsupportedParameter
 from motet.grammars.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarForm
 from motet.tool_calls.formats import ToolFormatName
 from motet.tool_calls.grammar import CallRules, Schema
+from motet_gateway.grammars.parameters import TOO_LARGE
 from motet_gateway.model_not_found import shown
 
 MAX_TOOLS = 128
@@ -43,7 +44,10 @@ class OfferedTools:
             parallel=self.parallel,
             content=None if self.must else content,
         )
-        text = rules.to_text()
+        try:
+            text = rules.to_text()
+        except TypeError:  # how deep they are is bounded where the body is read
+            raise _wrong("tools", TOO_LARGE) from None
         if len(text.encode()) > MAX_GRAMMAR_BYTES:
             raise _wrong("tools", f"their schemas have more than {MAX_GRAMMAR_BYTES} bytes; send smaller ones")
         return Grammar(GrammarForm.TOOL_CALLS, text)
