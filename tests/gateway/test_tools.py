@@ -161,6 +161,18 @@ async def test_earlier_calls_reach_the_template_with_arguments_as_objects() -> N
         assert of(answer)[0] == "A.look_upseaBlue."
 
 
+async def test_a_chat_goes_on_behind_a_call_with_broken_arguments(hermes: Served) -> None:
+    text = '<tool_call>{"name": "look_up", "arguments": {"q": x}}</tool_call>'
+    answer = await hermes.openai.chat.completions.create(model="tiny", messages=says(text), tools=TOOLS)
+    (choice,) = answer.choices
+    (call,) = choice.message.tool_calls or []
+    assert (choice.finish_reason, call.function.arguments) == ("stop", '{"q": x}')
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Bad."}
+    chat: list[Any] = [*says("x"), choice.message.model_dump(exclude_none=True), result]
+    answer = await hermes.openai.chat.completions.create(model="tiny", messages=chat, tools=TOOLS)
+    assert of(answer)[0] == "Bad. 2"
+
+
 def body(**fields: Any) -> ChatBody:
     parsed = parse(ChatBody, orjson.dumps({"model": "m", "messages": says("x")} | fields))
     parsed.refuse_unsupported()
@@ -230,7 +242,7 @@ def message_with(*calls: Any) -> dict[str, Any]:
         (message_with(5), "messages[1].tool_calls[0].type", "must be 'function'"),
         (message_with({"function": {}}), "messages[1].tool_calls[0].function.name", "required"),
         (
-            message_with({"function": {"name": "a", "arguments": "[]"}}),
+            message_with({"function": {"name": "a", "arguments": []}}),
             "messages[1].tool_calls[0].function.arguments",
             "must be a JSON object",
         ),

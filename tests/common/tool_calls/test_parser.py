@@ -1,6 +1,7 @@
 """Calls of tools in answers: found in any cut of the text, and nothing of it is lost."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count
@@ -129,6 +130,34 @@ def test_text_before_and_behind_calls_is_content(form: ToolFormatName) -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments", ['{"q": x}', '{"q": [1}}', '{"q": NaN}', '{"q": 1,}', '{"q": ' + "[" * 9999 + "]" * 9999 + "}"]
+)
+def test_a_call_whose_arguments_are_no_object_is_not_whole(arguments: str) -> None:
+    text = f'<tool_call>{{"name": "send", "arguments": {arguments}}}</tool_call>'
+    _, calls, parser = parsed("hermes", [text])
+    assert (calls[0][::2], parser.complete) == (("send", False), False)
+
+
+def test_in_python_a_call_that_is_no_call_is_not_whole() -> None:
+    for text in (
+        "[send(a={1: 2})]",
+        "[send(a={'x': y z})]",
+        "[send(a='b' 5)]",
+        "[send(a=[1 2])]",
+        "[send(a=['b' 'c'])]",
+    ):
+        assert not parsed("pythonic", [text])[2].complete
+
+
+def test_a_line_break_in_a_string_is_escaped() -> None:
+    text = '<tool_call>{"name": "send",\n"arguments": {\n"a": "one\ntwo\\n\tthree\\\\"}}</tool_call>'
+    for pieces in ([text], list(text)):
+        _, calls, parser = parsed("hermes", pieces)
+        assert parser.complete
+        assert json.loads(calls[0][1]) == {"a": "one\ntwo\n\tthree\\"}
+
+
+@pytest.mark.parametrize(
     ("written", "meant"),
     [
         ("a=True, b=None, c=-1.5e3", {"a": True, "b": None, "c": -1500.0}),
@@ -187,7 +216,7 @@ def bare(text: str) -> str:
 @given(st.sampled_from(["hermes", "llama3", "mistral"]), TEXTS)
 def test_nothing_of_a_text_is_lost(form: ToolFormatName, parts: list[str]) -> None:
     """What is neither content nor arguments is the format's own: a little for each call."""
-    text = "".join(parts)
+    text = re.sub(r"[\x00-\x1f]", " ", "".join(parts))  # in strings these are escaped
     content, calls, _ = parsed(form, [text])
     if not calls:
         assert content == text

@@ -1,5 +1,6 @@
 """Reads one call that is a JSON object, `{"name": "…", "arguments": {…}}`, its members in any order. Pure."""
 
+import json
 import re
 from collections.abc import Callable, Generator
 from typing import Protocol
@@ -8,6 +9,8 @@ from motet.tool_calls.reader import Needs, Reader
 
 _PLAIN = re.compile(r'[^"{}\[\]]*')
 _IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_RAW = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
+"""An escape, or a character that has to be escaped"""
 _IGNORED = ("type", "id")
 """Members that some models write, too: strings."""
 
@@ -72,27 +75,35 @@ def json_object(reader: Reader, say: Callable[[str], None]) -> Generator[None, N
     """Passes an object on while it comes. False: it has no end."""
     depth, inside = 0, False
     while True:
-        text, begin = reader.text, reader.at
+        text, parts = reader.text, list[str]()
         while reader.at < len(text):
             match = (_IN_STRING if inside else _PLAIN).match(text, reader.at)
             assert match is not None  # it may be empty
             reader.at = match.end()
+            parts.append(_RAW.sub(_escaped, match[0]) if inside else match[0])
             if reader.at == len(text):
                 break
             sign = text[reader.at]
             if sign == "\\":  # the character behind it has not come yet
                 break
             reader.at += 1
+            parts.append(sign)
             if sign == '"':
                 inside = not inside
             else:
                 depth += 1 if sign in "{[" else -1
                 if depth == 0:
-                    say(text[begin : reader.at])
+                    say("".join(parts))
                     return True
         if reader.final:
+            parts.append(text[reader.at :])
             reader.at = len(text)
-        if reader.at > begin:
-            say(text[begin : reader.at])
+        if said := "".join(parts):
+            say(said)
         if not (yield from reader.wait()):
             return False
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """Models often write line breaks in strings as they are, which JSON does not allow."""
+    return json.dumps(found[0])[1:-1] if len(found[0]) == 1 else found[0]

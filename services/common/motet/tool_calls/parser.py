@@ -4,6 +4,7 @@ Every character is part of the content or of a call. What looks like a call but 
 request does not have, is content. White space beside calls is dropped.
 """
 
+import json
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
 
@@ -35,7 +36,7 @@ class ParsedCall:
 
     @property
     def arguments(self) -> str:
-        """JSON, as the model wrote it."""
+        """As the model wrote them: a JSON object if the call is complete."""
         return "".join(self.parts)
 
 
@@ -114,7 +115,7 @@ class CallParser:
             self._new.append(CallDelta(len(self.calls) - 1, "", "", text))
 
     def end_call(self) -> None:
-        self.calls[-1].complete = True
+        self.calls[-1].complete = _is_object(self.calls[-1].arguments)
         self.enough = self._only_one
 
     # ------------------------------------------------------------------------------------------------------- the text
@@ -188,3 +189,14 @@ class CallParser:
             reader.account()
             yield from reader.space()
         self._say(reader.take(), undecided=True)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text, parse_int=str, parse_float=str, parse_constant=_no_json), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _no_json(word: str) -> None:
+    raise ValueError(word)

@@ -68,7 +68,7 @@ def python_call(reader: Reader, sink: CallSink, _arguments: str) -> Needs:
 def _value(reader: Reader, say: Say) -> Needs:
     """Up to the comma or bracket behind it. Says it piece by piece: what is no Python comes out as no JSON."""
     ends: list[str] = []
-    comma = False
+    comma, behind_value = False, False
     while True:
         yield from reader.space()
         sign = yield from reader.peek()
@@ -79,21 +79,25 @@ def _value(reader: Reader, say: Say) -> Needs:
                 return False
             reader.at += 1
             say("}" if sign == "}" else "]")
-            comma = False
+            comma, behind_value = False, True
         elif sign == ",":
             if not ends:
                 return False
             reader.at += 1
-            comma = True
+            comma, behind_value = True, False
         elif sign == ":":
             if not ends:
                 return False
             reader.at += 1
             say(": ")
+            behind_value = False
+        elif behind_value:  # `1 2` would be said as 12
+            return False
         else:
             if comma:
                 say(", ")
                 comma = False
+            behind_value = sign not in _ENDS
             if sign in _ENDS:
                 reader.at += 1
                 ends.append(_ENDS[sign])

@@ -30,7 +30,7 @@ CALL: Json = {
             "required": ["name", "arguments"],
             "properties": {
                 "name": {"type": "string"},
-                "arguments": {"type": "string", "description": "A JSON object."},
+                "arguments": {"type": "string", "description": "A JSON object; anything else counts as `{}`."},
             },
         },
     },

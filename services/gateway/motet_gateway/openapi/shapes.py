@@ -58,7 +58,8 @@ class ChatLogprobs(Shape):
 class CalledFunction(Shape):
     name: str
     arguments: str
-    """JSON, as the model wrote it: an object, unless the answer ended within it."""
+    """As the model wrote them. All are JSON objects if `finish_reason` is `tool_calls`; otherwise those of the last
+    call may be cut, and any may be no JSON."""
 
 
 class ToolCall(Shape):
@@ -85,7 +86,7 @@ class ChatChoice(Shape):
     """Null unless the request asks for `logprobs`."""
     finish_reason: ChatFinishReason
     """`stop`: the model ended it, or a stop string did. `length`: it has as many tokens as it may. `tool_calls`: as
-    `stop`, and it has calls of tools, all of them whole."""
+    `stop`, and it has calls of tools, all of them whole: their arguments are JSON objects."""
 
 
 class ChatCompletion(Shape):

@@ -37,8 +37,9 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         try:
             arguments = orjson.loads(arguments or "{}")
         except orjson.JSONDecodeError:
-            arguments = None
-    if not isinstance(arguments, dict):
+            arguments = {}
+        arguments = arguments if isinstance(arguments, dict) else {}  # a model wrote this: the chat has to go on
+    elif not isinstance(arguments, dict):
         raise _wrong(f"{where}.function.arguments", "must be a JSON object, as a string")
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
