@@ -29,6 +29,8 @@ TOOLS: dict[str, Any] = {
         "additionalProperties": False,
     },
     "nothing": {"type": "object", "properties": {}, "additionalProperties": False},
+    "2fa": {"type": "object", "properties": {"n": {"type": "boolean"}}, "additionalProperties": False},
+    "-a": {"type": "object", "properties": {}, "additionalProperties": False},
     "send": {
         "type": "object",
         "properties": {"to": {"$ref": "#/$defs/who"}, "parts": {"type": "array", "items": WORD, "maxItems": 2}},
