@@ -178,6 +178,16 @@ def test_arguments_in_python_become_json(written: str, meant: object) -> None:
         assert json.loads(calls[0][1]) == meant
 
 
+@pytest.mark.parametrize("number", ["9" * 3000, "-1." + "5" * 3000])
+def test_a_long_number_in_python_is_passed_on(number: str) -> None:
+    text = f"[send(a={number}, b=[{number}])]"
+    for pieces in ([text], [text[:1200], *text[1200:]]):
+        content, calls, parser = parsed("pythonic", pieces)
+        assert (content, parser.complete) == ("", True)
+        assert calls[0][1] == f'{{"a": {number}, "b": [{number}]}}'
+    assert not parsed("pythonic", [f"[send(a={number}x)]"])[2].complete
+
+
 SIGNS = [
     *(
         "<tool_call>",

@@ -5,12 +5,13 @@ import re
 from collections.abc import Callable, Generator
 
 from motet.tool_calls.json_calls import CallSink
-from motet.tool_calls.reader import Needs, Reader
+from motet.tool_calls.reader import MAX_SHORT, Needs, Reader
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WORD = re.compile(r"[^\s,:\[\](){}'\"]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_NUMERIC = re.compile(r"[-+.0-9eE]+")
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|[^xuU0-7])", re.DOTALL)
 _ENDS = {"[": "]", "(": ")", "{": "}"}
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
@@ -107,10 +108,21 @@ def _value(reader: Reader, say: Say) -> Needs:
                     return False
             elif word := (yield from reader.short(_WORD)):
                 say(_WORDS.get(word) or (word if _NUMBER.fullmatch(word) else json.dumps(word, ensure_ascii=False)))
-            else:
+            elif not (yield from _long_number(reader, say)):
                 return False
         if not ends and sign not in ",:":
             return True
+
+
+def _long_number(reader: Reader, say: Say) -> Needs:
+    """One that is no short thing. Schemas do not bound how many digits a number has."""
+    if not _NUMERIC.fullmatch(reader.text, reader.at, reader.at + MAX_SHORT):
+        return False
+    while match := _NUMERIC.match(reader.text, reader.at):
+        reader.at = match.end()
+        say(match[0])
+        yield from reader.peek()
+    return True
 
 
 def _text(reader: Reader, quote: str, say: Say) -> Needs:
