@@ -136,11 +136,11 @@ def test_tokens_are_those_of_masks_in_time(
 
     monkeypatch.setattr(mask_threads, "MAX_WAIT_SECONDS", 60.0)
     monkeypatch.setattr(mask_threads, "MAX_WAITS_SECONDS", 60.0)
-    expected, none_late = runs(make_engine(MODEL, kernels=kernels), *asked(slow=False))
+    expected, none_late = runs(make_engine(MODEL, kernels=kernels, dtype="float32"), *asked(slow=False))
     assert not none_late
     monkeypatch.setattr(mask_threads, "MAX_WAIT_SECONDS", 0.0)
     monkeypatch.setattr(mask_threads, "MAX_WAIT_SHARE", 0.0)
-    found, late = runs(make_engine(MODEL, kernels=kernels), *asked(slow=True))
+    found, late = runs(make_engine(MODEL, kernels=kernels, dtype="float32"), *asked(slow=True))
     assert late > 5
     assert found == expected
 
