@@ -224,6 +224,8 @@ def message_with(*calls: Any) -> dict[str, Any]:
         ({"tools": [tool("a", description=5)]}, "tools[0].function.description", "must be a string"),
         ({"tools": [tool("a", parameters=5)]}, "tools[0].function.parameters", "must be a JSON schema"),
         ({"tools": [tool("a", parameters={"type": "array"})]}, "tools[0].function.parameters.type", "'object'"),
+        ({"tools": [tool("a", description=[])]}, "tools[0].function.description", "must be a string"),
+        ({"tools": [tool("a", strict=1)]}, "tools[0].function.strict", "true or false"),
         ({"tools": [tool("a", strict="yes")]}, "tools[0].function.strict", "true or false"),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "must be one of none, auto, required"),
         ({"tools": TOOLS, "tool_choice": tool("other")}, "tool_choice.function.name", "no tool of the request"),

@@ -95,9 +95,9 @@ def _function(tool: Any, where: str) -> Mapping[str, Any]:
     name, schema = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise _wrong(f"{where}.function.name", "must be 1 to 64 letters, digits, '_' and '-'")
-    if not isinstance(function.get("description") or "", str):
+    if not isinstance(function.get("description"), str | None):
         raise _wrong(f"{where}.function.description", "must be a string")
-    if function.get("strict") not in (None, True, False):
+    if not isinstance(function.get("strict"), bool | None):
         raise _wrong(f"{where}.function.strict", "must be true or false")
     if schema is not None and not isinstance(schema, dict):
         raise _wrong(f"{where}.function.parameters", "must be a JSON schema of an object")
