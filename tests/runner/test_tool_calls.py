@@ -1,6 +1,8 @@
 """The bundled model, which knows no tools, calls them under a grammar: what it draws parses and fits the schemas."""
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import jsonschema
 import pytest
@@ -9,7 +11,7 @@ from motet.grammars.grammar import Grammar, GrammarForm
 from motet.tool_calls.formats import FORMATS, TOOL_FORMATS, ToolFormatName
 from motet.tool_calls.grammar import CallRules
 from motet.tool_calls.parser import CallParser
-from motet_runner.interface import Finish, Sampling
+from motet_runner.interface import Finish, NewSequence, Sampling
 from motet_runner.offline import OfflineEngine, Request
 from testbed.tree import ROOT
 
@@ -27,26 +29,38 @@ PROMPT = [{"role": "user", "content": "Who keeps the lighthouse of Brindle?"}]
 MODES = {"required": (TOOLS, True), "named": ({"ring": TOOLS["ring"]}, True), "strict": (TOOLS, False)}
 
 
+class _BegunEngine(OfflineEngine):
+    """Goes on behind the beginning of a call, which the model would not write by itself."""
+
+    begun: str = ""
+
+    def _sequence(self, request: Request, *place: Any) -> NewSequence:
+        ids = self.tokenizer.encode(self.begun, add_special_tokens=False)
+        return replace(super()._sequence(request, *place), delivered=tuple(ids))
+
+
 @pytest.fixture(scope="module")
-def engine() -> OfflineEngine:
-    return OfflineEngine(MODEL, kernels="torch", threads=1)
+def engine() -> _BegunEngine:
+    return _BegunEngine(MODEL, kernels="torch", threads=1)
 
 
 @pytest.mark.parametrize("form", TOOL_FORMATS)
-def test_calls_that_the_model_draws_parse_and_fit_their_schemas(engine: OfflineEngine, form: ToolFormatName) -> None:
-    modes, asked = list[str](), list[Request]()
-    for mode, (tools, must) in MODES.items():
-        rules = CallRules(format=form, tools=tools, must=must, parallel=False)
-        grammar = Grammar(GrammarForm.TOOL_CALLS, rules.to_text())
-        for seed, temperature in ((1, 0.0), (2, 1.5), (3, 1.5)):
-            sampling = Sampling(max_tokens=200, temperature=temperature)
-            asked.append(Request(prompt=PROMPT, grammar=grammar, seed=seed, sampling=sampling))
-            modes.append(mode)
-    for answer in engine.run(asked):  # in the order in which they end
-        mode = modes[answer.number]
-        parser = CallParser(FORMATS[form], MODES[mode][0].keys(), lambda: "id", only_one=True)
-        content = parser.feed(answer.text) + parser.flush()
+@pytest.mark.parametrize("mode", MODES)
+def test_calls_that_the_model_draws_parse_and_fit_their_schemas(
+    engine: _BegunEngine, form: ToolFormatName, mode: str
+) -> None:
+    tools, must = MODES[mode]
+    rules = CallRules(format=form, tools=tools, must=must, parallel=False)
+    grammar = Grammar(GrammarForm.TOOL_CALLS, rules.to_text())
+    engine.begun = "" if must else FORMATS[form].begin + FORMATS[form].opening
+    asked = [
+        Request(prompt=PROMPT, grammar=grammar, seed=seed, sampling=Sampling(max_tokens=200, temperature=temperature))
+        for seed, temperature in ((1, 0.0), (2, 1.5), (3, 1.5))
+    ]
+    for answer in engine.run(asked):
+        parser = CallParser(FORMATS[form], tools.keys(), lambda: "id", only_one=True)
+        content = parser.feed(engine.begun + answer.text) + parser.flush()
         for call in parser.calls:
             jsonschema.validate(json.loads(call.arguments), TOOLS[call.name])
-        if mode != "strict":
-            assert (answer.finish, content, len(parser.calls), parser.complete) == (Finish.STOP, "", 1, True)
+        assert (content, len(parser.calls), parser.complete) == ("", 1, True)
+        assert answer.finish == Finish.STOP or not must
