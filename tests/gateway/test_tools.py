@@ -132,10 +132,23 @@ async def test_a_model_whose_template_shows_no_calls_refuses_tools(served: Serve
 
 async def test_a_runner_gets_the_grammar_of_calls_that_have_to_be_made(hermes: Served) -> None:
     named = {"type": "function", "function": {"name": "send"}}
-    await hermes.openai.chat.completions.create(model="tiny", messages=says("Yes"), tools=TOOLS, tool_choice=named)
+    call = says('<tool_call>{"name": "send", "arguments": {}}</tool_call>')
+    await hermes.openai.chat.completions.create(model="tiny", messages=call, tools=TOOLS, tool_choice=named)
     (submit,) = hermes.cluster.runners[0].submits
     rules = json.loads(submit.sampling.tool_calls)
     assert (rules["format"], [*rules["tools"]], rules["must"], rules["parallel"]) == ("hermes", ["send"], True, False)
+
+
+async def test_an_answer_that_had_to_call_and_did_not_is_an_error(hermes: Served) -> None:
+    """As a runner answers that knows no tools."""
+    said: dict[str, Any] = {"model": "tiny", "messages": says("Yes"), "tools": TOOLS, "tool_choice": "required"}
+    with pytest.raises(openai.InternalServerError, match="has no call"):
+        await hermes.openai.chat.completions.create(**said)
+    with pytest.raises(openai.APIError, match="has no call"):
+        async for _ in await hermes.openai.chat.completions.create(**said, stream=True):
+            pass
+    cut = await hermes.openai.chat.completions.create(**said, max_tokens=1)
+    assert cut.choices[0].finish_reason == "length"
 
 
 async def test_a_tool_whose_schema_cannot_be_served_is_refused_by_name(hermes: Served) -> None:

@@ -308,6 +308,7 @@ class Call:
                 min_tokens=wanted[at].min_tokens,
                 logprobs=self._logprobs_writer(form, text, at),
                 parser=self._tools.parser() if self._tools is not None else None,
+                must_call=self._tools is not None and self._tools.offered.must,
                 on_placed=self.timings.mark_placed,
                 changed=self._on_change,
                 stop_here=partial(gateway.dispatcher.stop, request),

@@ -14,6 +14,7 @@ Score = Callable[[Sequence[runner_pb2.TokenLogprobs]], None]
 
 MAX_UNREAD = 256
 """When this number of tokens of an answer wait because nobody takes it yet, they become text."""
+NO_CALL = "The answer has to call a tool but has no call. Its runner may be of a version that knows no tools."
 
 
 class ChoiceText:
@@ -27,6 +28,7 @@ class ChoiceText:
         "_detokenizer",
         "_hidden_ids",
         "_min_tokens",
+        "_must_call",
         "_parser",
         "_stops",
         "_unread",
@@ -53,6 +55,7 @@ class ChoiceText:
         min_tokens: int,
         logprobs: LogprobsWriter | None,
         parser: CallParser | None = None,
+        must_call: bool = False,
         on_placed: Callable[[], None],
         changed: Callable[["ChoiceText"], None],
         stop_here: Callable[[], None],
@@ -61,6 +64,7 @@ class ChoiceText:
         """`parser`: of calls, if the request offers tools. `score` gets the log probabilities of the prompt."""
         self.index = index
         self._parser = parser
+        self._must_call = must_call
         self._detokenizer = detokenizer
         self._stops = stops
         self._hidden_ids = hidden_ids  # a stop token ends the answer and is not part of its text
@@ -160,7 +164,11 @@ class ChoiceText:
             if isinstance(how, MotetError):
                 self.error = how
             else:
-                self.finish = self._flush_text(how)
+                finish = self._flush_text(how)
+                if self._must_call and finish is EndReason.STOP and not self.calls:
+                    self.error = Internal(NO_CALL)
+                else:
+                    self.finish = finish
         except Exception:
             self.error = Internal("The gateway failed at the end of this answer; its log says why.")
             raise
