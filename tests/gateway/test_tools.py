@@ -128,6 +128,8 @@ async def test_a_model_whose_template_shows_no_calls_refuses_tools(served: Serve
     with pytest.raises(openai.BadRequestError, match="shows none of the formats") as caught:
         await served.openai.chat.completions.create(model="tiny", messages=says("x"), tools=TOOLS)
     assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
+    counted = await served.http.post("/tokenize", json={"model": "tiny", "messages": says("x"), "tools": TOOLS})
+    assert (counted.status_code, counted.json()["error"]["param"]) == (400, "tools")
 
 
 async def test_a_runner_gets_the_grammar_of_calls_that_have_to_be_made(hermes: Served) -> None:

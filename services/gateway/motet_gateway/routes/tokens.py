@@ -19,6 +19,7 @@ from motet_gateway.parameters import AnyBody, DetokenizeBody, TokenizeBody, Toke
 from motet_gateway.request_bodies import RequestBody
 from motet_gateway.routes.json_response import json_response
 from motet_gateway.tokens.text_model import ModelTokenizer
+from motet_gateway.tools.calls import callable_tools
 
 
 class _Asked:
@@ -82,7 +83,9 @@ def token_routes(gateway: Gateway) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt: send either prompt or messages", param="prompt")
         if body.prompt is None:
-            (prompt,) = await chat_prompts(body.chat(), Tokenising(text, gateway.renderer, gateway.encoder))
+            chat = body.chat()
+            callable_tools(chat, text)  # refuses them as a chat would
+            (prompt,) = await chat_prompts(chat, Tokenising(text, gateway.renderer, gateway.encoder))
             return prompt
         special = body.add_special_tokens is not False
         (tokens,) = await gateway.encoder.encode([body.prompt], text, special=special)
