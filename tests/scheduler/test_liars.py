@@ -99,10 +99,11 @@ def test_no_gateway_says_that_more_was_delivered_than_was_asked_for():
     driver = ready()
     driver.attach(pages=1000)
     requests = driver.scheduler.requests
-    driver.gateway("g1", driver.live("live", delivered=10**9))
+    driver.gateway("g1", driver.live("live", delivered=10**9), driver.live("long", delivered=10**9, max_tokens=10**9))
     driver.enqueue("again", delivered=10**9)
     for name in ("live", "again"):
         assert requests[RequestId(name)].delivered == 64
+    assert requests[RequestId("long")].delivered == 2048, "the context"
     driver.enqueue("lost")
     driver.lose("lost", delivered=10**9)
     assert requests[RequestId("lost")].delivered == 64

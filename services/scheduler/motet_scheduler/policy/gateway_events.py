@@ -107,7 +107,7 @@ class GatewayEvents:
             self._lifecycle.leave_queue(request)
         elif request.placement is not None and request.placement.epoch != live.epoch:
             self._lifecycle.release_promise(request)
-        request.note_delivered(live.delivered)
+        self._state.note_delivered(request, live.delivered)
         weight = self._state.weights.of(request.group, request.tenant)
         self._state.queue(request.group).adopt(request, weight)
         if request.draw is not None:
@@ -179,7 +179,7 @@ class GatewayEvents:
             prefix_hints=event.prefix_hints,
             api_key=event.api_key,
         )
-        request.note_delivered(event.delivered)
+        self._state.note_delivered(request, event.delivered)
         request.charge = CHARGED_BEFORE if event.delivered else None
         request.draw = self._state.quotas.draw(request, self._state.now)
         over = self._quota_gate.refusal(request) if not charged else None
@@ -246,7 +246,7 @@ class GatewayEvents:
         if request is None:
             return
         self._state.note_event(request.id, Happening.FINISHED, event.output_tokens, event.reason)
-        request.note_delivered(event.output_tokens)
+        self._state.note_delivered(request, event.output_tokens)
         placement = request.placement
         self._lifecycle.end(request)
         if placement is not None and placement.epoch != event.epoch:
@@ -264,7 +264,7 @@ class GatewayEvents:
             error = EngineRestarted("The scheduler no longer knows this request. Send it again.")
             self._refuse(event.gateway, event.request, event.epoch, error)
             return
-        request.note_delivered(event.delivered)
+        self._state.note_delivered(request, event.delivered)
         placement = request.placement
         if placement is None:
             # Its gateway reported the old placement lost before there is a new one.

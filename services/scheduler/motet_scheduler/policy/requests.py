@@ -181,11 +181,6 @@ class Request:
         """Whether this is the placement that it had last and has no more."""
         return self.left is not None and self.left.is_at(runner, epoch)
 
-    def note_delivered(self, tokens: int) -> None:
-        """A peer says that it has this much of its answer: at most what it asked for, and what a context holds."""
-        context = self.need.capacity.max_model_length if self.need is not None else self.max_tokens
-        self.delivered = max(self.delivered, min(tokens, self.max_tokens or context, context))
-
     @property
     def held(self) -> bool:
         """Whether it waits for its quota, and is in no queue."""

@@ -121,7 +121,7 @@ class RunnerEvents:
         for entry in live:
             request = self._state.requests.get(entry.request)
             if request is not None and request.runs_on(runner.identity, entry.epoch):
-                request.note_delivered(entry.output_tokens)
+                self._state.note_delivered(request, entry.output_tokens)
         on_capacity_freed(self._state, runner)
 
     def _apply_resident_adapters(self, runner: Runner, resident: Mapping[Digest, Tier]) -> None:

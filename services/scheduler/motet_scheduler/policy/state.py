@@ -28,6 +28,9 @@ from motet_scheduler.policy.tenant_weights import TenantWeights
 from motet_scheduler.policy.timeline import Timelines
 from motet_scheduler.policy.values import Catalog, GroupName, NamespaceUids, PoolSpec, SchedulerConfig
 
+MAX_CONTEXT = 1 << 20
+"""Tokens, where no runner has said what it can hold."""
+
 
 class StartupWait:
     """After a start, placing waits until the runners that were attached before have reported their requests."""
@@ -196,6 +199,12 @@ class SchedulerState:
         if found is None:
             found = self._one_of_each[group] = {id(runner.capacity): runner for runner in self.runners_of(group)}
         return found
+
+    def note_delivered(self, request: Request, tokens: int) -> None:
+        """A peer says that it has this much of its answer: at most what it asked for, and what a context holds."""
+        runners = self.one_of_each_capacity(request.group).values()
+        context = max((one.capacity.max_model_length for one in runners), default=MAX_CONTEXT)
+        request.delivered = max(request.delivered, min(tokens, request.max_tokens or context, context))
 
     def page_needs(self, request: Request) -> Mapping[CapacityId, PageNeed]:
         """What it needs on the runners of its group that could hold it."""
