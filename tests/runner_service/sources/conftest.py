@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,9 @@ class FetchSetup:
         return sorted(path.name for path in self.cache.folder.iterdir())
 
     def partial(self) -> list[Path]:
-        return [path for path in (self.folder / "data/cache/partial").rglob("*") if path.is_file()]
+        """Also while folders are removed."""
+        folders = os.walk(self.folder / "data/cache/partial")
+        return [Path(folder) / name for folder, _, names in folders for name in names]
 
 
 @pytest.fixture
