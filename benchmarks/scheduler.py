@@ -184,7 +184,7 @@ async def against_the_scan(
     return await alternate(median_of_scan, median_of_ours, pairs=pairs)
 
 
-async def measure(decisions: int, scans: int, pairs: int) -> list[Result]:
+async def measure(decisions: int, scans: int, pairs: int, many_runners: int, many_queued: int) -> list[Result]:
     results = []
     for runners in RUNNER_COUNTS:
         ours, scan = ProductionScheduler(runners), BaselineScheduler(runners)
@@ -218,7 +218,8 @@ async def measure(decisions: int, scans: int, pairs: int) -> list[Result]:
             Result(f"scheduler_decision_p99_us{suffix}", tail, "us", f"<= {TARGET_P99_US} us", tail <= TARGET_P99_US),
         ]
     results += [report_with_limits(REPORT_ROUNDS), *await residency.measure(pairs)]
-    return [*results, *await scheduler_scale.measure(pairs, decisions)]
+    scale = await scheduler_scale.measure(pairs, decisions, many_queued=many_queued, many_runners=many_runners)
+    return [*results, *scale]
 
 
 def report_with_limits(rounds: int) -> Result:
@@ -271,8 +272,11 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=2000, help="decisions of the scheduler per figure")
     parser.add_argument("--scans", type=int, default=200, help="decisions of the baseline per figure")
     parser.add_argument("--pairs", type=int, default=6, help="quiet pairs to measure")
+    parser.add_argument("--many-runners", type=int, default=scheduler_scale.MANY_RUNNERS)
+    parser.add_argument("--many-queued", type=int, default=scheduler_scale.MANY_QUEUED)
     given = parser.parse_args()
-    report("scheduler", asyncio.run(measure(given.decisions, given.scans, given.pairs)), as_json=given.json)
+    sizes = given.decisions, given.scans, given.pairs, given.many_runners, given.many_queued
+    report("scheduler", asyncio.run(measure(*sizes)), as_json=given.json)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
     [
         ("engine", f"{ENGINE} --cases kept"),
         ("gateway", "--requests=32"),
-        ("scheduler", "--decisions=20 --scans=5"),
+        ("scheduler", "--decisions=20 --scans=5 --many-runners=20 --many-queued=11000"),
         *(
             pytest.param(*one, marks=pytest.mark.soak)
             for one in (
