@@ -17,7 +17,8 @@ that may serve its adapter (`placement.maxReplicas: 1`).
 Then `residency` measures what the scheduler spends on adapters that come and go, and `scheduler_scale` what it spends
 with more runners and requests.
 
-    python -m benchmarks.scheduler [--decisions 2000] [--scans 200] [--pairs 6] [--json]
+    python -m benchmarks.scheduler [--decisions 2000] [--scans 200] [--pairs 6]
+        [--many-runners 1000] [--many-queued 100000] [--json]
 """
 
 import asyncio
@@ -272,8 +273,10 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=2000, help="decisions of the scheduler per figure")
     parser.add_argument("--scans", type=int, default=200, help="decisions of the baseline per figure")
     parser.add_argument("--pairs", type=int, default=6, help="quiet pairs to measure")
-    parser.add_argument("--many-runners", type=int, default=scheduler_scale.MANY_RUNNERS)
-    parser.add_argument("--many-queued", type=int, default=scheduler_scale.MANY_QUEUED)
+    parser.add_argument("--many-runners", type=int, default=scheduler_scale.MANY_RUNNERS, help="of growth_runners")
+    parser.add_argument(
+        "--many-queued", type=int, default=scheduler_scale.MANY_QUEUED, help="of growth_queued and longest_event_ms"
+    )
     given = parser.parse_args()
     sizes = given.decisions, given.scans, given.pairs, given.many_runners, given.many_queued
     report("scheduler", asyncio.run(measure(*sizes)), as_json=given.json)

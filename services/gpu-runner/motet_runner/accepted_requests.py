@@ -20,10 +20,9 @@ from motet_runner.interface import EngineReport, State
 MAX_EPOCHS_REMEMBERED = 8192
 """The number of requests whose last epoch is remembered. A late submit of an earlier epoch is declined."""
 
-
 MAX_ACCEPTED = MAX_LISTED // 2
-"""Requests at once, more than any engine has places for. Reports list them all, beside those whose ends are not known
-everywhere, and nobody reads a report that lists too many."""
+"""Requests at once: as many as the largest engine has places for. Reports list them all, beside those whose ends are
+not known everywhere, and nobody reads a report that lists too many."""
 
 
 class Latest(NamedTuple):

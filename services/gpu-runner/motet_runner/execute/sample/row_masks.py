@@ -1,10 +1,10 @@
 """Holds sampled tokens against the masks of their rows.
 
 A row chooses as it would without a mask. Only if its mask refuses the token, the mask is made, and the row chooses
-again from the same logits, less what is forbidden. If the mask comes late, the row gets no token now, and computes its
-logits again. Greedily that is the token of masking first. A draw uses a second
+again from the same logits, less what is forbidden. Greedily that is the token of masking first. A draw uses a second
 number of the same position: without cuts the tokens have the same distribution as by masking first, and with cuts the
-first draw's cuts know nothing of the mask.
+first draw's cuts know nothing of the mask. If the mask comes late, the row gets no token now, and computes its logits
+again.
 """
 
 from collections.abc import Sequence
@@ -61,9 +61,8 @@ class RowMasks:
                 samples.logprobs[at] = _logprobs(of_row, row, token)
         return late
 
-    def again(self, logits: torch.Tensor, row: TableRow, mask: RowMask, bits_: bytes, place: int) -> int | None:
-        bits = np.frombuffer(bits_, dtype=np.uint8)
-        allowed = np.unpackbits(bits, count=logits.shape[1], bitorder="little")
+    def again(self, logits: torch.Tensor, row: TableRow, mask: RowMask, bits: bytes, place: int) -> int | None:
+        allowed = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=logits.shape[1], bitorder="little")
         forbidden = torch.from_numpy(allowed == 0).to(logits.device)
         token = self.sampler.sample_again(logits.float().masked_fill(forbidden, -torch.inf), row)
         return token if token is not None and mask.take(token, place) else None
