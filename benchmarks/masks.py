@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from benchmarks.engine_cases.setup import start_as_the_product_does
 from benchmarks.harness import ROOT, Measure, Result, alternate, arguments, percentile, report
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_llama
 from motet.domain import RequestId, pages_for
@@ -256,6 +257,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5, help="quiet pairs to measure")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where the model is kept")
     given = parser.parse_args()
+    start_as_the_product_does("benchmarks.masks")
     report("masks", asyncio.run(measure(given)), as_json=given.json)
 
 

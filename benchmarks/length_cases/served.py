@@ -32,7 +32,7 @@ from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, take_file
 from motet_predictor.kept_versions import KeptVersions
 from motet_predictor.length_model import LengthModel
 from motet_predictor.prompt_model import PromptModel
-from motet_predictor.refits import COMMAND
+from motet_predictor.refits import COMMAND, ONE_THREAD
 
 ADAPTERS, TENANTS, LEARNED = 1000, 20, 10_000
 FEATURES, DIFFERENT = 200, 50_000
@@ -121,7 +121,7 @@ async def p99_while_saving(
     # Before the clock runs: to make them takes this process longer than the predictor takes for its answer.
     answers = [made.outcomes(made.adapters(10)) for _ in range(ASKED // 5)]
     requests = [made.prompts(made.adapters(1)) for _ in range(ASKED)]
-    child = await asyncio.create_subprocess_exec(*refit, env=environment)
+    child = await asyncio.create_subprocess_exec(*refit, env=environment | ONE_THREAD)
 
     async def learn() -> None:
         for outcomes in itertools.cycle(answers):

@@ -17,6 +17,7 @@ from motet.grammars.grammar import Grammar, GrammarForm
 from motet.grammars.unions import told_apart
 from motet_runner import mask_threads
 from motet_runner.execute.batch.row_table import TableRow
+from motet_runner.execute.sample import row_masks
 from motet_runner.execute.sample.host_sampler import Sampler, Samples
 from motet_runner.execute.sample.row_masks import RowMasks
 from motet_runner.interface import Finish, Logprobs, NewSequence, Sampling
@@ -293,19 +294,20 @@ def test_the_branches_of_a_union_are_told_apart(branches: list, apart: bool) -> 
 
 def test_memory_that_runs_out_while_a_row_chooses_again_costs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """The iteration is computed again in parts: the rows before it have taken their tokens already."""
-    expected = run(make_engine(MODEL, kernels="exact"), ask_with(JSON), ask_with(JSON, "b"), ask_with(JSON, "c"))
-    again, failing = RowMasks.again, 5  # the second row of the second iteration
+    asked = [ask_with(JSON, name, logprobs=True) for name in "abc"]
+    expected = run(make_engine(MODEL, kernels="exact"), *asked)
+    logprobs, failing = row_masks.logprobs_of, 5  # the second row of the second iteration
     calls = 0
 
-    def fails_sometimes(self: RowMasks, *given) -> int | None:
+    def fails_sometimes(*given) -> Logprobs:
         nonlocal calls
         calls += 1
         if calls == failing:
             raise MemoryError
-        return again(self, *given)
+        return logprobs(*given)
 
-    monkeypatch.setattr(RowMasks, "again", fails_sometimes)
-    ran = run(make_engine(MODEL, kernels="exact"), ask_with(JSON), ask_with(JSON, "b"), ask_with(JSON, "c"))
+    monkeypatch.setattr(row_masks, "logprobs_of", fails_sometimes)
+    ran = run(make_engine(MODEL, kernels="exact"), *asked)
     assert calls > failing
     assert ran.tokens == expected.tokens
 

@@ -61,21 +61,12 @@ class Sampler:
         given = self._in_float32(logits)
         if batch.adjusted:
             self._adjusted.follow(batch.adjusted, given)
-        if len(batch.groups) == 1:
-            tokens, finite = self._sample_group(given, batch.groups[0])
-        else:
-            tokens = torch.empty(len(rows), dtype=torch.int64, device=given.device)
-            finite = torch.empty(len(rows), dtype=torch.bool, device=given.device)
-            for group in batch.groups:
-                tokens[group.places], finite[group.places] = self._sample_group(given[group.places], group)
-        drawn = zip(tokens.tolist(), finite.tolist(), strict=True)
-        return Samples([token if sane else None for token, sane in drawn], _logprobs(given, batch, tokens))
+        chosen_tokens, tokens = self._sample_all(given, batch)
+        return Samples(chosen_tokens, _logprobs(given, batch, tokens))
 
-    def sample_again(self, logits: torch.Tensor, row: TableRow) -> int | None:
-        """Another token of a row that `sample` has had, from these logits [1, vocabulary], with its second number."""
-        (group,) = _Batch([row], logits).groups
-        tokens, finite = self._sample_group(logits, group, second=True)
-        return int(tokens) if bool(finite) else None
+    def sample_again(self, logits: torch.Tensor, rows: list[TableRow]) -> list[int | None]:
+        """Another token of each row, which `sample` has had, from its row of these logits, with its second number."""
+        return self._sample_all(logits, _Batch(rows, logits), second=True)[0]
 
     def _in_float32(self, logits: torch.Tensor) -> torch.Tensor:
         if logits.dtype is torch.float32 or logits.device.type != "cpu":
@@ -84,6 +75,22 @@ class Sampler:
         if rows > len(self._float32) or vocabulary != self._float32.shape[1]:
             self._float32 = torch.empty(rows, vocabulary, dtype=torch.float32)
         return self._float32[:rows].copy_(logits)
+
+    def _sample_all(
+        self, logits: torch.Tensor, batch: "_Batch", *, second: bool = False
+    ) -> tuple[list[int | None], torch.Tensor]:
+        """Each row's token, None where its largest logit is not finite; the same as numbers"""
+        if len(batch.groups) == 1:
+            tokens, finite = self._sample_group(logits, batch.groups[0], second=second)
+        else:
+            tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+            finite = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
+            for group in batch.groups:
+                tokens[group.places], finite[group.places] = self._sample_group(
+                    logits[group.places], group, second=second
+                )
+        drawn = zip(tokens.tolist(), finite.tolist(), strict=True)
+        return [token if sane else None for token, sane in drawn], tokens
 
     def _sample_group(
         self, logits: torch.Tensor, group: "_Group", *, second: bool = False
