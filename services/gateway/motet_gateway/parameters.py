@@ -42,7 +42,7 @@ Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_ME
 the request."""
 
 
-def _same_as(option: str, *others: int) -> BeforeValidator:
+def same_as(option: str, *others: int) -> BeforeValidator:
     """Checks a field as the option of sampling whose values it has, or that it has one of the others."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
@@ -63,7 +63,7 @@ class StreamOptions(DescribedModel):
 
 
 class Body(DescribedModel):
-    """What chat and plain completions have in common."""
+    """What all requests for an answer have in common."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -77,16 +77,8 @@ class Body(DescribedModel):
     """A name that `GET /v1/models` lists."""
     stream: bool | None = None
     """Send the answer as server-sent events."""
-    stream_options: StreamOptions | None = None
-    """Only with `stream: true`; ignored otherwise."""
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    """How many choices, each an answer of its own, for each prompt."""
-    max_tokens: Annotated[int | None, Field(ge=1), _same_as("max_tokens")] = None
-    """The most tokens of an answer. Unset, a chat answer may fill the context, and a completion has 16."""
     seed: int | None = None
     """Makes sampling repeatable: any integer."""
-    stop: Any = None
-    """The answer ends before the first of these strings. One string or up to 16, each of 1 to 256 characters."""
     include_stop_str_in_output: bool | None = None
     """Keep the stop string in the answer."""
     skip_special_tokens: bool | None = None
@@ -101,19 +93,11 @@ class Body(DescribedModel):
     service_tier: str | None = None
     """`priority` goes first; `flex` and `batch` go last; the others are as usual. Never above what adapter and
     pool grant."""
-    response_format: Any = None
-    """The answer is JSON: `{"type": "json_object"}`, or what a schema says: `{"type": "json_schema", "json_schema":
-    {"name": …, "schema": …}}`. Or `{"type": "text"}`."""
 
     prompt_field: ClassVar[str]
     """The field that has the prompt."""
     usual_tokens: ClassVar[int | None] = None
     """The most tokens of an answer if the client does not say. None: as many as the context has left."""
-
-    @cached_property
-    def usage_wanted(self) -> StreamOptions:
-        """`stream_options`, as far as they act."""
-        return (self.stream_options if self.stream else None) or StreamOptions()
 
     @property
     def turns(self) -> int:
@@ -132,11 +116,11 @@ class Body(DescribedModel):
         said = [(name, value) for name, value in (self.model_extra or {}).items() if value is not None]
         return {name: IN_BODIES[name].check(name, value) for name, value in said if name in IN_BODIES}
 
-    @cached_property
+    @property
     def grammar_asked(self) -> tuple[str, Grammar] | None:
         """The grammar that the answer has to follow, behind the field that asks for it. Raises InvalidRequest for a
         wrong value."""
-        return grammar_of({"response_format": self.response_format} | (self.model_extra or {}))
+        return None
 
     def unknown_fields(self) -> list[str]:
         """In the order of the body."""
@@ -147,7 +131,16 @@ class Body(DescribedModel):
         _ = self.options  # checks them
         if self.grammar_asked is not None:
             self._refuse_with_grammar()
+        if self.tools_offered is not None:
+            self._check_with_tools(self.tools_offered)
         refuse_known_to_others(self.model_extra or {})
+
+    def _check_with_tools(self, offered: OfferedTools) -> None:
+        if self.grammar_asked is not None and self.grammar_asked[1].form is not GrammarForm.JSON_SCHEMA:
+            name = self.grammar_asked[0]
+            raise InvalidRequest(f"{name}: with tools only a JSON schema can be sent; leave it out", param=name)
+        if offered.bound:
+            self._refuse_with_grammar()
 
     def _refuse_with_grammar(self) -> None:
         for name in ("ignore_eos", "min_tokens"):
@@ -162,21 +155,13 @@ class Body(DescribedModel):
         return None
 
     def stops(self) -> list[str]:
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop
-        if stops is None:
-            return []
-        if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(stop, str) for stop in stops):
-            raise InvalidRequest(f"stop: must be a string or a list of up to {MAX_STOPS} strings", param="stop")
-        for stop in stops:
-            if not 1 <= len(stop) <= MAX_STOP_LENGTH:
-                raise InvalidRequest(
-                    f"stop: a stop string must have 1 to {MAX_STOP_LENGTH} characters, not {len(stop)}", param="stop"
-                )
-        return stops
+        """Raises InvalidRequest for a wrong value."""
+        return []
 
     @property
     def choices(self) -> int:
-        return self.n or 1
+        """Of each prompt."""
+        return 1
 
     @property
     def top_logprobs_wanted(self) -> int | None:
@@ -201,19 +186,55 @@ class Body(DescribedModel):
     @property
     def output_limit(self) -> tuple[str, int | None]:
         """The field that limits the answer, and its value."""
+        raise NotImplementedError
+
+
+class ChoicesBody(Body):
+    """What chat and plain completions have in common."""
+
+    stream_options: StreamOptions | None = None
+    """Only with `stream: true`; ignored otherwise."""
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    """How many choices, each an answer of its own, for each prompt."""
+    max_tokens: Annotated[int | None, Field(ge=1), same_as("max_tokens")] = None
+    """The most tokens of an answer. Unset, a chat answer may fill the context, and a completion has 16."""
+    stop: Any = None
+    """The answer ends before the first of these strings. One string or up to 16, each of 1 to 256 characters."""
+    response_format: Any = None
+    """The answer is JSON: `{"type": "json_object"}`, or what a schema says: `{"type": "json_schema", "json_schema":
+    {"name": …, "schema": …}}`. Or `{"type": "text"}`."""
+
+    @cached_property
+    def usage_wanted(self) -> StreamOptions:
+        """`stream_options`, as far as they act."""
+        return (self.stream_options if self.stream else None) or StreamOptions()
+
+    @cached_property
+    def grammar_asked(self) -> tuple[str, Grammar] | None:
+        return grammar_of({"response_format": self.response_format} | (self.model_extra or {}))
+
+    def stops(self) -> list[str]:
+        return checked_stops("stop", [self.stop] if isinstance(self.stop, str) else self.stop)
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def output_limit(self) -> tuple[str, int | None]:
         return "max_tokens", self.max_tokens
 
 
-class ChatBody(Body):
+class ChatBody(ChoicesBody):
     prompt_field = "messages"
 
     messages: Messages
     """The conversation. `content` is a string, or a list of parts of type `text`."""
-    max_completion_tokens: Annotated[int | None, Field(ge=1), _same_as("max_tokens")] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1), same_as("max_tokens")] = None
     """The newer name of `max_tokens`; of both, this one counts."""
-    logprobs: Annotated[bool | None, _same_as("logprobs")] = None
+    logprobs: Annotated[bool | None, same_as("logprobs")] = None
     """Return the log probability of each token."""
-    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS), _same_as("top_logprobs")] = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS), same_as("top_logprobs")] = None
     """How many alternatives are given for each token. Needs `logprobs: true`."""
     add_generation_prompt: bool | None = None
     """Let the template begin the assistant's message. Unset: true, unless `continue_final_message` is set."""
@@ -242,8 +263,6 @@ class ChatBody(Body):
             raise _unsupported("functions", "it is not supported; use tools")
         if self.function_call not in (None, "none", "auto"):
             raise _unsupported("function_call", "it is not supported; use tool_choice")
-        if self.tools_offered is not None:
-            self._check_with_tools(self.tools_offered)
         if self.modalities is not None and self.modalities != ["text"]:
             raise _unsupported("modalities", "only ['text'] is supported")
         if self.top_logprobs is not None and not self.logprobs:
@@ -257,13 +276,6 @@ class ChatBody(Body):
             raise InvalidRequest(
                 "continue_final_message: the final message must have the role assistant", param="continue_final_message"
             )
-
-    def _check_with_tools(self, offered: OfferedTools) -> None:
-        if self.grammar_asked is not None and self.grammar_asked[1].form is not GrammarForm.JSON_SCHEMA:
-            name = self.grammar_asked[0]
-            raise InvalidRequest(f"{name}: with tools only a JSON schema can be sent; leave it out", param=name)
-        if offered.bound:
-            self._refuse_with_grammar()
 
     @cached_property
     def tools_offered(self) -> OfferedTools | None:
@@ -293,16 +305,16 @@ class ChatBody(Body):
         return super().output_limit
 
 
-class CompletionBody(Body):
+class CompletionBody(ChoicesBody):
     prompt_field = "prompt"
     usual_tokens = 16
     """OpenAI's default, which clients know and rely on."""
 
     prompt: Any
     """A string, a list of up to 128 strings, a list of token ids, or up to 128 such lists."""
-    max_tokens: Annotated[int | None, Field(ge=0), _same_as("max_tokens", 0)] = None
+    max_tokens: Annotated[int | None, Field(ge=0), same_as("max_tokens", 0)] = None
     """The most tokens of an answer. Unset: 16. 0 only with `echo`: the prompt alone comes back."""
-    logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS), _same_as("top_logprobs")] = None
+    logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS), same_as("top_logprobs")] = None
     """Return the log probability of each token, with this number of alternatives."""
     echo: bool | None = None
     """Put the prompt before the answer, with `logprobs` those of its tokens, too. The first token has none."""
@@ -404,6 +416,20 @@ class DetokenizeBody(DescribedModel):
     """May be left out where only one base model is served."""
     tokens: TokenIds
     """Token ids of the model's vocabulary."""
+
+
+def checked_stops(field: str, stops: Any) -> list[str]:
+    """Raises InvalidRequest if they are no stop strings."""
+    if stops is None:
+        return []
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(stop, str) for stop in stops):
+        raise InvalidRequest(f"{field}: must be a string or a list of up to {MAX_STOPS} strings", param=field)
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_LENGTH:
+            raise InvalidRequest(
+                f"{field}: a stop string must have 1 to {MAX_STOP_LENGTH} characters, not {len(stop)}", param=field
+            )
+    return stops
 
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)

@@ -1,7 +1,7 @@
 """Writes what comes of one call, as an ASGI response.
 
 A stream's status 200 waits for the first tokens, at most two seconds, so that most errors get their own status. After
-it the client gets exactly one finish reason per choice, or one error, and then [DONE].
+it the client gets exactly one finish reason per choice, or one error, and then the end of its API's streams.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from motet_gateway.answers.api import Api
 from motet_gateway.answers.call import Call
 from motet_gateway.answers.changes import Changes
 from motet_gateway.answers.choice import ChoiceText
-from motet_gateway.answers.written import WRITE_BYTES, StreamEvents, in_parts, whole_answer
+from motet_gateway.answers.writer import WRITE_BYTES, in_parts
 from motet_gateway.direct_writes import DirectWriter
 from motet_gateway.errors import ClientGone
 from motet_gateway.identity.caller import Caller
@@ -74,7 +74,7 @@ class AnswerResponse(Response):
         # What was sent to the client.
         self._opened = False
         self._wrote_at = 0.0
-        self._events = StreamEvents(self.call)
+        self._writer = api.writer(self.call)
         self._direct: DirectWriter | None = None
         self._write_due = False
         """Whether `write_now` is called at the end of this turn of the event loop."""
@@ -131,7 +131,7 @@ class AnswerResponse(Response):
         while not complete:  # not `call.over`: choices may end while a write waits for a slow client
             await wait()
             if call.begin_again():
-                self._events.clear()
+                self._writer.clear()
                 await call.begin(wait)
             elif self._streaming:
                 complete = await self._write(send)
@@ -180,7 +180,7 @@ class AnswerResponse(Response):
             self.abort(error)
 
     def _on_change(self, choice: ChoiceText) -> None:
-        self._events.add(choice)
+        self._writer.add(choice)
         if choice.over:
             self._changes.wake()
         elif self._direct is not None and self._opened and not self.call.echoes:
@@ -200,7 +200,7 @@ class AnswerResponse(Response):
             self._changes.wake()
             return
         try:
-            if parts := self._events.take():
+            if parts := self._writer.take():
                 self._wrote_at = self._clock()
                 direct.write(b"".join(parts))
         except Exception as error:  # the task raises it, and ends this answer alone
@@ -210,11 +210,11 @@ class AnswerResponse(Response):
     async def _write(self, send: Send) -> bool:
         """Write everything that has come since the last write, as one piece. Returns whether it was the last."""
         await self._encode_echoes()
-        parts = self._events.take()
+        parts = self._writer.take()
         error = self.call.error
         over = error is None and self.call.over
         if over:
-            parts += self._events.last()
+            parts += self._writer.last()
         if parts:
             if not self._opened:
                 await self._open(send)
@@ -225,7 +225,7 @@ class AnswerResponse(Response):
 
     async def _write_whole(self, send: Send) -> None:
         await self._encode_echoes()
-        pieces = whole_answer(self.call)
+        pieces = self._writer.whole()
         size = sum(map(len, pieces))
         headers = [*_JSON, (b"content-length", str(size).encode()), *self._own_headers()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -254,7 +254,7 @@ class AnswerResponse(Response):
     async def _fail(self, error: MotetError, send: Send) -> None:
         if not self._opened:
             raise error
-        await self._send(sse.error_event(error) + sse.DONE, send, more=False)
+        await self._send(self._writer.failed(error), send, more=False)
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
         headers = [(b"x-motet-request", self.call.id.encode())]

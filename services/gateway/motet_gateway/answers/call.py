@@ -17,7 +17,6 @@ from motet.runner_info import RequestClass
 from motet_gateway.answers.api import Api
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.echo import EchoedPrompt, echoed_prompts
-from motet_gateway.answers.form import Form
 from motet_gateway.answers.logprobs import CompletionLogprobs, LogprobsWriter
 from motet_gateway.answers.model_of_call import ModelOfCall
 from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, Tokenising, max_answer_tokens
@@ -74,11 +73,13 @@ class Call:
         from where nothing may be raised. `changed` gets a choice that has news, and `wake` is called for all other
         news."""
         self.id = secrets.token_hex(12)
+        self.created = int(gateway.around.wall())
+        """In seconds since 1970."""
         self.caller = caller
         self.body: Body = body
         self.gateway = gateway
         self._prompts_of: Callable[[Tokenising], Awaitable[list[Tokens]]] = partial(api.prompts, body)
-        self._form = api.form
+        self._writer_of_logprobs = api.logprobs
         self._clock = gateway.around.clock
         self._take = take
         self._hold = hold
@@ -103,8 +104,6 @@ class Call:
         self._grammar: Grammar | None = None
         """That the answer has to follow."""
         self._tools: CallableTools | None = None
-        self.form: Form | None = None
-        """From the time when the model is known."""
         self.prompts: list[Tokens] = []
         self.echoes: list[EchoedPrompt] = []
         """One for each prompt, if they come back."""
@@ -166,9 +165,6 @@ class Call:
         """Find the model, tokenise the prompts, and start the choices."""
         target, text = await self._model.find(wait)
         context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
-        usage = self.body.usage_wanted
-        in_chunks = usage.include_usage or usage.continuous_usage_stats
-        self.form = self._form(self.id, self.body.model, target.fingerprint, usage_in_chunks=in_chunks)
         self._tools = callable_tools(self.body, text)
         self.prompts = await self._finished(self._tokenised(text, context), wait)
         limits = limited_by_scores(self.body, [max_answer_tokens(self.body, one, context) for one in self.prompts])
@@ -177,7 +173,7 @@ class Call:
             await self._echo(text, wait)
         if (asked := grammar_of_answer(self.body, self._tools)) is not None:
             await self._try_grammar(*asked, self.gateway.assets.get(target.group.asset_digest) or text, wait)
-        await self._start(target, self.form, text, limits)
+        await self._start(target, text, limits)
 
     def begin_again(self) -> bool:
         """Whether to begin again, because the adapter's revision or the base model was replaced before the first token.
@@ -247,7 +243,7 @@ class Call:
 
     # -------------------------------------------------------------------------------------------------------- starting
 
-    async def _start(self, target: Target, form: Form, text: ModelTokenizer, limits: Sequence[int]) -> None:
+    async def _start(self, target: Target, text: ModelTokenizer, limits: Sequence[int]) -> None:
         body, gateway, tenant = self.body, self.gateway, self.caller.tenant
         wanted = samplings(body, text, limits, self._grammar)
         wanted_class = request_class(body, target.max_class, target.max_class_of(tenant))
@@ -306,7 +302,7 @@ class Call:
                 StopStrings(stops, include=bool(body.include_stop_str_in_output)) if stops else None,
                 hidden_ids=hidden,
                 min_tokens=wanted[at].min_tokens,
-                logprobs=self._logprobs_writer(form, text, at),
+                logprobs=self._logprobs_writer(text, at),
                 parser=self._tools.parser() if self._tools is not None else None,
                 must_call=self._tools is not None and self._tools.offered.must,
                 on_placed=self.timings.mark_placed,
@@ -348,11 +344,11 @@ class Call:
             min_tokens=self.body.options.get("min_tokens", 0),
         )
 
-    def _logprobs_writer(self, form: Form, text: ModelTokenizer, prompt: int) -> LogprobsWriter | None:
+    def _logprobs_writer(self, text: ModelTokenizer, prompt: int) -> LogprobsWriter | None:
         if (top := self.body.top_logprobs_wanted) is None:
             return None
-        after = self.echoes[prompt].characters if self.echoes else None
-        return form.logprobs_writer(text.token_bytes, top, hold=self._hold, after=after)
+        before = self.echoes[prompt].characters if self.echoes else None
+        return self._writer_of_logprobs(text.token_bytes, top, hold=self._hold, characters=before)
 
     def _on_change(self, choice: ChoiceText) -> None:
         if choice.over:

@@ -1,6 +1,7 @@
 """/v1/chat/completions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import orjson
 
@@ -9,11 +10,11 @@ from motet_gateway import sse
 from motet_gateway.answers.api import Api
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.form import Form, Json
-from motet_gateway.answers.logprobs import CharacterCounter, ChatLogprobs
+from motet_gateway.answers.logprobs import ChatLogprobs
 from motet_gateway.answers.prompts import Tokenising, not_empty
+from motet_gateway.answers.written import StreamEvents
 from motet_gateway.parameters import ChatBody, Tokens
 from motet_gateway.tokens.render_pool import encoded
-from motet_gateway.tokens.token_bytes import TokenBytes
 
 
 async def chat_prompts(body: ChatBody, tokenising: Tokenising) -> list[Tokens]:
@@ -64,19 +65,9 @@ class ChatForm(Form):
         choice = {"index": index, "delta": {"tool_calls": shown}, "logprobs": None, "finish_reason": None}
         return sse.event(self.chunk([choice], usage))
 
-    def logprobs_writer(
-        self,
-        token_bytes: TokenBytes,
-        top: int,
-        *,
-        hold: Callable[[int], None],
-        after: CharacterCounter | None,  # noqa: ARG002 a chat has no offsets
-    ) -> ChatLogprobs:
-        return ChatLogprobs(token_bytes, top, hold=hold)
-
 
 def _call(name_of_call: str, tool: str, arguments: str) -> Json:
     return {"id": name_of_call, "type": "function", "function": {"name": tool, "arguments": arguments}}
 
 
-CHAT = Api(ChatBody, ChatForm, chat_prompts)
+CHAT = Api(ChatBody, chat_prompts, ChatLogprobs, partial(StreamEvents, ChatForm))

@@ -1,6 +1,6 @@
 """/v1/completions."""
 
-from collections.abc import Callable
+from functools import partial
 
 import orjson
 
@@ -8,10 +8,10 @@ from motet.sampling import check_tokens
 from motet_gateway.answers.api import Api
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.form import Form, Json
-from motet_gateway.answers.logprobs import CharacterCounter, CompletionLogprobs
+from motet_gateway.answers.logprobs import CompletionLogprobs
 from motet_gateway.answers.prompts import Tokenising, not_empty
+from motet_gateway.answers.written import StreamEvents
 from motet_gateway.parameters import CompletionBody, Tokens
-from motet_gateway.tokens.token_bytes import TokenBytes
 
 
 async def completion_prompts(body: CompletionBody, tokenising: Tokenising) -> list[Tokens]:
@@ -39,10 +39,5 @@ class CompletionForm(Form):
     def content(self, _choice: ChoiceText, text: str) -> Json:
         return {"text": text}
 
-    def logprobs_writer(
-        self, token_bytes: TokenBytes, top: int, *, hold: Callable[[int], None], after: CharacterCounter | None
-    ) -> CompletionLogprobs:
-        return CompletionLogprobs(token_bytes, top, hold=hold, characters=after)
 
-
-COMPLETIONS = Api(CompletionBody, CompletionForm, completion_prompts)
+COMPLETIONS = Api(CompletionBody, completion_prompts, CompletionLogprobs, partial(StreamEvents, CompletionForm))

@@ -1,8 +1,7 @@
-"""The JSON form of an answer, whole and as a stream. Each kind of request has its own. Pure."""
+"""The JSON form of an answer of OpenAI's older APIs, whole and as a stream of chunks. Each has its own. Pure."""
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -10,12 +9,9 @@ import orjson
 from motet.tool_calls.parser import CallDelta
 from motet_gateway import sse
 from motet_gateway.answers.choice import ChoiceText
-from motet_gateway.answers.logprobs import CharacterCounter, LogprobsWriter
-from motet_gateway.tokens.token_bytes import TokenBytes
+from motet_gateway.answers.writer import Piece
 
 Json = dict[str, Any]
-
-Piece = bytes | bytearray
 
 
 class Form(ABC):
@@ -25,8 +21,8 @@ class Form(ABC):
     object_whole: str
     object_chunk: str
 
-    def __init__(self, request: str, model: str, fingerprint: str, *, usage_in_chunks: bool) -> None:
-        self._frame: Json = {"id": f"{self.prefix}-{request}", "created": int(time.time()), "model": model}
+    def __init__(self, request: str, created: int, model: str, fingerprint: str, *, usage_in_chunks: bool) -> None:
+        self._frame: Json = {"id": f"{self.prefix}-{request}", "created": created, "model": model}
         self._fingerprint = {"system_fingerprint": fingerprint}
         self._usage: Json = {"usage": None} if usage_in_chunks else {}
         self._templates: dict[int, sse.EventTemplate] = {}
@@ -78,12 +74,6 @@ class Form(ABC):
     def calls_event(self, index: int, calls: Sequence[CallDelta], usage: Json | None) -> bytes:
         """Only of a form whose requests may offer tools."""
         raise NotImplementedError
-
-    @abstractmethod
-    def logprobs_writer(
-        self, token_bytes: TokenBytes, top: int, *, hold: Callable[[int], None], after: CharacterCounter | None
-    ) -> LogprobsWriter:
-        """`after`: the characters of the prompt, if it comes back before the answer."""
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> Json:

@@ -25,11 +25,20 @@ class LogprobsWriter(ABC):
     names: tuple[str, ...]
     last: bytes = b""
 
-    def __init__(self, token_bytes: TokenBytes, top: int, *, hold: Callable[[int], None] = lambda _: None) -> None:
-        """`top`: how many alternatives to show. `hold` gets how many bytes this holds more, or less."""
+    def __init__(
+        self,
+        token_bytes: TokenBytes,
+        top: int,
+        *,
+        hold: Callable[[int], None] = lambda _: None,
+        characters: "CharacterCounter | None" = None,
+    ) -> None:
+        """`top`: how many alternatives to show. `hold` gets how many bytes this holds more, or less. `characters`:
+        those of the text before; only some forms have offsets."""
         self.token_bytes = token_bytes
         self._top = top
         self._hold = hold
+        self._characters = CharacterCounter(token_bytes) if characters is None else copy(characters)
         self._columns: dict[str, bytearray] = {}
         self._size = 0
 
@@ -90,18 +99,6 @@ class ChatLogprobs(LogprobsWriter):
 
 class CompletionLogprobs(LogprobsWriter):
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-
-    def __init__(
-        self,
-        token_bytes: TokenBytes,
-        top: int,
-        *,
-        hold: Callable[[int], None] = lambda _: None,
-        characters: "CharacterCounter | None" = None,
-    ) -> None:
-        """`characters`: those of the text before."""
-        super().__init__(token_bytes, top, hold=hold)
-        self._characters = CharacterCounter(token_bytes) if characters is None else copy(characters)
 
     def add(self, token: int, logprobs: runner_pb2.TokenLogprobs, added: bytes, *, scored: bool = True) -> None:
         self._add("tokens", readable(added or self.token_bytes.of(token)))

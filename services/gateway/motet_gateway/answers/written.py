@@ -1,39 +1,38 @@
-"""What is written of a call: the events of a stream, or the whole answer as JSON. Pure."""
+"""What is written of a call in OpenAI's older APIs: the chunks of a stream, or the whole answer as JSON. Pure."""
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
 
+from motet.errors import MotetError
 from motet_gateway import sse
 from motet_gateway.answers.call import Call
 from motet_gateway.answers.choice import ChoiceText
-from motet_gateway.answers.form import Form, Piece, usage
+from motet_gateway.answers.form import Form, usage
 from motet_gateway.answers.logprobs import Columns
+from motet_gateway.answers.writer import AnswerWriter, Piece
+from motet_gateway.parameters import ChoicesBody
 
-WRITE_BYTES = 256 * 1024
-"""A long answer is written in pieces of this size, so that other streams go on meanwhile."""
 
-
-class StreamEvents:
-    def __init__(self, call: Call) -> None:
-        self._call = call
+class StreamEvents(AnswerWriter):
+    def __init__(self, form: type[Form], call: Call) -> None:
+        super().__init__(call)
+        assert isinstance(call.body, ChoicesBody)
         self._usage = call.body.usage_wanted
-        self._changed: dict[int, ChoiceText] = {}
+        self._kind = form
+        self._form: Form | None = None
+        """From the time when there is something to write: then the model is known."""
         self._introduced: set[int] = set()
 
-    def add(self, choice: ChoiceText) -> None:
-        """It has something new."""
-        self._changed[choice.index] = choice
-
     def clear(self) -> None:
-        self._changed.clear()
+        super().clear()
+        self._form = None  # another model, another fingerprint
 
     def take(self) -> list[bytes]:
-        """Of everything that has come since the last time, as far as it can be written."""
         parts: list[bytes] = []
-        if (form := self._call.form) is None:
+        if not self._changed:
             return parts
+        form = self._made()
         usage_so_far = _usage_of(self._call) if self._usage.continuous_usage_stats else None
         for choice in list(self._changed.values()):
             if (echo := self._call.echo_of(choice)) is None or echo.ready:
@@ -42,11 +41,26 @@ class StreamEvents:
         return parts
 
     def last(self) -> list[bytes]:
-        """After the end of all choices."""
-        form = self._call.form
-        if form is None or not self._usage.include_usage:
+        if not self._usage.include_usage:
             return [sse.DONE]
-        return [form.usage_event(_usage_of(self._call)), sse.DONE]
+        return [self._made().usage_event(_usage_of(self._call)), sse.DONE]
+
+    def failed(self, error: MotetError) -> bytes:
+        return sse.error_event(error) + sse.DONE
+
+    def whole(self) -> list[Piece]:
+        form = self._made()
+        return form.whole([_whole_choice(self._call, one, form) for one in self._call.choices], _usage_of(self._call))
+
+    def _made(self) -> Form:
+        if self._form is None:
+            call, wanted = self._call, self._usage
+            assert call.target is not None
+            in_chunks = wanted.include_usage or wanted.continuous_usage_stats
+            self._form = self._kind(
+                call.id, call.created, call.body.model, call.target.fingerprint, usage_in_chunks=in_chunks
+            )
+        return self._form
 
     def _write(self, choice: ChoiceText, form: Form, parts: list[bytes], usage_so_far: dict[str, Any] | None) -> None:
         piece, calls = choice.take(), choice.take_calls()
@@ -66,19 +80,6 @@ class StreamEvents:
             parts.append(form.calls_event(choice.index, calls, usage_so_far))
         if choice.finish is not None:
             parts.append(form.full_event(choice.index, None, None, choice.finish_reason, usage_so_far))
-
-
-def whole_answer(call: Call) -> list[Piece]:
-    """In pieces, after the end of all choices."""
-    form = call.form
-    assert form is not None
-    return form.whole([_whole_choice(call, choice, form) for choice in call.choices], _usage_of(call))
-
-
-def in_parts(pieces: Sequence[Piece]) -> Iterator[bytes]:
-    for piece in pieces:
-        for start in range(0, len(piece), WRITE_BYTES):
-            yield bytes(memoryview(piece)[start : start + WRITE_BYTES])
 
 
 def _whole_choice(call: Call, choice: ChoiceText, form: Form) -> list[Piece]:
