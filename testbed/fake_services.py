@@ -367,6 +367,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.term = 1
         self.adapters: list[scheduler_pb2.CatalogAdapter] = []
         self.groups: list[scheduler_pb2.CatalogGroup] | None = None
+        self.chat = scheduler_pb2.ChatFormats()
         self.namespaces: dict[str, str] = {}
         """Uids by name. Empty: the operator does not say them."""
         self.max_model_length = 512
@@ -452,6 +453,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             pools=[GROUP],
             tenants=self.tenants,
             max_classes=self.max_classes,
+            chat=self.chat,
         )
         return scheduler_pb2.Catalog(
             groups=[group] if self.groups is None else self.groups,

@@ -208,6 +208,7 @@ class SchedulerSync:
                         max_classes={name: _CLASSES[priority] for name, priority in pool.max_priorities.items()},
                         limits={name: _limits(one) for name, one in pool.limits.items()},
                         weights=pool.weights,
+                        chat=pool.chat.to_proto(),
                     )
                     for pool in self._catalog.pools
                 ],
@@ -231,6 +232,7 @@ class SchedulerSync:
                         folder=adapter.folder,
                         share=adapter.share,
                         limits=_limits(adapter.limits) if adapter.limits is not None else None,
+                        chat=adapter.chat.to_proto(),
                     )
                     for adapter in self._catalog.adapters
                 ],

@@ -9,18 +9,20 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletion
 
+from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, MotetError
 from motet.grammars.grammar import GrammarForm
 from motet_gateway.parameters import ChatBody, parse
 from motet_gateway.tools.parameters import MAX_TOOLS
 from testbed.fake_services import TEMPLATE, fake_services, model_assets
-from tests.gateway.conftest import Served, serve
+from tests.gateway.conftest import Served, eventually, serve
 
+READS_TOOLS = "{%- if tools %}{% endif -%}"
 TEMPLATES = {
-    "hermes": "{#- <tool_call> -#}",
-    "llama3": "{#- <|python_tag|> -#}",
-    "mistral": "{#- [TOOL_CALLS] -#}",
-    "pythonic": "{#- [func_name1( -#}",
+    "hermes": "{#- <tool_call> -#}" + READS_TOOLS,
+    "llama3": "{#- <|python_tag|> -#}" + READS_TOOLS,
+    "mistral": "{#- [TOOL_CALLS] -#}" + READS_TOOLS,
+    "pythonic": "{#- [func_name1( -#}" + READS_TOOLS,
 }
 ANSWERS = {
     "hermes": 'So: <tool_call>\n{"name": "look_up", "arguments": {"q": "a b"}}\n</tool_call>\n'
@@ -125,11 +127,65 @@ async def test_the_template_gets_the_tools_unless_none_may_be_called(hermes: Ser
 
 
 async def test_a_model_whose_template_shows_no_calls_refuses_tools(served: Served) -> None:
-    with pytest.raises(openai.BadRequestError, match="shows none of the formats") as caught:
+    with pytest.raises(openai.BadRequestError, match=r"shows none of the formats.*spec\.chat\.toolFormat") as caught:
         await served.openai.chat.completions.create(model="tiny", messages=says("x"), tools=TOOLS)
     assert (caught.value.param, caught.value.code) == ("tools", "unsupported_parameter")
     counted = await served.http.post("/tokenize", json={"model": "tiny", "messages": says("x"), "tools": TOOLS})
     assert (counted.status_code, counted.json()["error"]["param"]) == (400, "tools")
+
+
+async def test_the_format_that_an_adapter_declares_goes_before_its_pools_and_that_before_the_templates() -> None:
+    template = TEMPLATES["hermes"] + TEMPLATE
+    async with fake_services(assets=model_assets(template=template)) as cluster, serve(cluster) as served:
+        cluster.add_adapter("plain")
+        cluster.add_adapter("own", chat=scheduler_pb2.ChatFormats(tool="pythonic"))
+        for declared, of_base in (("", "hermes"), ("mistral", "mistral")):
+            cluster.scheduler.chat = scheduler_pb2.ChatFormats(tool=declared)
+            cluster.scheduler.publish()
+            await eventually(lambda declared=declared: declares(served, declared))
+            for model, form in (("tiny", of_base), ("plain", of_base), ("own", "pythonic")):
+                answer = await served.openai.chat.completions.create(
+                    model=model, messages=says(ANSWERS[form]), tools=TOOLS
+                )
+                assert of(answer)[1:] == ([("look_up", {"q": "a b"}), ("send", {})], "tool_calls")
+
+
+def declares(served: Served, form: str) -> bool:
+    catalog = served.gateway.catalog.current
+    return len(catalog.adapters) == 2 and catalog.groups[0].chat.tool == form
+
+
+async def test_a_template_that_reads_no_tools_gets_them_and_their_calls_as_text(served: Served) -> None:
+    served.cluster.scheduler.chat = scheduler_pb2.ChatFormats(tool="pythonic")
+    served.cluster.scheduler.publish()
+    await eventually(lambda: served.gateway.catalog.current.groups[0].chat.tool)
+    calls = [{"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"q": "sea"}'}}]
+    chat: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        *says("A."),
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "Blue."},
+    ]
+    answer = await served.openai.chat.completions.create(model="tiny", messages=chat, tools=TOOLS)
+    shown = "\n".join(orjson.dumps(one["function"]).decode() for one in TOOLS)
+    assert of(answer)[0] == (
+        f"Be brief.\n\nYou can call these tools:\n{shown}\n\nTo call one, write it like this:\n"
+        "[name_of_the_tool(parameter='value')]A.[look_up(q='sea')]Result of look_up:\nBlue. "
+    )
+    without = await served.openai.chat.completions.create(model="tiny", messages=chat)
+    assert of(without)[0] == "Be brief.A.[look_up(q='sea')]Result of look_up:\nBlue. "
+    named = {"type": "function", "function": {"name": "send"}}
+    with pytest.raises(openai.InternalServerError, match="has no call"):
+        await served.openai.chat.completions.create(model="tiny", messages=says("x"), tools=TOOLS, tool_choice=named)
+    assert json.loads(served.cluster.runners[0].submits[-1].sampling.tool_calls)["format"] == "pythonic"
+
+
+async def test_a_format_of_a_newer_version_is_refused_by_name(served: Served) -> None:
+    served.cluster.scheduler.chat = scheduler_pb2.ChatFormats(tool="newer")
+    served.cluster.scheduler.publish()
+    await eventually(lambda: served.gateway.catalog.current.groups[0].chat.tool)
+    with pytest.raises(openai.BadRequestError, match=r"spec\.chat\.toolFormat of this model is 'newer'"):
+        await served.openai.chat.completions.create(model="tiny", messages=says("x"), tools=TOOLS)
 
 
 async def test_a_runner_gets_the_grammar_of_calls_that_have_to_be_made(hermes: Served) -> None:
@@ -162,7 +218,8 @@ async def test_a_tool_whose_schema_cannot_be_served_is_refused_by_name(hermes: S
 
 async def test_earlier_calls_reach_the_template_with_arguments_as_objects() -> None:
     template = (
-        "{#- <tool_call> -#}{% for message in messages %}{% for call in message.tool_calls or [] %}"
+        "{#- <tool_call> -#}{%- if tools %}{% endif -%}{% for message in messages %}"
+        "{% for call in message.tool_calls or [] %}"
         "{{ call.function.name ~ call.function.arguments.q }}{% endfor %}{{ message.content }}{% endfor %}"
     )
     calls = [{"id": "123456789", "type": "function", "function": {"name": "look_up", "arguments": '{"q": "sea"}'}}]

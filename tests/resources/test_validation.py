@@ -140,6 +140,10 @@ def test_the_bundled_manifests_are_valid() -> None:
             "engine.contiguous: contiguous needs a preset that admits by promises, not paged-chunk, the default",
         ),
         ("engine: {promiseQuantile: 85}", "engine.promiseQuantile: must be one of 50, 80, 90, 95, not 85"),
+        (
+            "chat: {toolFormat: llama}",
+            "chat.toolFormat: must be one of hermes, llama3, mistral, pythonic, not 'llama'; did you mean llama3?",
+        ),
         ("slo: {tpotMilliseconds: 0}", "slo.tpotMilliseconds: must be at least 1, not 0"),
         ("slo: {tpotMilliseconds: -5}", "slo.tpotMilliseconds: must be at least 1, not -5"),
         ("slo: {tpotMilliseconds: 60001}", "slo.tpotMilliseconds: must be at most 60000, not 60001"),
@@ -210,6 +214,10 @@ def test_a_pool_may_tune_its_libraries() -> None:
     [
         ("suspend: yes please", "suspend: must be true or false, not 'yes please'"),
         ("priority: High", "priority: must be one of Interactive, Standard, Batch, not 'High'"),
+        (
+            "chat: {toolFormat: xml}",
+            "chat.toolFormat: must be one of hermes, llama3, mistral, pythonic, not 'xml'",
+        ),
         ("modelName: no", 'modelName: must be text, not no; write "no" in quotes'),
         (
             "modelName: a/b",

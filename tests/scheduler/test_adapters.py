@@ -719,16 +719,19 @@ def stated(*adapters, pools):
     return conversion.sync_event(scheduler_pb2.SyncUp(snapshot=snapshot))
 
 
-def test_the_catalog_says_who_may_use_which_adapter():
+def test_the_catalog_says_who_may_use_which_adapter_and_how_answers_are_read():
     driver = ready()
     driver.attach()
-    entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate", share=["acme", "zeta"])
+    own, others = scheduler_pb2.ChatFormats(tool="mistral"), scheduler_pb2.ChatFormats(tool="a newer one")
+    entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate", share=["acme", "zeta"], chat=own)
     classes = {"*": common_pb2.REQUEST_CLASS_BATCH, "acme": common_pb2.REQUEST_CLASS_INTERACTIVE}
-    driver.send(stated(entry, pools=[scheduler_pb2.PoolEntry(pool=GROUP, tenants=["*"], max_classes=classes)]))
+    pool = scheduler_pb2.PoolEntry(pool=GROUP, tenants=["*"], max_classes=classes, chat=others)
+    driver.send(stated(entry, pools=[pool]))
     published_catalog = conversion.catalog(driver.scheduler.catalog, CatalogRevision(1, 1)).catalog
     assert [list(one.share) for one in published_catalog.adapters] == [["acme", "zeta"]]
     assert [list(one.tenants) for one in published_catalog.groups] == [["*"]]
     assert [dict(one.max_classes) for one in published_catalog.groups] == [classes]
+    assert [one.chat for one in (*published_catalog.adapters, *published_catalog.groups)] == [own, others]
 
 
 def test_without_a_share_list_an_adapter_is_not_shared():

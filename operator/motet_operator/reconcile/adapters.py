@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from motet.domain import ObjectName
 from motet.plurals import counted
 from motet.resources import AdapterVolume, LoRAAdapter, ServingPool
+from motet.resources.chat import formats_of
 from motet.resources.fields import PRIORITIES
 from motet.resources.pool import TenantGrant
 from motet.resources.status import MAX_RUNNERS, AdapterCounts
@@ -316,6 +317,7 @@ def catalog_adapter(adapter: AdapterObject, context: AdapterContext) -> AdapterE
         folder=volume.folder_of(resource.metadata.namespace) if volume is not None else "",
         share=tuple(sorted(set(resource.spec.share))),
         limits=limits if (limits := resource.spec.limits) and limits.limited else None,
+        chat=formats_of(resource.spec.chat),
     )
 
 

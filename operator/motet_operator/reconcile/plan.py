@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from motet.chat_formats import UNDECLARED, ChatFormats
 from motet.domain import ObjectName
 from motet.resources.fields import Priority
 from motet.resources.limits import Limits
@@ -138,6 +139,9 @@ class PoolEntry:
     weights: Mapping[str, int] = field(default_factory=dict)
     """The weight that its group gives to each namespace, likewise; without one: 1."""
 
+    chat: ChatFormats = UNDECLARED
+    """What its group declares."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEntry:
@@ -167,6 +171,7 @@ class AdapterEntry:
     """Other namespaces that may use it, or "*". The gateway also checks that the pool admits them."""
 
     limits: Limits | None = None
+    chat: ChatFormats = UNDECLARED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from motet.domain import ObjectName
+from motet.resources.chat import formats_of
 from motet_operator.reconcile.conditions import condition_of, no
 from motet_operator.reconcile.plan import PoolEntry, RunnerDrain, RunnerReplacement, RunnerSet
 from motet_operator.reconcile.rollout_order import RolloutTarget
@@ -289,7 +290,7 @@ def catalog_pools(
     groups: Mapping[ObjectName, PoolObject],
 ) -> tuple[PoolEntry, ...]:
     """`groups`: for each group the pool that decides who may use its adapters and the base model
-    (`spec.allowedNamespaces`), and what each gets (`spec.tenants`)."""
+    (`spec.allowedNamespaces`), what each gets (`spec.tenants`), and how answers are read (`spec.chat`)."""
     # With `motet up`, a tenant may have adapters and no Namespace object.
     known: dict[str, Mapping[str, str]] = {adapter.resource.metadata.namespace: {} for adapter in view.adapters}
     known |= view.namespaces
@@ -315,6 +316,7 @@ def catalog_pools(
             max_priorities={name: grant.max_priority for name, grant in grants[pool.resource.group].items()},
             limits={name: grant for name, grant in grants[pool.resource.group].items() if grant.limited},
             weights={name: grant.weight for name, grant in grants[pool.resource.group].items() if grant.weight},
+            chat=formats_of(groups[pool.resource.group].resource.spec.chat),
         )
         for pool in by_seniority(view.pools)  # of a group's entries the first one counts
         if pool.resource.object_name not in refused or pool.resource.object_name in serving

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from motet.api.v1 import common_pb2, scheduler_pb2
+from motet.chat_formats import ChatFormats
 from motet.errors import AdapterIncompatible, InvalidRequest, ModelNotFound, Overloaded, from_proto
 from motet_gateway.identity.caller import Caller
 from motet_gateway.model_not_found import NameIndex, model_not_found
@@ -63,6 +64,12 @@ class Target:
         """What the pool grants to the tenant that asks."""
         classes = self.group.max_classes
         return classes.get(tenant) or classes.get(EVERYBODY) or common_pb2.REQUEST_CLASS_UNSPECIFIED
+
+    @property
+    def declared_formats(self) -> ChatFormats:
+        """By its pool and its adapter."""
+        of_group = ChatFormats.from_proto(self.group.chat)
+        return of_group if self.adapter is None else ChatFormats.from_proto(self.adapter.chat).over(of_group)
 
     @property
     def fingerprint(self) -> str:

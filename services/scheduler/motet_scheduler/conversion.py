@@ -4,6 +4,7 @@ from math import isfinite
 from typing import NamedTuple, cast
 
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
+from motet.chat_formats import ChatFormats
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.prefix_hints import MAX_CACHED_HINTS, MAX_PROMPT_HINTS
 from motet.runner_info import (
@@ -345,6 +346,7 @@ def _write_groups(it: Catalog) -> list[scheduler_pb2.CatalogGroup]:
             pools=group.pools,
             tenants=group.tenants,
             max_classes={name: _class(one) for name, one in group.max_classes},
+            chat=group.chat.to_proto(),
         )
         for group in it.groups
     ]
@@ -364,6 +366,7 @@ def _write_catalog_adapter(adapter: CatalogAdapter) -> scheduler_pb2.CatalogAdap
         share=adapter.share,
         base_digest=adapter.base.digest if adapter.base is not None else "",
         asset_digest=adapter.base.asset_digest if adapter.base is not None else "",
+        chat=adapter.chat.to_proto(),
     )
 
 
@@ -503,6 +506,7 @@ def _read_pool(it: scheduler_pb2.PoolEntry) -> PoolSpec:
         max_classes=tuple(sorted((name, RequestClass.from_proto(one)) for name, one in it.max_classes.items())),
         limits=tuple(sorted((name, _read_limits(one)) for name, one in it.limits.items())),
         weights=tuple(sorted((name, weight_said(one)) for name, one in it.weights.items())),
+        chat=ChatFormats.from_proto(it.chat),
     )
 
 
@@ -526,6 +530,7 @@ def _read_adapter(it: scheduler_pb2.AdapterEntry) -> AdapterSpec:
         max_bytes=it.max_bytes,
         share=tuple(it.share),
         limits=_read_limits(it.limits),
+        chat=ChatFormats.from_proto(it.chat),
     )
 
 

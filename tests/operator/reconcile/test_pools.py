@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from motet.chat_formats import ChatFormats
 from motet.resources.status import AdapterCounts, Slots
 from motet_operator.reconcile import (
     AdapterObject,
@@ -813,6 +814,15 @@ def test_the_catalog_has_the_priorities_that_the_oldest_pool_of_a_group_grants()
     older = pool("a", group="g", tenants={"default": {"maxPriority": "Batch"}, "overrides": overrides})
     for entry in reconcile(view(pools=[replace(pool("b", group="g"), age=1), older])).catalog.pools:
         assert entry.max_priorities == {"*": "Batch", "acme": "Batch", "chat": "Interactive"}
+
+
+def test_the_catalog_has_the_formats_that_the_oldest_pool_of_a_group_declares() -> None:
+    older, newer = (
+        pool("a", group="g", chat={"toolFormat": "hermes"}),
+        pool("b", group="g", chat={"toolFormat": "llama3"}),
+    )
+    for entry in reconcile(view(pools=[replace(newer, age=1), older])).catalog.pools:
+        assert entry.chat == ChatFormats(tool="hermes")
 
 
 def test_the_catalog_has_the_limits_of_each_namespace() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from motet.domain import ObjectName
+from motet.resources.chat import Chat
 from motet.resources.fields import (
     ALL_NAMESPACES,
     API_VERSION,
@@ -163,6 +164,7 @@ class LoRAAdapterSpec(ResourceModel):
     """Namespaces that may use the adapter as `namespace/modelName`. `["*"]`: all that the pool admits. Their requests
     count as theirs. If you remove a namespace, its running requests go on to their end."""
 
+    chat: Chat | None = None
     suspend: bool = False
     """True: no runner holds or serves the adapter. The object stays."""
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from motet.domain import MAX_LORA_RANK, ObjectName
 from motet.promises import PromiseQuantile
+from motet.resources.chat import Chat
 from motet.resources.fields import (
     ALL_NAMESPACES,
     API_VERSION,
@@ -378,6 +379,10 @@ class ServingPoolSpec(ResourceModel):
     engine: EngineSpec = EngineSpec()
     slo: PoolSlo | None = None
     """How fast answers must be. Absent: as fast as they come."""
+
+    chat: Chat | None = None
+    """For the base model, and for adapters that say nothing else. In a group with several pools, what its deciding pool
+    says counts."""
 
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 1
     """How many runners the pool has, unless `autoscaling` decides. On one machine `motet up --runners` overrides it."""

@@ -66,6 +66,10 @@ FORMATS: Mapping[ToolFormatName, ToolFormat] = {
 }
 
 
+def known_format(name: str) -> ToolFormatName | None:
+    return next((one for one in FORMATS if one == name), None)
+
+
 def format_of_template(text: str) -> ToolFormatName | None:
     """The format of a model with this chat template. None: it shows none, or more than one."""
     known = [

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from motet.api.v1 import common_pb2, predictor_pb2, runner_pb2
+from motet.chat_formats import ChatFormats
 from motet.domain import Digest
 from motet.errors import InvalidRequest, MotetError
 from motet.grammars.grammar import Grammar
@@ -34,7 +35,7 @@ from motet_gateway.parameters import AskingBody, Body, Tokens, request_class, sa
 from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.tokens.text_model import Keep, ModelTokenizer
-from motet_gateway.tools.calls import CallableTools, callable_tools, grammar_of_answer
+from motet_gateway.tools.calls import CallableTools, callable_tools, formats_of, grammar_of_answer
 
 if TYPE_CHECKING:
     from motet_gateway.gateway import Gateway
@@ -165,8 +166,9 @@ class Call:
         """Find the model, tokenise the prompts, and start the choices."""
         target, text = await self._model.find(wait)
         context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
-        self._tools = callable_tools(self.body, text)
-        self.prompts = await self._finished(self._tokenised(text, context), wait)
+        formats = formats_of(target, text)
+        self._tools = callable_tools(self.body, formats)
+        self.prompts = await self._finished(self._tokenised(text, formats, context), wait)
         limits = limited_by_scores(self.body, [max_answer_tokens(self.body, one, context) for one in self.prompts])
         check_scores(self.body, self.prompts, limits)
         if self.body.prompt_comes_back:
@@ -201,10 +203,10 @@ class Call:
 
     # --------------------------------------------------------------------------------------------------------- prompts
 
-    async def _tokenised(self, text: ModelTokenizer, context: int) -> list[Tokens]:
+    async def _tokenised(self, text: ModelTokenizer, formats: ChatFormats, context: int) -> list[Tokens]:
         last = self.body.truncate_prompt_tokens
         keep = Keep(most=context) if last is None else Keep(last=last)
-        prompts = await self._prompts_of(Tokenising(text, self.gateway.renderer, self.gateway.encoder, keep))
+        prompts = await self._prompts_of(Tokenising(text, self.gateway.renderer, self.gateway.encoder, formats, keep))
         return prompts if last is None else [prompt[-last:] for prompt in prompts]
 
     async def _finished(self, work: Coroutine[Any, Any, Result], wait: Wait) -> Result:

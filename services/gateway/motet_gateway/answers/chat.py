@@ -5,6 +5,7 @@ from functools import partial
 
 import orjson
 
+from motet.tool_calls.formats import FORMATS, known_format
 from motet.tool_calls.parser import CallDelta
 from motet_gateway import sse
 from motet_gateway.answers.api import Api
@@ -15,15 +16,20 @@ from motet_gateway.answers.prompts import Tokenising, not_empty
 from motet_gateway.answers.written import StreamEvents
 from motet_gateway.parameters import ChatBody, Tokens
 from motet_gateway.tokens.render_pool import encoded
+from motet_gateway.tools.written_out import written_out
 
 
 async def chat_prompts(body: ChatBody, tokenising: Tokenising) -> list[Tokens]:
     """A chat has one prompt."""
-    template, extra = tokenising.model.chat_template(), body.chat_template_kwargs
-    if body.tools_offered is not None:
-        extra = {**(extra or {}), "tools": body.tools_offered.said}
+    model, offered = tokenising.model, body.tools_offered
+    template, messages, extra = model.chat_template(), body.plain_messages(), body.chat_template_kwargs
+    form = known_format(tokenising.formats.tool)
+    if form is not None and not model.shows_tools:
+        messages = written_out(messages, offered.said if offered is not None else (), FORMATS[form])
+    elif offered is not None:
+        extra = {**(extra or {}), "tools": offered.said}
     context = encoded(
-        body.plain_messages(),
+        messages,
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         extra=extra,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from motet.chat_formats import UNDECLARED, ChatFormats
 from motet.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
 from motet_gateway.parameters import Body, Tokens
 from motet_gateway.tokens.chat_renderer import ChatRenderer
@@ -20,6 +21,7 @@ class Tokenising:
     model: ModelTokenizer
     renderer: ChatRenderer
     encoder: Encoder
+    formats: ChatFormats = UNDECLARED
     keep: Keep = KEEP_ALL
 
     async def encode(self, texts: Sequence[str], *, special: bool, field: str) -> Sequence[Tokens]:

@@ -19,7 +19,7 @@ from motet_gateway.parameters import AnyBody, DetokenizeBody, TokenizeBody, Toke
 from motet_gateway.request_bodies import RequestBody
 from motet_gateway.routes.json_response import json_response
 from motet_gateway.tokens.text_model import ModelTokenizer
-from motet_gateway.tools.calls import callable_tools
+from motet_gateway.tools.calls import callable_tools, formats_of
 
 
 class _Asked:
@@ -51,7 +51,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
         with gateway.bodies.hold() as held:
             body = await read(TokenizeBody, request, held)
             target, text = text_of(body.model, caller_of(request.scope))
-            tokens = await counted(body, text)
+            tokens = await counted(body, target, text)
             longest = target.group.max_model_length or text.context_length
             content: dict[str, Any] = {"count": len(tokens), "max_model_len": longest}
             strings = bool(body.return_token_strs)
@@ -79,13 +79,14 @@ def token_routes(gateway: Gateway) -> APIRouter:
                 raise asked.ended
         return body
 
-    async def counted(body: TokenizeBody, text: ModelTokenizer) -> Tokens:
+    async def counted(body: TokenizeBody, target: Target, text: ModelTokenizer) -> Tokens:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt: send either prompt or messages", param="prompt")
         if body.prompt is None:
             chat = body.chat()
-            callable_tools(chat, text)  # refuses them as a chat would
-            (prompt,) = await chat_prompts(chat, Tokenising(text, gateway.renderer, gateway.encoder))
+            formats = formats_of(target, text)
+            callable_tools(chat, formats)  # refuses them as a chat would
+            (prompt,) = await chat_prompts(chat, Tokenising(text, gateway.renderer, gateway.encoder, formats))
             return prompt
         special = body.add_special_tokens is not False
         (tokens,) = await gateway.encoder.encode([body.prompt], text, special=special)

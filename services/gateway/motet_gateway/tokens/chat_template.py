@@ -19,6 +19,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_RENDERED_CHARACTERS = 1 << 24
+MAX_LEXED_CHARACTERS = 64 * 1024
+"""It takes 10 ms for 20,000. Templates of models have up to that."""
 MAX_ERROR_CHARACTERS = 1000
 """Templates may repeat messages in their errors, so errors are cut."""
 
@@ -85,6 +87,16 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
+
+
+def reads(text: str, name: str) -> bool:
+    """Whether a template reads the variable of this name. A template that is no valid one is said to."""
+    if name not in text or len(text) > MAX_LEXED_CHARACTERS:
+        return name in text
+    try:
+        return any(kind == "name" and word == name for _, kind, word in ChatEnvironment().lex(text))
+    except jinja2.TemplateError:
+        return True
 
 
 class ChatTemplate:

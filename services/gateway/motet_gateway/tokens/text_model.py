@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from motet.asset_fields import AssetFields
 from motet.errors import Internal, InvalidRequest, ModelFolderError, RequestTooLarge
 from motet.tool_calls.formats import ToolFormatName, format_of_template
+from motet_gateway.tokens.chat_template import reads
 from motet_gateway.tokens.render_pool import TemplateText
 from motet_gateway.tokens.text_bounds import counted_bytes, most_bytes_per_token, takes_spaces
 from motet_gateway.tokens.text_pieces import PIECE_CHARACTERS, borders, pieces
@@ -65,6 +66,8 @@ class ModelTokenizer:
     """The most bytes of a text that one token stands for; None: no bound is known."""
     tool_format: ToolFormatName | None = field(init=False, repr=False, compare=False)
     """In which the model calls tools, as its chat template shows it."""
+    shows_tools: bool = field(init=False, repr=False, compare=False)
+    """Whether its chat template writes the tools that a request offers."""
     _takes_spaces: bool = field(init=False, repr=False, compare=False)
     _border: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
     """Where a text can be cut."""
@@ -76,6 +79,7 @@ class ModelTokenizer:
         object.__setattr__(self, "bytes_per_token", most_bytes_per_token(self.tokenizer))
         shown = format_of_template(self.template.text) if self.template is not None else None
         object.__setattr__(self, "tool_format", shown)
+        object.__setattr__(self, "shows_tools", self.template is not None and reads(self.template.text, "tools"))
         object.__setattr__(self, "_takes_spaces", takes_spaces(self.tokenizer))
         object.__setattr__(self, "_border", borders(self.tokenizer))
         object.__setattr__(self, "_frame", self._special_tokens())

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import orjson
 
+from motet.chat_formats import ChatFormats
 from motet.errors import UnsupportedParameter
 from motet.grammars.grammar import Grammar
-from motet.tool_calls.formats import FORMATS, ToolFormatName
+from motet.tool_calls.formats import FORMATS, ToolFormatName, known_format
 from motet.tool_calls.parser import CallParser
+from motet_gateway.catalog import Target
 from motet_gateway.parameters import Body
 from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.tools.parameters import OfferedTools
@@ -36,17 +38,29 @@ class CallableTools:
         return text.token_bytes.specials - signs
 
 
-def callable_tools(body: Body, text: ModelTokenizer) -> CallableTools | None:
+def formats_of(target: Target, text: ModelTokenizer) -> ChatFormats:
+    """What pool and adapter declare, and for the rest what the model's chat template shows."""
+    return target.declared_formats.over(ChatFormats(tool=text.tool_format or ""))
+
+
+def callable_tools(body: Body, formats: ChatFormats) -> CallableTools | None:
     """None: the request offers none. Raises UnsupportedParameter if this model cannot call tools."""
     if (offered := body.tools_offered) is None:
         return None
-    if text.tool_format is None:
+    if not formats.tool:
         raise UnsupportedParameter(
             f"tools: this model's chat template shows none of the formats of calls that are known "
-            f"({', '.join(FORMATS)}), so it cannot call tools; remove the field, or ask another model",
+            f"({', '.join(FORMATS)}), or more than one. Set spec.chat.toolFormat of its adapter or pool to one of "
+            "them, or remove the field",
             param="tools",
         )
-    return CallableTools(offered, text.tool_format)
+    if (form := known_format(formats.tool)) is None:
+        raise UnsupportedParameter(
+            f"tools: spec.chat.toolFormat of this model is {formats.tool!r}, which this gateway does not know; it must "
+            f"be one of {', '.join(FORMATS)}",
+            param="tools",
+        )
+    return CallableTools(offered, form)
 
 
 def grammar_of_answer(body: Body, tools: CallableTools | None) -> tuple[str, Grammar] | None:

@@ -470,6 +470,7 @@ class Adapters:
             max_class=spec.max_class,
             failure=adapter.failure,
             share=spec.share,
+            chat=spec.chat,
             base=self._bases.find(spec.group, serving.key.base) if serving is not None and other else None,
         )
 

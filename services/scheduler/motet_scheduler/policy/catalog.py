@@ -274,8 +274,9 @@ class CatalogPublisher:
                 served_name=pools[0].served_name,
                 model_uri=pools[0].model_uri,
                 pools=tuple(sorted(pool.pool for pool in pools)),
-                tenants=pools[0].tenants,  # this and the next are the same in each
+                tenants=pools[0].tenants,  # this and the next two are the same in each
                 max_classes=pools[0].max_classes,
+                chat=pools[0].chat,
                 base_digest=base.model.digest,
                 asset_digest=base.model.asset_digest,
                 max_model_length=base.max_model_length,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NewType, Self
 
+from motet.chat_formats import UNDECLARED, ChatFormats
 from motet.domain import Digest, ObjectName
 from motet.promises import PROMISE_QUANTILES
 from motet.runner_info import Failure, RequestClass
@@ -146,6 +147,7 @@ class PoolSpec:
     max_classes: MaxClasses = ()
     limits: Grants = ()
     weights: Weights = ()
+    chat: ChatFormats = UNDECLARED
 
     @property
     def scalable(self) -> bool:
@@ -195,6 +197,7 @@ class AdapterSpec:
 
     share: tuple[str, ...] = ()
     limits: Limits = Limits()
+    chat: ChatFormats = UNDECLARED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +292,8 @@ class CatalogAdapter:
     base: BaseModel | None = None
     """Set while its revision is for another base model than the group has now."""
 
+    chat: ChatFormats = UNDECLARED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogGroup:
@@ -304,6 +309,7 @@ class CatalogGroup:
 
     tenants: tuple[str, ...] = ()
     max_classes: MaxClasses = ()
+    chat: ChatFormats = UNDECLARED
 
 
 NamespaceUids = tuple[tuple[str, str], ...]

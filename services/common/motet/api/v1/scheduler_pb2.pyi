@@ -999,6 +999,7 @@ class CatalogGroup(_message.Message):
     POOLS_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
     MAX_CLASSES_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     """namespace/name"""
     served_name: _builtins.str
@@ -1022,6 +1023,8 @@ class CatalogGroup(_message.Message):
     def max_classes(self) -> _containers.ScalarMap[_builtins.str, _common_pb2.RequestClass.ValueType]:
         """by tenant, '*': every other one"""
 
+    @_builtins.property
+    def chat(self) -> Global___ChatFormats: ...
     def __init__(
         self,
         *,
@@ -1035,14 +1038,36 @@ class CatalogGroup(_message.Message):
         pools: _abc.Iterable[_builtins.str] | None = ...,
         tenants: _abc.Iterable[_builtins.str] | None = ...,
         max_classes: _abc.Mapping[_builtins.str, _common_pb2.RequestClass.ValueType] | None = ...,
+        chat: Global___ChatFormats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "base_digest", b"base_digest", "group", b"group", "max_classes", b"max_classes", "max_model_length", b"max_model_length", "model_uri", b"model_uri", "pools", b"pools", "runners", b"runners", "served_name", b"served_name", "tenants", b"tenants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "base_digest", b"base_digest", "chat", b"chat", "group", b"group", "max_classes", b"max_classes", "max_model_length", b"max_model_length", "model_uri", b"model_uri", "pools", b"pools", "runners", b"runners", "served_name", b"served_name", "tenants", b"tenants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CatalogGroup: _TypeAlias = CatalogGroup  # noqa: Y015
+
+@_typing.final
+class ChatFormats(_message.Message):
+    """In which formats the model's answers are read, as a pool or an adapter declares. Empty: it does not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_FIELD_NUMBER: _builtins.int
+    tool: _builtins.str
+    def __init__(
+        self,
+        *,
+        tool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChatFormats: _TypeAlias = ChatFormats  # noqa: Y015
 
 @_typing.final
 class CatalogRunner(_message.Message):
@@ -1082,6 +1107,7 @@ class CatalogAdapter(_message.Message):
     MAX_CLASS_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     model_name: _builtins.str
     """what clients say inside the tenant; tenant/name elsewhere"""
@@ -1103,6 +1129,10 @@ class CatalogAdapter(_message.Message):
     def share(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """namespaces that its owner names, or one '*'; gateways bound it by the group's tenants"""
 
+    @_builtins.property
+    def chat(self) -> Global___ChatFormats:
+        """what it declares goes before what its group declares"""
+
     def __init__(
         self,
         *,
@@ -1118,10 +1148,11 @@ class CatalogAdapter(_message.Message):
         max_class: _common_pb2.RequestClass.ValueType = ...,
         share: _abc.Iterable[_builtins.str] | None = ...,
         base_digest: _builtins.str = ...,
+        chat: Global___ChatFormats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "ref", b"ref"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "failure", b"failure", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "base_digest", b"base_digest", "digest", b"digest", "failure", b"failure", "group", b"group", "max_class", b"max_class", "model_name", b"model_name", "rank", b"rank", "ref", b"ref", "share", b"share", "source", b"source", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asset_digest", b"asset_digest", "base_digest", b"base_digest", "chat", b"chat", "digest", b"digest", "failure", b"failure", "group", b"group", "max_class", b"max_class", "model_name", b"model_name", "rank", b"rank", "ref", b"ref", "share", b"share", "source", b"source", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2064,6 +2095,7 @@ class PoolEntry(_message.Message):
     MAX_CLASSES_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     group: _builtins.str
     served_name: _builtins.str
@@ -2092,6 +2124,8 @@ class PoolEntry(_message.Message):
     def weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """of tenants: by namespace, '*': every other one; none: 1"""
 
+    @_builtins.property
+    def chat(self) -> Global___ChatFormats: ...
     def __init__(
         self,
         *,
@@ -2109,10 +2143,11 @@ class PoolEntry(_message.Message):
         max_classes: _abc.Mapping[_builtins.str, _common_pb2.RequestClass.ValueType] | None = ...,
         limits: _abc.Mapping[_builtins.str, Global___Limits] | None = ...,
         weights: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        chat: Global___ChatFormats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "limits", b"limits", "max_classes", b"max_classes", "max_replicas", b"max_replicas", "max_sequences", b"max_sequences", "min_replicas", b"min_replicas", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "scale_down_stabilization_seconds", b"scale_down_stabilization_seconds", "scaling", b"scaling", "served_name", b"served_name", "tenants", b"tenants", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "group", b"group", "limits", b"limits", "max_classes", b"max_classes", "max_replicas", b"max_replicas", "max_sequences", b"max_sequences", "min_replicas", b"min_replicas", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "scale_down_stabilization_seconds", b"scale_down_stabilization_seconds", "scaling", b"scaling", "served_name", b"served_name", "tenants", b"tenants", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2138,6 +2173,7 @@ class AdapterEntry(_message.Message):
     FOLDER_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     model_name: _builtins.str
     source: _builtins.str
@@ -2165,6 +2201,8 @@ class AdapterEntry(_message.Message):
 
     @_builtins.property
     def limits(self) -> Global___Limits: ...
+    @_builtins.property
+    def chat(self) -> Global___ChatFormats: ...
     def __init__(
         self,
         *,
@@ -2184,10 +2222,11 @@ class AdapterEntry(_message.Message):
         folder: _builtins.str = ...,
         share: _abc.Iterable[_builtins.str] | None = ...,
         limits: Global___Limits | None = ...,
+        chat: Global___ChatFormats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "ref", b"ref"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "limits", b"limits", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_stamp", b"content_stamp", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "group", b"group", "limits", b"limits", "max_bytes", b"max_bytes", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "revision", b"revision", "share", b"share", "source", b"source", "volume", b"volume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content_stamp", b"content_stamp", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "group", b"group", "limits", b"limits", "max_bytes", b"max_bytes", "max_class", b"max_class", "max_replicas", b"max_replicas", "min_replicas", b"min_replicas", "model_name", b"model_name", "ref", b"ref", "revision", b"revision", "share", b"share", "source", b"source", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,27 @@
+"""In which formats a model's answers are read, as pools and adapters declare them."""
+
+from dataclasses import dataclass, fields
+from typing import Final, Self
+
+from motet.api.v1 import scheduler_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormats:
+    """Empty: it is not declared. A newer operator may declare names that this version does not know."""
+
+    tool: str = ""
+
+    @classmethod
+    def from_proto(cls, message: scheduler_pb2.ChatFormats) -> Self:
+        return cls(**{one.name: getattr(message, one.name) for one in fields(cls)})
+
+    def to_proto(self) -> scheduler_pb2.ChatFormats:
+        return scheduler_pb2.ChatFormats(**{one.name: getattr(self, one.name) for one in fields(self)})
+
+    def over(self, others: "ChatFormats") -> "ChatFormats":
+        """What this declares, and for the rest what the others do."""
+        return ChatFormats(**{one.name: getattr(self, one.name) or getattr(others, one.name) for one in fields(self)})
+
+
+UNDECLARED: Final = ChatFormats()
