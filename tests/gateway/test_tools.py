@@ -95,6 +95,19 @@ async def test_one_call_ends_the_answer_if_calls_may_not_be_parallel(asked: tupl
     assert of(answer)[1:] == ([("look_up", {"q": "a b"})], "tool_calls")
 
 
+async def test_what_comes_behind_the_only_call_is_not_counted(hermes: Served) -> None:
+    """All tokens of the answer come in one step."""
+    call = '<tool_call>{"name": "send", "arguments": {}}</tool_call>'
+    size = len(hermes.cluster.tokenizer.encode(call).ids)
+    hermes.cluster.runners[0].tokens_per_step = 500
+    said: dict[str, Any] = {"model": "tiny", "tools": TOOLS, "parallel_tool_calls": False, "logprobs": True}
+    answer = await hermes.openai.chat.completions.create(messages=says(call + " and so on"), **said)
+    (choice,) = answer.choices
+    assert answer.usage is not None
+    assert choice.logprobs is not None
+    assert answer.usage.completion_tokens == len(choice.logprobs.content or []) <= size
+
+
 async def test_an_answer_that_is_cut_within_a_call_says_so(asked: tuple[str, Served]) -> None:
     form, served = asked
     text = ANSWERS[form]

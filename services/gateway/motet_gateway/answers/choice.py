@@ -20,7 +20,8 @@ NO_CALL = "The answer has to call a tool but has no call. Its runner may be of a
 class ChoiceText:
     """The token sink of one choice.
 
-    Tokens become text when the text is taken, many at once. Only with stop strings each token is decoded immediately.
+    Tokens become text when the text is taken, many at once. Where their text may end the answer, each is decoded
+    immediately: what comes behind that end is not counted.
     """
 
     __slots__ = (
@@ -106,35 +107,39 @@ class ChoiceText:
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         self.waiting_for = ""
-        if self._parser is not None and self._parser.enough:
+        if self._ended:
             return
-        if self._stops is None:
+        if self._stops is None and self._parser is None:
             self.tokens += len(tokens)
             self._unread.extend(tokens)
-            if len(self._unread) >= MAX_UNREAD or self._parser is not None:
+            if len(self._unread) >= MAX_UNREAD:
                 self._read()
-        elif self._stops.stopped:
-            return
         else:
-            tokens = self._read_until_stop(tokens, self._stops)
+            tokens = self._read_until_end(tokens)
         if (writer := self.logprobs) is not None:
             for token, one in zip(tokens, logprobs, strict=False):
                 writer.add(token, one, self._added_by(token, writer))
-        stopped = self._stops is not None and self._stops.stopped
-        if stopped or (self._parser is not None and self._parser.enough):
+        if self._ended:
             self.stop_here()
         else:
             self.changed(self)
 
-    def _read_until_stop(self, tokens: Sequence[int], stops: StopStrings) -> Sequence[int]:
-        """Decode tokens one by one. Returns those up to the first stop string, which belong to the answer."""
+    @property
+    def _ended(self) -> bool:
+        """By its own text: a stop string, or the last call that it may have."""
+        stopped = self._stops is not None and self._stops.stopped
+        return stopped or (self._parser is not None and self._parser.enough)
+
+    def _read_until_end(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Decode tokens one by one. Returns those that belong to the answer."""
         for position, token in enumerate(tokens, start=1):
             self.tokens += 1
             text = self._content([token])
-            if self.tokens > self._min_tokens:
-                text = stops.feed(text)
-            self.ready.append(text)
-            if stops.stopped or (self._parser is not None and self._parser.enough):
+            if self._stops is not None and self.tokens > self._min_tokens:
+                text = self._stops.feed(text)
+            if text:
+                self.ready.append(text)
+            if self._ended:
                 return tokens[:position]
         return tokens
 
