@@ -246,6 +246,24 @@ async def test_earlier_calls_reach_the_template_with_arguments_as_objects() -> N
         assert of(answer)[0] == "A.look_upseaBlue."
 
 
+async def test_integers_of_earlier_arguments_reach_the_template_with_all_their_digits() -> None:
+    template = (
+        "{#- <tool_call> -#}{%- if tools %}{% endif -%}{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    )
+    async with fake_services(assets=model_assets(template=template)) as cluster, serve(cluster) as served:
+        for number, shown in (
+            (18446744073709551615, "18446744073709551615"),
+            (-9223372036854775808, "-9223372036854775808"),
+            (18446744073709551616, '"18446744073709551616"'),
+            (-9223372036854775809, '"-9223372036854775809"'),
+            (10**40, f'"{10**40}"'),
+        ):
+            call = {"id": "1", "type": "function", "function": {"name": "a", "arguments": json.dumps({"n": number})}}
+            chat: list[Any] = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+            answer = await served.openai.chat.completions.create(model="tiny", messages=chat)
+            assert of(answer)[0] == f'{{"n": {shown}}}'
+
+
 async def test_a_chat_goes_on_behind_a_call_with_broken_arguments(hermes: Served) -> None:
     text = '<tool_call>{"name": "look_up", "arguments": {"q": x}}</tool_call>'
     answer = await hermes.openai.chat.completions.create(model="tiny", messages=says(text), tools=TOOLS)

@@ -1,11 +1,13 @@
 """Earlier calls of a conversation, as chat templates want them: arguments as objects. Pure."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from motet.errors import InvalidRequest
+
+MAX_DIGITS = 20
+"""With a sign. An integer of more has more than 64 bits."""
 
 
 def with_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -35,13 +37,24 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = orjson.loads(arguments or "{}")
-        except orjson.JSONDecodeError:
+            arguments = json.loads(arguments or "{}", parse_int=_exact, parse_constant=_no_json)
+        except (ValueError, RecursionError):
             arguments = {}
         arguments = arguments if isinstance(arguments, dict) else {}  # a model wrote this: the chat has to go on
     elif not isinstance(arguments, dict):
         raise _wrong(f"{where}.function.arguments", "must be a JSON object, as a string")
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def _exact(digits: str) -> int | str:
+    """What passes the messages on has no integers of more than 64 bits, and would round these."""
+    if len(digits) <= MAX_DIGITS and -(1 << 63) <= (value := int(digits)) < 1 << 64:
+        return value
+    return digits
+
+
+def _no_json(word: str) -> None:
+    raise ValueError(word)
 
 
 def _wrong(field: str, why: str) -> InvalidRequest:
