@@ -142,6 +142,9 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.declines: list[common_pb2.Failure] = []
         self.fails_after: tuple[int, common_pb2.Failure] | None = None
         self.progress: list[runner_pb2.SequenceProgress] = []
+        kinds = (runner_pb2.Submit, runner_pb2.Sampling)
+        self.fields = [field.name for kind in kinds for field in kind.DESCRIPTOR.fields]
+        """That it says it knows."""
         self.requests: dict[str, Running] = {}
         self._book = AcceptedRequests()
         self._numbers = itertools.count(1)
@@ -200,7 +203,8 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         match message.WhichOneof("message"):
             case "hello":
                 identity = common_pb2.RunnerIdentity(instance=self.instance, incarnation=self.incarnation)
-                session.send(runner_pb2.GenerateDown(welcome=runner_pb2.GenerateWelcome(runner=identity)))
+                welcome = runner_pb2.GenerateWelcome(runner=identity, fields=self.fields)
+                session.send(runner_pb2.GenerateDown(welcome=welcome))
             case "submit":
                 self._submit(message.submit, session)
             case "cancel":

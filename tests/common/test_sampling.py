@@ -15,7 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from motet.api.v1 import runner_pb2
 from motet.asset_fields import AssetFields
 from motet.errors import InvalidRequest, ModelFolderError
-from motet.sampling import IN_BODIES, OPTIONS, Biases, Flag, Number, Range, Sampling, TokenIds
+from motet.sampling import IN_BODIES, OPTIONS, Biases, Flag, Number, Range, Sampling, TokenIds, TokenLists
 from motet_gateway import parameters
 from motet_gateway.openapi import document
 from motet_runner.generate_service import sequence_of
@@ -33,8 +33,21 @@ def wrong_values(name: str) -> list[Any]:
             wrong = [lowest if above else lowest - 1, -INFINITE, NAN, "much", True, [1], -(2**70)]
             wrong += [1.5] * whole + [MOST + 1] * (name == "min_tokens")
             return [*wrong, *([] if highest is None else [highest + 1, INFINITE, 2**70])]
-        case TokenIds(most=most):
-            return [[-1], ["x"], [1.5], [True], [VOCABULARY], [2**40], list(range(most + 1)), 5, "5"]
+        case TokenLists(most=most, longest=longest):
+            return [[[-1]], [["x"]], [[True]], [[VOCABULARY]], [[]], [[1] * (longest + 1)], [[1]] * (most + 1), [5], 5]
+        case TokenIds(most=most, least=least):
+            return [
+                *([[]] if least else []),
+                [-1],
+                ["x"],
+                [1.5],
+                [True],
+                [VOCABULARY],
+                [2**40],
+                list(range(most + 1)),
+                5,
+                "5",
+            ]
         case Biases(most=most):
             few = [{f"{VOCABULARY}": 1}, {"-1": 1}, {"x": 1}, {"1" * 5000: 1}, {"1": NAN}, {"1": -INFINITE}, {"1": "x"}]
             return [*few, {"1": 100.5}, {"1": None}, {f"{one}": 1 for one in range(most + 1)}, [1], 5]
@@ -55,6 +68,8 @@ def message_with(name: str, value: Any) -> runner_pb2.Sampling | None:
         return None
     try:
         said = {int(key): bias for key, bias in value.items()} if isinstance(value, dict) else value
+        if isinstance(OPTIONS[name], TokenLists):
+            said = [runner_pb2.Tokens(ids=tokens) for tokens in value]
         message = runner_pb2.Sampling(**{"max_tokens": MOST, name: said})
     except (TypeError, ValueError):
         return None
@@ -164,6 +179,7 @@ def test_an_option_is_a_field_of_the_message(name: str) -> None:
     types = {
         Number: FieldDescriptor.TYPE_FLOAT,
         TokenIds: FieldDescriptor.TYPE_UINT32,
+        TokenLists: FieldDescriptor.TYPE_MESSAGE,
         Biases: FieldDescriptor.TYPE_MESSAGE,
     }
     option, described = OPTIONS[name], runner_pb2.Sampling.DESCRIPTOR.fields_by_name[name]
@@ -173,7 +189,7 @@ def test_an_option_is_a_field_of_the_message(name: str) -> None:
         else types.get(type(option), FieldDescriptor.TYPE_BOOL)
     )
     assert described.type == wanted
-    assert described.is_repeated == isinstance(option, TokenIds | Biases)
+    assert described.is_repeated == isinstance(option, TokenIds | TokenLists | Biases)
     assert (name == "prompt_logprobs") == described.has_presence
 
 

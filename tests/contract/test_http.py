@@ -555,7 +555,7 @@ WRONG: list[tuple[str, Json, str, str]] = [
     (CHAT, {"top_logprobs": 2}, "top_logprobs", "invalid_value"),
     (CHAT, {"tools": [{"type": "custom"}]}, "tools[0].type", "unsupported_parameter"),
     (CHAT, {"response_format": {"type": "xml"}}, "response_format", "unsupported_parameter"),
-    (CHAT, {"guided_grammar": "root ::= x"}, "guided_grammar", "unsupported_parameter"),
+    (CHAT, {"guided_grammar": "root ::= x"}, "guided_grammar", "invalid_value"),
     (CHAT, {"stream_options": {"include_usage": 3}}, "stream_options.include_usage", "invalid_value"),
     (PLAIN, {"prompt": ["a", [1]]}, "prompt", "invalid_value"),
     (PLAIN, {"prompt": [99999]}, "prompt", "invalid_value"),

@@ -126,9 +126,6 @@ def test_a_list_with_many_errors_gets_one_error_message(kind: type, field: str, 
 @pytest.mark.parametrize(
     "more",
     [
-        {"bad_words": ["no"]},
-        {"allowed_token_ids": [1, 2]},
-        {"allowed_token_ids": []},
         {"cache_salt": "mine"},
         {"return_token_ids": True},
         {"chat_template": "{{ 1 }}"},

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2
-from motet.errors import AdapterIncompatible, NoRunner, NotFinite, RequestKillsEngines
+from motet.errors import AdapterIncompatible, NoRunner, NotFinite, RequestKillsEngines, StructuredOutputUnavailable
 from motet_gateway.generation import (
     CancelAtRunner,
     Deliver,
@@ -100,6 +100,15 @@ def test_a_declined_request_is_placed_again_unless_its_adapter_failed() -> None:
     generation.placed(place(2, "b"))
     ended = generation.declined(2, AdapterIncompatible("wrong base").to_proto())
     assert kinds(ended) == [ReportFinished, FinishChoice]
+
+
+def test_a_runner_that_would_ignore_a_part_is_left_and_a_second_one_ends_the_request() -> None:
+    """The scheduler does not know which others would: without an end, it could go round for ever."""
+    generation, unknown = placed_once(), StructuredOutputUnavailable("do not know ebnf")
+    assert kinds(generation.left(unknown)) == [CancelAtRunner, ReportLost]
+    assert generation.left(unknown) == ()
+    generation.placed(place(2, "b"))
+    assert kinds(generation.left(unknown)) == [CancelAtRunner, ReportFinished, FinishChoice]
 
 
 def test_a_cancel_goes_to_the_scheduler_from_the_queue_and_to_the_runner_from_a_runner() -> None:

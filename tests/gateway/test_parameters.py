@@ -19,6 +19,7 @@ from motet_gateway.tokens.encoder import Encoder
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText
 from motet_gateway.tokens.text_model import ModelTokenizer
 from testbed.fake_services import TEMPLATE, byte_tokenizer
+from tests.gateway.conftest import Served
 
 MODEL = ModelTokenizer(byte_tokenizer(), TemplateText(TEMPLATE, {}), vocabulary=400, context_length=512)
 
@@ -90,3 +91,31 @@ def test_any_bytes_are_understood_or_refused(content: bytes) -> None:
         parse(ChatBody, content)
     except MotetError as error:
         check(error)
+
+
+def wanted(**fields: object) -> CompletionBody:
+    body = parse(CompletionBody, orjson.dumps({"model": "m", "prompt": "x"} | fields))
+    body.refuse_unsupported()
+    return body
+
+
+def test_bad_words_are_forbidden_by_themselves_and_behind_a_blank() -> None:
+    tokens = MODEL.words(wanted(bad_words=["fox", " fox", "é"]).forbidden_words())
+    assert [MODEL.tokenizer.decode(list(one)) for one in tokens] == ["fox", " fox", "é", " é"]
+    message = sampling(wanted(), MODEL, max_tokens=4, bad_words=tokens)
+    assert [list(one.ids) for one in message.bad_words] == [list(one) for one in tokens]
+
+
+@pytest.mark.parametrize("words", ["fox", [1], [""], [" "], ["x" * 257], ["x"] * 129, {}, 5, False])
+def test_wrong_bad_words_are_named(words: object) -> None:
+    with pytest.raises(MotetError, match="bad_words: must be a list of up to 128 strings") as caught:
+        wanted(bad_words=words)
+    assert caught.value.param == "bad_words"
+
+
+async def test_the_runner_gets_the_lists(served: Served) -> None:
+    body = {"model": "tiny", "prompt": "x", "bad_words": ["fox"], "allowed_token_ids": [5, 7], "max_tokens": 2}
+    assert (await served.http.post("/v1/completions", json=body)).status_code == 200
+    asked = served.cluster.runners[0].submits[0].sampling
+    assert sorted(asked.allowed_token_ids) == [5, 7]
+    assert len(asked.bad_words) == 2

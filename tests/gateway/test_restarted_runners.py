@@ -48,6 +48,28 @@ async def _placed_before_the_runner_says_who_it_is(client: Network, server: Netw
         )
 
 
+def test_a_runner_that_would_ignore_a_grammar_is_left() -> None:
+    """Mutation: only requests that come after its greeting leave it."""
+    simulated(_placed_before_the_runner_says_what_it_knows)
+
+
+async def _placed_before_the_runner_says_what_it_knows(client: Network, server: Network, _: str) -> None:
+    scheduler = Scheduler({"with a grammar": "", "without": ""})
+    async with (
+        server.serving(SCHEDULER, {SERVE: scheduler.serve}, grace=0),
+        dispatcher_at(SCHEDULER, client) as gateway,
+    ):
+        asked = runner_pb2.Sampling(max_tokens=1, ebnf="root ::= [a]")
+        bound = ask(gateway, "with a grammar", (1, 2, 3), max_tokens=1, sampling=asked)
+        free = ask(gateway, "without", (1, 2, 3), max_tokens=1)
+        await asyncio.sleep(1.0)
+        async with server.serving(RUNNER, {GENERATE: Runner("1").serve}, grace=0):
+            await asyncio.sleep(1.0)
+        assert [one.request for one in scheduler.lost] == ["with a grammar"]
+        assert "do not know ebnf" in scheduler.lost[0].why
+        assert (bound.tokens, free.tokens) == ([], [TOKEN])
+
+
 class Scheduler:
     """Places each request at once on the process that it believes to be at the runner's address."""
 

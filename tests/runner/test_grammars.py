@@ -234,8 +234,28 @@ def test_a_grammar_that_cannot_be_served_is_refused_with_the_reason(grammars: Gr
         Grammar(
             GrammarForm.JSON_SCHEMA, json.dumps({"anyOf": [{"$ref": "#"}, {"type": "array", "items": {"$ref": "#"}}]})
         ),
+        Grammar(GrammarForm.EBNF, "root ::= " + " | ".join(f'"value {n}"' for n in range(10_000))),
+        Grammar(GrammarForm.EBNF, "root ::= " + " | ".join(f'"{n}" root' for n in range(10_000)) + ' | ""'),
+        Grammar(GrammarForm.EBNF, 'root ::= root root | root root root | "a" | [a-z] | ""'),
+        Grammar(GrammarForm.EBNF, 'root ::= root "a" | [^b]* root | "x"'),
+        Grammar(GrammarForm.EBNF, 'root ::= x{1000} | "z" root\nx ::= (y y){1000}\ny ::= [a-z]{1000}'),
+        Grammar(
+            GrammarForm.EBNF,
+            "\n".join(["root ::= r0", *(f"r{n} ::= r{n + 1} r{n + 1}" for n in range(40)), 'r40 ::= "a"?']),
+        ),
+        Grammar(GrammarForm.LARK, 'start: start start | /(a|b|ab|ba)*/ | ""'),
+        Grammar(GrammarForm.LARK, "start: " + "(" * 500 + '"a"' + ")*" * 500),
+        Grammar(
+            GrammarForm.STRUCTURAL_TAG,
+            json.dumps(
+                {
+                    "structures": [{"begin": f"<f{n}>", "schema": {}, "end": f"</f{n}>"} for n in range(2000)],
+                    "triggers": [f"<f{n}>" for n in range(2000)],
+                }
+            ),
+        ),
     ],
-    ids=range(7),
+    ids=range(16),
 )
 def test_a_hostile_grammar_costs_little(grammars: Grammars, grammar: Grammar) -> None:
     """It is refused, or its answer ends, or goes on: no step takes long."""

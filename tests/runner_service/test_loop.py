@@ -102,10 +102,10 @@ class GrammarEngine(FakeEngine):
         self.may_compile = threading.Event()
         self.compiled_by = None
 
-    def mask_of(self, grammar, delivered):
+    def mask_of(self, sequence):
         self.compiled_by = threading.current_thread()
         assert self.may_compile.wait(20)
-        if grammar.text == "(":
+        if sequence.grammar.text == "(":
             raise InvalidRequest("unclosed", param="response_format")
         return AnyToken()
 

@@ -81,6 +81,7 @@ def ask(
     tenant: str = "acme",
     parent: str = "",
     choices: int = 1,
+    sampling: runner_pb2.Sampling | None = None,
 ) -> Client:
     """Start a request whose estimated length is right, and which runs for as long as it may."""
     client = Client()
@@ -96,7 +97,7 @@ def ask(
             request_class=common_pb2.REQUEST_CLASS_STANDARD,
             prompt_ids=list(prompt),
             choice=0,
-            sampling=runner_pb2.Sampling(max_tokens=max_tokens, ignore_eos=True),
+            sampling=sampling or runner_pb2.Sampling(max_tokens=max_tokens, ignore_eos=True),
             seed=SEED,
             estimate=common_pb2.Estimate(q50=max_tokens, q80=max_tokens, q90=max_tokens, q95=max_tokens),
             deadline_seconds=PATIENCE_S,

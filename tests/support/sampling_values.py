@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from motet.sampling import OPTIONS, Biases, Number, TokenIds
+from motet.sampling import OPTIONS, Biases, Number, TokenIds, TokenLists
 
 
 def right_values(name: str, vocabulary: int) -> list[Any]:
@@ -11,6 +11,8 @@ def right_values(name: str, vocabulary: int) -> list[Any]:
             return [lowest + 0.5 if above else lowest, 4 if highest is None else highest]
         case TokenIds():
             return [[vocabulary - 1, 3]]
+        case TokenLists():
+            return [[[vocabulary - 1, 3], [5]]]
         case Biases(bias=bias):
             return [{"0": bias.lowest, f"{vocabulary - 1}": bias.highest}]
     return [True, False]

@@ -45,6 +45,9 @@ class Option(ABC):
         """A message's value as `Sampling` has it: no other process can be sent a message's container."""
         return value
 
+    def to_message(self, value: Any) -> Any:
+        return value
+
 
 class Flag(Option):
     def schema(self) -> Json:
@@ -100,13 +103,16 @@ class Number(Range, Option):
 @dataclass(frozen=True)
 class TokenIds(Option):
     most: int
+    least: int = 0
 
     def schema(self) -> Json:
-        return {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": self.most}
+        least = {"minItems": self.least} if self.least else {}
+        return {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": self.most} | least
 
     def check(self, name: str, value: Any) -> Any:
-        if not isinstance(value, list | set | frozenset) or len(value) > self.most:
-            raise _error(name, f"must be a list of at most {self.most} token ids")
+        if not isinstance(value, list | set | frozenset) or not self.least <= len(value) <= self.most:
+            many = f"{self.least} to {self.most}" if self.least else f"at most {self.most}"
+            raise _error(name, f"must be a list of {many} token ids")
         for place, token in enumerate(value):
             _check_token(name, token, place=f"[{place}]" if isinstance(value, list) else "")
         return frozenset(value)
@@ -134,6 +140,33 @@ class Biases(Option):
 
     def from_message(self, value: Any) -> Any:
         return dict(value)
+
+
+@dataclass(frozen=True)
+class TokenLists(Option):
+    """Bodies have texts instead, and the gateway makes them into tokens."""
+
+    most: int
+    longest: int
+
+    def schema(self) -> Json:
+        return {"type": "array", "items": {"type": "string"}, "maxItems": self.most}
+
+    def check(self, name: str, value: Any) -> Any:
+        if not isinstance(value, list | tuple) or len(value) > self.most:
+            raise _error(name, f"must have at most {self.most} lists of token ids")
+        for tokens in value:
+            if not isinstance(tokens, list | tuple) or not 1 <= len(tokens) <= self.longest:
+                raise _error(name, f"must have lists of 1 to {self.longest} token ids")
+            for token in tokens:
+                _check_token(name, token)
+        return tuple(map(tuple, value))
+
+    def from_message(self, value: Any) -> Any:
+        return tuple(tuple(one.ids) for one in value)
+
+    def to_message(self, value: Any) -> Any:
+        return [runner_pb2.Tokens(ids=tokens) for tokens in value]
 
 
 def _is_a(kind: type, value: Any) -> bool:
@@ -199,6 +232,12 @@ class Sampling:
     """By token id: what to add to the token, -100 to 100."""
     stop_token_ids: Annotated[frozenset[int], TokenIds(128, applied_by="plan.iteration_results")] = frozenset()
     """The answer ends before the first of these tokens."""
+    allowed_token_ids: Annotated[frozenset[int], TokenIds(1024, least=1, applied_by="listed_tokens")] = frozenset()
+    """The answer has only these tokens. Without one that ends an answer among them, it ends at `max_tokens`."""
+    bad_words: Annotated[
+        tuple[tuple[int, ...], ...], TokenLists(256, 1024, in_bodies=False, applied_by="listed_tokens")
+    ] = ()
+    """Tokens that the answer has nowhere in this order."""
     ignore_eos: Annotated[bool, Flag(applied_by="plan.iteration_results")] = False
     """Go on past the token with which the model ends an answer."""
     logprobs: Annotated[bool, Flag(in_bodies=False, applied_by="execute.sample.row_layout")] = False
@@ -220,7 +259,7 @@ class Sampling:
         return cls(**({"max_tokens": 0} | {name: OPTIONS[name].from_message(value) for name, value in fields}))
 
     def to_proto(self) -> runner_pb2.Sampling:
-        return runner_pb2.Sampling(**dict(self._said()))
+        return runner_pb2.Sampling(**{name: OPTIONS[name].to_message(value) for name, value in self._said()})
 
     def checked(self, vocabulary: int) -> Self:
         """As the engine computes it. Raises InvalidRequest for the first option that no row of a batch may have."""
@@ -236,6 +275,7 @@ class Sampling:
         """What no option can say alone: whether they fit the model, and each other."""
         for name in _OF_TOKENS:
             check_tokens(name, getattr(self, name), vocabulary)
+        check_tokens("bad_words", [max(tokens) for tokens in self.bad_words], vocabulary)
         check_min_tokens(self.min_tokens, self.max_tokens)
 
     def _said(self) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import structlog
 
 from motet.api.v1 import common_pb2, runner_pb2, scheduler_pb2
 from motet.clock import Clock
-from motet.errors import Internal, MotetError, RequestKillsEngines, from_proto
+from motet.errors import Internal, MotetError, RequestKillsEngines, StructuredOutputUnavailable, from_proto
 from motet.rpc import EndStream, Link, known_error
 from motet.runner_info import RequestClass
 from motet.terms import check_leaders_term, check_term
@@ -305,6 +305,10 @@ class Dispatcher:
                 self._runner_gone(address, f"the engine died: {message.engine_died.why}", Loss.ENGINE_DIED)
             case "welcome":
                 self._runner_is(address, message.welcome.runner.incarnation)
+                self.runners.welcomed(address, message.welcome)
+                for live in list(self.choices.values()):
+                    if live.generation.is_placed_at(address):
+                        self._leave_if_ignored(live, address)
             case unknown:
                 log.debug("message_unknown", sender="runner", kind=unknown)
 
@@ -370,7 +374,8 @@ class Dispatcher:
                     live.record.promised_tokens = live.record.promised_tokens or placement.promise.tokens
                     if live.pause is not None:
                         live.pause.enter(PausePart.RUNNER, self._clock())
-                    self.runners.submit(placement, choice_messages.submission(live, placement))
+                    if not self._leave_if_ignored(live, placement.address):
+                        self.runners.submit(placement, choice_messages.submission(live, placement))
                 case DeliverScores(logprobs):
                     live.sink.score(logprobs)
                 case Measured(split):
@@ -393,6 +398,18 @@ class Dispatcher:
                     )
                 case ReportLost(epoch, instance, why):
                     self._report_lost(live, epoch, instance, why)
+
+    def _leave_if_ignored(self, live: LiveChoice, address: str) -> bool:
+        """If its runner would ignore what it asks for, look for another one. A runner says what it knows before it
+        sends anything else, so no answer has begun."""
+        if not (ignored := self.runners.ignores(address, live.order.sampling)):
+            return False
+        error = StructuredOutputUnavailable(
+            f"Runners are of an earlier version than this gateway, and do not know {', '.join(ignored)}. Leave it out, "
+            "or send the request when all have the same version."
+        )
+        self._carry_out(live, live.generation.left(error))
+        return True
 
     def _deliver(self, live: LiveChoice, delivery: Deliver) -> None:
         if live.pause is not None:

@@ -230,6 +230,18 @@ class Generation:
             return _STALE
         return self._failed(failure)
 
+    def left(self, error: MotetError) -> tuple[Effect, ...]:
+        """Its runner cannot do what it asks for, and may have begun."""
+        placement = self.placement
+        if placement is None or self.phase is not GenerationPhase.PLACED:
+            return _NOTHING
+        last = self.losses.ignored(error)
+        more = self._lost(error.message) if last is None else self._end(common_pb2.FINISH_REASON_FAILED, last)
+        return (CancelAtRunner(placement, error.message), *more)
+
+    def is_placed_at(self, address: str) -> bool:
+        return self.placement is not None and self.placement.address == address
+
     def _failed(self, failure: common_pb2.Failure) -> tuple[Effect, ...]:
         """Place it again after a failure, unless every other runner would fail in the same way."""
         error = from_proto(failure)

@@ -46,6 +46,10 @@ class LossCounter:
         """A runner reported a failure. Returns the error that ends the request, or None to place it again."""
         if error.mapping.retry_after > 0 or isinstance(error, Declined):
             return None  # no free capacity, or a drain: not the request's fault, and its deadline limits the attempts
+        return self.ignored(error)
+
+    def ignored(self, error: MotetError) -> MotetError | None:
+        """Its runner would ignore what it asks for. The scheduler does not know which others would."""
         self._failures += 1
         return error if self._failures > MAX_FAILURES else None
 

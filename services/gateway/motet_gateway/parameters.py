@@ -23,6 +23,7 @@ from motet_gateway.unsupported_parameters import UNSUPPORTED, refuse_known_to_ot
 MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
+MAX_BAD_WORDS = 128
 """Every piece of text is compared with every stop string. OpenAI takes 4 strings, harnesses send more; with these two
 bounds a token costs less than 0.1 ms, whatever the strings are."""
 MAX_MODEL_NAME_LENGTH = 512
@@ -129,6 +130,7 @@ class Body(DescribedModel):
 
     def refuse_unsupported(self) -> None:
         _ = self.options  # checks them
+        self.forbidden_words()
         if self.grammar_asked is not None:
             self._refuse_with_grammar()
         if self.tools_offered is not None:
@@ -156,6 +158,10 @@ class Body(DescribedModel):
 
     def stops(self) -> list[str]:
         """Raises InvalidRequest for a wrong value."""
+        return []
+
+    def forbidden_words(self) -> list[str]:
+        """That the answer has nowhere. Raises InvalidRequest for a wrong value."""
         return []
 
     @property
@@ -203,6 +209,9 @@ class ChoicesBody(Body):
     response_format: Any = None
     """The answer is JSON: `{"type": "json_object"}`, or what a schema says: `{"type": "json_schema", "json_schema":
     {"name": …, "schema": …}}`. Or `{"type": "text"}`."""
+    bad_words: Any = None
+    """Texts that the answer has nowhere: up to 128, each of 1 to 256 characters. A text is forbidden in the tokens that
+    the tokenizer makes of it, by itself and behind a blank."""
 
     @cached_property
     def usage_wanted(self) -> StreamOptions:
@@ -215,6 +224,20 @@ class ChoicesBody(Body):
 
     def stops(self) -> list[str]:
         return checked_stops("stop", [self.stop] if isinstance(self.stop, str) else self.stop)
+
+    def forbidden_words(self) -> list[str]:
+        words = [] if self.bad_words is None else self.bad_words
+        if (
+            not isinstance(words, list)
+            or len(words) > MAX_BAD_WORDS
+            or not all(isinstance(one, str) and one.strip() and len(one) <= MAX_STOP_LENGTH for one in words)
+        ):
+            raise InvalidRequest(
+                f"bad_words: must be a list of up to {MAX_BAD_WORDS} strings, each of 1 to {MAX_STOP_LENGTH} "
+                "characters and not blank",
+                param="bad_words",
+            )
+        return words
 
     @property
     def choices(self) -> int:
@@ -508,10 +531,10 @@ def _part(part: Any, where: str) -> str:
 
 
 def samplings(
-    body: Body, text: ModelTokenizer, limits: Sequence[int], grammar: Grammar | None
+    body: Body, text: ModelTokenizer, limits: Sequence[int], grammar: Grammar | None, bad_words: Sequence[Tokens]
 ) -> list[runner_pb2.Sampling]:
     """One for each prompt; they differ in the length of the answer alone."""
-    first = sampling(body, text, max_tokens=min(limits), grammar=grammar)
+    first = sampling(body, text, max_tokens=min(limits), grammar=grammar, bad_words=bad_words)
     made = []
     for limit in limits:
         one = runner_pb2.Sampling()
@@ -531,13 +554,19 @@ def with_prompt_logprobs(sampling: runner_pb2.Sampling, body: Body) -> runner_pb
 
 
 def sampling(
-    body: Body, text: ModelTokenizer, *, max_tokens: int, grammar: Grammar | None = None
+    body: Body,
+    text: ModelTokenizer,
+    *,
+    max_tokens: int,
+    grammar: Grammar | None = None,
+    bad_words: Sequence[Tokens] = (),
 ) -> runner_pb2.Sampling:
     alternatives = body.top_logprobs_wanted
     made = Sampling(
         max_tokens=max(1, max_tokens),  # an engine computes one at least; nobody gets it if only the prompt is wanted
         logprobs=alternatives is not None,
         top_logprobs=alternatives or 0,
+        bad_words=tuple(map(tuple, bad_words)),
         **(USUAL | text.defaults | body.options),
     )
     made.check_fit(text.vocabulary)  # each option was checked when body or file was read, and is again in the engine

@@ -15,6 +15,9 @@ from motet_gateway.generation import RunnerPlacement
 
 log = structlog.get_logger(__name__)
 
+_EARLIER_FIELDS = frozenset(field.name for field in runner_pb2.Sampling.DESCRIPTOR.fields if field.number <= 24)
+"""What a runner knows that does not say it."""
+
 OnMessage = Callable[[str, runner_pb2.GenerateDown], None]
 """Called with a runner's address and each of its messages."""
 
@@ -63,6 +66,18 @@ class RunnerStreams:
         if (stream := self.streams.get(placement.address)) is not None:
             stream.cancel(placement, request, why)
 
+    def welcomed(self, address: str, welcome: runner_pb2.GenerateWelcome) -> None:
+        if (stream := self.streams.get(address)) is not None:
+            stream.known = frozenset(welcome.fields) or _EARLIER_FIELDS
+
+    def ignores(self, address: str, sampling: runner_pb2.Sampling) -> list[str]:
+        """What the runner there would not do, because its version does not know it. Before it has said what it knows:
+        nothing."""
+        stream = self.streams.get(address)
+        if stream is None or stream.known is None:
+            return []
+        return [field.name for field, _ in sampling.ListFields() if field.name not in stream.known]
+
     async def close(self) -> None:
         tasks = [stream.close() for stream in self.streams.values()]
         self.streams.clear()
@@ -89,6 +104,8 @@ class _Stream:
         self._address = address
         self._on_unreachable = on_unreachable
         self._connect_seconds = connect_seconds
+        self.known: frozenset[str] | None = None
+        """The fields of Submit and Sampling that the runner knows. None: it has not said it yet."""
         self._unsent: dict[str, tuple[RunnerPlacement, runner_pb2.Submit, asyncio.TimerHandle]] = {}
         self.link: Link[runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Link(
             "runner",
@@ -98,7 +115,7 @@ class _Stream:
             greet=lambda: [runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway=gateway))],
             receive=lambda message: on_message(address, message),
             opened=self._send_waiting,
-            closed=lambda why: on_stream_lost(address, why),
+            closed=partial(self._lost, on_stream_lost),
         )
         self._task = asyncio.create_task(self.link.run(), name=f"runner {address}")
 
@@ -121,6 +138,10 @@ class _Stream:
             self._give_up(request)
         self._task.cancel()
         return self._task
+
+    def _lost(self, on_stream_lost: OnStreamLost, why: str) -> None:
+        self.known = None
+        on_stream_lost(self._address, why)
 
     def _send_waiting(self) -> None:
         for _, message, timer in self._unsent.values():

@@ -18,8 +18,6 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "adapter_source": (_ADAPTER, ()),
     "lora_path": (_ADAPTER, ()),
     # Which tokens are allowed.
-    "allowed_token_ids": ("restricting the tokens is not supported yet", ()),
-    "bad_words": ("forbidding words is not supported yet; logit_bias can forbid single tokens", ([],)),
     "logits_processors": (_NOT_SUPPORTED, ([],)),
     "vllm_xargs": (_NOT_SUPPORTED, ({},)),
     # How the answer is sampled and searched.

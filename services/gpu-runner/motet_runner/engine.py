@@ -6,7 +6,7 @@ connects planner and worker. Calls are synchronous. No sockets.
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ import torch
 from motet.clock import Clock
 from motet.domain import PAGE_TOKENS
 from motet.errors import SetupError, StructuredOutputUnavailable
-from motet.grammars.grammar import Grammar
 from motet_runner.diagnostics import Diagnostics
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.execute.adapters.lora_linears import LoraLinears
@@ -47,6 +46,7 @@ from motet_runner.interface import (
     NewSequence,
     StepOutput,
 )
+from motet_runner.listed_tokens import ListedTokens
 from motet_runner.machine import machine_name
 from motet_runner.memory.copy_stream import copy_stream_for
 from motet_runner.memory.host_limit import available_host_bytes, default_host_bytes
@@ -55,7 +55,7 @@ from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import Planner, StepPlan, StepResult, preset_named
 from motet_runner.planned_engine import PlannedEngine
-from motet_runner.row_mask import RowMask
+from motet_runner.row_mask import RowMask, TokenRules
 from motet_runner.step_costs import StepCosts
 from motet_runner.step_trace import StepTrace
 
@@ -228,12 +228,18 @@ class Engine(PlannedEngine):
         self.idle()
         super().add(sequence)
 
-    def mask_of(self, grammar: Grammar, delivered: Sequence[int]) -> RowMask:
+    def mask_of(self, sequence: NewSequence) -> RowMask:
         if isinstance(self._worker, DeviceWorker):  # its host learns tokens after the next iteration has begun
             raise StructuredOutputUnavailable("An engine on a GPU serves no structured output yet.")
-        if self._grammars is None:
-            raise StructuredOutputUnavailable("This runner lacks the package llguidance: install motet[grammars].")
-        return RowMask(self._grammars.mask(grammar, delivered))
+        sampling = sequence.sampling.checked(self.info.vocabulary)
+        rules: TokenRules | None = None
+        if sequence.grammar is not None:
+            if self._grammars is None:
+                raise StructuredOutputUnavailable("This runner lacks the package llguidance: install motet[grammars].")
+            rules = self._grammars.mask(sequence.grammar, sequence.delivered)
+        if rules is None or sampling.allowed_token_ids or sampling.bad_words:
+            rules = ListedTokens(sampling, self.info.vocabulary, sequence.delivered, rules)
+        return RowMask(rules)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class _LiveSequence:
 
 class EngineLoop:
     def __init__(self, engine: Engine, *, clock: Clock, grammars: CompileThread | None = None) -> None:
-        """`grammars`: None: a grammar is compiled between two iterations, if this engine has any."""
+        """`grammars`: None: masks are made between two iterations, if this engine has any."""
         self._engine = engine
         self._grammars = grammars
         self._clock = clock
@@ -198,10 +198,10 @@ class EngineLoop:
             self._engine.cancel(new.request, old.epoch)
             self._end(new.request, old, Finish.CANCELLED)
         try:
-            if new.grammar is None or self._grammars is None:
-                self._engine.add(new)
+            if new.bound and self._grammars is not None:
+                self._grammars.begin(command)
             else:
-                self._grammars.begin(command, new.grammar)
+                self._engine.add(new)
         except MotetError as error:
             self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, error))
             return

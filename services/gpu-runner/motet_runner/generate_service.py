@@ -33,6 +33,8 @@ from motet_runner.step_outbox import StepOutbox
 
 log = structlog.get_logger(__name__)
 
+_FIELDS = [field.name for kind in (runner_pb2.Submit, runner_pb2.Sampling) for field in kind.DESCRIPTOR.fields]
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayStream:
@@ -116,7 +118,7 @@ class GenerateService:
         match up.WhichOneof("message"):
             case "hello":
                 self._metrics.gateway_streams.set(len(self.streams))
-                welcome = runner_pb2.GenerateWelcome(runner=self._identity)
+                welcome = runner_pb2.GenerateWelcome(runner=self._identity, fields=_FIELDS)
                 session.send(runner_pb2.GenerateDown(welcome=welcome))
             case "submit":
                 self._submit(session.peer, up.submit)

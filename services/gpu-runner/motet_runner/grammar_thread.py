@@ -1,18 +1,18 @@
-"""Compiles the grammars of new requests beside the engine's thread: only the request waits. The gateway has tried them,
-so that none takes long."""
+"""Makes the masks of new requests beside the engine's thread: only the request waits while its grammar is compiled. The
+gateway has tried it, so that none takes long."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from motet.domain import RequestId
 from motet.errors import MotetError
-from motet.grammars.grammar import Grammar
 from motet.rpc.message_failures import known_error
 from motet_runner.engine_messages import Add
+from motet_runner.interface import NewSequence
 from motet_runner.row_mask import RowMask
 
-MaskOf = Callable[[Grammar, Sequence[int]], RowMask]
+MaskOf = Callable[[NewSequence], RowMask]
 
 
 class CompileThread:
@@ -24,8 +24,8 @@ class CompileThread:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def begin(self, command: Add, grammar: Grammar) -> None:
-        self._waiting.append((command, self._thread.submit(self._mask_of, grammar, command.sequence.delivered)))
+    def begin(self, command: Add) -> None:
+        self._waiting.append((command, self._thread.submit(self._mask_of, command.sequence)))
 
     def forget(self, request: RequestId) -> None:
         """It is not wanted any more."""

@@ -72,7 +72,12 @@ class NewSequence:
     grammar: Grammar | None = None
     """That its answer follows."""
     mask: RowMask | None = None
-    """Of its grammar, once it is compiled."""
+    """Of its grammar and its lists of tokens, once it is there."""
+
+    @property
+    def bound(self) -> bool:
+        """Not every token may come next."""
+        return self.grammar is not None or bool(self.sampling.allowed_token_ids or self.sampling.bad_words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,8 +415,8 @@ class Engine(Protocol):
     def set_overcommit(self, factor: float) -> None:
         """Allow promises whose sum is `factor` × the pages. Raises InvalidRequest if no pool may choose it."""
 
-    def mask_of(self, grammar: Grammar, delivered: Sequence[int]) -> RowMask:
-        """Compile a grammar for an answer that has these tokens. It may take a while, and is the one call that another
+    def mask_of(self, sequence: NewSequence) -> RowMask:
+        """Of a sequence that is bound. To compile a grammar may take a while, so this is the one call that another
         thread makes. Raises InvalidRequest if the grammar cannot be served, StructuredOutputUnavailable if none can."""
 
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:

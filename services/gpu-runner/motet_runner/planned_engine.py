@@ -3,12 +3,10 @@
 Subclasses add `step` and `idle`, with a model, a function, or a simulation of iterations. No torch.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import StructuredOutputUnavailable
-from motet.grammars.grammar import Grammar
 from motet.ledger import check_overcommit
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
@@ -31,8 +29,8 @@ class PlannedEngine:
         return self.planner.steps
 
     def add(self, sequence: NewSequence) -> None:
-        if sequence.grammar is not None and sequence.mask is None:
-            sequence = replace(sequence, mask=self.mask_of(sequence.grammar, sequence.delivered))
+        if sequence.bound and sequence.mask is None:
+            sequence = replace(sequence, mask=self.mask_of(sequence))
         self.planner.commands.add(sequence)
 
     def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
@@ -59,7 +57,7 @@ class PlannedEngine:
     def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
         self.planner.commands.load_adapter(digest, layout)
 
-    def mask_of(self, grammar: Grammar, delivered: Sequence[int]) -> RowMask:  # noqa: ARG002
+    def mask_of(self, sequence: NewSequence) -> RowMask:  # noqa: ARG002
         raise StructuredOutputUnavailable("This engine serves no structured output.")
 
     def drop_adapter(self, digest: Digest) -> None:

@@ -5,9 +5,11 @@ gateway tries each one first, in a process that may be killed (`motet_gateway.gr
 bounded here: a grammar that passes a bound ends its own request.
 """
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from motet.errors import InvalidRequest, MotetError, StructuredOutputUnavailable
+from motet.grammars.ebnf import EbnfError, lark_of_ebnf
 from motet.grammars.grammar import Grammar, GrammarForm, impossible
+from motet.grammars.structural_tags import TagError, TagWriter
 from motet.grammars.unions import told_apart
 from motet.tool_calls.grammar import CallRules, call_grammar
 
@@ -29,7 +33,9 @@ TRIED_MASKS = 8
 """An object's first names come after two tokens."""
 
 _EXCERPT = re.compile(r"^ *\d+ \||<backtrace>|<non-verbose/>", re.MULTILINE)
-_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_IN_LARK = re.compile(r"(?:at )?(\d+)\((\d+)\)")
+_TEMPERATURE = re.compile(r"\[[^\]\n]*\btemperature\s*=")
+_PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (failed to compile JSON schema: )?")
 _ONE_OF = (
     "oneOf: its branches must exclude each other by their types, or by a required property that is another constant in "
     "each. Use anyOf"
@@ -112,22 +118,35 @@ class Grammars:
         for _ in range(TRIED_MASKS):
             bits = int.from_bytes(matcher.compute_bitmask(), "little")
             lowest = (bits & -bits).bit_length() - 1  # mostly a single character
-            ended = matcher.is_stopped() or matcher.is_accepting() or not bits
-            if not ended and not matcher.is_error():
+            ended = matcher.is_stopped() or matcher.is_accepting()
+            if bits and not ended and not matcher.is_error():
                 ended = not matcher.try_consume_tokens([lowest])
             if matcher.is_error():
                 raise impossible(
                     "one of its first steps has too many possibilities, such as the names of an object with hundreds "
                     f"of optional properties ({matcher.stop_reason()})"
                 )
+            if not bits:
+                raise impossible("no text can follow it")
             if ended:
                 return
 
 
 def _matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
-    if grammar.form is GrammarForm.TOOL_CALLS:
-        return _call_matcher(tokenizer, grammar.text)
-    return _matcher_of_lark(tokenizer, _lark(grammar))
+    match grammar.form:
+        case GrammarForm.TOOL_CALLS:
+            return _call_matcher(tokenizer, grammar.text)
+        case GrammarForm.LARK:
+            return _matcher_of_client(tokenizer, grammar.text)
+        case GrammarForm.EBNF:
+            lark = _lark_of_ebnf(grammar.text)
+        case GrammarForm.STRUCTURAL_TAG:
+            lark = _lark_of_tags(tokenizer, grammar.text)
+        case GrammarForm.REGEX:
+            lark = f"start: {_regex_rule(grammar.text)}"
+        case GrammarForm.JSON_SCHEMA:
+            lark = f"start: {_json_rule(_object(grammar.text))}"
+    return _matcher_of_lark(tokenizer, _ANY_TOKENS + lark)
 
 
 def _matcher_of_lark(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
@@ -135,6 +154,19 @@ def _matcher_of_lark(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
     if matcher.is_error():
         why = matcher.get_error()
         raise impossible(_ONE_OF if "'coerce_one_of'" in why else _short(why))
+    return matcher
+
+
+def _matcher_of_client(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
+    """Of a grammar that the client wrote in llguidance's language."""
+    if (found := _TEMPERATURE.search(lark)) is not None:
+        raise impossible(f"line {lark.count(chr(10), 0, found.start()) + 1}: no rule has a temperature of its own")
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(_ANY_TOKENS + lark), log_level=0, limits=_LIMITS)
+    if matcher.is_error():
+        why = matcher.get_error()
+        place = _IN_LARK.match(why)
+        where = f"line {int(place[1]) - _ANY_TOKENS.count(chr(10))}, column {place[2]}: " if place else ""
+        raise impossible(where + _short(why))
     return matcher
 
 
@@ -161,12 +193,36 @@ def _special_token(tokenizer: LLTokenizer, text: str) -> str:
     return f"<[{tokens[0]}]>" if len(tokens) == 1 and tokenizer.is_special_token(tokens[0]) else ""
 
 
-def _lark(grammar: Grammar) -> str:
-    """In llguidance's language."""
-    if grammar.form is GrammarForm.REGEX:
-        (rule,) = orjson.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"]
-        return f"{_ANY_TOKENS}{rule['lark_grammar']}"
-    return f"{_ANY_TOKENS}start: {_json_rule(_object(grammar.text))}"
+def _lark_of_ebnf(text: str) -> str:
+    try:
+        return "\n".join(lark_of_ebnf(text))
+    except EbnfError as error:
+        raise impossible(_short(str(error))) from None
+
+
+def _lark_of_tags(tokenizer: LLTokenizer, text: str) -> str:
+    writer = TagWriter(pieces=partial(_pieces, tokenizer), json_rule=_json_rule, regex_rule=_regex_rule)
+    try:
+        return writer.lark(_object(text))
+    except TagError as error:
+        raise impossible(_short(str(error))) from None
+
+
+def _pieces(tokenizer: LLTokenizer, text: str) -> list[tuple[str, bool]]:
+    """Its special tokens apart: what a model means by them is no text."""
+    pieces: list[tuple[str, bool]] = []
+    for special, run in groupby(tokenizer.tokenize_str(text, parse_special=True), tokenizer.is_special_token):
+        if special:
+            pieces += [(f"<[{token}]>", True) for token in run]
+        else:
+            pieces.append((json.dumps(tokenizer.decode_str(list(run)), ensure_ascii=False), False))
+    return pieces
+
+
+def _regex_rule(text: str) -> str:
+    (rule,) = orjson.loads(LLMatcher.grammar_from_regex(text))["grammars"]
+    lark: str = rule["lark_grammar"]
+    return lark.removeprefix("start: ")
 
 
 def _json_rule(said: Mapping[str, Any]) -> str:

@@ -15,6 +15,11 @@ class GrammarForm(StrEnum):
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
+    LARK = "lark"
+    """In llguidance's language, which is close to Lark's."""
+    EBNF = "ebnf"
+    STRUCTURAL_TAG = "structural_tag"
+    """A JSON object (`motet.grammars.structural_tags`)"""
     TOOL_CALLS = "tool_calls"
     """`motet.tool_calls.grammar.CallRules`"""
 

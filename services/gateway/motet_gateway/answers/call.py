@@ -104,6 +104,7 @@ class Call:
         self._grammar_bytes = 0
         self._grammar: Grammar | None = None
         """That the answer has to follow."""
+        self._bad_words: Sequence[Tokens] = ()
         self._tools: CallableTools | None = None
         self.prompts: list[Tokens] = []
         self.echoes: list[EchoedPrompt] = []
@@ -175,6 +176,9 @@ class Call:
             await self._echo(text, wait)
         if (asked := grammar_of_answer(self.body, self._tools)) is not None:
             await self._try_grammar(*asked, self.gateway.assets.get(target.group.asset_digest) or text, wait)
+        if words := self.body.forbidden_words():
+            make = partial(text.words, words)
+            self._bad_words = await self._finished(self.gateway.encoder.run(sum(map(len, words)), make), wait)
         await self._start(target, text, limits)
 
     def begin_again(self) -> bool:
@@ -247,7 +251,7 @@ class Call:
 
     async def _start(self, target: Target, text: ModelTokenizer, limits: Sequence[int]) -> None:
         body, gateway, tenant = self.body, self.gateway, self.caller.tenant
-        wanted = samplings(body, text, limits, self._grammar)
+        wanted = samplings(body, text, limits, self._grammar, self._bad_words)
         wanted_class = request_class(body, target.max_class, target.max_class_of(tenant))
         self.class_name = RequestClass.from_proto(wanted_class).name.lower()
         stops = body.stops()

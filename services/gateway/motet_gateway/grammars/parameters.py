@@ -7,14 +7,15 @@ from typing import Any
 import orjson
 
 from motet.errors import InvalidRequest, UnsupportedParameter
+from motet.grammars.ebnf import is_ebnf
 from motet.grammars.grammar import ANY_OBJECT, MAX_GRAMMAR_BYTES, Grammar, GrammarForm
+from motet_gateway.model_not_found import shown
 
 Reader = Callable[[str, Any], Grammar | None]
 """Of a field's name and value"""
 
 MAX_CHOICES = 1000
 TOO_LARGE = "has an integer of more than 64 bits; send a simpler schema"
-_NOT_YET = "it is not supported yet; send json_schema, regex or a list of choices"
 
 
 def grammar_of(fields: Mapping[str, Any]) -> tuple[str, Grammar] | None:
@@ -42,6 +43,8 @@ def _response_format(name: str, value: Any) -> Grammar | None:
     match kind:
         case "text":
             return None
+        case "json_object" if value.get("schema") is not None:  # of LoRAX
+            return _json(f"{name}.schema", value["schema"])
         case "json_object":
             return Grammar(GrammarForm.JSON_SCHEMA, ANY_OBJECT)
         case "json_schema":
@@ -49,7 +52,13 @@ def _response_format(name: str, value: Any) -> Grammar | None:
             if not isinstance(inner, dict) or "schema" not in inner:
                 raise InvalidRequest(f"{name}.json_schema.schema: this field is required", param=name)
             return _json(f"{name}.json_schema.schema", inner["schema"])
-    raise UnsupportedParameter(f"{name}: type must be 'text', 'json_object' or 'json_schema'", param=name)
+        case "structural_tag":
+            return _structural_tag(name, value)
+        case "json" | "regex" if "value" in value:
+            return _of_tgi(name, value)
+    raise UnsupportedParameter(
+        f"{name}: type must be 'text', 'json_object', 'json_schema' or 'structural_tag'", param=name
+    )
 
 
 def _json(name: str, value: Any) -> Grammar:
@@ -91,7 +100,9 @@ def _structured_outputs(name: str, value: Any) -> Grammar | None:
     said = {one: inner for one, inner in value.items() if inner is not None and inner is not False}
     for one in said:
         if one not in _OF_VLLM:
-            raise UnsupportedParameter(f"{name}.{one}: {_NOT_YET}", param=name)
+            raise UnsupportedParameter(
+                f"{name}.{shown(one)}: it is not supported; send one of {', '.join(_OF_VLLM)}", param=name
+            )
     if len(said) > 1:
         raise InvalidRequest(
             f"{name}: an answer follows one grammar; send one of {', '.join(sorted(said))}", param=name
@@ -99,8 +110,40 @@ def _structured_outputs(name: str, value: Any) -> Grammar | None:
     return next((_OF_VLLM[one](f"{name}.{one}", inner) for one, inner in said.items()), None)
 
 
-def _not_yet(name: str, _value: Any) -> Grammar:
-    raise UnsupportedParameter(f"{name}: {_NOT_YET}", param=_field(name))
+def _grammar(name: str, value: Any) -> Grammar:
+    if isinstance(value, dict):
+        return _of_tgi(name, value)
+    grammar = _ebnf(name, value)
+    return grammar if is_ebnf(grammar.text) else Grammar(GrammarForm.LARK, grammar.text)
+
+
+def _ebnf(name: str, value: Any) -> Grammar:
+    if not isinstance(value, str) or not value:
+        raise InvalidRequest(f"{name}: must be a grammar, as a string", param=_field(name))
+    return Grammar(GrammarForm.EBNF, value)
+
+
+def _of_tgi(name: str, value: Mapping[str, Any]) -> Grammar:
+    match value.get("type"):
+        case "json":
+            return _json(f"{name}.value", value.get("value"))
+        case "regex":
+            return _regex(f"{name}.value", value.get("value"))
+    raise UnsupportedParameter(f"{name}.type: must be 'json' or 'regex'", param=_field(name))
+
+
+def _structural_tag(name: str, value: Any) -> Grammar:
+    if isinstance(value, str):  # so vLLM's and SGLang's libraries send it
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise InvalidRequest(f"{name}: is not JSON", param=_field(name)) from None
+    if not isinstance(value, dict) or not ("format" in value or "structures" in value):
+        raise InvalidRequest(f"{name}: must be an object with format, or structures and triggers", param=_field(name))
+    try:
+        return Grammar(GrammarForm.STRUCTURAL_TAG, orjson.dumps(value).decode())
+    except TypeError:  # orjson reads what it cannot write again
+        raise InvalidRequest(f"{name}: is nested too deeply, or {TOO_LARGE}", param=_field(name)) from None
 
 
 def _any_object(_name: str, _value: Any) -> Grammar:
@@ -117,6 +160,8 @@ _OF_VLLM: Mapping[str, Reader] = {
     "json_object": _any_object,
     "regex": _regex,
     "choice": _choice,
+    "grammar": _grammar,
+    "structural_tag": _structural_tag,
 }
 FIELDS: Mapping[str, Reader] = {
     "response_format": _response_format,
@@ -126,8 +171,8 @@ FIELDS: Mapping[str, Reader] = {
     "guided_choice": _choice,
     "json_schema": _json,
     "regex": _regex,
-    "guided_grammar": _not_yet,
-    "grammar": _not_yet,
-    "ebnf": _not_yet,
-    "structural_tag": _not_yet,
+    "guided_grammar": _grammar,
+    "grammar": _grammar,
+    "ebnf": _ebnf,
+    "structural_tag": _structural_tag,
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 from motet.described_model import field_docstrings
 from motet.sampling import IN_BODIES, Sampling
-from motet_gateway.parameters import MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOPS, TIERS
+from motet_gateway.parameters import MAX_BAD_WORDS, MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOPS, TIERS
 from motet_gateway.tools.parameters import MAX_TOOLS, MODES, NAME
 
 Json = dict[str, Any]
@@ -110,7 +110,11 @@ SCHEMA: Json = {
 FORMAT: Json = {
     "type": "object",
     "required": ["type"],
-    "properties": {"type": {"enum": ["text", "json_object", "json_schema"]}, "json_schema": SCHEMA},
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema", "structural_tag"]},
+        "json_schema": SCHEMA,
+        "format": {"type": "object", "description": "Of a structural tag."},
+    },
     "if": {"properties": {"type": {"const": "json_schema"}}},
     "then": {"required": ["json_schema"]},
 }
@@ -119,6 +123,7 @@ OF_BOTH: dict[str, Json] = {
     "stop": {"anyOf": [STOP, {"type": "array", "maxItems": MAX_STOPS, "items": STOP}, NULL]},
     "response_format": {"anyOf": [FORMAT, NULL]},
     "service_tier": {"enum": [*TIERS, None]},
+    "bad_words": {"anyOf": [{"type": "array", "maxItems": MAX_BAD_WORDS, "items": STOP}, NULL]},
 }
 FIELDS: dict[str, dict[str, Json]] = {
     "ChatBody": OF_BOTH

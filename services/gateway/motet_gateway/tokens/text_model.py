@@ -111,6 +111,12 @@ class ModelTokenizer:
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: Keep = KEEP_ALL) -> "list[array[int]]":
         return [self._encode(text, add_special_tokens=add_special_tokens, keep=keep) for text in texts]
 
+    def words(self, texts: Sequence[str]) -> "list[array[int]]":
+        """As an answer may have them: by themselves, and behind a blank."""
+        both = [f"{blank}{one.lstrip()}" for one in texts for blank in ("", " ")]
+        unlike = {encoded.tobytes(): encoded for encoded in self.encode(both, add_special_tokens=False) if encoded}
+        return list(unlike.values())
+
     def counted_bytes(self, text: str) -> int:
         """The bytes of a text that each need a part of a token."""
         return counted_bytes(text, without_spaces=self._takes_spaces)
