@@ -19,10 +19,27 @@ from motet_gateway.gateway import Gateway
 from motet_gateway.identity.authentication import Authentication
 from motet_gateway.middleware import CRASHED, LocalHostsOnly, RequestContext
 from motet_gateway.routes.generate import GenerateRoutes
+from motet_gateway.routes.lorax import LoraxRoutes
 from motet_gateway.routes.models import model_routes
 from motet_gateway.routes.probes import probe_routes
 from motet_gateway.routes.requests import request_routes
 from motet_gateway.routes.tokens import token_routes
+
+NOT_YET = {
+    "/v1/embeddings": "embeddings",
+    "/v2/embed": "embeddings",
+    "/embed": "embeddings",
+    "/score": "scores of pairs of texts",
+    "/v1/score": "scores of pairs of texts",
+    "/rerank": "rankings of texts",
+    "/v1/rerank": "rankings of texts",
+    "/v2/rerank": "rankings of texts",
+    "/pooling": "poolings of texts",
+    "/classify": "classifications of texts",
+    "/v1/batches": "batches of requests",
+    "/v1/files": "files",
+}
+"""Paths that clients of other servers ask, and that nothing answers."""
 
 
 def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
@@ -33,7 +50,8 @@ def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
     app.include_router(probe_routes(gateway, registry))
     app.openapi = partial(_description, metrics=gateway.settings.metrics_dir is not None)  # type: ignore[method-assign]
     add_error_handlers(app)
-    guarded: ASGIApp = Authentication(GenerateRoutes(app, gateway), gateway.access, gateway.metrics)
+    answering = LoraxRoutes(GenerateRoutes(app, gateway), gateway)
+    guarded: ASGIApp = Authentication(answering, gateway.access, gateway.metrics)
     if gateway.settings.is_local:
         guarded = LocalHostsOnly(guarded, allowed=gateway.settings.allowed_hosts)
     return RequestContext(guarded)
@@ -66,6 +84,8 @@ async def _crash(_request: Request, _error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
+    if error.status_code == HTTPStatus.NOT_FOUND and (what := NOT_YET.get(request.url.path)):
+        return error_response(NotFound(f"{where}: there are no {what} here yet."))
     if error.status_code == HTTPStatus.NOT_FOUND:
         return error_response(NotFound(f"There is nothing at {where}. The API is described at /openapi.json."))
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:

@@ -200,6 +200,13 @@ class Catalog:
         """The base models that the caller may use."""
         return [base for name in self._bases if (base := self._base(name, caller)) is not None]
 
+    def only_base(self, caller: Caller) -> str:
+        """The name of the model that is meant where none is named. Raises InvalidRequest if there are several."""
+        bases = self.bases(caller)
+        if len(bases) != 1:
+            raise InvalidRequest("model: this field is required unless exactly one base model is served", param="model")
+        return bases[0].group.served_name
+
     def visible(self, caller: Caller) -> Iterator[tuple[str, Target]]:
         """Every model that the caller may use, under its shortest unambiguous name."""
         for base in self.bases(caller):

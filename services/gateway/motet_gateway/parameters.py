@@ -74,8 +74,8 @@ class Body(DescribedModel):
     })  # fmt: skip
     """Known, and without effect here or checked elsewhere: no reason to count them as unknown."""
 
-    model: str = Field(min_length=1, max_length=MAX_MODEL_NAME_LENGTH)
-    """A name that `GET /v1/models` lists."""
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_LENGTH), BeforeValidator(lambda name: name or "")] = ""
+    """A name that `GET /v1/models` lists. May be left out where only one base model is served."""
     stream: bool | None = None
     """Send the answer as server-sent events."""
     seed: int | None = None

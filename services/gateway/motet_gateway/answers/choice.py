@@ -91,6 +91,11 @@ class ChoiceText:
         return "tool_calls" if called and self.finish is EndReason.STOP else self.finish
 
     @property
+    def stop_string(self) -> str | None:
+        """That has ended the answer."""
+        return self._stops.found if self._stops is not None else None
+
+    @property
     def calls(self) -> Sequence[ParsedCall]:
         return self._parser.calls if self._parser is not None else ()
 

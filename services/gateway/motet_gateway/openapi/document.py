@@ -208,6 +208,17 @@ OPERATIONS = (
     ),
     Operation(
         "get",
+        "/load",
+        "load",
+        "requests",
+        "Count the requests under way",
+        "Of your tenant, at this gateway. Under the name and in the form of vLLM.",
+        shapes.Load,
+        scope=KeyScope.USER,
+        errors=(Overloaded,),
+    ),
+    Operation(
+        "get",
         "/health",
         "health",
         "probes",

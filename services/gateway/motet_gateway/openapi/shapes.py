@@ -23,6 +23,10 @@ class Error(Shape):
     """Which error it is, for programs. Codes are stable."""
 
 
+class Load(Shape):
+    server_load: int = Field(ge=0)
+
+
 class ErrorBody(Shape):
     """Every error has this shape. A stream that has begun sends it as its last event before `[DONE]`."""
 

@@ -56,6 +56,7 @@ class GenerateRoutes:
             content = await held.read_json(scope, receive, limit=gateway.settings.max_body_bytes)
             body = parse(api.body, content)
             body.refuse_unsupported()
+            body.model = body.model or gateway.catalog.current.only_base(caller)
         except MotetError as error:
             gateway.metrics.requests.labels(*gateway.metrics.who(caller.tenant, ""), str(error.mapping.http)).inc()
             raise

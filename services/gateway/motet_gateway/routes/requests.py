@@ -20,4 +20,12 @@ def request_routes(gateway: Gateway) -> APIRouter:
         gateway.admission.check_request()
         return json_response(await gateway.explanations.of(request_id, caller))
 
+    @router.get("/load")
+    async def load(request: Request) -> Response:
+        """As in vLLM: how many requests are under way. Only those of the caller's tenant."""
+        caller = caller_of(request.scope)
+        caller.needs(KeyScope.USER)
+        mine = sum(1 for answer in list(gateway.answers) if answer.caller.tenant == caller.tenant)
+        return json_response({"server_load": mine})
+
     return router

@@ -37,10 +37,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["tokens"])
 
     def text_of(model: str | None, caller: Caller) -> tuple[Target, ModelTokenizer]:
-        bases = gateway.catalog.current.bases(caller)
-        if model is None and len(bases) != 1:
-            raise InvalidRequest("model: this field is required unless exactly one base model is served", param="model")
-        found = gateway.find(bases[0].group.served_name if model is None else model, caller)
+        found = gateway.find(gateway.catalog.current.only_base(caller) if model is None else model, caller)
         if isinstance(found, NotReadyReason):
             raise NoRunner(f"The gateway does not have the model's tokenizer yet: {found.why}.")
         return found

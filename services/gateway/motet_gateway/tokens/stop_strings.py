@@ -10,13 +10,15 @@ class StopStrings:
     pieces does not change the whole output. The text held back is shorter than the longest stop string.
     """
 
-    __slots__ = ("_held", "_include", "_stops", "stopped")
+    __slots__ = ("_held", "_include", "_stops", "found", "stopped")
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(dict.fromkeys(stops))
         self._include = include
         self._held = ""
         self.stopped = False
+        self.found: str | None = None
+        """The stop string that has ended the text."""
 
     def feed(self, text: str) -> str:
         """The text that may be shown now."""
@@ -27,6 +29,7 @@ class StopStrings:
             self._held = ""
             self.stopped = True
             start, end = match
+            self.found = text[start:end]
             return text[: end if self._include else start]
         shown = self._first_undecided(text)
         self._held = text[shown:]
