@@ -99,6 +99,9 @@ class Body(DescribedModel):
     """The field that has the prompt."""
     usual_tokens: ClassVar[int | None] = None
     """The most tokens of an answer if the client does not say. None: as many as the context has left."""
+    fills_context: ClassVar[bool] = False
+    """Whether an answer may fill the context if the client allows it more tokens than that. Otherwise this is an
+    error."""
 
     @property
     def turns(self) -> int:
@@ -183,6 +186,11 @@ class Body(DescribedModel):
     def prompt_logprobs_wanted(self) -> int | None:
         """How many alternatives beside each token of the prompt; None: no logprobs of the prompt."""
         return None
+
+    @property
+    def repeated_bytes(self) -> int:
+        """About what the answer repeats of the request."""
+        return 0
 
     @property
     def scores_only(self) -> bool:

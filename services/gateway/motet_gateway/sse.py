@@ -21,6 +21,15 @@ def event(content: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
+def typed_event(content: Mapping[str, Any]) -> bytes:
+    """Its type is also the name of the event."""
+    return _named(content) + b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+def _named(content: Mapping[str, Any]) -> bytes:
+    return f"event: {content['type']}\n".encode()
+
+
 def error_event(error: MotetError) -> bytes:
     return b"data: " + error_body(error) + b"\n\n"
 
@@ -41,9 +50,10 @@ class EventTemplate:
 
     __slots__ = ("_after", "_before")
 
-    def __init__(self, content: Mapping[str, Any]) -> None:
+    def __init__(self, content: Mapping[str, Any], *, typed: bool = False) -> None:
+        """`typed`: as `typed_event`."""
         before, after = orjson.dumps(content).split(_JSON_MARK)
-        self._before = b"data: " + before
+        self._before = (_named(content) if typed else b"") + b"data: " + before
         self._after = after + b"\n\n"
 
     def fill(self, text: str) -> bytes:

@@ -10,6 +10,7 @@ from motet.tool_calls.parser import CallDelta
 from motet_gateway import sse
 from motet_gateway.answers.api import Api
 from motet_gateway.answers.choice import ChoiceText
+from motet_gateway.answers.conversation import Conversation
 from motet_gateway.answers.form import Form, Json
 from motet_gateway.answers.logprobs import ChatLogprobs
 from motet_gateway.answers.prompts import Tokenising, not_empty
@@ -19,8 +20,8 @@ from motet_gateway.tokens.render_pool import encoded
 from motet_gateway.tools.written_out import written_out
 
 
-async def chat_prompts(body: ChatBody, tokenising: Tokenising) -> list[Tokens]:
-    """A chat has one prompt."""
+async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Tokens]:
+    """A conversation is one prompt."""
     model, offered = tokenising.model, body.tools_offered
     template, messages, extra = model.chat_template(), body.plain_messages(), body.chat_template_kwargs
     form = known_format(tokenising.formats.tool)

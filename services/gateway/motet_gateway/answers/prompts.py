@@ -67,6 +67,8 @@ def max_answer_tokens(body: Body, prompt: Tokens, context: int) -> int:
     name, wanted = body.output_limit
     if wanted is None:
         return min(body.usual_tokens or context, context - size)
+    if size + wanted > context and body.fills_context:
+        return context - size
     if size + wanted > context:
         raise ContextLengthExceeded(
             f"The prompt has {size} tokens and {name} asks for {wanted} more, {size + wanted} together, but this "

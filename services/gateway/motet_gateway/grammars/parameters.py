@@ -32,10 +32,19 @@ def grammar_of(fields: Mapping[str, Any]) -> tuple[str, Grammar] | None:
             f"{names[1]}: an answer follows one grammar, so it cannot be sent with {names[0]}", param=names[1]
         )
     for name, grammar in asked.items():
-        if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
-            raise InvalidRequest(f"{name}: has more than {MAX_GRAMMAR_BYTES} bytes; send a smaller one", param=name)
-        return name, grammar
+        return name, _not_too_large(name, grammar)
     return None
+
+
+def grammar_of_schema(name: str, schema: Any) -> Grammar:
+    """`name`: the field that has the schema. Raises InvalidRequest."""
+    return _not_too_large(name, _json(name, schema))
+
+
+def _not_too_large(name: str, grammar: Grammar) -> Grammar:
+    if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequest(f"{name}: has more than {MAX_GRAMMAR_BYTES} bytes; send a smaller one", param=_field(name))
+    return grammar
 
 
 def _response_format(name: str, value: Any) -> Grammar | None:

@@ -3,6 +3,7 @@
 import secrets
 import string
 from dataclasses import dataclass
+from typing import Protocol
 
 import orjson
 
@@ -38,12 +39,17 @@ class CallableTools:
         return text.token_bytes.specials - signs
 
 
+class OffersTools(Protocol):
+    @property
+    def tools_offered(self) -> OfferedTools | None: ...
+
+
 def formats_of(target: Target, text: ModelTokenizer) -> ChatFormats:
     """What pool and adapter declare, and for the rest what the model's chat template shows."""
     return target.declared_formats.over(ChatFormats(tool=text.tool_format or ""))
 
 
-def callable_tools(body: Body, formats: ChatFormats) -> CallableTools | None:
+def callable_tools(body: OffersTools, formats: ChatFormats) -> CallableTools | None:
     """None: the request offers none. Raises UnsupportedParameter if this model cannot call tools."""
     if (offered := body.tools_offered) is None:
         return None

@@ -34,16 +34,22 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _wrong(f"{where}.function.name", "this field is required")
-    arguments = function.get("arguments")
+    arguments = arguments_of(function, f"{where}.function")
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+
+
+def arguments_of(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Of an earlier call, as an object. Raises InvalidRequest."""
+    arguments = call.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}", parse_int=_exact, parse_constant=_no_json)
         except (ValueError, RecursionError):
             arguments = {}
-        arguments = arguments if isinstance(arguments, dict) else {}  # a model wrote this: the chat has to go on
-    elif not isinstance(arguments, dict):
-        raise _wrong(f"{where}.function.arguments", "must be a JSON object, as a string")
-    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+        return arguments if isinstance(arguments, dict) else {}  # a model wrote this: the chat has to go on
+    if not isinstance(arguments, dict):
+        raise _wrong(f"{where}.arguments", "must be a JSON object, as a string")
+    return arguments
 
 
 def _exact(digits: str) -> int | str:

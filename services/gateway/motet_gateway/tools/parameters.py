@@ -1,7 +1,8 @@
-"""The fields of a chat by which a client offers tools: `tools`, `tool_choice` and `parallel_tool_calls`. Pure."""
+"""The tools that a request offers, and the fields of a chat that say so: `tools`, `tool_choice` and
+`parallel_tool_calls`. Pure."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -63,27 +64,58 @@ def offered_tools(tools: Any, choice: Any, parallel: Any) -> OfferedTools | None
         return None
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         raise _wrong("tools", f"must be a list of up to {MAX_TOOLS} tools")
-    functions: dict[str, Mapping[str, Any]] = {}
-    for at, tool in enumerate(tools):
-        function = _function(tool, f"tools[{at}]")
-        if (name := function["name"]) in functions:
-            raise _wrong(f"tools[{at}].function.name", f"another tool is called {name}, too; rename one")
-        functions[name] = function
+    functions = named_functions(_function(tool, f"tools[{at}]") for at, tool in enumerate(tools))
     mode, names = _choice(choice, functions.keys())
     if mode == "none":
         return None
-    must = mode == "required"
+    parallel = parallel is not False and not _is_named(choice)
+    return offer(functions, names, said=tools, must=mode == "required", parallel=parallel)
+
+
+def offer(
+    functions: Mapping[str, Mapping[str, Any]],
+    names: Collection[str],
+    *,
+    said: list[dict[str, Any]],
+    must: bool,
+    parallel: bool,
+) -> OfferedTools:
+    """`functions`: as `named_functions` gives them. `names`: of those that may be called."""
     may = {name: one for name, one in functions.items() if name in names}
     return OfferedTools(
-        said=tools,
+        said=said,
         schemas={name: _schema(one, exact=must or one.get("strict") is True) for name, one in may.items()},
         must=must,
-        parallel=parallel is not False and not _is_named(choice),
+        parallel=parallel,
         bound=must or len(may) < len(functions) or any(one.get("strict") is True for one in may.values()),
     )
 
 
-def _function(tool: Any, where: str) -> Mapping[str, Any]:
+def named_functions(
+    functions: Iterable[tuple[str, Mapping[str, Any]]], *, schema_field: str = "parameters"
+) -> dict[str, Mapping[str, Any]]:
+    """By name. Each comes behind the field that has it, in the words of a chat. `schema_field`: what the client calls
+    `parameters`. Raises InvalidRequest."""
+    named: dict[str, Mapping[str, Any]] = {}
+    for where, function in functions:
+        name, schema = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise _wrong(f"{where}.name", "must be 1 to 64 letters, digits, '_' and '-'")
+        if not isinstance(function.get("description"), str | None):
+            raise _wrong(f"{where}.description", "must be a string")
+        if not isinstance(function.get("strict"), bool | None):
+            raise _wrong(f"{where}.strict", "must be true or false")
+        if schema is not None and not isinstance(schema, dict):
+            raise _wrong(f"{where}.{schema_field}", "must be a JSON schema of an object")
+        if schema is not None and schema.get("type", "object") != "object":
+            raise _wrong(f"{where}.{schema_field}.type", "must be 'object': arguments have names")
+        if name in named:
+            raise _wrong(f"{where}.name", f"another tool is called {name}, too; rename one")
+        named[name] = function
+    return named
+
+
+def _function(tool: Any, where: str) -> tuple[str, Mapping[str, Any]]:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
         raise UnsupportedParameter(
@@ -92,18 +124,7 @@ def _function(tool: Any, where: str) -> Mapping[str, Any]:
     function = tool.get("function")
     if not isinstance(function, dict):
         raise _wrong(f"{where}.function", "must be an object with name and parameters")
-    name, schema = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _wrong(f"{where}.function.name", "must be 1 to 64 letters, digits, '_' and '-'")
-    if not isinstance(function.get("description"), str | None):
-        raise _wrong(f"{where}.function.description", "must be a string")
-    if not isinstance(function.get("strict"), bool | None):
-        raise _wrong(f"{where}.function.strict", "must be true or false")
-    if schema is not None and not isinstance(schema, dict):
-        raise _wrong(f"{where}.function.parameters", "must be a JSON schema of an object")
-    if schema is not None and schema.get("type", "object") != "object":
-        raise _wrong(f"{where}.function.parameters.type", "must be 'object': arguments have names")
-    return function
+    return f"{where}.function", function
 
 
 def _schema(function: Mapping[str, Any], *, exact: bool) -> Schema:
