@@ -42,11 +42,11 @@ def test_the_limits_are_those_of_the_gateway() -> None:
     defaults = {name: field.default for name, field in Settings.model_fields.items()}
     assert {what: tuple(map(int, re.findall(r"\d+", at_most))) for what, at_most in said.items()} == {
         "body": (defaults["max_body_bytes"] >> 20,),
-        "body of `/tokenize` and `/detokenize`": (defaults["max_counted_bytes"] >> 20,),
+        "body of `/tokenize`, `/detokenize` and `/v1/messages/count_tokens`": (defaults["max_counted_bytes"] >> 20,),
         "text without a space between words or the end of a line; with some tokenizers, any text": (
             text_model.MAX_UNCUT_BYTES >> 10,
         ),
-        "messages": (parameters.MAX_MESSAGES,),
+        "messages, or items of `input`": (parameters.MAX_MESSAGES,),
         "prompts of one request": (parameters.MAX_PROMPTS,),
         "choices (`n`)": (parameters.MAX_CHOICES,),
         "stop strings, and characters of one": (parameters.MAX_STOPS, parameters.MAX_STOP_LENGTH),

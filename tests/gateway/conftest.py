@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
@@ -38,6 +39,10 @@ class Served:
     @cached_property
     def openai(self) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+    @cached_property
+    def anthropic(self) -> AsyncAnthropic:
+        return AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 async def eventually(holds: Callable[[], object], *, seconds: float = PATIENCE_S) -> None:
@@ -77,6 +82,8 @@ async def serve(
             finally:
                 if "openai" in vars(served):
                     await served.openai.close()
+                if "anthropic" in vars(served):
+                    await served.anthropic.close()
                 server.should_exit = True
                 await gateway.drain()
                 await serving_http

@@ -35,6 +35,9 @@ BODY = {"model": "tiny", "prompt": "The quick brown fox", "max_tokens": 4}
 EVERY_PATH = [
     ("POST", COMPLETIONS),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/responses"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tiny"),
     ("POST", "/tokenize"),
@@ -166,8 +169,10 @@ async def test_a_new_scheduler_is_sent_the_tenants_of_running_requests(
     ("headers", "says"),
     [
         ([], "needs an API key"),
-        ([("x-api-key", "KEY")], "does not read"),
         ([("api-key", "KEY")], "does not read"),
+        ([("x-api-key", "sk-something")], "isn't a Motet API key"),
+        ([("x-api-key", "KEY"), ("x-api-key", "KEY")], "2 x-api-key headers"),
+        ([("authorization", "Bearer KEY"), ("x-api-key", "KEY")], "1 authorization headers and 1 x-api-key"),
         ([("authorization", "KEY")], "no bearer token"),
         ([("authorization", "Basic KEY")], "no bearer token"),
         ([("authorization", "Bearer")], "isn't a Motet API key"),
@@ -186,6 +191,12 @@ async def test_a_key_in_the_wrong_place_or_twice_is_refused_with_the_right_form(
         assert answer.status_code == 401
         assert says in error_of(answer)["message"]
         assert key not in answer.text
+
+
+async def test_the_header_of_anthropics_clients_has_the_key_too(cluster: FakeServices, kept: MemoryKeySource) -> None:
+    key = kept.make("acme")
+    async with with_keys(cluster, kept) as served:
+        assert (await served.http.get("/v1/models", headers={"x-api-key": key})).status_code == 200
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])

@@ -33,20 +33,22 @@ def api_page() -> str:
             note("services/gateway/motet_gateway/openapi"),
             "# API\n",
             flat("""What the gateway takes and answers over HTTP. OpenAI's clients work with it: give them the gateway's
-            address with `/v1` as the base URL. `/openapi.json` has the same description, for generators of clients.""")
+            address with `/v1` as the base URL. So do Anthropic's, with the address alone.
+            `/openapi.json` has the same description, for generators of clients.""")
             + "\n",
             table(["path", "what it does", "scope of the key"], overview),
             "## What holds for every path\n",
             inspect.cleandoc(f"""
-            - A gateway with keys asks for `authorization: Bearer <key>` ([API keys](../guides/keys.md)). A gateway
-              without keys ignores the header.
+            - A gateway with keys asks for `authorization: Bearer <key>` or `x-api-key: <key>`
+              ([API keys](../guides/keys.md)). A gateway without keys ignores the headers.
             - A body is JSON with `content-type: application/json`. It may have {body_mib} MiB
-              (`MOTET_GATEWAY_MAX_BODY_BYTES`), for `/tokenize` and `/detokenize` {counted_mib} MiB
-              (`MOTET_GATEWAY_MAX_COUNTED_BYTES`).
+              (`MOTET_GATEWAY_MAX_BODY_BYTES`), for `/tokenize`, `/detokenize` and
+              `/v1/messages/count_tokens` {counted_mib} MiB (`MOTET_GATEWAY_MAX_COUNTED_BYTES`).
             - A field without a default may be null, which is the same as leaving it out.
             - Every answer has the header `x-request-id`. Send your own to find the request in the gateway's log: 1 to
-              128 letters, digits, `.`, `_`, `:` or `-`.
+              128 letters, digits, `.`, `_`, `:` or `-`. Below `/v1/messages`, `request-id` has it, too.
             - Every error has the body and the headers shown [below](#an-error), and a code from [errors](errors.md).
+              Below `/v1/messages` the body is [another one](#an-error-of-v1messages).
             - Another path answers 404 with `not_found`, another method 405 with `method_not_allowed`.
             """)
             + "\n",
@@ -54,8 +56,10 @@ def api_page() -> str:
             "## An error\n",
             table(["field", "value", "meaning"], answer_rows(schemas["ErrorBody"], schemas)),
             header_table(failed),
+            "### An error of /v1/messages\n",
+            table(["field", "value", "meaning"], answer_rows(schemas["MessagesErrorBody"], schemas)),
             "## Parameters of other servers\n",
-            flat("""Motet refuses these parameters of chat and plain completions with `unsupported_parameter`: it does
+            flat("""Motet refuses these parameters of requests for an answer with `unsupported_parameter`: it does
             not have them, and without them the answer would not be what they ask for. It takes a value that asks for
             nothing, such as null.""")
             + "\n",

@@ -25,21 +25,23 @@ from motet_gateway.routes.probes import probe_routes
 from motet_gateway.routes.requests import request_routes
 from motet_gateway.routes.tokens import token_routes
 
-NOT_YET = {
-    "/v1/embeddings": "embeddings",
-    "/v2/embed": "embeddings",
-    "/embed": "embeddings",
-    "/score": "scores of pairs of texts",
-    "/v1/score": "scores of pairs of texts",
-    "/rerank": "rankings of texts",
-    "/v1/rerank": "rankings of texts",
-    "/v2/rerank": "rankings of texts",
-    "/pooling": "poolings of texts",
-    "/classify": "classifications of texts",
-    "/v1/batches": "batches of requests",
-    "/v1/files": "files",
+NOT_HERE = {
+    "/v1/messages/batches": "Batches are not supported; send each request to /v1/messages.",
+    "/v1/responses/": "No response is stored; POST /v1/responses gives the whole answer.",
+} | {
+    path: f"There are no {what} here yet."
+    for what, paths in {
+        "embeddings": ("/v1/embeddings", "/v2/embed", "/embed"),
+        "scores of pairs of texts": ("/score", "/v1/score"),
+        "rankings of texts": ("/rerank", "/v1/rerank", "/v2/rerank"),
+        "poolings of texts": ("/pooling",),
+        "classifications of texts": ("/classify",),
+        "batches of requests": ("/v1/batches",),
+        "files": ("/v1/files",),
+    }.items()
+    for path in paths
 }
-"""Paths that clients of other servers ask, and that nothing answers."""
+"""Paths of the APIs that clients may expect, and why they are not here."""
 
 
 def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
@@ -84,10 +86,11 @@ async def _crash(_request: Request, _error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
-    if error.status_code == HTTPStatus.NOT_FOUND and (what := NOT_YET.get(request.url.path)):
-        return error_response(NotFound(f"{where}: there are no {what} here yet."))
     if error.status_code == HTTPStatus.NOT_FOUND:
-        return error_response(NotFound(f"There is nothing at {where}. The API is described at /openapi.json."))
+        why = next((why for path, why in NOT_HERE.items() if request.url.path.startswith(path)), "")
+        return error_response(
+            NotFound(f"There is nothing at {where}. {why or 'The API is described at /openapi.json.'}")
+        )
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = (error.headers or {}).get("Allow", "")
         hint = f" Use {allowed}." if allowed else ""

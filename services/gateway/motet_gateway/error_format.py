@@ -1,25 +1,32 @@
-"""Errors as OpenAI's clients expect them: the same body and headers for every error."""
+"""Errors as clients of each API expect them: the same body and headers for every error."""
 
 import math
 from typing import Any
 
 import orjson
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from motet.errors import MotetError, NotAuthenticated
+from motet_gateway.answers.messages.errors import is_messages, messages_error
+from motet_gateway.request_ids import request_id_of
 
 MAX_RETRY_AFTER_SECONDS = 60
 """Clients handle longer hints differently: one gives up, one ignores the hint, one waits all of it."""
 
 
-def error_body(error: MotetError) -> bytes:
-    content: dict[str, Any] = {
+def error_content(error: MotetError) -> dict[str, Any]:
+    """In OpenAI's form."""
+    return {
         "message": error.for_clients,
         "type": error.mapping.type,
         "param": error.param,
         "code": error.code,
     }
-    return orjson.dumps({"error": content})
+
+
+def error_body(error: MotetError) -> bytes:
+    return orjson.dumps({"error": error_content(error)})
 
 
 def error_headers(error: MotetError) -> dict[str, str]:
@@ -33,10 +40,21 @@ def error_headers(error: MotetError) -> dict[str, str]:
     return headers | dict(error.headers)
 
 
+class ErrorResponse(Response):
+    """In the form of the API that the request's path belongs to."""
+
+    media_type = "application/json"
+
+    def __init__(self, error: MotetError, extra: dict[str, str]) -> None:
+        self._error = error
+        super().__init__(error_body(error), status_code=error.mapping.http, headers=error_headers(error) | extra)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_messages(scope["path"]):
+            self.body = orjson.dumps(messages_error(self._error, request_id_of(scope)))
+            self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: MotetError, extra: dict[str, str] | None = None) -> Response:
-    return Response(
-        error_body(error),
-        status_code=error.mapping.http,
-        headers=error_headers(error) | (extra or {}),
-        media_type="application/json",
-    )
+    return ErrorResponse(error, extra or {})

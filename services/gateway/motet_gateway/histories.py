@@ -19,7 +19,7 @@ from motet_gateway.noted import Noted
 MAX_CHOICES = 16
 """Of one request, after its end: each further one is as the others are."""
 
-_ID = re.compile(r"(?:chatcmpl-|cmpl-)?(?P<answer>[0-9a-f]{24})(?:-\d+)?(?:\.(?P<choice>\d{1,6}))?")
+_ID = re.compile(r"(?:chatcmpl-|cmpl-|msg_|resp_)?(?P<answer>[0-9a-f]{24})(?:-\d+)?(?:\.(?P<choice>\d{1,6}))?")
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class Histories:
 
 def scheduler_id(name: str) -> str:
     """By which a scheduler may know a request that this gateway does not know; empty: it is no such id."""
-    return name.removeprefix("chatcmpl-").removeprefix("cmpl-") if _ID.fullmatch(name) else ""
+    return name[found.start("answer") :] if (found := _ID.fullmatch(name)) is not None else ""
 
 
 def choices_of(history: History, number: int | None) -> Sequence[ChoiceHistory]:

@@ -1,7 +1,5 @@
 """Middleware around every route. Pure ASGI: decorator middleware would turn a crash in mid-stream into a clean end."""
 
-import re
-import secrets
 from collections.abc import Collection
 
 import structlog
@@ -9,14 +7,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.errors import Internal
+from motet_gateway.answers.messages.errors import is_messages
 from motet_gateway.error_format import error_response
 from motet_gateway.errors import ClientGone, HostNotAllowed
+from motet_gateway.request_ids import REQUEST_ID, give_id
 
 log = structlog.get_logger(__name__)
 
-REQUEST_ID = b"x-request-id"
-_IN_SCOPE = "motet.request_id"
-_ACCEPTABLE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+MESSAGES_REQUEST_ID = b"request-id"
+"""Anthropic's clients read it there."""
 CRASHED = "The gateway failed on this request; its log says why, under the id in x-request-id."
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -31,15 +30,17 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
-        scope[_IN_SCOPE] = request_id.decode()
+        request_id = give_id(scope)
+        own_headers = [(REQUEST_ID, request_id)]
+        if is_messages(scope["path"]):
+            own_headers.append((MESSAGES_REQUEST_ID, request_id))
         started = ended = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started, ended
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id)]
+                message["headers"] = [*message.get("headers", ()), *own_headers]
             else:
                 ended = not message.get("more_body", False)
             await send(message)
@@ -86,16 +87,3 @@ def _name_of(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].lower().rstrip(".")
-
-
-def _request_id(scope: Scope) -> bytes:
-    for name, value in scope["headers"]:
-        if name == REQUEST_ID and _ACCEPTABLE_ID.fullmatch(value):
-            return bytes(value)
-    return b"req-" + secrets.token_hex(12).encode()
-
-
-def request_id_of(scope: Scope) -> str:
-    """The id of the HTTP request, as its client and the log have it."""
-    id_: str = scope.get(_IN_SCOPE, "")
-    return id_

@@ -11,9 +11,11 @@ from motet_gateway.metrics import Metrics
 
 PUBLIC_PATHS = frozenset({"/health", "/ping"})
 """Probes have no key."""
-OTHER_KEY_HEADERS = (b"x-api-key", b"api-key", b"openai-api-key")
+KEY_HEADER = b"x-api-key"
+"""Anthropic's clients send the key in it."""
+OTHER_KEY_HEADERS = (b"api-key", b"openai-api-key")
 """Headers in which other services expect a key."""
-HOW_TO_SEND_KEY = "Send it as 'authorization: Bearer motet_…'."
+HOW_TO_SEND_KEY = "Send it as 'authorization: Bearer motet_…' or as 'x-api-key: motet_…'."
 
 
 class Authentication:
@@ -42,8 +44,13 @@ class Authentication:
 def _credential(scope: Scope) -> str:
     """Raises NotAuthenticated if it is missing, in another header or there twice."""
     said = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(said) > 1:
-        raise NotAuthenticated(f"There are {len(said)} authorization headers; send one.")
+    keys = [value for name, value in scope["headers"] if name == KEY_HEADER]
+    if len(said) + len(keys) > 1:
+        raise NotAuthenticated(
+            f"There are {len(said)} authorization headers and {len(keys)} x-api-key headers; send one of all."
+        )
+    if keys:
+        return str(keys[0].strip(), "latin-1")
     if not said:
         if any(name in OTHER_KEY_HEADERS for name, _ in scope["headers"]):
             raise NotAuthenticated(f"The API key is in a header that Motet does not read. {HOW_TO_SEND_KEY}")

@@ -38,6 +38,11 @@ from motet.errors import (
     UnsupportedParameter,
 )
 from motet.keys import KeyScope
+from motet_gateway.answers.messages.body import CountedMessages, MessagesBody
+from motet_gateway.answers.messages.errors import PATH as MESSAGES_PATH
+from motet_gateway.answers.messages.errors import is_messages
+from motet_gateway.answers.responses.api import PATH as RESPONSES_PATH
+from motet_gateway.answers.responses.body import ResponsesBody
 from motet_gateway.errors import HeadersTooLarge, HostNotAllowed, RequestTimeout
 from motet_gateway.openapi import fields, shapes
 from motet_gateway.parameters import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -146,6 +151,47 @@ OPERATIONS = (
         CompletionBody,
         KeyScope.USER,
         errors=(*OF_BODIES, *OF_MODELS, *OF_ANSWERS),
+    ),
+    Operation(
+        "post",
+        RESPONSES_PATH,
+        "response",
+        "answers",
+        "Answer a conversation, as OpenAI's Responses API",
+        "Nothing is stored: each request has the whole conversation. With `stream: true` the answer comes as "
+        "server-sent events. The last one is `response.completed`, `response.incomplete` or `error`; there is no "
+        "`[DONE]`.",
+        shapes.Response,
+        shapes.ResponseEvent,
+        ResponsesBody,
+        KeyScope.USER,
+        errors=(*OF_BODIES, *OF_MODELS, *OF_ANSWERS),
+    ),
+    Operation(
+        "post",
+        MESSAGES_PATH,
+        "message",
+        "answers",
+        "Answer a conversation, as Anthropic's Messages API",
+        "With `stream: true` the answer comes as server-sent events. The last one is `message_stop` or `error`. Errors "
+        "have Anthropic's form.",
+        shapes.Message,
+        shapes.MessageEvent,
+        MessagesBody,
+        KeyScope.USER,
+        errors=(*OF_BODIES, *OF_MODELS, *OF_ANSWERS),
+    ),
+    Operation(
+        "post",
+        f"{MESSAGES_PATH}/count_tokens",
+        "countTokens",
+        "tokens",
+        "Count the tokens of a conversation, as Anthropic's Messages API",
+        "What `/v1/messages` would refuse of a conversation is refused here.",
+        shapes.MessagesTokenCount,
+        body=CountedMessages,
+        scope=KeyScope.USER,
+        errors=(*OF_BODIES, *OF_MODELS),
     ),
     Operation(
         "get",
@@ -289,7 +335,13 @@ def document(*, metrics: bool) -> Json:
                     "type": "http",
                     "scheme": "bearer",
                     "description": "An API key of Motet. A gateway that asks for none ignores it.",
-                }
+                },
+                "header": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": "x-api-key",
+                    "description": "The same key, as Anthropic's clients send it.",
+                },
             },
         },
     }
@@ -305,7 +357,10 @@ def errors_of(operation: Operation) -> dict[int, list[type[MotetError]]]:
 
 
 def _models() -> list[tuple[type[BaseModel], JsonSchemaMode]]:
-    modes: dict[type[BaseModel], JsonSchemaMode] = {shapes.ErrorBody: "serialization"}
+    modes: dict[type[BaseModel], JsonSchemaMode] = {
+        shapes.ErrorBody: "serialization",
+        shapes.MessagesErrorBody: "serialization",
+    }
     for operation in OPERATIONS:
         if operation.body:
             modes[operation.body] = "validation"
@@ -325,7 +380,7 @@ def _operation(operation: Operation) -> Json:
         "operationId": operation.id,
         "summary": operation.summary,
         "description": operation.description,
-        "security": [] if operation.keyless else [{"key": []}],
+        "security": [] if operation.keyless else [{"key": []}, {"header": []}],
         "parameters": _parameters(operation),
         "responses": {"200": _answer(operation)},
     }
@@ -336,12 +391,13 @@ def _operation(operation: Operation) -> Json:
         made["requestBody"] = {"required": True, "content": content}
     if operation.unhealthy:
         made["responses"]["503"] = {"description": operation.unhealthy, "headers": _headers(REQUEST_ID)}
+    error_body = shapes.MessagesErrorBody if is_messages(operation.path) else shapes.ErrorBody
     for status, errors in sorted(errors_of(operation).items()):
         codes = ", ".join(f"`{error.mapping.code}`" for error in errors)
         made["responses"][str(status)] = {
             "description": codes,
             "headers": _headers(OF_AN_ERROR | OF_ONE_ERROR.get(HTTPStatus(status), {})),
-            "content": {"application/json": {"schema": _ref(shapes.ErrorBody)}},
+            "content": {"application/json": {"schema": _ref(error_body)}},
         }
     return made
 

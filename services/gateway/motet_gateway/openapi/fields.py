@@ -5,7 +5,10 @@ from typing import Any
 
 from motet.described_model import field_docstrings
 from motet.sampling import IN_BODIES, Sampling
-from motet_gateway.parameters import MAX_BAD_WORDS, MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOPS, TIERS
+from motet_gateway.answers.messages.body import NO_THINKING, SERVICE_TIER, TOOL_CHOICES
+from motet_gateway.answers.responses.conversation import ROLES
+from motet_gateway.answers.responses.tools import KINDS
+from motet_gateway.parameters import MAX_BAD_WORDS, MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOPS, TIERS
 from motet_gateway.tools.parameters import MAX_TOOLS, MODES, NAME
 
 Json = dict[str, Any]
@@ -119,6 +122,156 @@ FORMAT: Json = {
     "then": {"required": ["json_schema"]},
 }
 
+# Of /v1/messages.
+ONE_TEXT: Json = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+TEXT_OR_BLOCKS: Json = {"anyOf": [{"type": "string"}, {"type": "array", "items": ONE_TEXT}, NULL]}
+BLOCK: Json = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]},
+        "text": {"type": "string"},
+        "id": {**TEXT, "description": "Of a `tool_use`."},
+        "name": {**TEXT, "description": "Of a `tool_use`."},
+        "input": {"type": "object", "description": "Of a `tool_use`."},
+        "tool_use_id": {**TEXT, "description": "Of a `tool_result`: the call that it is the result of."},
+        "content": {**TEXT_OR_BLOCKS, "description": "Of a `tool_result`."},
+    },
+}
+MESSAGES: Json = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"enum": ["user", "assistant", "system"]},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": BLOCK}]},
+        },
+    },
+}
+OWN_TOOL: Json = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "type": {"enum": ["custom", None]},
+        "name": {"type": "string", "pattern": NAME},
+        "description": {"type": "string"},
+        "input_schema": {"type": "object", "description": "The JSON schema of its arguments, an object."},
+        "strict": {"anyOf": [{"type": "boolean"}, NULL], "description": "Calls of it have to follow the schema."},
+    },
+}
+OWN_CHOICE: Json = {
+    "type": "object",
+    "properties": {
+        "type": {"enum": [*TOOL_CHOICES]},
+        "name": TEXT,
+        "disable_parallel_tool_use": {"anyOf": [{"type": "boolean"}, NULL]},
+    },
+}
+OWN_FORMAT: Json = {
+    "type": "object",
+    "required": ["type", "schema"],
+    "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
+}
+OF_MESSAGES: dict[str, Json] = {
+    "messages": MESSAGES,
+    "system": TEXT_OR_BLOCKS,
+    "tools": {"anyOf": [{"type": "array", "maxItems": MAX_TOOLS, "items": OWN_TOOL}, NULL]},
+    "tool_choice": {"anyOf": [OWN_CHOICE, NULL]},
+    "thinking": {"anyOf": [{"type": "object", "properties": {"type": {"enum": [*NO_THINKING]}}}, NULL]},
+    "output_config": {
+        "anyOf": [{"type": "object", "properties": {"format": {"anyOf": [OWN_FORMAT, NULL]}, "effort": {}}}, NULL]
+    },
+}
+
+# Of /v1/responses.
+INPUT_TEXTS: Json = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["type", "text"],
+                "properties": {"type": {"enum": ["input_text", "output_text", "text"]}, "text": {"type": "string"}},
+            },
+        },
+    ]
+}
+ITEM: Json = {
+    "type": "object",
+    "properties": {
+        "type": {
+            "enum": [
+                "message",
+                "function_call",
+                "function_call_output",
+                "custom_tool_call",
+                "custom_tool_call_output",
+                "reasoning",
+            ],
+            "description": "May be left out of a message.",
+        },
+        "role": {"enum": [*ROLES], "description": "Of a message."},
+        "content": {**INPUT_TEXTS, "description": "Of a message."},
+        "call_id": {**TEXT, "description": "Of a call and of its output."},
+        "name": {**TEXT, "description": "Of a call: its tool."},
+        "arguments": {"type": "string", "description": "Of a `function_call`: JSON."},
+        "input": {"type": "string", "description": "Of a `custom_tool_call`."},
+        "output": {**INPUT_TEXTS, "description": "Of a call."},
+    },
+}
+FLAT_TOOL: Json = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {
+        "type": {"enum": [*KINDS]},
+        "name": {"type": "string", "pattern": NAME},
+        "description": {"anyOf": [{"type": "string"}, NULL]},
+        "parameters": {
+            "anyOf": [{"type": "object"}, NULL],
+            "description": "Of a function: the JSON schema of its arguments, an object.",
+        },
+        "strict": {"anyOf": [{"type": "boolean"}, NULL], "description": "Calls of it have to follow the schema."},
+        "format": {
+            "anyOf": [{"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]}, NULL],
+            "description": "Of a custom tool.",
+        },
+    },
+}
+FLAT_NAMED: Json = {
+    "type": "object",
+    "required": ["type", "name"],
+    "properties": {"type": {"enum": [*KINDS]}, "name": {"type": "string"}},
+}
+FLAT_CHOICE: Json = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": [*KINDS, "allowed_tools"]},
+        "name": {"type": "string"},
+        "mode": {"enum": ["auto", "required"]},
+        "tools": {"type": "array", "minItems": 1, "maxItems": MAX_TOOLS, "items": FLAT_NAMED},
+    },
+}
+FLAT_FORMAT: Json = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "name": {"type": "string"},
+        "schema": {"type": "object", "description": "The JSON schema."},
+    },
+    "if": {"properties": {"type": {"const": "json_schema"}}},
+    "then": {"required": ["schema"]},
+}
+
 OF_BOTH: dict[str, Json] = {
     "stop": {"anyOf": [STOP, {"type": "array", "maxItems": MAX_STOPS, "items": STOP}, NULL]},
     "response_format": {"anyOf": [FORMAT, NULL]},
@@ -128,11 +281,35 @@ OF_BOTH: dict[str, Json] = {
 FIELDS: dict[str, dict[str, Json]] = {
     "ChatBody": OF_BOTH
     | {
+        "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": MESSAGE},
         "tools": {"anyOf": [{"type": "array", "maxItems": MAX_TOOLS, "items": TOOL}, NULL]},
         "tool_choice": {"anyOf": [{"enum": [*MODES, None]}, CHOICE]},
         "functions": NOTHING,
         "function_call": NO_CHOICE,
         "modalities": {"enum": [["text"], None]},
+    },
+    "CountedMessages": OF_MESSAGES,
+    "MessagesBody": OF_MESSAGES
+    | {
+        "stop_sequences": {"anyOf": [{"type": "array", "maxItems": MAX_STOPS, "items": STOP}, NULL]},
+        "service_tier": {"enum": [*TIERS, SERVICE_TIER, None]},
+    },
+    "ResponsesBody": {
+        "input": {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": ITEM},
+            ]
+        },
+        "tools": {"anyOf": [{"type": "array", "maxItems": MAX_TOOLS, "items": FLAT_TOOL}, NULL]},
+        "tool_choice": {"anyOf": [{"enum": [*MODES, None]}, FLAT_CHOICE]},
+        "text": {"anyOf": [{"type": "object", "properties": {"format": {"anyOf": [FLAT_FORMAT, NULL]}}}, NULL]},
+        "truncation": {"enum": ["disabled", None]},
+        "background": {"enum": [False, None]},
+        "previous_response_id": NULL,
+        "conversation": NULL,
+        "prompt": NULL,
+        "service_tier": {"enum": [*TIERS, None]},
     },
     "CompletionBody": OF_BOTH
     | {
@@ -147,6 +324,13 @@ FIELDS: dict[str, dict[str, Json]] = {
     },
 }
 """By model and field."""
+BEFORE_OPTIONS = {
+    "ChatBody": "max_tokens",
+    "CompletionBody": "max_tokens",
+    "MessagesBody": "max_tokens",
+    "ResponsesBody": "max_output_tokens",
+}
+"""The field behind which the options of sampling come, of bodies that have them."""
 
 
 def complete(schemas: dict[str, Json]) -> None:
@@ -157,10 +341,9 @@ def complete(schemas: dict[str, Json]) -> None:
         for name, schema in fields.items():
             kept = ("title", "description", "default")
             properties[name] = {key: value for key, value in properties[name].items() if key in kept} | schema
-        if "messages" in properties:
-            properties["messages"]["items"] = MESSAGE
-        head = dict(islice(properties.items(), 1 + list(properties).index("max_tokens")))
-        schemas[model]["properties"] = head | options | properties
+        if (limit := BEFORE_OPTIONS.get(model)) is not None:
+            head = dict(islice(properties.items(), 1 + list(properties).index(limit)))
+            schemas[model]["properties"] = head | options | properties
 
 
 def _options() -> dict[str, Json]:

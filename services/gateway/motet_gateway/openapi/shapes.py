@@ -202,6 +202,268 @@ class CompletionChunk(Shape):
     """Only with `stream_options`; null until there is one."""
 
 
+MessageStopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class MessagesError(Shape):
+    type: Literal[
+        "invalid_request_error",
+        "authentication_error",
+        "permission_error",
+        "not_found_error",
+        "request_too_large",
+        "rate_limit_error",
+        "timeout_error",
+        "api_error",
+        "overloaded_error",
+    ]
+    """The family of the error, as Anthropic's clients know it."""
+    message: str
+    code: str
+    """Which error it is, for programs. Anthropic's own errors do not have it, as `param`."""
+    param: str | None
+    """The field of the request that is wrong."""
+
+
+class MessagesErrorBody(Shape):
+    """Every error of `/v1/messages` has this shape. It is also the last event of a stream that has begun and fails."""
+
+    type: Literal["error"]
+    error: MessagesError
+    request_id: str
+    """As in the header `request-id`."""
+
+
+class MessageUsage(Shape):
+    input_tokens: int = Field(ge=0)
+    cache_creation_input_tokens: int
+    """Always 0, as the next: the gateway does not know which parts of a prompt were computed before."""
+    cache_read_input_tokens: int
+    output_tokens: int = Field(ge=0)
+
+
+class MessageBlock(Shape):
+    type: Literal["text", "tool_use"]
+    text: str = ""
+    """Of a `text`."""
+    id: str = ""
+    """Of a `tool_use`: for the block that has its result."""
+    name: str = ""
+    """Of a `tool_use`."""
+    input: dict[str, Any] = {}
+    """Of a `tool_use`: its arguments. What is missing of one that was cut is missing here; what is no JSON object is
+    empty."""
+
+
+class Message(Shape):
+    id: str
+    """`msg_` and the id in the header `x-motet-request`."""
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    """As the request names it."""
+    content: list[MessageBlock]
+    stop_reason: MessageStopReason | None
+    """Null in `message_start`."""
+    stop_sequence: str | None
+    """The string of `stop_sequences` that has ended the answer."""
+    usage: MessageUsage
+
+
+class MessageDelta(Shape):
+    type: Literal["text_delta", "input_json_delta"] = "text_delta"
+    text: str = ""
+    partial_json: str = ""
+    stop_reason: MessageStopReason | None = None
+    """In `message_delta`, as the next."""
+    stop_sequence: str | None = None
+
+
+class MessageEvent(Shape):
+    """One event of a stream; its type is also its name."""
+
+    type: Literal[
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+        "error",
+    ]
+    message: Message | None = None
+    """In `message_start`."""
+    index: int = 0
+    """Which block it is about."""
+    content_block: MessageBlock | None = None
+    """In `content_block_start`."""
+    delta: MessageDelta | None = None
+    """In `content_block_delta` and `message_delta`."""
+    usage: MessageUsage | None = None
+    """In `message_delta`."""
+    error: MessagesError | None = None
+    request_id: str = ""
+    """Beside an error."""
+
+
+class MessagesTokenCount(Shape):
+    input_tokens: int = Field(ge=0)
+
+
+class ResponseAlternative(Shape):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ResponseTokenLogprob(ResponseAlternative):
+    top_logprobs: list[ResponseAlternative]
+
+
+class ResponseText(Shape):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    """Always empty."""
+    logprobs: list[ResponseTokenLogprob]
+    """Only with `include`. In a stream, the deltas and the last response have them."""
+
+
+class ResponseItem(Shape):
+    id: str
+    type: Literal["message", "function_call", "custom_tool_call"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    """`incomplete`: the limit of tokens has cut it, or the arguments of a call are no JSON object."""
+    role: Literal["assistant"] = "assistant"
+    """Of a message."""
+    content: list[ResponseText] = []
+    """Of a message: one text."""
+    call_id: str = ""
+    """Of a call: for the item that has its output."""
+    name: str = ""
+    """Of a call: its tool."""
+    arguments: str = ""
+    """Of a `function_call`, as the model wrote them."""
+    input: str = ""
+    """Of a `custom_tool_call`."""
+
+
+class ResponseFailure(Shape):
+    code: str
+    message: str
+
+
+class IncompleteDetails(Shape):
+    reason: Literal["max_output_tokens"]
+
+
+class InputTokensDetails(Shape):
+    cached_tokens: int
+    """Always 0, as the next: the gateway does not know which parts of a prompt were computed before."""
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(Shape):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Shape):
+    input_tokens: int = Field(ge=0)
+    input_tokens_details: InputTokensDetails
+    output_tokens: int = Field(ge=0)
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int = Field(ge=0)
+
+
+class ResponseReasoning(Shape):
+    effort: None
+    summary: None
+
+
+class Response(Shape):
+    id: str
+    """`resp_` and the id in the header `x-motet-request`."""
+    object: Literal["response"]
+    created_at: int
+    """Seconds since 1970."""
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    """As the request names it."""
+    output: list[ResponseItem]
+    usage: ResponseUsage | None
+    """Null before the end."""
+    temperature: float
+    """That was used, as `top_p`."""
+    top_p: float
+    background: Literal[False]
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    prompt_cache_key: str | None
+    reasoning: ResponseReasoning
+    safety_identifier: str | None
+    service_tier: str
+    store: Literal[False]
+    """Nothing is stored, whatever the request says."""
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    truncation: Literal["disabled"]
+    user: str | None
+
+
+class ResponseEvent(Shape):
+    """One event of a stream; its type is also its name."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done",
+        "response.output_item.done",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+        "error",
+    ]
+    sequence_number: int
+    """0, 1, 2, …"""
+    response: Response | None = None
+    output_index: int = 0
+    """Which item it is about."""
+    item_id: str = ""
+    content_index: int = 0
+    """Always 0."""
+    item: ResponseItem | None = None
+    part: ResponseText | None = None
+    delta: str = ""
+    logprobs: list[ResponseTokenLogprob] = []
+    text: str = ""
+    name: str = ""
+    arguments: str = ""
+    input: str = ""
+    code: str = ""
+    """In `error`, as the next."""
+    message: str = ""
+    param: str | None = None
+    error: Error | None = None
+    """The same as an error of `/v1/chat/completions`. OpenAI's clients raise an exception for it."""
+
+
 class Model(Shape):
     id: str
     """What a request puts into `model`."""

@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions."""
+"""The paths that answer: /v1/chat/completions, /v1/completions, /v1/messages and /v1/responses."""
 
 from typing import Any
 
@@ -11,21 +11,29 @@ from motet_gateway.answers.answer import AnswerResponse
 from motet_gateway.answers.api import Api
 from motet_gateway.answers.chat import CHAT
 from motet_gateway.answers.completions import COMPLETIONS
+from motet_gateway.answers.messages import errors as messages_errors
+from motet_gateway.answers.messages.api import MESSAGES
+from motet_gateway.answers.responses import api as responses_api
 from motet_gateway.error_format import error_response
 from motet_gateway.errors import MethodNotAllowed
 from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import caller_of
-from motet_gateway.middleware import request_id_of
 from motet_gateway.parameters import parse
 from motet_gateway.request_bodies import RequestBody
+from motet_gateway.request_ids import request_id_of
 
-APIS: dict[str, Api[Any]] = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
+APIS: dict[str, Api[Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    messages_errors.PATH: MESSAGES,
+    responses_api.PATH: responses_api.RESPONSES,
+}
 
 
 class GenerateRoutes:
-    """Serves the two endpoints that generate tokens and passes all other requests on.
+    """Serves the endpoints that generate tokens and passes all other requests on.
 
-    The two endpoints do not use FastAPI: they need nothing of it, and its layers would cost time per request and per
+    They do not use FastAPI: they need nothing of it, and its layers would cost time per request and per
     piece of a stream.
     """
 
@@ -57,6 +65,7 @@ class GenerateRoutes:
             body = parse(api.body, content)
             body.refuse_unsupported()
             body.model = body.model or gateway.catalog.current.only_base(caller)
+            held.take(body.repeated_bytes)
         except MotetError as error:
             gateway.metrics.requests.labels(*gateway.metrics.who(caller.tenant, ""), str(error.mapping.http)).inc()
             raise

@@ -1,4 +1,5 @@
-"""/tokenize and /detokenize, as in vLLM: clients count a private model's tokens with them."""
+"""/tokenize and /detokenize, as in vLLM, and /v1/messages/count_tokens, as Anthropic's: clients count a private model's
+tokens with them."""
 
 from functools import partial
 from typing import Any
@@ -11,6 +12,9 @@ from motet.errors import InvalidRequest, MotetError, NoRunner
 from motet.keys import KeyScope
 from motet.sampling import check_tokens
 from motet_gateway.answers.chat import chat_prompts
+from motet_gateway.answers.conversation import Conversation
+from motet_gateway.answers.messages import errors as messages_errors
+from motet_gateway.answers.messages.body import CountedMessages
 from motet_gateway.answers.prompts import Tokenising
 from motet_gateway.catalog import NotReadyReason, Target
 from motet_gateway.gateway import Gateway
@@ -66,6 +70,15 @@ def token_routes(gateway: Gateway) -> APIRouter:
             (prompt,) = await gateway.encoder.run(len(body.tokens), decode)
             return json_response({"prompt": prompt})
 
+    @router.post(f"{messages_errors.PATH}/count_tokens")
+    async def count_tokens(request: Request) -> Response:
+        caller_of(request.scope).needs(KeyScope.USER)
+        with gateway.bodies.hold() as held:
+            body = await read(CountedMessages, request, held)
+            body.refuse_unsupported()
+            target, text = text_of(body.model, caller_of(request.scope))
+            return json_response({"input_tokens": len(await counted_chat(body, target, text))})
+
     async def read(kind: type[AnyBody], request: Request, held: RequestBody) -> AnyBody:
         gateway.admission.check_request()
         limit = gateway.settings.max_counted_bytes
@@ -80,14 +93,16 @@ def token_routes(gateway: Gateway) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt: send either prompt or messages", param="prompt")
         if body.prompt is None:
-            chat = body.chat()
-            formats = formats_of(target, text)
-            callable_tools(chat, formats)  # refuses them as a chat would
-            (prompt,) = await chat_prompts(chat, Tokenising(text, gateway.renderer, gateway.encoder, formats))
-            return prompt
+            return await counted_chat(body.chat(), target, text)
         special = body.add_special_tokens is not False
         (tokens,) = await gateway.encoder.encode([body.prompt], text, special=special)
         return tokens
+
+    async def counted_chat(body: Conversation, target: Target, text: ModelTokenizer) -> Tokens:
+        formats = formats_of(target, text)
+        callable_tools(body, formats)  # refuses them as a request for an answer would
+        (prompt,) = await chat_prompts(body, Tokenising(text, gateway.renderer, gateway.encoder, formats))
+        return prompt
 
     return router
 

@@ -1,0 +1,71 @@
+"""A conversation of the Messages API in the words of chat templates. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from motet_gateway.answers.conversation import ChatMessages, Json, string, text_of, texts, wrong
+
+TEXT = ("text",)
+
+
+def chat_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[Json]:
+    """Raises InvalidRequest, or UnsupportedParameter, which name the field."""
+    chat = ChatMessages()
+    for text in texts(system, "system", TEXT) if system is not None else ():
+        chat.system(text)
+    for at, message in enumerate(messages):
+        _add(message, f"messages[{at}]", chat, last=at == len(messages) - 1)
+    if not (made := chat.all()):
+        raise wrong("messages", "have no content")
+    return made
+
+
+def _add(message: Mapping[str, Any], where: str, chat: ChatMessages, *, last: bool) -> None:
+    role, content = message.get("role"), message.get("content")
+    where_content = f"{where}.content"
+    match role:
+        case "system":
+            for text in texts(content, where_content, TEXT):
+                chat.system(text)
+        case "user":
+            for block, at in _blocks(content, where_content):
+                if block.get("type") == "tool_result":
+                    _result(block, at, chat)
+                else:
+                    chat.text("user", text_of(block, at, (*TEXT, "tool_result")))
+        case "assistant":
+            for block, at in _blocks(content, where_content):
+                _said(block, at, chat, last=last)
+        case _:
+            raise wrong(f"{where}.role", "must be 'user' or 'assistant'")
+
+
+def _blocks(content: Any, where: str) -> list[tuple[Any, str]]:
+    if isinstance(content, str):
+        return [({"type": "text", "text": content}, where)]
+    if not isinstance(content, list):
+        raise wrong(where, "must be a string or a list of blocks")
+    for at, block in enumerate(content):
+        if not isinstance(block, dict):
+            raise wrong(f"{where}[{at}]", "must be an object with a type")
+    return [(block, f"{where}[{at}]") for at, block in enumerate(content)]
+
+
+def _result(block: Mapping[str, Any], where: str, chat: ChatMessages) -> None:
+    content = block.get("content")
+    text = "" if content is None else "\n".join(texts(content, f"{where}.content", TEXT))
+    chat.result(string(block, "tool_use_id", where), text)
+
+
+def _said(block: Mapping[str, Any], where: str, chat: ChatMessages, *, last: bool) -> None:
+    match block.get("type"):
+        case "tool_use":
+            if last:
+                raise wrong(where, "the results of the last calls have to follow, in a message of the user")
+            if not isinstance(arguments := block.get("input"), dict):
+                raise wrong(f"{where}.input", "must be an object")
+            chat.call(string(block, "id", where), string(block, "name", where), arguments)
+        case "thinking" | "redacted_thinking":
+            pass  # of an earlier answer: it is no part of the prompt
+        case _:
+            chat.text("assistant", text_of(block, where, (*TEXT, "tool_use")))
