@@ -17,7 +17,7 @@ from motet_gateway.answers.choice import MAX_UNREAD, ChoiceText
 from motet_gateway.answers.completions import COMPLETIONS
 from motet_gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
 from motet_gateway.answers.score_limits import check_scores, limited_by_scores
-from motet_gateway.answers.written import WRITE_BYTES
+from motet_gateway.answers.writer import WRITE_BYTES
 from motet_gateway.generation import EndReason
 from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.parameters import MAX_SCORES, Body, ChatBody, CompletionBody, parse
