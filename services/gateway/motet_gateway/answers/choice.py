@@ -112,7 +112,7 @@ class ChoiceText:
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         self.waiting_for = ""
-        if self._ended:
+        if self._has_ended():
             return
         if self._stops is None and self._parser is None:
             self.tokens += len(tokens)
@@ -124,13 +124,12 @@ class ChoiceText:
         if (writer := self.logprobs) is not None:
             for token, one in zip(tokens, logprobs, strict=False):
                 writer.add(token, one, self._added_by(token, writer))
-        if self._ended:
+        if self._has_ended():
             self.stop_here()
         else:
             self.changed(self)
 
-    @property
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         """By its own text: a stop string, or the last call that it may have."""
         stopped = self._stops is not None and self._stops.stopped
         return stopped or (self._parser is not None and self._parser.enough)
@@ -144,7 +143,7 @@ class ChoiceText:
                 text = self._stops.feed(text)
             if text:
                 self.ready.append(text)
-            if self._ended:
+            if self._has_ended():
                 return tokens[:position]
         return tokens
 
