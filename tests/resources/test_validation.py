@@ -141,6 +141,10 @@ def test_the_bundled_manifests_are_valid() -> None:
         ),
         ("engine: {promiseQuantile: 85}", "engine.promiseQuantile: must be one of 50, 80, 90, 95, not 85"),
         (
+            "chat: {reasoningFormat: thought}",
+            "chat.reasoningFormat: must be one of think, mistral, granite, seed, not 'thought'",
+        ),
+        (
             "chat: {toolFormat: llama}",
             "chat.toolFormat: must be one of hermes, llama3, mistral, pythonic, not 'llama'; did you mean llama3?",
         ),

@@ -722,7 +722,10 @@ def stated(*adapters, pools):
 def test_the_catalog_says_who_may_use_which_adapter_and_how_answers_are_read():
     driver = ready()
     driver.attach()
-    own, others = scheduler_pb2.ChatFormats(tool="mistral"), scheduler_pb2.ChatFormats(tool="a newer one")
+    own, others = (
+        scheduler_pb2.ChatFormats(tool="mistral", reasoning="think"),
+        scheduler_pb2.ChatFormats(tool="a newer one"),
+    )
     entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate", share=["acme", "zeta"], chat=own)
     classes = {"*": common_pb2.REQUEST_CLASS_BATCH, "acme": common_pb2.REQUEST_CLASS_INTERACTIVE}
     pool = scheduler_pb2.PoolEntry(pool=GROUP, tenants=["*"], max_classes=classes, chat=others)

@@ -11,6 +11,7 @@ class ChatFormats:
     """Empty: it is not declared. A newer operator may declare names that this version does not know."""
 
     tool: str = ""
+    reasoning: str = ""
 
     @classmethod
     def from_proto(cls, message: scheduler_pb2.ChatFormats) -> Self:

@@ -15,6 +15,7 @@ from motet.sampling import IN_BODIES, MAX_TOP_LOGPROBS, OPTIONS, USUAL, Sampling
 from motet_gateway.grammars.parameters import FIELDS as GRAMMAR_FIELDS
 from motet_gateway.grammars.parameters import grammar_of
 from motet_gateway.model_not_found import shown
+from motet_gateway.reasoning import EFFORTS, with_reasoning
 from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.tools.messages import with_calls
 from motet_gateway.tools.parameters import OfferedTools, offered_tools
@@ -107,6 +108,24 @@ class Body(DescribedModel):
     def turns(self) -> int:
         """Of a conversation."""
         return 0
+
+    may_reason: ClassVar[bool] = False
+    """Whether reasoning is taken out of the answer's text, where the model is declared to reason. Such a request has
+    one prompt."""
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return True
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model should reason, one of `EFFORTS`."""
+        return None
+
+    @property
+    def continued(self) -> str:
+        """The beginning of the answer, if the prompt has it."""
+        return ""
 
     @property
     def prompt_comes_back(self) -> bool:
@@ -258,6 +277,7 @@ class ChoicesBody(Body):
 
 class ChatBody(ChoicesBody):
     prompt_field = "messages"
+    may_reason = True
 
     messages: Messages
     """The conversation. `content` is a string, or a list of parts of type `text`."""
@@ -287,6 +307,11 @@ class ChatBody(ChoicesBody):
     """Not supported. Use `tool_choice`."""
     modalities: Any = None
     """Only `["text"]`."""
+    reasoning_effort: str | None = None
+    """`none`, `minimal`, `low`, `medium`, `high` or `xhigh`, for models that are declared to reason: their chat
+    template gets it, and whether to reason at all."""
+    include_reasoning: bool | None = None
+    """False: the answer comes without its reasoning. Unset: true."""
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
@@ -296,6 +321,13 @@ class ChatBody(ChoicesBody):
             raise _unsupported("function_call", "it is not supported; use tool_choice")
         if self.modalities is not None and self.modalities != ["text"]:
             raise _unsupported("modalities", "only ['text'] is supported")
+        if self.reasoning_effort not in (None, *EFFORTS):
+            raise InvalidRequest(f"reasoning_effort: must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
+        if self.logprobs and not self.shows_reasoning:
+            raise InvalidRequest(
+                "include_reasoning: with logprobs the tokens of the reasoning come too; leave one of both out",
+                param="include_reasoning",
+            )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:
@@ -311,6 +343,21 @@ class ChatBody(ChoicesBody):
     @cached_property
     def tools_offered(self) -> OfferedTools | None:
         return offered_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return self.include_reasoning is not False
+
+    @property
+    def effort(self) -> str | None:
+        return self.reasoning_effort
+
+    @property
+    def continued(self) -> str:
+        if not self.continue_final_message:
+            return ""
+        content = self.messages[-1].get("content")
+        return content if isinstance(content, str) else ""
 
     def plain_messages(self) -> list[dict[str, Any]]:
         """The messages with all content as one string each: templates disagree about parts."""
@@ -513,7 +560,7 @@ def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role: must be a string such as 'user'", param=f"{where}.role")
-    message = with_calls(message, where)
+    message = with_reasoning(with_calls(message, where), where)
     content = message.get("content")
     if content is None and role != "assistant":
         raise InvalidRequest(f"{where}.content: this field is required", param=f"{where}.content")

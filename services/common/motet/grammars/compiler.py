@@ -21,6 +21,8 @@ from motet.grammars.ebnf import EbnfError, lark_of_ebnf
 from motet.grammars.grammar import Grammar, GrammarForm, impossible
 from motet.grammars.structural_tags import TagError, TagWriter
 from motet.grammars.unions import told_apart
+from motet.reasoning.formats import ExpectedReasoning
+from motet.reasoning.grammar import ANSWER, reasoning_rules
 from motet.tool_calls.grammar import CallRules, call_grammar
 
 WHITE_SPACE = r"(\x20?|\x0A(\x20{0,24}|\x09{0,8}))"
@@ -135,9 +137,9 @@ class Grammars:
 def _matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
     match grammar.form:
         case GrammarForm.TOOL_CALLS:
-            return _call_matcher(tokenizer, grammar.text)
+            return _call_matcher(tokenizer, grammar)
         case GrammarForm.LARK:
-            return _matcher_of_client(tokenizer, grammar.text)
+            return _matcher_of_client(tokenizer, grammar)
         case GrammarForm.EBNF:
             lark = _lark_of_ebnf(grammar.text)
         case GrammarForm.STRUCTURAL_TAG:
@@ -146,22 +148,31 @@ def _matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
             lark = f"start: {_regex_rule(grammar.text)}"
         case GrammarForm.JSON_SCHEMA:
             lark = f"start: {_json_rule(_object(grammar.text))}"
-    return _matcher_of_lark(tokenizer, _ANY_TOKENS + lark)
+    return _matcher_of_lark(tokenizer, _ANY_TOKENS + lark, grammar.behind)
 
 
-def _matcher_of_lark(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=_LIMITS)
+def _compiled(tokenizer: LLTokenizer, lark: str, behind: ExpectedReasoning | None) -> LLMatcher:
+    source = LLMatcher.grammar_from_lark(lark)
+    if behind is not None:
+        before = _ANY_TOKENS + reasoning_rules(behind, partial(_special_token, tokenizer))
+        source = json.dumps({"grammars": [{"lark_grammar": before}, {"name": ANSWER, "lark_grammar": lark}]})
+    return LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
+
+
+def _matcher_of_lark(tokenizer: LLTokenizer, lark: str, behind: ExpectedReasoning | None = None) -> LLMatcher:
+    matcher = _compiled(tokenizer, lark, behind)
     if matcher.is_error():
         why = matcher.get_error()
         raise impossible(_ONE_OF if "'coerce_one_of'" in why else _short(why))
     return matcher
 
 
-def _matcher_of_client(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
+def _matcher_of_client(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
     """Of a grammar that the client wrote in llguidance's language."""
+    lark = grammar.text
     if (found := _TEMPERATURE.search(lark)) is not None:
         raise impossible(f"line {lark.count(chr(10), 0, found.start()) + 1}: no rule has a temperature of its own")
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(_ANY_TOKENS + lark), log_level=0, limits=_LIMITS)
+    matcher = _compiled(tokenizer, _ANY_TOKENS + lark, grammar.behind)
     if matcher.is_error():
         why = matcher.get_error()
         place = _IN_LARK.match(why)
@@ -170,14 +181,14 @@ def _matcher_of_client(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
     return matcher
 
 
-def _call_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+def _call_matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
     try:
-        rules = CallRules.from_text(text)
+        rules = CallRules.from_text(grammar.text)
         lark = call_grammar(rules, special=partial(_special_token, tokenizer), json_rule=_json_rule)
     except (ValueError, KeyError):
         raise impossible("another version of Motet has sent it") from None
     try:
-        return _matcher_of_lark(tokenizer, _ANY_TOKENS + lark)
+        return _matcher_of_lark(tokenizer, _ANY_TOKENS + lark, grammar.behind)
     except InvalidRequest:
         for name, schema in rules.tools.items():  # to say which one
             try:

@@ -6,6 +6,7 @@ from typing import Self
 
 from motet.api.v1 import runner_pb2
 from motet.errors import InvalidRequest
+from motet.reasoning.formats import ExpectedReasoning
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 
@@ -28,17 +29,24 @@ class GrammarForm(StrEnum):
 class Grammar:
     form: GrammarForm
     text: str
+    behind: ExpectedReasoning | None = None
+    """It begins where this ends. None: with the answer."""
 
     @classmethod
     def from_proto(cls, message: runner_pb2.Sampling) -> Self | None:
         if (form := message.WhichOneof("grammar")) is None:
             return None
+        said = message.reasoning
+        behind = ExpectedReasoning(said.begin, said.end, said.begun) if said.end else None
         if form == "json_object":
-            return cls(GrammarForm.JSON_SCHEMA, ANY_OBJECT)
-        return cls(GrammarForm(form), getattr(message, form))
+            return cls(GrammarForm.JSON_SCHEMA, ANY_OBJECT, behind)
+        return cls(GrammarForm(form), getattr(message, form), behind)
 
     def write(self, message: runner_pb2.Sampling) -> None:
         setattr(message, self.form, self.text)
+        if (behind := self.behind) is not None:
+            said = runner_pb2.Reasoning(begin=behind.begin, end=behind.end, begun=behind.begun)
+            message.reasoning.CopyFrom(said)
 
 
 def impossible(why: str) -> InvalidRequest:

@@ -1,6 +1,7 @@
 """How answers of chats are read. Pools and adapters declare it in the same words."""
 
 from motet.chat_formats import UNDECLARED, ChatFormats
+from motet.reasoning.formats import ReasoningFormatName
 from motet.resources.fields import ResourceModel
 from motet.tool_calls.formats import ToolFormatName
 
@@ -11,6 +12,11 @@ class Chat(ResourceModel):
     tool_format: ToolFormatName | None = None
     """The format in which the model calls tools. Absent: the one that its chat template shows."""
 
+    reasoning_format: ReasoningFormatName | None = None
+    """The tags between which the model writes its reasoning. Absent: its answers are read as content alone."""
+
 
 def formats_of(chat: Chat | None) -> ChatFormats:
-    return UNDECLARED if chat is None else ChatFormats(tool=chat.tool_format or "")
+    if chat is None:
+        return UNDECLARED
+    return ChatFormats(tool=chat.tool_format or "", reasoning=chat.reasoning_format or "")

@@ -4,7 +4,7 @@ of HTTP: `answer.py` drives it, and writes what comes."""
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +14,8 @@ from motet.domain import Digest
 from motet.errors import InvalidRequest, MotetError
 from motet.grammars.grammar import Grammar
 from motet.prefix_hints import prefix_salt, prompt_hints
+from motet.reasoning.formats import ExpectedReasoning
+from motet.reasoning.splitter import ReasoningSplitter
 from motet.runner_info import RequestClass
 from motet_gateway.answers.api import Api
 from motet_gateway.answers.choice import ChoiceText
@@ -32,6 +34,7 @@ from motet_gateway.identity.caller import Caller
 from motet_gateway.live_choice import GenerationRequest
 from motet_gateway.noted import Noted
 from motet_gateway.parameters import AskingBody, Body, Tokens, request_class, samplings, with_prompt_logprobs
+from motet_gateway.reasoning import expected_reasoning
 from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
 from motet_gateway.tokens.text_model import Keep, ModelTokenizer
@@ -106,6 +109,8 @@ class Call:
         """That the answer has to follow."""
         self._bad_words: Sequence[Tokens] = ()
         self._tools: CallableTools | None = None
+        self._reasoning: ExpectedReasoning | None = None
+        """Of its answers, if its model is declared to reason."""
         self.prompts: list[Tokens] = []
         self.echoes: list[EchoedPrompt] = []
         """One for each prompt, if they come back."""
@@ -136,6 +141,12 @@ class Call:
     def tokens(self) -> int:
         """Of all answers."""
         return sum(choice.tokens for choice in self.choices)
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Of all answers. None: their model is not known to reason."""
+        counted = [choice.reasoning_tokens for choice in self.choices]
+        return sum(filter(None, counted)) if any(one is not None for one in counted) else None
 
     @property
     def prompt_tokens(self) -> int:
@@ -174,6 +185,9 @@ class Call:
         check_scores(self.body, self.prompts, limits)
         if self.body.prompt_comes_back:
             await self._echo(text, wait)
+        self._reasoning = None
+        if self.body.may_reason:
+            self._reasoning = expected_reasoning(formats, text, self.prompts[0], self.body.continued)
         if (asked := grammar_of_answer(self.body, self._tools)) is not None:
             await self._try_grammar(*asked, self.gateway.assets.get(target.group.asset_digest) or text, wait)
         if words := self.body.forbidden_words():
@@ -240,7 +254,7 @@ class Call:
         size = len(grammar.text) * len(self.prompts) * self.body.choices  # each choice is sent with its own copy
         self._take(size - self._grammar_bytes)
         self._grammar_bytes = size
-        self._grammar = grammar
+        self._grammar = replace(grammar, behind=self._reasoning)
         try:
             model = TrialModel(text.file, text.vocabulary, tuple(sorted(text.eos_ids)))
             await self._finished(self.gateway.grammars.check(grammar, self.caller.tenant, model), wait)
@@ -273,8 +287,8 @@ class Call:
         name = f"{self.id}-{self._model.retries}" if self._model.retries else self.id
         hidden = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.options.get("ignore_eos") else text.eos_ids)
         skips = body.skip_special_tokens is not False
-        if skips and self._tools is not None:  # a special token may begin a call
-            skips, hidden = False, hidden | self._tools.hidden_ids(text)
+        if skips and (signs := self._signs):  # some of them may be special tokens
+            skips, hidden = False, hidden | text.specials_but(signs)
         parent = ""
         for number in range(len(self.prompts) * body.choices):
             at, own = divmod(number, body.choices)
@@ -309,6 +323,7 @@ class Call:
                 hidden_ids=hidden,
                 min_tokens=wanted[at].min_tokens,
                 logprobs=self._logprobs_writer(text, at),
+                splitter=ReasoningSplitter(self._reasoning) if self._reasoning is not None else None,
                 parser=self._tools.parser() if self._tools is not None else None,
                 must_call=self._tools is not None and self._tools.offered.must,
                 on_placed=self.timings.mark_placed,
@@ -349,6 +364,13 @@ class Call:
             ],
             min_tokens=self.body.options.get("min_tokens", 0),
         )
+
+    @property
+    def _signs(self) -> list[str]:
+        """What reasoning and calls are found by."""
+        of_tools = self._tools.signs if self._tools is not None else ()
+        of_reasoning = (self._reasoning.begin, self._reasoning.end) if self._reasoning is not None else ()
+        return [*of_tools, *of_reasoning]
 
     def _logprobs_writer(self, text: ModelTokenizer, prompt: int) -> LogprobsWriter | None:
         if (top := self.body.top_logprobs_wanted) is None:

@@ -16,6 +16,7 @@ from motet_gateway.answers.logprobs import ChatLogprobs
 from motet_gateway.answers.prompts import Tokenising, not_empty
 from motet_gateway.answers.written import StreamEvents
 from motet_gateway.parameters import ChatBody, Tokens
+from motet_gateway.reasoning import effort_variables
 from motet_gateway.tokens.render_pool import encoded
 from motet_gateway.tools.written_out import written_out
 
@@ -23,7 +24,10 @@ from motet_gateway.tools.written_out import written_out
 async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Tokens]:
     """A conversation is one prompt."""
     model, offered = tokenising.model, body.tools_offered
-    template, messages, extra = model.chat_template(), body.plain_messages(), body.chat_template_kwargs
+    template, messages = model.chat_template(), body.plain_messages()
+    extra = body.chat_template_kwargs
+    if tokenising.formats.reasoning and body.effort is not None:
+        extra = effort_variables(body.effort) | (extra or {})
     form = known_format(tokenising.formats.tool)
     if form is not None and not model.shows_tools:
         messages = written_out(messages, offered.said if offered is not None else (), FORMATS[form])
@@ -55,12 +59,21 @@ class ChatForm(Form):
         delta = {} if text is None else {"content": text}
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
-    def content(self, choice: ChoiceText, text: str) -> Json:
+    def content(self, choice: ChoiceText, text: str, reasoning: str, /) -> Json:
         message: Json = {"role": "assistant", "content": text, "refusal": None}
-        if choice.calls:
+        if reasoning or choice.calls:
             message["content"] = text or None
+        if reasoning:
+            message |= _reasoning(reasoning)
+        if choice.calls:
             message["tool_calls"] = [_call(call.id, call.name, call.arguments) for call in choice.calls]
         return {"message": message}
+
+    def reasoning_event(
+        self, index: int, reasoning: str, logprobs: orjson.Fragment | None, usage: Json | None
+    ) -> bytes:
+        choice = {"index": index, "delta": _reasoning(reasoning), "logprobs": logprobs, "finish_reason": None}
+        return sse.event(self.chunk([choice], usage))
 
     def calls_event(self, index: int, calls: Sequence[CallDelta], usage: Json | None) -> bytes:
         shown = [
@@ -71,6 +84,11 @@ class ChatForm(Form):
         ]
         choice = {"index": index, "delta": {"tool_calls": shown}, "logprobs": None, "finish_reason": None}
         return sse.event(self.chunk([choice], usage))
+
+
+def _reasoning(text: str) -> Json:
+    """By both names that clients know."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _call(name_of_call: str, tool: str, arguments: str) -> Json:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from motet.api.v1 import runner_pb2
 from motet.errors import Internal, MotetError
+from motet.reasoning.splitter import ReasoningSplitter
 from motet.tool_calls.parser import CallDelta, CallParser, ParsedCall
 from motet_gateway.answers.logprobs import LogprobsWriter
 from motet_gateway.generation import EndReason
@@ -31,6 +32,9 @@ class ChoiceText:
         "_min_tokens",
         "_must_call",
         "_parser",
+        "_reasoning",
+        "_reasoning_tokens",
+        "_splitter",
         "_stops",
         "_unread",
         "changed",
@@ -55,6 +59,7 @@ class ChoiceText:
         hidden_ids: frozenset[int],
         min_tokens: int,
         logprobs: LogprobsWriter | None,
+        splitter: ReasoningSplitter | None = None,
         parser: CallParser | None = None,
         must_call: bool = False,
         on_placed: Callable[[], None],
@@ -62,8 +67,12 @@ class ChoiceText:
         stop_here: Callable[[], None],
         score: Score,
     ) -> None:
-        """`parser`: of calls, if the request offers tools. `score` gets the log probabilities of the prompt."""
+        """`splitter`: if the model may reason. `parser`: of calls, if the request offers tools. `score` gets the log
+        probabilities of the prompt."""
         self.index = index
+        self._splitter = splitter
+        self._reasoning: list[str] = []
+        self._reasoning_tokens = 0
         self._parser = parser
         self._must_call = must_call
         self._detokenizer = detokenizer
@@ -100,6 +109,13 @@ class ChoiceText:
         return self._parser.calls if self._parser is not None else ()
 
     @property
+    def reasoning_tokens(self) -> int | None:
+        """Those of `tokens` that are reasoning, with its tags. None: its model is not known to reason."""
+        if self._splitter is None:
+            return None
+        return self._reasoning_tokens if self._splitter.found else 0
+
+    @property
     def over(self) -> bool:
         return self.finish is not None or self.error is not None
 
@@ -114,7 +130,7 @@ class ChoiceText:
         self.waiting_for = ""
         if self._has_ended():
             return
-        if self._stops is None and self._parser is None:
+        if self._stops is None and self._parser is None and not self._reasons:
             self.tokens += len(tokens)
             self._unread.extend(tokens)
             if len(self._unread) >= MAX_UNREAD:
@@ -129,6 +145,10 @@ class ChoiceText:
         else:
             self.changed(self)
 
+    @property
+    def _reasons(self) -> bool:
+        return self._splitter is not None and not self._splitter.over
+
     def _has_ended(self) -> bool:
         """By its own text: a stop string, or the last call that it may have."""
         stopped = self._stops is not None and self._stops.stopped
@@ -138,6 +158,7 @@ class ChoiceText:
         """Decode tokens one by one. Returns those that belong to the answer."""
         for position, token in enumerate(tokens, start=1):
             self.tokens += 1
+            self._reasoning_tokens += self._reasons
             text = self._content([token])
             if self._stops is not None and self.tokens > self._min_tokens:
                 text = self._stops.feed(text)
@@ -156,13 +177,24 @@ class ChoiceText:
         return writer.token_bytes.of(token)
 
     def _content(self, tokens: list[int]) -> str:
-        """The text that belongs to no call: stop strings end only that."""
+        """The text that belongs to no reasoning and no call: stop strings end only that."""
         text = self._text(tokens)
+        if self._splitter is not None:
+            text = self._without_reasoning(self._splitter.feed(text))
         return text if self._parser is None else self._parser.feed(text)
 
     def _rest_of_content(self) -> str:
         text = self._detokenizer.flush()
+        if self._splitter is not None:
+            text = self._without_reasoning(self._splitter.feed(text))
+            text += self._without_reasoning(self._splitter.flush())
         return text if self._parser is None else self._parser.feed(text) + self._parser.flush()
+
+    def _without_reasoning(self, parts: tuple[str, str]) -> str:
+        reasoning, content = parts
+        if reasoning:
+            self._reasoning.append(reasoning)
+        return content
 
     def _text(self, tokens: list[int]) -> str:
         visible = [token for token in tokens if token not in self._hidden_ids] if self._hidden_ids else tokens
@@ -203,6 +235,11 @@ class ChoiceText:
             self._read()
         ready, self.ready = self.ready, []
         return ready[0] if len(ready) == 1 else "".join(ready)
+
+    def take_reasoning(self) -> str:
+        """What is new of it. Take the text first."""
+        taken, self._reasoning = self._reasoning, []
+        return "".join(taken)
 
     def take_calls(self) -> Sequence[CallDelta]:
         """What is new of its calls."""

@@ -36,7 +36,7 @@ class CompletionForm(Form):
     def choice_chunk(self, index: int, text: str | None, logprobs: orjson.Fragment | None, finish: str | None) -> Json:
         return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish}
 
-    def content(self, _choice: ChoiceText, text: str) -> Json:
+    def content(self, _choice: ChoiceText, text: str, _reasoning: str, /) -> Json:
         return {"text": text}
 
 

@@ -63,22 +63,35 @@ class Form(ABC):
         self, index: int, text: str | None, logprobs: orjson.Fragment | None, finish: str | None
     ) -> Json: ...
 
-    def choice_whole(self, choice: ChoiceText, text: str, logprobs: Sequence[Piece] = (b"null",)) -> list[Piece]:
+    def choice_whole(
+        self, choice: ChoiceText, text: str, reasoning: str, logprobs: Sequence[Piece] = (b"null",)
+    ) -> list[Piece]:
         """A choice in pieces: copies of long log probabilities would stop all streams."""
-        content = {"index": choice.index, **self.content(choice, text), "finish_reason": choice.finish_reason}
+        said = self.content(choice, text, reasoning)
+        content = {"index": choice.index, **said, "finish_reason": choice.finish_reason}
         return [orjson.dumps(content)[:-1], b',"logprobs":', *logprobs, b"}"]
 
     @abstractmethod
-    def content(self, choice: ChoiceText, text: str) -> Json: ...
+    def content(self, choice: ChoiceText, text: str, reasoning: str, /) -> Json: ...
+
+    def reasoning_event(
+        self, index: int, reasoning: str, logprobs: orjson.Fragment | None, usage: Json | None
+    ) -> bytes:
+        """Only of a form whose answers may have reasoning."""
+        raise NotImplementedError
 
     def calls_event(self, index: int, calls: Sequence[CallDelta], usage: Json | None) -> bytes:
         """Only of a form whose requests may offer tools."""
         raise NotImplementedError
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> Json:
-    return {
+def usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None) -> Json:
+    """`reasoning_tokens`: None if the model is not known to reason."""
+    counted: Json = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+    if reasoning_tokens is not None:
+        counted["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return counted

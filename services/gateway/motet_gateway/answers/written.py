@@ -63,14 +63,22 @@ class StreamEvents(AnswerWriter):
         return self._form
 
     def _write(self, choice: ChoiceText, form: Form, parts: list[bytes], usage_so_far: dict[str, Any] | None) -> None:
-        piece, calls = choice.take(), choice.take_calls()
+        piece, reasoning, calls = choice.take(), choice.take_reasoning(), choice.take_calls()
+        if not self._call.body.shows_reasoning:
+            reasoning = ""
         logprobs = choice.logprobs.take() if choice.logprobs else None
-        if (piece or calls or logprobs or choice.finish is not None) and choice.index not in self._introduced:
+        if (
+            piece or reasoning or calls or logprobs or choice.finish is not None
+        ) and choice.index not in self._introduced:
             self._introduced.add(choice.index)
             parts.append(form.opening(choice.index))
             if (echo := self._call.echo_of(choice)) is not None:
                 shown = _as_json(choice, echo.logprobs) if echo.logprobs else None
                 parts.append(form.full_event(choice.index, echo.text, shown, None, usage_so_far))
+        if reasoning:
+            shown = _as_json(choice, logprobs) if logprobs else None
+            parts.append(form.reasoning_event(choice.index, reasoning, shown, usage_so_far))
+            logprobs = None
         if logprobs or (piece and usage_so_far is not None):
             shown = _as_json(choice, logprobs) if logprobs else None
             parts.append(form.full_event(choice.index, piece, shown, None, usage_so_far))
@@ -85,10 +93,13 @@ class StreamEvents(AnswerWriter):
 def _whole_choice(call: Call, choice: ChoiceText, form: Form) -> list[Piece]:
     echo, text = call.echo_of(choice), choice.take()
     text = text if echo is None else echo.text + text
+    reasoning = choice.take_reasoning() if call.body.shows_reasoning else ""
     if choice.logprobs is None:
-        return form.choice_whole(choice, text)
+        return form.choice_whole(choice, text, reasoning)
     prompt = {} if echo is None else echo.logprobs
-    return form.choice_whole(choice, text, choice.logprobs.as_json(prompt, choice.logprobs.take(still_held=True)))
+    return form.choice_whole(
+        choice, text, reasoning, choice.logprobs.as_json(prompt, choice.logprobs.take(still_held=True))
+    )
 
 
 def _as_json(choice: ChoiceText, logprobs: Columns) -> orjson.Fragment:
@@ -97,4 +108,4 @@ def _as_json(choice: ChoiceText, logprobs: Columns) -> orjson.Fragment:
 
 
 def _usage_of(call: Call) -> dict[str, Any]:
-    return usage(call.prompt_tokens, call.tokens)
+    return usage(call.prompt_tokens, call.tokens, call.reasoning_tokens)

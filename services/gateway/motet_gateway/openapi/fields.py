@@ -9,6 +9,7 @@ from motet_gateway.answers.messages.body import NO_THINKING, SERVICE_TIER, TOOL_
 from motet_gateway.answers.responses.conversation import ROLES
 from motet_gateway.answers.responses.tools import KINDS
 from motet_gateway.parameters import MAX_BAD_WORDS, MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOPS, TIERS
+from motet_gateway.reasoning import EFFORTS
 from motet_gateway.tools.parameters import MAX_TOOLS, MODES, NAME
 
 Json = dict[str, Any]
@@ -46,6 +47,10 @@ MESSAGE: Json = {
         "content": {
             "anyOf": [{"type": "string"}, {"type": "array", "items": PART}, NULL],
             "description": "Required unless the role is `assistant`.",
+        },
+        "reasoning_content": {
+            "anyOf": [{"type": "string"}, NULL],
+            "description": "The reasoning of an earlier answer, for templates that read it; also as `reasoning`.",
         },
         "tool_calls": {
             "anyOf": [{"type": "array", "items": CALL}, NULL],
@@ -287,6 +292,7 @@ FIELDS: dict[str, dict[str, Json]] = {
         "functions": NOTHING,
         "function_call": NO_CHOICE,
         "modalities": {"enum": [["text"], None]},
+        "reasoning_effort": {"enum": [*EFFORTS, None]},
     },
     "CountedMessages": OF_MESSAGES,
     "MessagesBody": OF_MESSAGES

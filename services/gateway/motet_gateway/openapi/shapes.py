@@ -33,12 +33,19 @@ class ErrorBody(Shape):
     error: Error
 
 
+class CompletionTokensDetails(Shape):
+    reasoning_tokens: int = Field(ge=0)
+    """Of the reasoning, with its tags. They are part of `completion_tokens`."""
+
+
 class Usage(Shape):
     prompt_tokens: int = Field(ge=0)
     """Of all prompts of the request together."""
     completion_tokens: int = Field(ge=0)
     """Of all choices together."""
     total_tokens: int = Field(ge=0)
+    completion_tokens_details: CompletionTokensDetails | None = None
+    """Only of chats with a model that is declared to reason."""
 
 
 class TokenAlternative(Shape):
@@ -76,8 +83,12 @@ class ToolCall(Shape):
 class ChatMessage(Shape):
     role: Literal["assistant"]
     content: str | None
-    """Null if there are only calls."""
+    """Null if there are only reasoning and calls."""
     refusal: None
+    reasoning_content: str = ""
+    """What the model wrote between the tags of its reasoning. Only if there is some."""
+    reasoning: str = ""
+    """The same."""
     tool_calls: list[ToolCall] = []
     """Only if there are some."""
 
@@ -128,6 +139,10 @@ class ChatDelta(Shape):
     """In the first event of a choice only."""
     content: str = ""
     """What to add to the text."""
+    reasoning_content: str = ""
+    """What to add to the reasoning."""
+    reasoning: str = ""
+    """The same."""
     tool_calls: list[ToolCallDelta] = []
 
 

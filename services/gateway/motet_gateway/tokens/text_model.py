@@ -3,7 +3,7 @@
 import os
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -156,6 +156,10 @@ class ModelTokenizer:
     def decode(self, texts: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
         decoded: list[str] = self.tokenizer.decode_batch(texts, skip_special_tokens=skip_special_tokens)
         return decoded
+
+    def specials_but(self, signs: Iterable[str]) -> frozenset[int]:
+        """All special tokens but these."""
+        return self.token_bytes.specials - {self.tokenizer.token_to_id(sign) for sign in signs}
 
     def chat_template(self) -> TemplateText:
         if self.template is None:

@@ -2,6 +2,7 @@
 
 import secrets
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,11 +33,11 @@ class CallableTools:
             FORMATS[self.format], self.offered.schemas.keys(), _new_id, only_one=not self.offered.parallel
         )
 
-    def hidden_ids(self, text: ModelTokenizer) -> frozenset[int]:
-        """All special tokens but those that the format is made of."""
+    @property
+    def signs(self) -> Sequence[str]:
+        """What the format is made of."""
         form = FORMATS[self.format]
-        signs = {text.tokenizer.token_to_id(sign) for sign in (form.begin, form.end) if sign}
-        return text.token_bytes.specials - signs
+        return [sign for sign in (form.begin, form.end) if sign]
 
 
 class OffersTools(Protocol):

@@ -1,0 +1,185 @@
+"""Reasoning in chats: OpenAI's unmodified client, over a real socket. The runner writes what the prompt says."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion
+
+from motet.api.v1 import scheduler_pb2
+from motet.reasoning.formats import FORMATS
+from testbed.fake_services import fake_services, model_assets
+from tests.gateway.conftest import Served, eventually, serve
+
+LAST = "{{ messages[-1].content }}"
+OPENS = LAST + "{% if add_generation_prompt %}<think>\n{% endif %}"
+
+
+@asynccontextmanager
+async def reasoning(template: str = LAST, form: str = "think", tool: str = "", step: int = 1) -> AsyncIterator[Served]:
+    async with fake_services(assets=model_assets(template=template)) as cluster:
+        cluster.scheduler.chat = scheduler_pb2.ChatFormats(reasoning=form, tool=tool)
+        cluster.runners[0].tokens_per_step = step
+        async with serve(cluster) as served:
+            await eventually(lambda: served.gateway.catalog.current.groups)
+            yield served
+
+
+def says(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
+
+
+async def ask(served: Served, text: str, **more: Any) -> ChatCompletion:
+    answer = await served.openai.chat.completions.create(model="tiny", messages=says(text), **more)
+    assert isinstance(answer, ChatCompletion)
+    return answer
+
+
+def of(answer: ChatCompletion) -> tuple[str | None, str | None]:
+    message = answer.choices[0].message
+    both = getattr(message, "reasoning_content", None), getattr(message, "reasoning", None)
+    assert both[0] == both[1]
+    return both[0], message.content
+
+
+def tokens_of(answer: ChatCompletion) -> int:
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    return answer.usage.completion_tokens_details.reasoning_tokens or 0
+
+
+async def streamed(served: Served, text: str, **more: Any) -> tuple[str, str]:
+    reasoning, content = "", ""
+    async for event in await served.openai.chat.completions.create(
+        model="tiny", messages=says(text), stream=True, **more
+    ):
+        for choice in event.choices:
+            piece = getattr(choice.delta, "reasoning_content", None)
+            assert piece == getattr(choice.delta, "reasoning", None)
+            reasoning += piece or ""
+            content += choice.delta.content or ""
+    return reasoning, content
+
+
+@pytest.mark.parametrize("form", [*FORMATS])
+@pytest.mark.parametrize("step", [1, 3, 500])
+async def test_reasoning_and_content_of_each_format_arrive_whole_and_streamed(form: str, step: int) -> None:
+    tags = FORMATS[form]  # type: ignore[index] # a test's parameter is any text
+    async with reasoning(form=form, step=step) as served:
+        text = f"{tags.begin}\nSo it is.\n{tags.end}\n\nYes."
+        answer = await ask(served, text)
+        assert of(answer) == await streamed(served, text) == ("So it is.", "Yes.")
+        before = len(served.cluster.tokenizer.encode(text.removesuffix("\n\nYes.")).ids)
+        assert abs(tokens_of(answer) - before) <= 1
+        plain = await ask(served, "Yes.")
+        assert (of(plain), tokens_of(plain)) == ((None, "Yes."), 0)
+
+
+async def test_an_answer_begins_inside_where_the_template_opens_the_tag() -> None:
+    async with reasoning(OPENS) as served:
+        text = "So it is.</think>Yes."
+        assert of(await ask(served, text)) == ("So it is.", "Yes.<think>\n")
+        assert await streamed(served, text) == ("So it is.", "Yes.<think>\n")
+        sampling: dict[str, Any] = {"response_format": {"type": "json_object"}}
+        await ask(served, text, **sampling)
+        said = served.cluster.runners[0].submits[-1].sampling
+        assert (said.reasoning.begin, said.reasoning.end, said.reasoning.begun) == ("<think>", "</think>", True)
+
+
+async def test_an_answer_that_is_cut_within_its_reasoning_has_only_that() -> None:
+    async with reasoning() as served:
+        answer = await ask(served, "<think>one two three</think>Yes.", max_tokens=8)
+        assert answer.choices[0].finish_reason == "length"
+        thought, content = of(answer)
+        assert thought
+        assert "one two three".startswith(thought.strip())
+        assert content is None
+        assert tokens_of(answer) == 8
+
+
+async def test_reasoning_stays_away_if_the_request_says_so() -> None:
+    async with reasoning() as served:
+        text = "<think>So it is.</think>Yes."
+        answer = await ask(served, text, extra_body={"include_reasoning": False})
+        assert of(answer) == (None, "Yes.")
+        assert tokens_of(answer) > 0
+        assert await streamed(served, text, extra_body={"include_reasoning": False}) == ("", "Yes.")
+        with pytest.raises(openai.BadRequestError, match="with logprobs"):
+            await ask(served, text, logprobs=True, extra_body={"include_reasoning": False})
+
+
+async def test_stop_strings_end_only_the_content_and_logprobs_have_all_tokens() -> None:
+    async with reasoning() as served:
+        text = "<think>So it is.</think>Yes it is."
+        answer = await ask(served, text, stop=["it"], logprobs=True)
+        assert of(answer) == ("So it is.", "Yes ")
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        spelled = b"".join(bytes(one.bytes or []) for one in logprobs.content or []).decode()
+        assert spelled.startswith("<think>So it is.</think>Yes ")
+        seen = ""
+        async for event in await served.openai.chat.completions.create(
+            model="tiny", messages=says(text), stream=True, logprobs=True
+        ):
+            for choice in event.choices:
+                tokens = (choice.logprobs.content if choice.logprobs else None) or []
+                seen += b"".join(bytes(one.bytes or []) for one in tokens).decode()
+        assert seen == text
+
+
+async def test_a_model_that_is_not_declared_to_reason_has_content_alone(served: Served) -> None:
+    text = "<think>So</think>Yes."
+    answer = await ask(served, text, reasoning_effort="high")
+    assert of(answer) == (None, text + " ")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is None
+
+
+async def test_the_template_gets_the_effort_and_earlier_reasoning() -> None:
+    template = (
+        "{% for message in messages %}{{ message.content }}({{ message.reasoning_content }}){% endfor %}"
+        "{{ reasoning_effort }} {{ enable_thinking }} {{ thinking }}"
+    )
+    async with reasoning(template) as served:
+        for said in ("reasoning", "reasoning_content"):
+            chat: list[Any] = [*says("A."), {"role": "assistant", "content": "B.", said: "So."}, *says("C.")]
+            answer = await served.openai.chat.completions.create(model="tiny", messages=chat, reasoning_effort="low")
+            assert of(answer)[1] == "A.()B.(So.)C.()low True True"
+        answer = await ask(served, "A.", reasoning_effort="none")
+        assert of(answer)[1] == "A.()none False False"
+        kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
+        answer = await ask(served, "A.", reasoning_effort="low", extra_body=kwargs)
+        assert of(answer)[1] == "A.()low False True"
+        with pytest.raises(openai.BadRequestError, match="reasoning_effort: must be one of none, minimal"):
+            await ask(served, "A.", extra_body={"reasoning_effort": "huge"})
+        wrong: list[Any] = [{"role": "assistant", "content": "B.", "reasoning": 5}]
+        with pytest.raises(openai.BadRequestError, match=r"messages\[0\]\.reasoning: must be a string"):
+            await served.openai.chat.completions.create(model="tiny", messages=wrong)
+
+
+async def test_calls_come_behind_the_reasoning() -> None:
+    offered: list[Any] = [{"type": "function", "function": {"name": "send"}}]
+    call = '<tool_call>{"name": "send", "arguments": {}}</tool_call>'
+    template = "{%- if tools %}{% endif -%}" + LAST
+    async with reasoning(template, tool="hermes") as served:
+        answer = await ask(served, f"<think>I say {call}.</think>{call}", tools=offered, tool_choice="required")
+        assert of(answer) == (f"I say {call}.", None)
+        (made,) = answer.choices[0].message.tool_calls or []
+        assert (made.function.name, answer.choices[0].finish_reason) == ("send", "tool_calls")
+        said = served.cluster.runners[0].submits[-1].sampling
+        assert json.loads(said.tool_calls)["must"]
+        assert not said.reasoning.begun
+
+
+async def test_an_answer_that_is_continued_may_be_inside_its_reasoning() -> None:
+    async with reasoning() as served:
+        chat: list[Any] = [{"role": "assistant", "content": "<think>So it is.</think>Y"}]
+        continues = {"continue_final_message": True, "add_generation_prompt": False}
+        answer = await served.openai.chat.completions.create(model="tiny", messages=chat, extra_body=continues)
+        assert of(answer) == ("So it is.", "Y")  # the runner repeats the prompt
+        chat = [{"role": "assistant", "content": "<think>So it"}]
+        answer = await served.openai.chat.completions.create(model="tiny", messages=chat, extra_body=continues)
+        assert of(answer) == ("<think>So it", None)
