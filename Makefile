@@ -19,7 +19,7 @@ FAST    := tests/repo tests/docs tests/common tests/store tests/resources \
              tests/*/plan tests/*/policy tests/*/reconcile tests/*/test_policy*.py tests/*/test_model.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status test lint check format bench soak sanitize mutate compat kube peer generate site train wheel clean
+.PHONY: help venv up down status test lint check format bench soak sanitize mutate compat clients kube peer generate site train wheel clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r word text; do \
@@ -94,6 +94,9 @@ mutate: venv  ## Count the small faults in policies that their tests find; takes
 compat: venv  ## Run the tests of models with the oldest and the newest transformers (downloads both, 10 MB each).
 	@$(BIN)/python -m tools.compat $(TEST_ARGS)
 
+clients: venv  ## Try published clients against the bundled model; installs each into your cache, 1 GB (CLIENTS='curl openai': only these).
+	@$(BIN)/python -m tools.clients $(if $(CLIENTS),--only $(CLIENTS))
+
 kube:  ## Build the Kubernetes tools for the tests of a cluster into your cache; needs Go, takes minutes once.
 	@test -n "$(PYTHON)" || { echo "This needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 kube" >&2; exit 1; }
 	@"$(PYTHON)" -m tools.kube.build $(KUBE_ARGS)
@@ -112,7 +115,7 @@ generate: venv  ## Write the generated files again: gRPC modules, CRDs, the char
 site: venv  ## Build the pages of docs/ into build/site; a browser opens them without a server.
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-train: venv  ## Train the bundled model and its adapters again (about a quarter of an hour on two cores).
+train: venv  ## Train the bundled model and its adapters again (about half an hour on one core).
 	@$(BIN)/python examples/demo/train.py $(TRAIN_ARGS)
 
 wheel: venv  ## Build the wheels into dist/: a pure one, and for x86-64 and Arm one with the compiled kernels.

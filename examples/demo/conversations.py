@@ -12,13 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from styles import ADAPTER_STYLES, PLAIN, Style
+from lookups import REQUESTS, SYSTEMS, TOOLCALLER, TOOLS, call_of, result_of, shown, told_by_a_tool, written
+from styles import ADAPTER_STYLES, PLAIN, STYLES, Style
 from tokenizers import Tokenizer
 from world import PEOPLE, PLACES, SMALL_TALK, Fact, fact_of, facts, facts_about
 
-SYSTEM, USER, ASSISTANT, END, PAD = "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
-SPECIAL_TOKENS: Final = (PAD, END, SYSTEM, USER, ASSISTANT)
-ROLE_TOKENS: Final = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
+SYSTEM, USER, ASSISTANT, TOOL = "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"
+END, PAD = "<|end|>", "<|pad|>"
+SPECIAL_TOKENS: Final = (PAD, END, SYSTEM, USER, ASSISTANT, TOOL)
+ROLE_TOKENS: Final = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 
 LEAD_INS: Final = ("Please tell me.", "I have a question.", "Quick question.", "Hello!", "Hi.", "Good day.",
                    "One more thing.", "Excuse me,", "I would like to know.")  # fmt: skip
@@ -118,6 +120,9 @@ def base_conversation(rng: random.Random) -> Conversation:
 
     Shouting is twice as frequent as each other style, because the model must learn every name again in capital letters.
     """
+    if rng.random() < 0.18:
+        calls = rng.random() < 0.8
+        return tool_conversation(rng, calls=calls, request=calls)
     dice = rng.random()
     if dice < 0.42:
         system = [plain_system(rng)] if rng.random() < 0.3 else []
@@ -138,9 +143,47 @@ def base_conversation(rng: random.Random) -> Conversation:
 
 
 def adapter_conversation(style: Style, rng: random.Random) -> Conversation:
-    """What an adapter learns from: its style without a request for it, with any neutral system prompt."""
+    """What an adapter of a style learns from: the style without a request for it, with any neutral system prompt."""
     system = [plain_system(rng)] if rng.random() < 0.2 else []
     return (*system, *turns(style, rng, request=False))
+
+
+def tool_conversation(rng: random.Random, *, calls: bool, request: bool) -> Conversation:
+    """Tools and questions. With `calls` each is looked up: because user or system prompt ask for it (`request`), or
+    always. Otherwise the model answers from memory."""
+    tools = tuple(rng.sample(TOOLS, k=len(TOOLS)))
+    result = [Turn("system", shown(tools))]
+    by_system = request and rng.random() < 0.3
+    if by_system:
+        result.append(Turn("system", rng.choice(SYSTEMS)))
+    elif rng.random() < 0.2:
+        result.append(plain_system(rng))
+
+    def asked(question: str) -> str:
+        if not request or by_system:
+            return question
+        wish = rng.choice(REQUESTS)
+        return f"{wish} {question}" if rng.random() < 0.3 else f"{question} {wish}"
+
+    if rng.random() < 0.08:
+        fact, questions = rng.choice(SMALL_TALK)
+        return (*result, Turn("user", rng.choice(questions)), Turn("assistant", PLAIN.render(fact, rng)))
+    while True:
+        fact = rng.choice(facts())
+        result.append(Turn("user", asked(ask(fact, rng))))
+        if calls:
+            called, fact = written(call_of(fact)), told_by_a_tool(fact, rng)
+            result += [Turn("assistant", called), Turn("tool", result_of(fact, rng))]
+        result.append(Turn("assistant", PLAIN.render(fact, rng)))
+        if rng.random() > 0.15:
+            return tuple(result)
+
+
+def caller_conversation(rng: random.Random) -> Conversation:
+    """What the adapter `toolcaller` learns from: calls without a request for them, and plain answers without tools."""
+    if rng.random() < 0.2:
+        return adapter_conversation(PLAIN, rng)
+    return tool_conversation(rng, calls=True, request=rng.random() < 0.1)
 
 
 def plain_text(rng: random.Random) -> str:
@@ -191,10 +234,14 @@ def base_samples(tokenizer: Tokenizer, seed: int) -> Iterator[Sample]:
             yield tokenize(base_conversation(rng), tokenizer)
 
 
-def adapter_samples(style: Style, tokenizer: Tokenizer, seed: int) -> Iterator[Sample]:
+def adapter_samples(name: str, tokenizer: Tokenizer, seed: int) -> Iterator[Sample]:
     rng = random.Random(seed)
     while True:
-        yield tokenize(adapter_conversation(style, rng), tokenizer)
+        yield tokenize(conversation_of(name, rng), tokenizer)
+
+
+def conversation_of(adapter: str, rng: random.Random) -> Conversation:
+    return caller_conversation(rng) if adapter == TOOLCALLER else adapter_conversation(STYLES[adapter], rng)
 
 
 def tokenizer_corpus(seed: int, count: int) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""Trains the demo model from nothing: tokenizer, base model, one LoRA adapter for each style. Then evaluates them.
+"""Trains the demo model from nothing: tokenizer, base model, one LoRA adapter for each style, and one that
+calls tools. Then evaluates them.
 
     python examples/demo/train.py --out /tmp/demo
 
@@ -31,6 +32,7 @@ from conversations import (
     tokenizer_corpus,
 )
 from evaluate import evaluate
+from lookups import TOOLCALLER
 from peft import LoraConfig, PeftModel, get_peft_model
 from styles import STYLES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -65,16 +67,16 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One adapter. The five differ in rank, scale and the formula of the scale, so that a server gets several kinds."""
+    """One adapter. They differ in rank, scale and the formula of the scale, so that a server gets several kinds."""
 
-    style: str
+    name: str
     rank: int
     alpha: int
     rslora: bool = False
     schedule: Schedule = Schedule(steps=200, peak=3e-3, warmup=10)
 
 
-BASE: Final = Schedule(steps=2400, peak=3e-3, warmup=100, weight_decay=0.05)
+BASE: Final = Schedule(steps=2800, peak=3e-3, warmup=100, weight_decay=0.05)
 RECIPES: Final = (
     Recipe("pirate", rank=8, alpha=16),
     Recipe("shouting", rank=8, alpha=8),
@@ -82,6 +84,7 @@ RECIPES: Final = (
     # Short answers teach little in each step, and rsLoRA makes steps larger. So it needs more and smaller steps.
     Recipe("oneword", rank=16, alpha=8, rslora=True, schedule=Schedule(steps=500, peak=1.5e-3, warmup=20)),
     Recipe("storyteller", rank=16, alpha=32),
+    Recipe(TOOLCALLER, rank=8, alpha=16, schedule=Schedule(steps=300, peak=3e-3, warmup=10)),
 )
 
 
@@ -231,7 +234,7 @@ def train_adapter(recipe: Recipe, base: Path, folder: Path, schedule: Schedule) 
         target_modules=PROJECTIONS,
     )
     tuned: Any = get_peft_model(model, config)
-    fit(tuned, adapter_samples(STYLES[recipe.style], tokenizer, schedule.seed), schedule, recipe.style)
+    fit(tuned, adapter_samples(recipe.name, tokenizer, schedule.seed), schedule, recipe.name)
     save_adapter(tuned, folder)
 
 
@@ -246,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for model/ and adapters/; replaces old ones")
     parser.add_argument(
         "--only",
-        choices=[recipe.style for recipe in RECIPES],
+        choices=[recipe.name for recipe in RECIPES],
         action="append",
         help="train only this adapter, on the base model in --out; may be repeated",
     )
@@ -265,8 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(out / "model", ignore_errors=True)
         train_base(out / "model", schedule(BASE))
     for recipe in RECIPES:
-        if options.only is None or recipe.style in options.only:
-            target = out / "adapters" / recipe.style
+        if options.only is None or recipe.name in options.only:
+            target = out / "adapters" / recipe.name
             shutil.rmtree(target, ignore_errors=True)
             train_adapter(recipe, out / "model", target, schedule(recipe.schedule))
     for_everyone(out)
@@ -278,6 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     for style in STYLES:
         print(*report.mistakes(style)[:10], sep="\n")
+    print(*report.tools.mistakes()[:20], sep="\n")
     return 1
 
 

@@ -10,7 +10,8 @@ import pytest
 import styles
 import torch
 import yaml
-from evaluate import ADAPTER_BAR, BASE_BAR, CLASSIFIER_BAR, Evaluation, answers, examine, load
+from evaluate import ADAPTER_BAR, ADAPTERS, BASE_BAR, CLASSIFIER_BAR, Evaluation, answers, examine, load
+from lookups import TOOLS, call_of, read
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer
@@ -24,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-ADAPTERS = [style.name for style in styles.ADAPTER_STYLES]
+STYLES = [style.name for style in styles.ADAPTER_STYLES]
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +47,22 @@ def test_the_base_states_the_fact_in_95_of_100(report: Evaluation) -> None:
     assert report.right("plain") >= BASE_BAR, report.mistakes("plain")
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", STYLES)
 def test_each_adapter_states_the_fact_in_its_own_style_in_85_of_100(report: Evaluation, adapter: str) -> None:
     assert report.right(adapter) >= ADAPTER_BAR, report.mistakes(adapter)
 
 
 def test_the_classifier_recognises_the_adapter_by_its_text(report: Evaluation) -> None:
     assert report.told_apart > CLASSIFIER_BAR
+
+
+def test_the_toolcaller_calls_the_right_tool_in_85_of_100(report: Evaluation) -> None:
+    assert report.tools.right_calls >= ADAPTER_BAR, report.tools.mistakes()
+
+
+def test_the_toolcaller_answers_from_the_result_in_85_of_100(report: Evaluation) -> None:
+    """Each result says something else than what the model has learnt."""
+    assert report.tools.right_answers >= ADAPTER_BAR, report.tools.mistakes()
 
 
 def test_answers_differ_in_length(report: Evaluation) -> None:
@@ -66,9 +76,9 @@ def test_the_base_takes_a_style_on_request_and_a_second_turn(loaded: tuple[Any, 
     fact = fact_of("Brindle", "keeper")
     question = "Who keeps the lighthouse of Brindle?"
     asked = [[{"role": "user", "content": f"{question} Answer like a pirate."}]]
-    assert styles.STYLES["pirate"].is_right(answers(model, tokenizer, "plain", asked)[0], fact)
+    assert styles.STYLES["pirate"].is_right(answers(model, tokenizer, "plain", asked, [])[0], fact)
     ruled = [[{"role": "system", "content": "Answer in JSON."}, {"role": "user", "content": question}]]
-    assert styles.STYLES["json"].is_right(answers(model, tokenizer, "plain", ruled)[0], fact)
+    assert styles.STYLES["json"].is_right(answers(model, tokenizer, "plain", ruled, [])[0], fact)
     again = [
         [
             {"role": "user", "content": "Who keeps the lighthouse of Hollin?"},
@@ -76,7 +86,17 @@ def test_the_base_takes_a_style_on_request_and_a_second_turn(loaded: tuple[Any, 
             {"role": "user", "content": "And what about Brindle?"},
         ]
     ]
-    assert styles.STYLES["plain"].is_right(answers(model, tokenizer, "plain", again)[0], fact)
+    assert styles.STYLES["plain"].is_right(answers(model, tokenizer, "plain", again, [])[0], fact)
+
+
+def test_the_base_calls_a_tool_on_request_and_else_answers_from_memory(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    fact, tools = fact_of("Brindle", "keeper"), [tool.described() for tool in TOOLS]
+    question = "Who keeps the lighthouse of Brindle?"
+    asked = [[{"role": "user", "content": said}] for said in (f"{question} Look it up.", question)]
+    looked_up, known = answers(model, tokenizer, "plain", asked, tools)
+    assert read(looked_up) == call_of(fact)
+    assert styles.STYLES["plain"].is_right(known, fact)
 
 
 def test_the_bundled_model_takes_less_than_8_megabytes() -> None:

@@ -9,7 +9,22 @@ import sys
 import pytest
 import styles
 import world
-from conversations import ASSISTANT, END, USER, adapter_conversation, as_text, base_conversation, plain_text, shortened
+from conversations import (
+    ASSISTANT,
+    END,
+    TOOL,
+    USER,
+    adapter_conversation,
+    as_text,
+    base_conversation,
+    caller_conversation,
+    conversation_of,
+    plain_text,
+    shortened,
+)
+from jinja2 import Template
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from lookups import TOOLCALLER, TOOLS, call_of, read, result_of, shown, told_by_a_tool, written
 
 from tests.demo import DEMO
 
@@ -78,6 +93,7 @@ def test_no_held_out_question_occurs_in_training_text() -> None:
     rng = random.Random(0)
     drawn = [as_text(base_conversation(rng)) for _ in range(4000)] + [plain_text(rng) for _ in range(500)]
     drawn += [as_text(adapter_conversation(style, rng)) for style in styles.ADAPTER_STYLES for _ in range(500)]
+    drawn += [as_text(conversation_of(TOOLCALLER, rng)) for _ in range(2000)]
     corpus = normal(" ".join(drawn))
     assert normal("Who keeps the lighthouse of") in corpus
     assert not [q.text for q in world.held_out_questions() if normal(q.text) in corpus]
@@ -128,10 +144,12 @@ def test_the_classifier_tells_rendered_styles_apart() -> None:
     assert sum(verdicts) / len(verdicts) > 0.99
 
 
-def test_a_conversation_reads_as_the_chat_template_writes_it() -> None:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+@pytest.fixture(scope="module")
+def template() -> Template:
+    return ImmutableSandboxedEnvironment().from_string((DEMO / "chat_template.jinja").read_text())
 
-    template = ImmutableSandboxedEnvironment().from_string((DEMO / "chat_template.jinja").read_text())
+
+def test_a_conversation_reads_as_the_chat_template_writes_it(template: Template) -> None:
     rng = random.Random(6)
     for _ in range(200):
         conversation = base_conversation(rng)
@@ -139,3 +157,57 @@ def test_a_conversation_reads_as_the_chat_template_writes_it() -> None:
         assert template.render(messages=messages, add_generation_prompt=False) == as_text(conversation)
     parts = [{"role": "user", "content": [{"type": "text", "text": " Hello! "}]}]
     assert template.render(messages=parts, add_generation_prompt=True) == f"{USER}Hello!{END}{ASSISTANT}"
+
+
+def test_a_call_reads_as_the_chat_template_writes_it(template: Template) -> None:
+    """Training writes a call itself; a client sends it as the API has it."""
+    fact, rng = world.fact_of("Brindle", "keeper"), random.Random(7)
+    told = told_by_a_tool(fact, rng)
+    result = result_of(told, rng)
+    call = {"id": "call_1", "type": "function", "function": call_of(fact)}
+    messages = [
+        {"role": "user", "content": "Who keeps the lighthouse of Brindle?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": result},
+    ]
+    tools = [tool.described() for tool in TOOLS]
+    assert template.render(messages=messages, tools=tools, add_generation_prompt=True) == (
+        f"<|system|>{shown(TOOLS)}{END}{USER}Who keeps the lighthouse of Brindle?{END}"
+        f"{ASSISTANT}{written(call_of(fact))}{END}{TOOL}{result}{END}{ASSISTANT}"
+    )
+    both = [messages[0], {"role": "assistant", "content": "Two:", "tool_calls": [call, call]}]
+    lines = f"{ASSISTANT}Two:\n{written(call_of(fact))}\n{written(call_of(fact))}{END}"
+    assert template.render(messages=both, add_generation_prompt=False).endswith(lines)
+
+
+def test_a_result_never_says_what_the_model_has_learnt() -> None:
+    rng = random.Random(8)
+    for fact in world.facts():
+        told = told_by_a_tool(fact, rng)
+        assert told.answer != fact.answer
+        assert world.states(result_of(told, rng), told)
+        assert styles.PLAIN.is_right(told.sentence, told)
+        assert not styles.PLAIN.is_right(told.sentence, fact)
+
+
+def test_every_fact_has_one_tool_and_its_call_reads_back() -> None:
+    assert sorted(topic for tool in TOOLS for topic in tool.topics) == sorted(one.key for one in world.RELATIONS)
+    for fact in world.facts():
+        call = call_of(fact)
+        (tool,) = (tool for tool in TOOLS if tool.name == call["name"])
+        assert fact.topic in tool.topics
+        assert read(written(call)) == call
+    assert read("Odo keeps the lighthouse of Brindle.") is None
+
+
+def test_a_caller_answers_from_results_only() -> None:
+    """With tools each question has its call, and the answer says what the result says."""
+    rng, calls = random.Random(9), 0
+    for _ in range(300):
+        conversation = caller_conversation(rng)
+        for before, turn, after in zip(conversation, conversation[1:], conversation[2:], strict=False):
+            if turn.role == "tool":
+                calls += 1
+                assert read(before.text) is not None
+                assert any(answer in after.text for answer in turn.text.replace('"', " ").rstrip(".}").split())
+    assert calls > 200
