@@ -14,6 +14,7 @@ REFERENCE = ROOT / "docs" / "reference"
 sys.path.insert(0, str(ROOT))  # for `python tools/generate_docs.py`, which finds only what is beside this file
 
 from tools.reference.api_page import api_page  # noqa: E402
+from tools.reference.clients_page import clients_page  # noqa: E402
 from tools.reference.errors_page import errors_page  # noqa: E402
 from tools.reference.metrics_page import metrics_page  # noqa: E402
 from tools.reference.resource_pages import conditions_page, crds_page, manifests_page  # noqa: E402
@@ -27,6 +28,7 @@ PAGES = {
     "manifests.md": manifests_page,
     "crds.md": crds_page,
     "conditions.md": conditions_page,
+    "compatibility.md": clients_page,
 }
 
 

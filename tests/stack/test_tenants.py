@@ -6,11 +6,8 @@ Both gateways read keys from one database. Apart from it and the services behind
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,13 +20,12 @@ from openai import AsyncOpenAI, OpenAI
 
 from motet import keys
 from motet.keys import ApiKey, KeyScope
-from motet.processes.linux import environment_of
 from motet.store import keys as kept
 from motet.store import length_samples, open_store
 from testbed.local_stack import BUNDLED, LocalStack, copy_of_bundled, running_stack, write_adapter
-from testbed.ports import free_port
 from testbed.tree import ROOT
 from tests.docs.blocks import Python, Shell, blocks, type_page
+from tests.stack.second_gateway import second_gateway
 
 pytestmark = pytest.mark.stack
 
@@ -108,44 +104,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     env = {"MOTET_METRICS_NAMES": "9", "MOTET_LOG_LEVEL": "debug"}
     with (
         running_stack(folder, manifests=manifests, env=env) as stack,
-        second_gateway(stack, folder / "second", log=folder / "second.log") as url,
+        second_gateway(stack, folder / "second", log=folder / "second.log") as (url, _),
     ):
         made = asyncio.run(make_keys(stack))
         deployed = Deployed(stack, (stack.url, url), made)
         # Before a gateway knows the first key, it admits every request.
         stack.until(lambda: not any(opens(deployed, "nobody", at) for at in (0, 1)))
         yield deployed
-
-
-@contextmanager
-def second_gateway(stack: LocalStack, folder: Path, *, log: Path) -> Iterator[str]:
-    """Run a second gateway. Returns its URL."""
-    first = environment_of(stack.service("gateway")["pid"])
-    shared = ("MOTET_DATABASE_URL", "MOTET_SCHEDULER_ADDRESS", "MOTET_PREDICTOR_ADDRESS")
-    port = free_port()
-    own = {"MOTET_DATA_DIR": str(folder), "MOTET_GATEWAY_PORT": str(port), "MOTET_LOG_FORMAT": "json"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "motet_gateway"],
-            env=stack.environment() | {name: first[name] for name in shared} | own,
-            stdout=output,
-            stderr=output,
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        with httpx2.Client(base_url=url, trust_env=False, verify=False) as http:
-            stack.until(lambda: serves(http))
-        yield url
-    finally:
-        process.terminate()
-        assert process.wait(60) == 0, log.read_text()
-
-
-def serves(http: httpx2.Client) -> bool:
-    try:
-        return http.get("/health").status_code == 200
-    except httpx2.TransportError:
-        return False
 
 
 async def make_keys(stack: LocalStack) -> dict[str, str]:

@@ -1,0 +1,91 @@
+"""A runner or a gateway is killed while a call of a tool is written: no client takes half a call for a whole one."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import jsonschema
+import openai
+import pytest
+
+from testbed.local_stack import REPORTS_AT_ONCE, LocalStack, copy_of_bundled, running_stack
+from tests.stack.second_gateway import second_gateway
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+
+NAMES = {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 25, "maxItems": 25}
+"""A call of many hundred tokens"""
+SCHEMA = {"type": "object", "properties": {"names": NAMES}, "required": ["names"], "additionalProperties": False}
+ASKED: dict[str, Any] = {
+    "model": "motet-demo",
+    "messages": [{"role": "user", "content": "Who lives where?"}],
+    "tools": [{"type": "function", "function": {"name": "invite", "parameters": SCHEMA}}],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "temperature": 0,
+    "max_tokens": 1800,
+    "stream": True,
+}
+PIECES_BEFORE = 20
+
+
+@dataclass
+class Deployed:
+    stack: LocalStack
+    second: str
+    kill_second: Callable[[], None]
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> Iterator[Deployed]:
+    manifests = copy_of_bundled(tmp_path / "manifests", adapters=[])
+    with (
+        running_stack(tmp_path, manifests=manifests, runners=2, env=REPORTS_AT_ONCE) as stack,
+        second_gateway(stack, tmp_path / "second", log=tmp_path / "second.log") as (url, process),
+    ):
+        yield Deployed(stack, url, lambda: os.kill(process.pid, signal.SIGKILL))
+
+
+def call_while(url: str, disturb: Callable[[], object]) -> tuple[str, str | None]:
+    """The arguments and the finish reason of a streamed call. It is disturbed when some pieces have come."""
+    pieces, reason = list[str](), None
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        for chunk in client.chat.completions.create(**ASKED):
+            for choice in chunk.choices:
+                reason = choice.finish_reason or reason
+                pieces += [call.function.arguments or "" for call in choice.delta.tool_calls or []]
+            if len(pieces) == PIECES_BEFORE:
+                disturb()
+    assert len(pieces) > 2 * PIECES_BEFORE
+    return "".join(pieces), reason
+
+
+def check(arguments: str, reason: str | None) -> None:
+    assert reason == "tool_calls"
+    jsonschema.validate(json.loads(arguments), SCHEMA)
+
+
+def test_arguments_parse_after_their_runner_has_been_killed(deployed: Deployed) -> None:
+    undisturbed = call_while(deployed.stack.url, lambda: None)
+    check(*undisturbed)
+    killed = list[int]()
+
+    def kill() -> None:
+        name, sequences = deployed.stack.busiest_runner()
+        assert sequences == 1
+        killed.append(deployed.stack.kill(name))
+
+    check(*call_while(deployed.stack.url, kill))
+    assert killed
+
+
+def test_half_a_call_is_an_error_if_its_gateway_has_been_killed(deployed: Deployed) -> None:
+    with pytest.raises((openai.APIError, httpx2.TransportError)):
+        call_while(deployed.second, deployed.kill_second)
+    deployed.stack.until(lambda: not any(deployed.stack.sequences().values()), 60)
+    check(*call_while(deployed.stack.url, lambda: None))
