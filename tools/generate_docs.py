@@ -17,11 +17,13 @@ from tools.reference.api_page import api_page  # noqa: E402
 from tools.reference.clients_page import clients_page  # noqa: E402
 from tools.reference.errors_page import errors_page  # noqa: E402
 from tools.reference.metrics_page import metrics_page  # noqa: E402
+from tools.reference.parameters_page import parameters_page  # noqa: E402
 from tools.reference.resource_pages import conditions_page, crds_page, manifests_page  # noqa: E402
 from tools.reference.settings_page import settings_page  # noqa: E402
 
 PAGES = {
     "api.md": api_page,
+    "parameters.md": parameters_page,
     "settings.md": settings_page,
     "metrics.md": metrics_page,
     "errors.md": errors_page,

@@ -545,7 +545,7 @@ WRONG: list[tuple[str, Json, str, str]] = [
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value"),
     (CHAT, {"messages": [{"role": "forbidden", "content": "x"}]}, "messages", "invalid_value"),
     (CHAT, {"temperature": "hot"}, "temperature", "invalid_value"),
-    (CHAT, {"n": 9}, "n", "invalid_value"),
+    (CHAT, {"n": 129}, "n", "invalid_value"),
     (CHAT, {"max_tokens": 0}, "max_tokens", "invalid_value"),
     (CHAT, {"max_tokens": 4, "min_tokens": 5}, "min_tokens", "invalid_value"),
     (CHAT, {"max_tokens": 1_000_000}, "max_tokens", "context_length_exceeded"),

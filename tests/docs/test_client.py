@@ -48,7 +48,7 @@ def test_the_limits_are_those_of_the_gateway() -> None:
         ),
         "messages, or items of `input`": (parameters.MAX_MESSAGES,),
         "prompts of one request": (parameters.MAX_PROMPTS,),
-        "choices (`n`)": (parameters.MAX_CHOICES,),
+        "choices (`n`), and of all prompts together": (parameters.MAX_CHOICES, parameters.MAX_ANSWERS),
         "stop strings, and characters of one": (parameters.MAX_STOPS, parameters.MAX_STOP_LENGTH),
         "`tools`": (MAX_TOOLS,),
         "`stop_token_ids`": (OPTIONS["stop_token_ids"].most,),
@@ -95,6 +95,7 @@ def test_every_parameter_that_the_gateway_knows_is_named() -> None:
 
 
 NOT_WORTH_A_WORD = {
-    *("best_of", "suffix", "functions", "function_call", "modalities"),  # refused, and the error says it
-    *("prompt_cache_retention", "spaces_between_special_tokens", "request_id"),  # without effect
+    *("best_of", "suffix", "functions", "modalities"),  # refused, and the error says it
+    *("prompt_cache_retention", "spaces_between_special_tokens", "request_id", "rid", "prediction"),  # without effect
+    *("guided_decoding_backend", "data_parallel_rank"),  # without effect
 }

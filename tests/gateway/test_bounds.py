@@ -126,10 +126,8 @@ def test_a_list_with_many_errors_gets_one_error_message(kind: type, field: str, 
 @pytest.mark.parametrize(
     "more",
     [
-        {"cache_salt": "mine"},
         {"return_token_ids": True},
         {"chat_template": "{{ 1 }}"},
-        {"documents": [{"text": "x"}]},
         {"length_penalty": 0.5},
         {"length_penalty": True},
         {"prompt_logprobs": 0},

@@ -8,7 +8,7 @@ import pytest
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.domain import Digest
 from motet.prefix_hints import prefix_salt, prompt_hints
-from testbed.fake_services import BASE_DIGEST, fake_services, model_assets
+from testbed.fake_services import BASE_DIGEST, FakeServices, fake_services, model_assets
 from tests.gateway.conftest import Served, eventually, serve
 
 PROMPT = "The quick brown fox"
@@ -193,8 +193,9 @@ async def test_echo_puts_the_prompt_first(served: Served) -> None:
 
 
 async def test_content_may_be_a_list_of_text_parts(served: Served) -> None:
-    parts = [{"type": "text", "text": "The quick "}, {"type": "text", "text": "brown fox"}]
-    assert (await chat(served, parts))["choices"][0]["message"]["content"] == f"{PROMPT} "
+    """As in vLLM they become lines."""
+    parts = [{"type": "text", "text": "The quick"}, {"type": "refusal", "refusal": "brown fox"}]
+    assert (await chat(served, parts))["choices"][0]["message"]["content"] == "The quick\nbrown fox "
 
 
 async def test_the_newer_name_of_the_limit_wins(served: Served) -> None:
@@ -308,6 +309,57 @@ async def test_an_adapter_is_named_by_its_digest_and_its_tenant_by_the_caller(se
 async def test_a_long_prompt_is_tokenised_too(served: Served) -> None:
     whole = await complete(served, prompt="fox " * 2000, truncate_prompt_tokens=50, max_tokens=1)
     assert whole["usage"]["prompt_tokens"] == 50
+
+
+async def test_a_prompt_is_cut_where_the_client_says(served: Served) -> None:
+    numbers = list(range(100, 160))
+    for more, kept in (
+        ({"truncate_prompt_tokens": 5}, numbers[-5:]),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "right"}, numbers[:5]),
+        ({"truncate_prompt_tokens": 5.0, "truncation_side": "left"}, numbers[-5:]),
+        ({"truncate_prompt_tokens": -1}, numbers),
+    ):
+        await complete(served, prompt=numbers, max_tokens=2, **more)
+        assert list(submitted(served).prompt_ids) == kept, more
+    await complete(served, prompt=numbers * 20, max_tokens=12, truncate_prompt_tokens=-1)
+    assert len(submitted(served).prompt_ids) == 512 - 12
+    refused = await served.http.post("/v1/completions", json={"prompt": "x", "truncate_prompt_tokens": 0})
+    assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+async def test_a_salt_goes_to_the_runner_and_into_the_hints(served: Served) -> None:
+    hints = []
+    for salt in ("", "mine", "mine", "other"):
+        await complete(served, prompt=list(range(100, 180)), max_tokens=1, cache_salt=salt)
+        assert submitted(served).cache_salt == salt
+        hints.append(tuple(served.cluster.scheduler.enqueued[-1].prefix_hashes))
+    assert hints[1] == hints[2]
+    assert len(set(hints)) == 3
+    assert len(hints[0]) == 5
+
+
+async def test_a_runner_that_knows_no_salt_never_answers(cluster: FakeServices) -> None:
+    cluster.runners[0].fields = []
+    async with serve(cluster) as served:
+        answer = await served.http.post("/v1/completions", json={"prompt": "x", "cache_salt": "mine"})
+    assert (answer.status_code, cluster.runners[0].submits) == (400, [])
+
+
+async def test_the_only_base_model_needs_no_name(served: Served) -> None:
+    for model in ({}, {"model": ""}, {"model": None}):
+        answer = await served.http.post("/v1/completions", json={"prompt": "x"} | model)
+        assert answer.json()["model"] == "tiny"
+
+
+async def test_documents_are_refused_where_no_template_reads_them(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "documents": [{"text": "y"}]}
+    answer = await served.http.post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "documents")
+
+
+async def test_all_prompts_together_have_few_enough_choices(served: Served) -> None:
+    answer = await served.http.post("/v1/completions", json={"prompt": ["x"] * 9, "n": 128})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
 
 
 async def test_the_final_message_can_be_continued(served: Served) -> None:

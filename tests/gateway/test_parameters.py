@@ -7,17 +7,19 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from motet.errors import MotetError
 from motet.sampling import IN_BODIES
-from motet_gateway.answers.chat import chat_prompts
+from motet_gateway.answers.chat import READS_PARTS, chat_prompts
 from motet_gateway.answers.completions import completion_prompts
 from motet_gateway.answers.prompts import Tokenising, max_answer_tokens
 from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_class, sampling
 from motet_gateway.tokens.chat_renderer import ChatRenderer
 from motet_gateway.tokens.encoder import Encoder
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText
-from motet_gateway.tokens.text_model import ModelTokenizer
+from motet_gateway.tokens.text_model import Keep, ModelTokenizer
 from testbed.fake_services import TEMPLATE, byte_tokenizer
 from tests.gateway.conftest import Served
 
@@ -119,3 +121,36 @@ async def test_the_runner_gets_the_lists(served: Served) -> None:
     asked = served.cluster.runners[0].submits[0].sampling
     assert sorted(asked.allowed_token_ids) == [5, 7]
     assert len(asked.bad_words) == 2
+
+
+@pytest.mark.parametrize("words", [3, 4000])
+def test_a_cut_text_keeps_the_tokens_that_the_tokenizer_adds(words: int) -> None:
+    tokenizer = Tokenizer.from_str(byte_tokenizer().to_str())
+    tokenizer.post_processor = TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", 0)])
+    model = ModelTokenizer(tokenizer, None, vocabulary=400, context_length=1 << 20)
+    text = "the quick fox. " * words
+    (whole,) = model.encode([text], add_special_tokens=True)
+    (last,) = model.encode([text], add_special_tokens=True, keep=Keep(last=5))
+    (first,) = model.encode([text], add_special_tokens=True, keep=Keep(first=5))
+    assert list(last) == [whole[0], *whole[-4:]]
+    assert list(first) == list(whole[:5])
+    (plain,) = model.encode([text], add_special_tokens=False, keep=Keep(last=5))
+    assert list(plain) == list(whole[-5:])
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        ("{% for part in message.content %}", True),
+        ("{%- for part in message['content'] -%}", True),
+        ("{%- for item in content %}", True),
+        ("{% for message in messages %}{{ message.content }}", False),
+        ("{% for line in message.content.splitlines() %}", False),
+    ],
+)
+def test_a_template_that_reads_parts_gets_them(template: str, parts: bool) -> None:
+    assert (READS_PARTS.search(template) is not None) is parts
+    said = {"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}
+    body = parse(ChatBody, orjson.dumps({"messages": [said]}))
+    both = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert body.plain_messages(parts=parts)[0]["content"] == (both if parts else "a\nb")

@@ -26,9 +26,10 @@ _PAGE_BYTES = PAGE_TOKENS * _TOKEN_BYTES
 
 
 @lru_cache(maxsize=1024)
-def prefix_salt(base_digest: Digest, adapter_digest: Digest, tenant: str) -> bytes:
-    """What the chain of digests begins with. Prompts of two tenants, or of two adapters, never share a page."""
-    text = f"{base_digest}\n{adapter_digest}\n{tenant}"
+def prefix_salt(base_digest: Digest, adapter_digest: Digest, tenant: str, own: str = "") -> bytes:
+    """What the chain of digests begins with. Prompts of two tenants, or of two adapters, never share a page, nor do
+    those of one tenant that have other salts of their `own`."""
+    text = f"{base_digest}\n{adapter_digest}\n{tenant}" + (f"\n{own}" if own else "")
     return blake2b(text.encode(), digest_size=DIGEST_BYTES, person=b"motet-prefix").digest()
 
 

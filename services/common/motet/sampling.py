@@ -94,10 +94,16 @@ class Range:
 @dataclass(frozen=True)
 class Number(Range, Option):
     def check(self, name: str, value: Any) -> Any:
+        value = whole(value) if self.whole else value
         super().check(name, value)
         if self.whole:
             return max(value, 0)  # messages have no negative integers
         return max(value, _LEAST) if self.above else value
+
+
+def whole(value: Any) -> Any:
+    """To JSON, 16.0 is an integer."""
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 @dataclass(frozen=True)

@@ -402,7 +402,9 @@ class Dispatcher:
     def _leave_if_ignored(self, live: LiveChoice, address: str) -> bool:
         """If its runner would ignore what it asks for, look for another one. A runner says what it knows before it
         sends anything else, so no answer has begun."""
-        if not (ignored := self.runners.ignores(address, live.order.sampling)):
+        order = live.order
+        asked = [field.name for field, _ in order.sampling.ListFields()] + ["cache_salt"] * bool(order.cache_salt)
+        if not (ignored := self.runners.ignores(address, asked)):
             return False
         error = StructuredOutputUnavailable(
             f"Runners are of an earlier version than this gateway, and do not know {', '.join(ignored)}. Leave it out, "

@@ -59,6 +59,8 @@ class GenerationRequest:
     scores_only: bool = False
     """The client wants the prompt's log probabilities and no answer. An engine computes one token at least; nobody gets
     it, and it is not counted."""
+    cache_salt: str = ""
+    """Of the client. Only requests with the same one share cached prompts."""
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
@@ -11,7 +11,7 @@ from motet.api.v1 import common_pb2, runner_pb2
 from motet.described_model import DescribedModel
 from motet.errors import InvalidRequest, UnsupportedParameter
 from motet.grammars.grammar import Grammar, GrammarForm
-from motet.sampling import IN_BODIES, MAX_TOP_LOGPROBS, OPTIONS, USUAL, Sampling, check_min_tokens
+from motet.sampling import IN_BODIES, MAX_TOP_LOGPROBS, OPTIONS, USUAL, Sampling, check_min_tokens, whole
 from motet_gateway.grammars.parameters import FIELDS as GRAMMAR_FIELDS
 from motet_gateway.grammars.parameters import grammar_of
 from motet_gateway.model_not_found import shown
@@ -21,10 +21,13 @@ from motet_gateway.tools.messages import with_calls
 from motet_gateway.tools.parameters import OfferedTools, offered_tools
 from motet_gateway.unsupported_parameters import UNSUPPORTED, refuse_known_to_others
 
-MAX_CHOICES = 8
+MAX_CHOICES = 128
+MAX_ANSWERS = 1024
+"""Choices of all prompts of one request"""
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_BAD_WORDS = 128
+MAX_SALT_LENGTH = 128
 """Every piece of text is compared with every stop string. OpenAI takes 4 strings, harnesses send more; with these two
 bounds a token costs less than 0.1 ms, whatever the strings are."""
 MAX_MODEL_NAME_LENGTH = 512
@@ -39,6 +42,7 @@ alternatives, for each choice. They are about 15 MB of JSON, for a chat 40 MB.""
 Tokens = Sequence[int]
 """A prompt as an `array`: a list takes nine times the memory."""
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+Integer = Annotated[int, BeforeValidator(whole)]
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 """The first error ends the check of a list: a complaint for each of four million elements takes longer than the rest of
 the request."""
@@ -48,11 +52,16 @@ def same_as(option: str, *others: int) -> BeforeValidator:
     """Checks a field as the option of sampling whose values it has, or that it has one of the others."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
+        value = whole(value)
         if value is not None and not (type(value) is int and value in others):
             OPTIONS[option].check(info.field_name or option, value)
         return value
 
     return BeforeValidator(check)
+
+
+def _or_empty(name: Any) -> Any:
+    return "" if name is None else name
 
 
 class StreamOptions(DescribedModel):
@@ -71,26 +80,34 @@ class Body(DescribedModel):
 
     hints: ClassVar[frozenset[str]] = frozenset({
         "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "metadata", "store", "verbosity",
-        "reasoning_effort", "spaces_between_special_tokens", "best_of", "suffix", "request_id",
+        "reasoning_effort", "spaces_between_special_tokens", "best_of", "suffix", "request_id", "rid", "prediction",
+        "guided_decoding_backend", "data_parallel_rank",
     })  # fmt: skip
     """Known, and without effect here or checked elsewhere: no reason to count them as unknown."""
+    refused_here: ClassVar[Mapping[str, str]] = {}
+    """What of these, and of the fields below, this body refuses unless it asks for nothing: the reasons"""
 
-    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_LENGTH), BeforeValidator(lambda name: name or "")] = ""
+    model: Annotated[str, Field(max_length=MAX_MODEL_NAME_LENGTH), BeforeValidator(_or_empty)] = ""
     """A name that `GET /v1/models` lists. May be left out where only one base model is served."""
     stream: bool | None = None
     """Send the answer as server-sent events."""
-    seed: int | None = None
+    seed: Integer | None = None
     """Makes sampling repeatable: any integer."""
     include_stop_str_in_output: bool | None = None
     """Keep the stop string in the answer."""
     skip_special_tokens: bool | None = None
     """Leave special tokens out of the text. Unset: true."""
-    truncate_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Keep only the last `truncate_prompt_tokens` tokens of the prompt."""
+    truncate_prompt_tokens: Annotated[int | None, Field(ge=-1), BeforeValidator(whole)] = None
+    """Keep only this number of the prompt's tokens, with those that the tokenizer adds. -1: as many as fit into the
+    context beside an answer of `max_tokens`, or of 16."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where `truncate_prompt_tokens` cuts. Unset: left, so that the end of the prompt is kept."""
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH)] | None = None
+    """Only requests with the same text here share cached prompts."""
     add_special_tokens: bool | None = None
     """Let the tokenizer add its special tokens to the prompt. Unset: true for a completion and for `/tokenize` with a
     prompt, false for a chat, whose template has them."""
-    priority: int | None = None
+    priority: Integer | None = None
     """Below 0: before others. Above 0: after others. Never above what adapter and pool grant."""
     service_tier: str | None = None
     """`priority` goes first; `flex` and `batch` go last; the others are as usual. Never above what adapter and
@@ -152,12 +169,17 @@ class Body(DescribedModel):
 
     def refuse_unsupported(self) -> None:
         _ = self.options  # checks them
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest("truncate_prompt_tokens: must be -1 or from 1", param="truncate_prompt_tokens")
         self.forbidden_words()
         if self.grammar_asked is not None:
             self._refuse_with_grammar()
         if self.tools_offered is not None:
             self._check_with_tools(self.tools_offered)
         refuse_known_to_others(self.model_extra or {})
+
+    def _refused(self, name: str) -> UnsupportedParameter:
+        return _unsupported(name, self.refused_here[name])
 
     def _check_with_tools(self, offered: OfferedTools) -> None:
         if self.grammar_asked is not None and self.grammar_asked[1].form is not GrammarForm.JSON_SCHEMA:
@@ -227,7 +249,7 @@ class ChoicesBody(Body):
 
     stream_options: StreamOptions | None = None
     """Only with `stream: true`; ignored otherwise."""
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES), BeforeValidator(whole)] = None
     """How many choices, each an answer of its own, for each prompt."""
     max_tokens: Annotated[int | None, Field(ge=1), same_as("max_tokens")] = None
     """The most tokens of an answer. Unset, a chat answer may fill the context, and a completion has 16."""
@@ -293,6 +315,8 @@ class ChatBody(ChoicesBody):
     """Go on with the last message, which must be the assistant's."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template."""
+    documents: list[dict[str, Any]] | None = None
+    """For models whose chat template reads them: what to answer from."""
     tools: Any = None
     """Functions that the model may call, up to 128. Its chat template has to know tools."""
     tool_choice: Any = None
@@ -313,14 +337,20 @@ class ChatBody(ChoicesBody):
     include_reasoning: bool | None = None
     """False: the answer comes without its reasoning. Unset: true."""
 
+    refused_here: ClassVar[Mapping[str, str]] = {
+        "functions": "it is not supported; use tools",
+        "function_call": "it is not supported; use tool_choice",
+        "modalities": "only ['text'] is supported",
+    }
+
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
         if self.functions:
-            raise _unsupported("functions", "it is not supported; use tools")
+            raise self._refused("functions")
         if self.function_call not in (None, "none", "auto"):
-            raise _unsupported("function_call", "it is not supported; use tool_choice")
+            raise self._refused("function_call")
         if self.modalities is not None and self.modalities != ["text"]:
-            raise _unsupported("modalities", "only ['text'] is supported")
+            raise self._refused("modalities")
         if self.reasoning_effort not in (None, *EFFORTS):
             raise InvalidRequest(f"reasoning_effort: must be one of {', '.join(EFFORTS)}", param="reasoning_effort")
         if self.logprobs and not self.shows_reasoning:
@@ -328,7 +358,7 @@ class ChatBody(ChoicesBody):
                 "include_reasoning: with logprobs the tokens of the reasoning come too; leave one of both out",
                 param="include_reasoning",
             )
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
@@ -359,9 +389,9 @@ class ChatBody(ChoicesBody):
         content = self.messages[-1].get("content")
         return content if isinstance(content, str) else ""
 
-    def plain_messages(self) -> list[dict[str, Any]]:
-        """The messages with all content as one string each: templates disagree about parts."""
-        return [_plain(message, f"messages[{i}]") for i, message in enumerate(self.messages)]
+    def plain_messages(self, *, parts: bool = False) -> list[dict[str, Any]]:
+        """The messages with all content as one string each, unless the template reads `parts`."""
+        return [_plain(message, f"messages[{i}]", parts=parts) for i, message in enumerate(self.messages)]
 
     @property
     def turns(self) -> int:
@@ -397,13 +427,18 @@ class CompletionBody(ChoicesBody):
     echo: bool | None = None
     """Put the prompt before the answer, with `logprobs` those of its tokens, too. The first token has none."""
 
+    refused_here: ClassVar[Mapping[str, str]] = {
+        "suffix": "text after the answer is not supported; send only prompt",
+        "best_of": "it is not supported; use n",
+    }
+
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
         extra = self.model_extra or {}
         if extra.get("suffix"):
-            raise _unsupported("suffix", "text after the answer is not supported; send only prompt")
+            raise self._refused("suffix")
         if extra.get("best_of") not in (None, self.choices):
-            raise _unsupported("best_of", "it is not supported; use n")
+            raise self._refused("best_of")
         if self.max_tokens == 0:
             if not self.echo:
                 raise InvalidRequest(
@@ -428,6 +463,8 @@ class CompletionBody(ChoicesBody):
         if isinstance(prompt, list) and prompt:
             if len(prompt) > MAX_PROMPTS:
                 raise InvalidRequest(f"prompt: must have at most {MAX_PROMPTS} prompts", param="prompt")
+            if len(prompt) * self.choices > MAX_ANSWERS:
+                raise InvalidRequest(f"n: all prompts together have at most {MAX_ANSWERS} choices", param="n")
             if all(isinstance(entry, str) for entry in prompt):
                 return prompt
             if all(isinstance(entry, array) for entry in prompt):
@@ -556,7 +593,7 @@ def _unsupported(field: str, why: str) -> UnsupportedParameter:
     return UnsupportedParameter(f"{field}: {why}", param=field)
 
 
-def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _plain(message: Mapping[str, Any], where: str, *, parts: bool) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role: must be a string such as 'user'", param=f"{where}.role")
@@ -565,7 +602,10 @@ def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if content is None and role != "assistant":
         raise InvalidRequest(f"{where}.content: this field is required", param=f"{where}.content")
     if isinstance(content, list):
-        text = "".join(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+        texts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+        if parts:
+            return {**message, "content": [{"type": "text", "text": text} for text in texts]}
+        text = "\n".join(texts)
     elif content is None or isinstance(content, str):
         text = content or ""
     else:
@@ -578,6 +618,8 @@ def _part(part: Any, where: str) -> str:
         return part
     if isinstance(part, dict) and part.get("type") in ("text", "input_text") and isinstance(part.get("text"), str):
         return str(part["text"])
+    if isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
+        return str(part["refusal"])
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     raise _unsupported(where, f"only text parts are supported, not {shown(str(kind))!r}")
 

@@ -70,13 +70,13 @@ class RunnerStreams:
         if (stream := self.streams.get(address)) is not None:
             stream.known = frozenset(welcome.fields) or _EARLIER_FIELDS
 
-    def ignores(self, address: str, sampling: runner_pb2.Sampling) -> list[str]:
+    def ignores(self, address: str, asked: Iterable[str]) -> list[str]:
         """What the runner there would not do, because its version does not know it. Before it has said what it knows:
         nothing."""
         stream = self.streams.get(address)
         if stream is None or stream.known is None:
             return []
-        return [field.name for field, _ in sampling.ListFields() if field.name not in stream.known]
+        return [name for name in asked if name not in stream.known]
 
     async def close(self) -> None:
         tasks = [stream.close() for stream in self.streams.values()]

@@ -20,6 +20,9 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     # Which tokens are allowed.
     "logits_processors": (_NOT_SUPPORTED, ([],)),
     "vllm_xargs": (_NOT_SUPPORTED, ({},)),
+    "custom_params": (_NOT_SUPPORTED, ({},)),
+    "custom_logit_processor": (_NOT_SUPPORTED, ()),
+    "guided_whitespace_pattern": ("white space between the parts of JSON is bounded as it is", ()),
     # How the answer is sampled and searched.
     "do_sample": ("set temperature to 0 for the most likely tokens", (True,)),
     "typical_p": (_NOT_SUPPORTED, (1, 1.0)),
@@ -31,14 +34,16 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     # Where the answer ends.
     "max_new_tokens": ("use max_tokens", ()),
     "stop_sequences": ("use stop", ([],)),
+    "stop_regex": ("use stop", ([],)),
+    "no_stop_trim": ("use include_stop_str_in_output", (False,)),
     # What the model reads.
     "chat_template": (_TEMPLATE, ()),
-    "documents": ("documents are not supported yet; put their text into a message", ([],)),
     "prompt_embeds": (_NOT_SUPPORTED, ()),
     "mm_processor_kwargs": (_NOT_SUPPORTED, ({},)),
-    "truncation_side": ("only 'left' is supported: the end of the prompt is kept", ("left",)),
     "web_search_options": (_NOT_SUPPORTED, ()),
+    "session_params": (_NOT_SUPPORTED, ({},)),
     # What the response contains.
+    "return_hidden_states": (_NOT_SUPPORTED, (False,)),
     "echo": ("a chat does not come back; /v1/completions has echo", (False,)),
     "prompt_logprobs": ("use echo with logprobs on /v1/completions", (False,)),
     "return_token_ids": ("token ids in answers are not supported yet", (False,)),
@@ -46,8 +51,12 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "detokenize": ("answers are always text", (True,)),
     "audio": ("answers are always text", ()),
     # Who may share its computed state.
-    "cache_salt": ("separate prefix caches are not supported yet", ()),
     "kv_transfer_params": (_NOT_SUPPORTED, ({},)),
+    "extra_key": ("use cache_salt", ("",)),
+    # Which servers share the work.
+    "bootstrap_host": (_NOT_SUPPORTED, ()),
+    "bootstrap_port": (_NOT_SUPPORTED, ()),
+    "bootstrap_room": (_NOT_SUPPORTED, ()),
 }
 """By name: the reason, and the values that have no effect. null never has one."""
 

@@ -330,7 +330,7 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
         weight=weight_said(submit.weight),
         engines_lost=submit.engines_lost,
         parent=RequestId(submit.parent) if submit.parent else None,
-        prefix_salt=prefix_salt(base_digest, adapter, submit.tenant),
+        prefix_salt=prefix_salt(base_digest, adapter, submit.tenant, submit.cache_salt),
         grammar=grammar,
     )
 

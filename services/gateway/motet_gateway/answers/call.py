@@ -22,7 +22,7 @@ from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.echo import EchoedPrompt, echoed_prompts
 from motet_gateway.answers.logprobs import CompletionLogprobs, LogprobsWriter
 from motet_gateway.answers.model_of_call import ModelOfCall
-from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, Tokenising, max_answer_tokens
+from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, Tokenising, kept_tokens, max_answer_tokens
 from motet_gateway.answers.score_limits import check_scores, limited_by_scores
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import Target
@@ -37,7 +37,7 @@ from motet_gateway.parameters import AskingBody, Body, Tokens, request_class, sa
 from motet_gateway.reasoning import expected_reasoning
 from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
-from motet_gateway.tokens.text_model import Keep, ModelTokenizer
+from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.tools.calls import CallableTools, callable_tools, formats_of, grammar_of_answer
 
 if TYPE_CHECKING:
@@ -222,10 +222,9 @@ class Call:
     # --------------------------------------------------------------------------------------------------------- prompts
 
     async def _tokenised(self, text: ModelTokenizer, formats: ChatFormats, context: int) -> list[Tokens]:
-        last = self.body.truncate_prompt_tokens
-        keep = Keep(most=context) if last is None else Keep(last=last)
+        keep = kept_tokens(self.body, context)
         prompts = await self._prompts_of(Tokenising(text, self.gateway.renderer, self.gateway.encoder, formats, keep))
-        return prompts if last is None else [prompt[-last:] for prompt in prompts]
+        return prompts if keep.most is not None else [keep.cut(prompt) for prompt in prompts]
 
     async def _finished(self, work: Coroutine[Any, Any, Result], wait: Wait) -> Result:
         """The result of work on the prompts. It may wait behind others' work, and leaves when this call ends."""
@@ -277,7 +276,8 @@ class Call:
             features = await self._features(limits, _numbers(body.turns, wanted[0].temperature, len(stops)))
             estimates = await self._estimates(target, limits, features)
         self.length_source = estimates[0].source
-        salt = prefix_salt(Digest(target.base_digest), Digest(target.adapter_digest), tenant)
+        own_salt = body.cache_salt or ""
+        salt = prefix_salt(Digest(target.base_digest), Digest(target.adapter_digest), tenant, own_salt)
         hints = [prompt_hints(salt, prompt) for prompt in self.prompts]
         gateway.metrics.estimates.labels(self.length_source.partition(":")[0]).inc()
         self.note(Noted.PREPARED, self.prompt_tokens)
@@ -314,6 +314,7 @@ class Call:
                 features=features[at],
                 key=self.caller.account,
                 scores_only=body.scores_only,
+                cache_salt=own_salt,
             )
             parent = parent or request
             choice = ChoiceText(

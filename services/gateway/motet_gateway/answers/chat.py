@@ -1,10 +1,12 @@
 """/v1/chat/completions."""
 
+import re
 from collections.abc import Sequence
 from functools import partial
 
 import orjson
 
+from motet.errors import UnsupportedParameter
 from motet.tool_calls.formats import FORMATS, known_format
 from motet.tool_calls.parser import CallDelta
 from motet_gateway import sse
@@ -20,6 +22,8 @@ from motet_gateway.reasoning import effort_variables
 from motet_gateway.tokens.render_pool import encoded
 from motet_gateway.tools.written_out import written_out
 
+READS_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+(\w+\.)?(\w+\[['\"])?content(['\"]\])?\s*(if\b|-?%})")
+
 
 async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Tokens]:
     """A conversation is one prompt."""
@@ -31,8 +35,18 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
     form = known_format(tokenising.formats.tool)
     if form is not None and not model.shows_tools:
         messages = written_out(messages, offered.said if offered is not None else (), FORMATS[form])
-    elif offered is not None:
-        extra = {**(extra or {}), "tools": offered.said}
+    else:
+        if offered is not None:
+            extra = {**(extra or {}), "tools": offered.said}
+        if isinstance(body, ChatBody) and READS_PARTS.search(template.text) is not None:
+            messages = body.plain_messages(parts=True)
+    if isinstance(body, ChatBody) and body.documents:
+        if "documents" not in template.text:
+            raise UnsupportedParameter(
+                "documents: this model's chat template does not read them; put their text into a message",
+                param="documents",
+            )
+        extra = {**(extra or {}), "documents": body.documents}
     context = encoded(
         messages,
         add_generation_prompt=body.add_generation_prompt is not False,

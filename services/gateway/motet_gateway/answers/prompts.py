@@ -10,6 +10,8 @@ from motet_gateway.tokens.chat_renderer import ChatRenderer
 from motet_gateway.tokens.encoder import Encoder
 from motet_gateway.tokens.text_model import KEEP_ALL, Keep, ModelTokenizer, TooManyTokens
 
+USUAL_ROOM = 16
+"""For an answer whose length the client does not limit, where its prompt is cut to fit"""
 UNKNOWN_CONTEXT = 2048
 """The context length if neither the runner nor config.json has one."""
 
@@ -53,6 +55,16 @@ def _check_bytes(text: str, model: ModelTokenizer, context: int, field: str) -> 
             "answer included. It was counted in bytes, before it was tokenised. Shorten the prompt.",
             param=field,
         )
+
+
+def kept_tokens(body: Body, context: int) -> Keep:
+    """Of each prompt, as far as the client lets it be cut."""
+    size = body.truncate_prompt_tokens
+    if size is None:
+        return Keep(most=context)
+    if size < 0:
+        size = max(1, context - (body.output_limit[1] or body.usual_tokens or USUAL_ROOM))
+    return Keep(first=size) if body.truncation_side == "right" else Keep(last=size)
 
 
 def max_answer_tokens(body: Body, prompt: Tokens, context: int) -> int:

@@ -37,7 +37,12 @@ class Keep:
     most: int | None = None
     """A text of more tokens is refused with `TooManyTokens`, mostly before all of it is encoded."""
     last: int | None = None
-    """Only the last ones."""
+    """Only the last ones. The tokens that the tokenizer adds to a text stay."""
+    first: int | None = None
+    """Only the first ones; these stay, too."""
+
+    def cut(self, tokens: Sequence[int]) -> Sequence[int]:
+        return tokens[-self.last :] if self.last is not None else tokens[: self.first]
 
 
 KEEP_ALL = Keep()
@@ -122,18 +127,26 @@ class ModelTokenizer:
         return counted_bytes(text, without_spaces=self._takes_spaces)
 
     def _encode(self, text: str, *, add_special_tokens: bool, keep: Keep) -> "array[int]":
+        before, after = (self._frame or ([], [])) if add_special_tokens else ([], [])
         if self._frame is None or self._border is None or len(text) <= PIECE_CHARACTERS:
-            return array("I", self._encode_uncut(text, add_special_tokens=add_special_tokens))
-        before, after = self._frame if add_special_tokens else ([], [])
-        ids = array("I", before)
-        for piece in pieces(text, self._border):
-            ids.extend(self._encode_uncut(piece, add_special_tokens=False))
-            if keep.most is not None and len(ids) > keep.most:
-                raise TooManyTokens(len(ids))
-            if keep.last is not None:
-                del ids[: -keep.last]
-        ids.extend(after)
-        return ids
+            ids = array("I", self._encode_uncut(text, add_special_tokens=add_special_tokens))
+            ids = ids[len(before) : len(ids) - len(after)]
+        else:
+            ids = array("I")
+            for piece in pieces(text, self._border):
+                ids.extend(self._encode_uncut(piece, add_special_tokens=False))
+                if keep.most is not None and len(before) + len(ids) > keep.most:
+                    raise TooManyTokens(len(before) + len(ids))
+                if keep.last is not None:
+                    del ids[: -keep.last]
+                if keep.first is not None and len(ids) >= keep.first:
+                    break
+        added = len(before) + len(after)
+        size = keep.last or keep.first
+        if size is not None and added + len(ids) > size:
+            own = max(1, size - added)
+            ids = ids[-own:] if keep.last is not None else ids[:own]
+        return array("I", before) + ids + array("I", after)
 
     def _encode_uncut(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) > MAX_UNCUT_BYTES // 4 and len(text.encode(errors="replace")) > MAX_UNCUT_BYTES:

@@ -15,7 +15,7 @@ from motet_gateway.parameters import Body, checked_stops
 Refused = tuple[str, tuple[Any, ...]]
 
 _ADAPTERS = "name one adapter in adapter_id; GET /v1/models lists the names"
-_REFUSED: dict[str, Refused] = {
+REFUSED: dict[str, Refused] = {
     "adapter_source": ("adapters are known by their names alone; leave it out", ()),
     "merged_adapters": (_ADAPTERS, ()),
     "api_token": ("the server fetches adapters by itself; leave it out", ()),
@@ -29,7 +29,7 @@ _REFUSED: dict[str, Refused] = {
 """By name: the reason, and the values that have no effect. null never has one."""
 _SAMPLES = ("temperature", "top_k", "top_p", "typical_p")
 """Any of these asks for a draw, as `do_sample` does."""
-_OPTIONS = {
+OPTIONS_OF_LORAX = {
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
@@ -98,7 +98,7 @@ class GenerateBody(Body):
         # What a model's files say counts only for OpenAI's API.
         options: dict[str, Any] = {"temperature": 1.0 if draws else 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         options["repetition_penalty"] = 1.0
-        for name, option in _OPTIONS.items():
+        for name, option in OPTIONS_OF_LORAX.items():
             if name in extra:
                 options[option] = OPTIONS[option].check(f"parameters.{name}", extra[name])
         return options
@@ -112,15 +112,15 @@ class GenerateBody(Body):
         return None if asked is None else (f"parameters.{asked[0]}", asked[1])
 
     def unknown_fields(self) -> list[str]:
-        known = _OPTIONS.keys() | _REFUSED.keys()
+        known = OPTIONS_OF_LORAX.keys() | REFUSED.keys()
         nested = [f"parameters.{name}" for name in self.said.model_extra or {} if name not in known]
         return [*super().unknown_fields(), *nested]
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
         extra = self.said.model_extra or {}
-        for name in extra.keys() & _REFUSED.keys():
-            why, harmless = _REFUSED[name]
+        for name in extra.keys() & REFUSED.keys():
+            why, harmless = REFUSED[name]
             value = extra[name]
             if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
                 raise UnsupportedParameter(f"parameters.{name}: {why}", param=f"parameters.{name}")
