@@ -1,6 +1,7 @@
 """Parameters of both endpoints, over a real socket."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -117,7 +118,13 @@ async def test_several_choices_stream_side_by_side(served: Served) -> None:
 async def test_a_stop_string_across_tokens_ends_the_answer_and_the_runners_work(served: Served) -> None:
     served.cluster.runners[0].step_seconds = 0.02
     whole = await complete(served, stop=["ick br", "zebra"], max_tokens=200, ignore_eos=True)
-    assert whole["choices"][0] == {"index": 0, "text": "The qu", "logprobs": None, "finish_reason": "stop"}
+    assert whole["choices"][0] == {
+        "index": 0,
+        "text": "The qu",
+        "logprobs": None,
+        "finish_reason": "stop",
+        "stop_reason": "ick br",
+    }
     assert whole["usage"]["completion_tokens"] < 20
     await eventually(lambda: served.cluster.runners[0].cancels)
     await eventually(lambda: served.cluster.scheduler.finished)
@@ -399,3 +406,39 @@ async def test_a_runner_hears_the_weight_that_the_scheduler_says(served: Served)
     served.cluster.scheduler.weight = 5
     await complete(served)
     assert submitted(served).weight == 5
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_what_ended_an_answer_is_said(served: Served, path: str) -> None:
+    ids = served.cluster.tokenizer.encode(PROMPT).ids
+    content = {"prompt": PROMPT, "messages": [{"role": "user", "content": PROMPT}]}
+    for more, reason in (
+        ({"stop": ["fox", "brown"]}, "brown"),
+        ({"stop_token_ids": [ids[2]]}, ids[2]),
+        ({"max_tokens": 1}, None),
+        ({}, None),
+        ({"stop": ["brown"], "stop_token_ids": [ids[-1]]}, "brown"),
+    ):
+        answer = (await served.http.post(path, json={"model": "tiny"} | content | more)).json()
+        assert answer["choices"][0]["stop_reason"] == reason, more
+        streamed = await served.http.post(path, json={"model": "tiny", "stream": True} | content | more)
+        last = json.loads(streamed.text.split("data: ")[-2])["choices"][0]
+        assert (last["finish_reason"], last["stop_reason"]) == (answer["choices"][0]["finish_reason"], reason)
+
+
+async def test_the_tier_is_that_of_the_class_that_a_request_got(served: Served) -> None:
+    assert "service_tier" not in await complete(served)
+    for asked, got in (("auto", "default"), ("priority", "priority"), ("flex", "flex"), ("batch", "flex")):
+        assert (await complete(served, service_tier=asked))["service_tier"] == got
+
+
+async def test_log_probabilities_may_show_tokens_by_their_ids(served: Served) -> None:
+    ids = served.cluster.tokenizer.encode(PROMPT).ids
+    asked = {"logprobs": 2, "return_tokens_as_token_ids": True, "max_tokens": 2, "echo": True}
+    shown = (await complete(served, **asked))["choices"][0]["logprobs"]
+    assert shown["tokens"][: len(ids)] == [f"token_id:{one}" for one in ids]
+    assert all(name.startswith("token_id:") for names in shown["top_logprobs"][1:] for name in names)
+    chat_asked = {"logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
+    token = (await chat(served, PROMPT, **chat_asked))["choices"][0]["logprobs"]["content"][0]
+    assert token["token"].startswith("token_id:")
+    assert token["top_logprobs"][0]["token"].startswith("token_id:")

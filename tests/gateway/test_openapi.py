@@ -51,7 +51,8 @@ def undescribed(schema: Json, value: object, where: str = "$") -> list[str]:
 
 def resolved(schema: Json) -> Json:
     if "anyOf" in schema:
-        (schema,) = [one for one in schema["anyOf"] if one != {"type": "null"}]
+        kinds = [one for one in schema["anyOf"] if one != {"type": "null"}]
+        schema = kinds[0] if len(kinds) == 1 else {"type": "scalar"}  # no union has an object in it
     if "$ref" in schema:
         schema = SCHEMAS[schema["$ref"].rpartition("/")[2]]
     return schema

@@ -219,6 +219,11 @@ class Body(DescribedModel):
         raise NotImplementedError
 
     @property
+    def tokens_as_ids(self) -> bool:
+        """In log probabilities"""
+        return False
+
+    @property
     def alternatives_field(self) -> str:
         """The field that says how many alternatives to return."""
         return "logprobs"
@@ -258,6 +263,8 @@ class ChoicesBody(Body):
     response_format: Any = None
     """The answer is JSON: `{"type": "json_object"}`, or what a schema says: `{"type": "json_schema", "json_schema":
     {"name": …, "schema": …}}`. Or `{"type": "text"}`."""
+    return_tokens_as_token_ids: bool | None = None
+    """Log probabilities show tokens as `token_id:5`, which tells apart those that read alike."""
     bad_words: Any = None
     """Texts that the answer has nowhere: up to 128, each of 1 to 256 characters. A text is forbidden in the tokens that
     the tokenizer makes of it, by itself and behind a blank."""
@@ -273,6 +280,10 @@ class ChoicesBody(Body):
 
     def stops(self) -> list[str]:
         return checked_stops("stop", [self.stop] if isinstance(self.stop, str) else self.stop)
+
+    @property
+    def tokens_as_ids(self) -> bool:
+        return bool(self.return_tokens_as_token_ids)
 
     def forbidden_words(self) -> list[str]:
         words = [] if self.bad_words is None else self.bad_words

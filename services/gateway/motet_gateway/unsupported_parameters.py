@@ -47,7 +47,6 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "echo": ("a chat does not come back; /v1/completions has echo", (False,)),
     "prompt_logprobs": ("use echo with logprobs on /v1/completions", (False,)),
     "return_token_ids": ("token ids in answers are not supported yet", (False,)),
-    "return_tokens_as_token_ids": ("token ids in answers are not supported yet", (False,)),
     "detokenize": ("answers are always text", (True,)),
     "audio": ("answers are always text", ()),
     # Who may share its computed state.

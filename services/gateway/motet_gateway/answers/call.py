@@ -245,7 +245,8 @@ class Call:
             size = SCORE_BYTES * self.prompt_tokens * (1 + body.prompt_logprobs_wanted)
             self._take(size - self._score_bytes)
             self._score_bytes = size
-        writer = partial(CompletionLogprobs, text.token_bytes, body.top_logprobs_wanted or 0)
+        top = body.top_logprobs_wanted or 0
+        writer = partial(CompletionLogprobs, text.token_bytes, top, ids=body.tokens_as_ids)
         echo = partial(echoed_prompts, body, self.prompts, text, writer=writer)
         self.echoes = await self._finished(self.gateway.encoder.run(self.prompt_tokens, echo), wait)
 
@@ -322,6 +323,7 @@ class Call:
                 detokenizer(text.token_bytes, self.prompts[at], skip_special_tokens=skips),
                 StopStrings(stops, include=bool(body.include_stop_str_in_output)) if stops else None,
                 hidden_ids=hidden,
+                stop_ids=frozenset(wanted[0].stop_token_ids),
                 min_tokens=wanted[at].min_tokens,
                 logprobs=self._logprobs_writer(text, at),
                 splitter=ReasoningSplitter(self._reasoning) if self._reasoning is not None else None,
@@ -377,7 +379,8 @@ class Call:
         if (top := self.body.top_logprobs_wanted) is None:
             return None
         before = self.echoes[prompt].characters if self.echoes else None
-        return self._writer_of_logprobs(text.token_bytes, top, hold=self._hold, characters=before)
+        ids = self.body.tokens_as_ids
+        return self._writer_of_logprobs(text.token_bytes, top, hold=self._hold, characters=before, ids=ids)
 
     def _on_change(self, choice: ChoiceText) -> None:
         if choice.over:

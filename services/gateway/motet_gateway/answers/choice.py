@@ -29,12 +29,14 @@ class ChoiceText:
         "_begun",
         "_detokenizer",
         "_hidden_ids",
+        "_last_token",
         "_min_tokens",
         "_must_call",
         "_parser",
         "_reasoning",
         "_reasoning_tokens",
         "_splitter",
+        "_stop_ids",
         "_stops",
         "_unread",
         "changed",
@@ -57,6 +59,7 @@ class ChoiceText:
         stops: StopStrings | None,
         *,
         hidden_ids: frozenset[int],
+        stop_ids: frozenset[int] = frozenset(),
         min_tokens: int,
         logprobs: LogprobsWriter | None,
         splitter: ReasoningSplitter | None = None,
@@ -67,8 +70,8 @@ class ChoiceText:
         stop_here: Callable[[], None],
         score: Score,
     ) -> None:
-        """`splitter`: if the model may reason. `parser`: of calls, if the request offers tools. `score` gets the log
-        probabilities of the prompt."""
+        """`stop_ids`: tokens that the client named. `splitter`: if the model may reason. `parser`: of calls, if the request
+        offers tools. `score` gets the log probabilities of the prompt."""
         self.index = index
         self._splitter = splitter
         self._reasoning: list[str] = []
@@ -78,6 +81,8 @@ class ChoiceText:
         self._detokenizer = detokenizer
         self._stops = stops
         self._hidden_ids = hidden_ids  # a stop token ends the answer and is not part of its text
+        self._stop_ids = stop_ids
+        self._last_token = -1
         self._min_tokens = min_tokens
         self.logprobs = logprobs
         """Set when the client asked for them."""
@@ -103,6 +108,14 @@ class ChoiceText:
     def stop_string(self) -> str | None:
         """That has ended the answer."""
         return self._stops.found if self._stops is not None else None
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop string or the stop token that has ended the answer, as vLLM says it."""
+        if self.finish is not EndReason.STOP:
+            return None
+        by_token = self._last_token if self._last_token in self._stop_ids else None
+        return by_token if self.stop_string is None else self.stop_string
 
     @property
     def calls(self) -> Sequence[ParsedCall]:
@@ -137,6 +150,8 @@ class ChoiceText:
                 self._read()
         else:
             tokens = self._read_until_end(tokens)
+        if tokens and self._stop_ids:
+            self._last_token = tokens[-1]
         if (writer := self.logprobs) is not None:
             for token, one in zip(tokens, logprobs, strict=False):
                 writer.add(token, one, self._added_by(token, writer))

@@ -21,9 +21,19 @@ class Form(ABC):
     object_whole: str
     object_chunk: str
 
-    def __init__(self, request: str, created: int, model: str, fingerprint: str, *, usage_in_chunks: bool) -> None:
+    def __init__(
+        self,
+        request: str,
+        created: int,
+        model: str,
+        fingerprint: str,
+        *,
+        usage_in_chunks: bool,
+        tier: str | None = None,
+    ) -> None:
+        """`tier`: the client's service tier, if it asked for one."""
         self._frame: Json = {"id": f"{self.prefix}-{request}", "created": created, "model": model}
-        self._fingerprint = {"system_fingerprint": fingerprint}
+        self._fingerprint = {"system_fingerprint": fingerprint} | ({} if tier is None else {"service_tier": tier})
         self._usage: Json = {"usage": None} if usage_in_chunks else {}
         self._templates: dict[int, sse.EventTemplate] = {}
 
@@ -42,6 +52,10 @@ class Form(ABC):
         self, index: int, text: str | None, logprobs: orjson.Fragment | None, finish: str | None, usage: Json | None
     ) -> bytes:
         return sse.event(self.chunk([self.choice_chunk(index, text, logprobs, finish)], usage))
+
+    def end_event(self, choice: ChoiceText, usage: Json | None) -> bytes:
+        end = self.choice_chunk(choice.index, None, None, choice.finish_reason)
+        return sse.event(self.chunk([end | {"stop_reason": choice.stop_reason}], usage))
 
     def usage_event(self, usage: Json) -> bytes:
         return sse.event(self.chunk([], usage))
@@ -67,8 +81,8 @@ class Form(ABC):
         self, choice: ChoiceText, text: str, reasoning: str, logprobs: Sequence[Piece] = (b"null",)
     ) -> list[Piece]:
         """A choice in pieces: copies of long log probabilities would stop all streams."""
-        said = self.content(choice, text, reasoning)
-        content = {"index": choice.index, **said, "finish_reason": choice.finish_reason}
+        end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        content = {"index": choice.index, **self.content(choice, text, reasoning), **end}
         return [orjson.dumps(content)[:-1], b',"logprobs":', *logprobs, b"}"]
 
     @abstractmethod

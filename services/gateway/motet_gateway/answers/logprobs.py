@@ -32,10 +32,12 @@ class LogprobsWriter(ABC):
         *,
         hold: Callable[[int], None] = lambda _: None,
         characters: "CharacterCounter | None" = None,
+        ids: bool = False,
     ) -> None:
         """`top`: how many alternatives to show. `hold` gets how many bytes this holds more, or less. `characters`:
-        those of the text before; only some forms have offsets."""
+        those of the text before; only some forms have offsets. `ids`: tokens are shown by their ids."""
         self.token_bytes = token_bytes
+        self._ids = ids
         self._top = top
         self._hold = hold
         self._characters = CharacterCounter(token_bytes) if characters is None else copy(characters)
@@ -80,10 +82,13 @@ class LogprobsWriter(ABC):
         self._size += len(column) - before
         self._hold(len(column) - before)
 
-    def _alternatives(self, logprobs: runner_pb2.TokenLogprobs) -> list[tuple[bytes, float]]:
+    def _alternatives(self, logprobs: runner_pb2.TokenLogprobs) -> list[tuple[int, bytes, float]]:
         spelled = self.token_bytes.all
         shown = zip(logprobs.top_ids[: self._top], logprobs.top_logprobs[: self._top], strict=False)
-        return [(spelled[token], max(logprob, MIN_LOGPROB)) for token, logprob in shown]
+        return [(token, spelled[token], max(logprob, MIN_LOGPROB)) for token, logprob in shown]
+
+    def _name(self, token: int, spelled: bytes) -> str:
+        return f"token_id:{token}" if self._ids else readable(spelled)
 
 
 class ChatLogprobs(LogprobsWriter):
@@ -92,8 +97,12 @@ class ChatLogprobs(LogprobsWriter):
 
     def add(self, token: int, logprobs: runner_pb2.TokenLogprobs, added: bytes, *, scored: bool = True) -> None:  # noqa: ARG002
         # The bytes of all tokens join to the answer's text, unless a stop string has cut the text.
-        shown = _token(added or self.token_bytes.of(token), added, max(logprobs.logprob, MIN_LOGPROB))
-        shown["top_logprobs"] = [_token(spelled, spelled, logprob) for spelled, logprob in self._alternatives(logprobs)]
+        name = self._name(token, added or self.token_bytes.of(token))
+        shown = _token(name, added, max(logprobs.logprob, MIN_LOGPROB))
+        shown["top_logprobs"] = [
+            _token(self._name(other, spelled), spelled, logprob)
+            for other, spelled, logprob in self._alternatives(logprobs)
+        ]
         self._add("content", shown)
 
 
@@ -101,7 +110,7 @@ class CompletionLogprobs(LogprobsWriter):
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
     def add(self, token: int, logprobs: runner_pb2.TokenLogprobs, added: bytes, *, scored: bool = True) -> None:
-        self._add("tokens", readable(added or self.token_bytes.of(token)))
+        self._add("tokens", self._name(token, added or self.token_bytes.of(token)))
         self._add("token_logprobs", max(logprobs.logprob, MIN_LOGPROB) if scored else None)
         self._add("top_logprobs", self._by_text(logprobs) if scored else None)
         self._add("text_offset", self._characters.before(added))
@@ -109,8 +118,8 @@ class CompletionLogprobs(LogprobsWriter):
     def _by_text(self, logprobs: runner_pb2.TokenLogprobs) -> dict[str, float]:
         """Of alternatives that read alike, the most likely one is shown: the first."""
         shown: dict[str, float] = {}
-        for spelled, logprob in self._alternatives(logprobs):
-            shown.setdefault(readable(spelled), logprob)
+        for token, spelled, logprob in self._alternatives(logprobs):
+            shown.setdefault(self._name(token, spelled), logprob)
         return shown
 
 
@@ -133,5 +142,5 @@ class CharacterCounter:
         return before
 
 
-def _token(spelled: bytes, added: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": readable(spelled), "logprob": logprob, "bytes": list(added)}
+def _token(name: str, added: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": name, "logprob": logprob, "bytes": list(added)}

@@ -13,6 +13,9 @@ from motet_gateway.answers.logprobs import Columns
 from motet_gateway.answers.writer import AnswerWriter, Piece
 from motet_gateway.parameters import ChoicesBody
 
+_TIERS = {"interactive": "priority", "standard": "default", "batch": "flex"}
+"""Of OpenAI, by the class that the request has got"""
+
 
 class StreamEvents(AnswerWriter):
     def __init__(self, form: type[Form], call: Call) -> None:
@@ -58,7 +61,12 @@ class StreamEvents(AnswerWriter):
             assert call.target is not None
             in_chunks = wanted.include_usage or wanted.continuous_usage_stats
             self._form = self._kind(
-                call.id, call.created, call.body.model, call.target.fingerprint, usage_in_chunks=in_chunks
+                call.id,
+                call.created,
+                call.body.model,
+                call.target.fingerprint,
+                usage_in_chunks=in_chunks,
+                tier=_TIERS[call.class_name] if call.body.service_tier else None,
             )
         return self._form
 
@@ -87,7 +95,7 @@ class StreamEvents(AnswerWriter):
         if calls:
             parts.append(form.calls_event(choice.index, calls, usage_so_far))
         if choice.finish is not None:
-            parts.append(form.full_event(choice.index, None, None, choice.finish_reason, usage_so_far))
+            parts.append(form.end_event(choice, usage_so_far))
 
 
 def _whole_choice(call: Call, choice: ChoiceText, form: Form) -> list[Piece]:

@@ -102,6 +102,8 @@ class ChatChoice(Shape):
     finish_reason: ChatFinishReason
     """`stop`: the model ended it, or a stop string did. `length`: it has as many tokens as it may. `tool_calls`: as
     `stop`, and it has calls of tools, all of them whole: their arguments are JSON objects."""
+    stop_reason: int | str | None
+    """The stop string or the token of `stop_token_ids` that ended it; null if neither did."""
 
 
 class ChatCompletion(Shape):
@@ -115,6 +117,8 @@ class ChatCompletion(Shape):
     choices: list[ChatChoice]
     system_fingerprint: str
     """Changes with the weights that answer: those of the base model, and of the adapter's revision."""
+    service_tier: Literal["priority", "default", "flex"] | None = None
+    """Only if the request has `service_tier`: that of the class it got."""
     usage: Usage
 
 
@@ -152,6 +156,8 @@ class ChatChunkChoice(Shape):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
     """Null until the last event of the choice."""
+    stop_reason: int | str | None = None
+    """Only in the last event of the choice."""
 
 
 class ChatCompletionChunk(Shape):
@@ -164,6 +170,8 @@ class ChatCompletionChunk(Shape):
     choices: list[ChatChunkChoice]
     """Empty in the event that has the usage of the whole answer."""
     system_fingerprint: str
+    service_tier: Literal["priority", "default", "flex"] | None = None
+    """Only if the request has `service_tier`: that of the class it got."""
     usage: Usage | None = None
     """Only with `stream_options`; null until there is one."""
 
@@ -183,6 +191,8 @@ class CompletionChoice(Shape):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    stop_reason: int | str | None
+    """The stop string or the token of `stop_token_ids` that ended it; null if neither did."""
 
 
 class Completion(Shape):
@@ -193,6 +203,8 @@ class Completion(Shape):
     model: str
     choices: list[CompletionChoice]
     system_fingerprint: str
+    service_tier: Literal["priority", "default", "flex"] | None = None
+    """Only if the request has `service_tier`: that of the class it got."""
     usage: Usage
 
 
@@ -202,6 +214,8 @@ class CompletionChunkChoice(Shape):
     """What to add to the text."""
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    """Only in the last event of the choice."""
 
 
 class CompletionChunk(Shape):
@@ -213,6 +227,8 @@ class CompletionChunk(Shape):
     model: str
     choices: list[CompletionChunkChoice]
     system_fingerprint: str
+    service_tier: Literal["priority", "default", "flex"] | None = None
+    """Only if the request has `service_tier`: that of the class it got."""
     usage: Usage | None = None
     """Only with `stream_options`; null until there is one."""
 

@@ -34,8 +34,9 @@ class TokenWriter(LogprobsWriter):
         *,
         hold: Callable[[int], None] = lambda _: None,
         characters: CharacterCounter | None = None,
+        ids: bool = False,
     ) -> None:
-        super().__init__(token_bytes, top, hold=hold, characters=characters)
+        super().__init__(token_bytes, top, hold=hold, characters=characters, ids=ids)
         self._decode = codecs.getincrementaldecoder("utf-8")(marks_of_broken_text(token_bytes)).decode
 
     def add(self, token: int, logprobs: runner_pb2.TokenLogprobs, added: bytes, *, scored: bool = True) -> None:  # noqa: ARG002
@@ -47,9 +48,9 @@ class TokenWriter(LogprobsWriter):
             "skipped": False,
         }
         if self._top:
-            pairs = zip(logprobs.top_ids, self._alternatives(logprobs), strict=False)
             shown["alternative_tokens"] = [
-                {"id": id_, "text": readable(spelled), "logprob": logprob} for id_, (spelled, logprob) in pairs
+                {"id": other, "text": readable(spelled), "logprob": logprob}
+                for other, spelled, logprob in self._alternatives(logprobs)
             ]
         self._add(TOKENS, shown)
 
