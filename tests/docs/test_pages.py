@@ -131,9 +131,9 @@ def test_fields_and_values_on_pages_exist() -> None:
 
 
 NO_FIELD = re.compile(
-    r"\.(motet\.dev|motet\.internal|json|yaml|py|crt|key|md|proto|toml|io|safetensors|jinja|svg)$|^motet\.|^app\."
+    r"\.(motet\.dev|motet\.internal|json|yaml|py|crt|key|md|proto|toml|io|safetensors|jinja|svg)$|^motet\.|^app\.|^response\."
 )
-"""Resources, hosts, files and modules."""
+"""Resources, hosts, files, modules, and events of streams."""
 
 
 def chart_values() -> set[str]:

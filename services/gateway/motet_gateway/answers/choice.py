@@ -70,8 +70,8 @@ class ChoiceText:
         stop_here: Callable[[], None],
         score: Score,
     ) -> None:
-        """`stop_ids`: tokens that the client named. `splitter`: if the model may reason. `parser`: of calls, if the request
-        offers tools. `score` gets the log probabilities of the prompt."""
+        """`stop_ids`: tokens that the client named. `splitter`: if the model may reason. `parser`: of calls, if the
+        request offers tools. `score` gets the log probabilities of the prompt."""
         self.index = index
         self._splitter = splitter
         self._reasoning: list[str] = []

@@ -34,6 +34,7 @@ class Conversation(Protocol):
 class ConversationBody(Body):
     """Of an API whose conversations become those of a chat."""
 
+    hints: ClassVar[frozenset[str]] = Body.hints - {"best_of", "suffix"}
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template."""
 

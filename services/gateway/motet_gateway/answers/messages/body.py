@@ -12,7 +12,7 @@ from motet_gateway.answers.conversation import ConversationBody, Json, string, w
 from motet_gateway.answers.messages.conversation import chat_messages
 from motet_gateway.grammars.parameters import grammar_of_schema
 from motet_gateway.model_not_found import shown
-from motet_gateway.parameters import Body, Messages, checked_stops, same_as
+from motet_gateway.parameters import Messages, checked_stops, same_as
 from motet_gateway.tools.parameters import MAX_TOOLS, OfferedTools, named_functions, offer
 
 TOOL_CHOICES = ("auto", "any", "tool", "none")
@@ -23,7 +23,7 @@ SERVICE_TIER = "standard_only"
 class CountedMessages(ConversationBody):
     """What `/v1/messages` and `/v1/messages/count_tokens` have in common."""
 
-    hints: ClassVar[frozenset[str]] = Body.hints | {"cache_control", "inference_geo", "context_management"}
+    hints: ClassVar[frozenset[str]] = ConversationBody.hints | {"cache_control", "inference_geo", "context_management"}
     prompt_field = "messages"
     grammar_field = "output_config.format"
     other_names: ClassVar[Mapping[str, str]] = {

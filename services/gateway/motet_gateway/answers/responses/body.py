@@ -15,7 +15,7 @@ from motet_gateway.answers.responses.conversation import chat_messages
 from motet_gateway.answers.responses.tools import offered_tools
 from motet_gateway.grammars.parameters import TOO_LARGE, grammar_of, grammar_of_schema
 from motet_gateway.model_not_found import shown
-from motet_gateway.parameters import Body, same_as
+from motet_gateway.parameters import same_as
 from motet_gateway.tools.parameters import OfferedTools
 
 LOGPROBS = "message.output_text.logprobs"
@@ -32,7 +32,7 @@ NOT_STORED: Mapping[str, str] = {
 
 
 class ResponsesBody(ConversationBody):
-    hints: ClassVar[frozenset[str]] = Body.hints | {"context_management"}
+    hints: ClassVar[frozenset[str]] = ConversationBody.hints | {"context_management"}
     prompt_field = "input"
     grammar_field = "text.format"
     other_names: ClassVar[Mapping[str, str]] = {
