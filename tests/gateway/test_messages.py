@@ -235,6 +235,8 @@ async def test_tokens_are_counted_as_they_are_used(hermes: Served) -> None:
     counted = await hermes.anthropic.messages.count_tokens(model="tiny", **said)
     answer = await hermes.anthropic.messages.create(model="tiny", max_tokens=20, **said)
     assert counted.input_tokens == answer.usage.input_tokens
+    unnamed = await hermes.http.post("/v1/messages/count_tokens", json=said)
+    assert unnamed.json() == {"input_tokens": counted.input_tokens}
     with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\].name"):
         await hermes.anthropic.messages.count_tokens(model="tiny", messages=HELLO, tools=[{"input_schema": {}}])
 

@@ -150,6 +150,19 @@ async def test_items_of_a_stream_never_overlap(hermes: Served, step: int) -> Non
             assert json.loads(item["arguments"]) == {"q": "a b"}
 
 
+async def test_a_runner_gets_the_pattern_of_a_custom_tool(hermes: Served) -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": "[0-9]+ [+*] [0-9]+"}
+    tools: list[Any] = [{"type": "custom", "name": "reckon", "format": form}]
+    text = '<tool_call>{"name": "reckon", "arguments": {"input": "1 + 2"}}</tool_call>'
+    answer = await hermes.openai.responses.create(model="tiny", input=text, tools=tools, tool_choice="required")
+    (call,) = answer.output
+    assert call.type == "custom_tool_call"
+    assert call.input == "1 + 2"
+    (submit,) = hermes.cluster.runners[0].submits
+    schema = json.loads(submit.sampling.tool_calls)["tools"]["reckon"]
+    assert schema["properties"]["input"]["pattern"] == "^(?:[0-9]+ [+*] [0-9]+)$"
+
+
 async def test_a_loop_with_a_tool_goes_on_from_what_the_answer_had(hermes: Served) -> None:
     first = await hermes.openai.responses.create(model="tiny", input=CALLS, tools=TOOLS)
     call = first.output[1]
@@ -300,8 +313,9 @@ def test_a_wrong_item_is_named(said: Any, field: str) -> None:
         ({"tools": [{"type": "function", "name": "a", "parameters": {"type": "string"}}]}, "tools[0].parameters.type"),
         (
             {"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "lark"}}]},
-            "tools[0].format.type",
+            "tools[0].format.syntax",
         ),
+        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "json"}}]}, "tools[0].format.type"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "other"}}, "tool_choice.name"),
         ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "x"}}, "tool_choice.mode"),

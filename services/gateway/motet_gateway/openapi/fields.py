@@ -232,6 +232,17 @@ ITEM: Json = {
         "output": {**INPUT_TEXTS, "description": "Of a call."},
     },
 }
+CUSTOM_FORMAT: Json = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "grammar"]},
+        "syntax": {"const": "regex"},
+        "definition": {**TEXT, "description": "The regular expression that the whole input has to match."},
+    },
+    "if": {"properties": {"type": {"const": "grammar"}}},
+    "then": {"required": ["syntax", "definition"]},
+}
 FLAT_TOOL: Json = {
     "type": "object",
     "required": ["type", "name"],
@@ -245,7 +256,7 @@ FLAT_TOOL: Json = {
         },
         "strict": {"anyOf": [{"type": "boolean"}, NULL], "description": "Calls of it have to follow the schema."},
         "format": {
-            "anyOf": [{"type": "object", "properties": {"type": {"const": "text"}}, "required": ["type"]}, NULL],
+            "anyOf": [CUSTOM_FORMAT, NULL],
             "description": "Of a custom tool.",
         },
     },

@@ -76,7 +76,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
         with gateway.bodies.hold() as held:
             body = await read(CountedMessages, request, held)
             body.refuse_unsupported()
-            target, text = text_of(body.model, caller_of(request.scope))
+            target, text = text_of(body.model or None, caller_of(request.scope))
             return json_response({"input_tokens": len(await counted_chat(body, target, text))})
 
     async def read(kind: type[AnyBody], request: Request, held: RequestBody) -> AnyBody:

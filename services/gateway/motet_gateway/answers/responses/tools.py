@@ -9,13 +9,6 @@ from motet_gateway.answers.responses.conversation import CUSTOM_INPUT
 from motet_gateway.model_not_found import shown
 from motet_gateway.tools.parameters import MAX_TOOLS, MODES, OfferedTools, named_functions, offer
 
-_CUSTOM: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {CUSTOM_INPUT: {"type": "string"}},
-    "required": [CUSTOM_INPUT],
-    "additionalProperties": False,
-}
-"""What a custom tool is for the model."""
 KINDS = ("function", "custom")
 
 
@@ -48,14 +41,32 @@ def _function(tool: Any, where: str) -> Mapping[str, Any]:
     if kind == "function":
         kept = ("name", "description", "parameters", "strict")
         return {name: tool[name] for name in kept if tool.get(name) is not None}
-    form = tool.get("format")
-    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise UnsupportedParameter(
-            f"{where}.format.type: must be 'text'; grammars of custom tools are not supported",
-            param=f"{where}.format.type",
-        )
     said = {name: tool[name] for name in ("name", "description") if tool.get(name) is not None}
-    return said | {"parameters": _CUSTOM}
+    pattern = _pattern(tool.get("format"), f"{where}.format")
+    given = {"type": "string"} if pattern is None else {"type": "string", "pattern": f"^(?:{pattern})$"}
+    parameters = {
+        "type": "object",
+        "properties": {CUSTOM_INPUT: given},
+        "required": [CUSTOM_INPUT],
+        "additionalProperties": False,
+    }
+    return said | {"parameters": parameters, "strict": pattern is not None}
+
+
+def _pattern(form: Any, where: str) -> str | None:
+    """The regular expression that the input of a custom tool has to follow."""
+    kind = form.get("type") if isinstance(form, dict) else form
+    if kind is None or kind == "text":
+        return None
+    if kind != "grammar":
+        raise UnsupportedParameter(f"{where}.type: must be 'text' or 'grammar'", param=f"{where}.type")
+    if form.get("syntax") != "regex":
+        raise UnsupportedParameter(
+            f"{where}.syntax: must be 'regex': the model writes the input as a string of JSON, which no other grammar "
+            "describes",
+            param=f"{where}.syntax",
+        )
+    return string(form, "definition", where)
 
 
 def _choice(choice: Any, names: Collection[str]) -> tuple[str, Collection[str]]:
