@@ -34,7 +34,7 @@ CALLS = (
 
 @pytest.fixture
 async def hermes() -> AsyncIterator[Served]:
-    template = "{#- <tool_call> -#}{{ messages[-1].content }}"
+    template = "{#- <tool_call> -#}{{ messages[-1].content }}{% if tools and false %} {% endif %}"
     async with fake_services(assets=model_assets(template=template)) as cluster, serve(cluster) as served:
         yield served
 
