@@ -80,6 +80,23 @@ def test_a_new_adapter_starts_from_its_own_tenants_lengths() -> None:
     assert model.estimate("other", "other/new", 2000).q50 >= 1000
 
 
+def test_a_new_adapter_of_a_busy_tenant_starts_from_lengths_of_today() -> None:
+    model = LengthModel()
+    for other in range(200):  # so that the mean over tenants, which also makes this level new, hardly moves
+        teach(model, 100, tenant=str(other), adapter="a")
+    for turn in range(20_000):
+        model.observe("busy", f"busy/{turn % 5}", 1000)
+    assert model.estimate("busy", "busy/new", 0).q50 > 900
+    for turn in range(1000):
+        model.observe("busy", f"busy/{turn % 5}", 20)
+        model.shares("busy", "busy/0")
+    kept = LengthModel()
+    assert not [*kept.restore(model.changes())]
+    served, restarted = model.estimate("busy", "busy/new", 0), kept.estimate("busy", "busy/new", 0)
+    assert served.q50 < 30
+    assert quantiles(served) == pytest.approx(quantiles(restarted), rel=0.25)
+
+
 def test_what_a_new_tenant_starts_from_is_not_decided_by_who_answers_most() -> None:
     model = LengthModel()
     for tenant in "abcd":

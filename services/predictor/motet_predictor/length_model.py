@@ -29,8 +29,8 @@ ROOT_STRENGTH = 1.0
 
 
 CHANGE_THRESHOLD = 1 / 16
-"""The upper levels change less and less with each answer, so they are computed again only when this share of a tenant's
-answers is new, or of what the mean over all tenants counts. The adapter's own level is always current."""
+"""One answer changes little at the upper levels, so they are computed again only when this share is new of a tenant's
+answers that still count, or of what the mean over all tenants counts. The adapter's own level is always current."""
 
 
 _EDGES = np.asarray(EDGES, float)
@@ -190,7 +190,8 @@ class LengthModel:
         if statistics is None:
             return parent
         made = self._distributions.get(scope)
-        if made is not None and made.parent is parent and statistics.count <= made.count * (1 + threshold):
+        # Not a share of all answers ever: of 100,000 that would be thousands, and most of these have no weight any more.
+        if made is not None and made.parent is parent and statistics.count - made.count <= threshold * statistics.weight:
             return made.masses
         masses = statistics.bucket_shares(parent, PARENT_STRENGTH)
         assert masses is not None, "a scope has at least one answer"
