@@ -22,6 +22,7 @@ from motet.transport.over_grpc import GrpcNetwork
 from motet_cli.chat import CONNECT_SECONDS, READ_TIMEOUT_SECONDS, credential, message_of, url_of
 from motet_cli.printer import Printer, visible
 from motet_cli.readiness import read_status
+from motet_gateway.estimator import scope_name
 from motet_gateway.features_key import FEATURES_KEY_FILE, read_key
 from motet_gateway.prompt_features import FeatureName, PromptFeatures
 from motet_gateway.settings import Settings
@@ -48,13 +49,15 @@ def try_(
     limit = max_tokens or max(1, asked["max_model_len"] - len(ids))
     made = _features(read(Settings).features_key_file or layout.data / FEATURES_KEY_FILE)
     numbers = (1, round(4 * temperature), 0, limit.bit_length())
-    names = made.named(ids, numbers)
+    model = card if card["parent"] is None else _asked(base, f"/v1/models/{quote(card['parent'])}")
+    base_digest = model["digest"] or ""
+    names = made.named(ids, numbers, base=base_digest)
     prompt = predictor_pb2.Prompt(
         tenant=tenant,
-        adapter=full_name(card, adapter, read_status(layout).get("adapters", [])),
+        adapter=scope_name(full_name(card, adapter, read_status(layout).get("adapters", [])), base_digest),
         prompt_tokens=len(ids),
         max_tokens=limit,
-        features=made.of(ids, numbers).tolist(),
+        features=made.of(ids, numbers, base=base_digest).tolist(),
         feature_space=made.space,
     )
     explained = asyncio.run(_explained(layout.address("predictor"), prompt))

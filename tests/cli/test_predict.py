@@ -167,8 +167,8 @@ def test_an_estimate_is_explained_with_the_words_of_the_prompt(
         "max_model_len": 1000,
     }
     cards = {
-        "/v1/models/bard": {"tenant": "acme", "digest": "sha256:1"},
-        "/v1/models/org/base": {"tenant": None},
+        "/v1/models/bard": {"tenant": "acme", "digest": "sha256:1", "parent": "org/base"},
+        "/v1/models/org/base": {"tenant": None, "digest": "sha256:b", "parent": None},
     }
     layout.status.write_text(json.dumps({"adapters": ADAPTERS}))
     monkeypatch.setattr(predict_try, "_asked", lambda _base, path, body=None: tokens if body else cards[path])
@@ -184,14 +184,15 @@ def test_an_estimate_is_explained_with_the_words_of_the_prompt(
         explained()
 
     made = PromptFeatures(bytes(32))
-    (poem,) = [number for number, name in made.named([5, 6]).items() if (name.kind, name.tokens) == ("token", (6,))]
+    names = made.named([5, 6], base="sha256:b")
+    (poem,) = [number for number, name in names.items() if (name.kind, name.tokens) == ("token", (6,))]
     weights = PromptWeights.zero(made.space)
     weights.table[rows_of("acme", "acme/poet", np.array([poem], np.uint32))[:1], -8:] = 9.0
     model = PromptModel(LengthModel(), weights)
     for number in range(89):
         model.observe("acme", "acme/poet", 10 + number * 37 % 89 * 10)
     for _ in range(7):
-        model.observe("acme", "", 10)
+        model.observe("acme", "sha256:b", 10)
     service = PredictorService(model, None, Metrics(CollectorRegistry()), monotonic)  # type: ignore[arg-type]
 
     async def serve_and_ask(adapter: str) -> int:

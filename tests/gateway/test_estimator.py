@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from motet.api.v1 import common_pb2, predictor_pb2
+from motet.api.v1 import common_pb2, predictor_pb2, scheduler_pb2
 from motet.length_statistics import LengthStatistics
 from motet.transport import UnaryMethod
 from motet.transport.methods import PREDICT
 from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway import estimator
 from motet_gateway.estimator import PROMPTS_AT_ONCE, LocalLengths
-from testbed.fake_services import FakeServices
+from motet_gateway.identity.caller import ANONYMOUS
+from testbed.fake_services import FakeServices, fake_services
 from tests.gateway.conftest import Served, eventually, serve
 
 
@@ -151,6 +152,29 @@ async def test_true_lengths_are_reported_with_the_estimate(served: Served) -> No
     assert outcomes[0].adapter == "default/legal"
     assert outcomes[0].output_tokens == outcomes[0].prompt_tokens + 1
     assert outcomes[0].estimate.q95 == 40
+
+
+async def test_each_base_model_of_a_tenant_has_lengths_and_features_of_its_own() -> None:
+    async with fake_services(runners=2) as cluster:
+        predictor, scheduler = cluster.predictor, cluster.scheduler
+        (tiny,) = scheduler.catalog().groups
+        cluster.runners[1].base_digest = f"sha256:{7:064x}"
+        large = scheduler_pb2.CatalogGroup()
+        large.CopyFrom(tiny)
+        large.group, large.served_name, large.base_digest = "p/large", "large", cluster.runners[1].base_digest
+        scheduler.groups = [tiny, large]
+        async with serve(cluster) as served:
+            for model, runner in zip(("tiny", "large"), cluster.runners, strict=True):
+                scheduler.places_at = runner
+                await length_header(served, model=model)
+            await eventually(lambda: len(predictor.outcomes) == 2)
+        asked = [(one.tenant, one.adapter) for one in predictor.prompts]
+        assert asked == [(ANONYMOUS.tenant, tiny.base_digest), (ANONYMOUS.tenant, large.base_digest)]
+        assert [(one.tenant, one.adapter) for one in predictor.outcomes] == asked
+        one, other = (set(prompt.features) for prompt in predictor.prompts)
+        assert len(one) == len(other) > 5
+        assert not one & other
+        assert predictor.prompts[0].feature_space == predictor.prompts[1].feature_space
 
 
 async def test_lengths_forced_by_ignore_eos_are_not_learned(served: Served) -> None:

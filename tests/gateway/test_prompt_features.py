@@ -17,21 +17,21 @@ from tests.gateway.conftest import Served
 
 KEY = bytes(range(32))
 SPACE, OF_5_6_7 = (
-    3156244841,
+    1332441749,
     [
-        117325,
-        2143104,
-        3368148,
-        3438061,
-        4110165,
-        4262196,
-        6313486,
-        8364643,
-        9105047,
-        13272632,
-        14161881,
-        14815313,
-        14981646,
+        452134,
+        1085072,
+        1553686,
+        2441294,
+        3368295,
+        6796992,
+        7437655,
+        8337119,
+        9737218,
+        10520846,
+        11880503,
+        13638211,
+        15351191,
     ],
 )
 ids = st.lists(st.integers(0, 2**24 - 1), max_size=3 * EDGE_TOKENS)
@@ -77,6 +77,15 @@ def test_another_key_has_another_space_and_other_features() -> None:
     assert not set(one.of([1, 2, 3]).tolist()) & set(other.of([1, 2, 3]).tolist())
 
 
+def test_two_base_models_share_no_features() -> None:
+    """Their token ids stand for different words."""
+    made, prompt = PromptFeatures(KEY), list(range(40))
+    one, other = (made.of(prompt, [1], base=f"sha256:{number}").tolist() for number in "12")
+    assert len(one) == len(other)
+    assert not set(one) & set(other)
+    assert set(made.named(prompt, [1], base="sha256:1")) == set(one)
+
+
 def test_a_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "features.key"
     key = read_key(path, named="SETTING")
@@ -106,9 +115,9 @@ async def test_others_go_on_between_the_features_of_many_prompts(
 ) -> None:
     turn, made_in, of = 0, [], served.gateway.features.of
 
-    def noted(ids: Sequence[int], numbers: Sequence[int]) -> Features:
+    def noted(ids: Sequence[int], numbers: Sequence[int], *, base: str) -> Features:
         made_in.append(turn)
-        return of(ids, numbers)
+        return of(ids, numbers, base=base)
 
     async def count() -> None:
         nonlocal turn

@@ -62,6 +62,12 @@ class LocalLengths:
         return longest(max_tokens)
 
 
+def scope_name(adapter: str, base_digest: str) -> str:
+    """What the predictor and our own statistics know the model by: the adapter's name, or the base model's digest. A
+    tenant may ask several base models, which answer at different lengths."""
+    return adapter or base_digest
+
+
 def longest(tokens: int) -> common_pb2.Estimate:
     """The estimate of an answer that may have all tokens that its client lets it have, or surely has them."""
     return common_pb2.Estimate(q50=tokens, q80=tokens, q90=tokens, q95=tokens, rank=tokens, source=LENGTH_OF_MAX_TOKENS)

@@ -2,16 +2,17 @@
 
 Features are keyed hashes (SipHash-1-3): of single tokens and of pairs at the prompt's start and end, of its first and
 last few tokens together, and of the request's numbers. The key is not in the database. So who reads the samples there
-cannot look tokens up by hashing a vocabulary."""
+cannot look tokens up by hashing a vocabulary. The base model is hashed, too: a token of another one is another word."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import log2
 
 import numpy as np
 
-VERSION = 2
+VERSION = 3
 """Change it when the same prompt would give other features."""
 EDGE_TOKENS = 128
 """How many tokens at either end are looked at. It bounds the time that a prompt takes."""
@@ -43,16 +44,17 @@ class PromptFeatures:
         self.space = int.from_bytes(digest.digest()[16:], "little") | 1
         """Names the version and the key: features of two spaces have nothing in common. Never 0."""
 
-    def of(self, ids: Sequence[int], numbers: Sequence[int] = ()) -> Features:
-        """The features of a prompt, each once. `numbers` are those of the request, each of a few dozen values."""
-        return _each_once(self._hashed(_words_of(ids, numbers)))
+    def of(self, ids: Sequence[int], numbers: Sequence[int] = (), *, base: str = "") -> Features:
+        """The features of a prompt to a base model (its digest), each once. `numbers` are those of the request, each
+        of a few dozen values."""
+        return _each_once(self._hashed(_words_of(ids, numbers) ^ _salt(base)))
 
-    def named(self, ids: Sequence[int], numbers: Sequence[int] = ()) -> dict[int, "FeatureName"]:
+    def named(self, ids: Sequence[int], numbers: Sequence[int] = (), *, base: str = "") -> dict[int, "FeatureName"]:
         """What each feature of a prompt stands for, for people."""
         words = _words_of(ids, numbers)
         return {
             feature: _name_of(word, ids)
-            for feature, word in zip(self._hashed(words).tolist(), words.tolist(), strict=True)
+            for feature, word in zip(self._hashed(words ^ _salt(base)).tolist(), words.tolist(), strict=True)
         }
 
     def _hashed(self, words: _Words) -> Features:
@@ -67,6 +69,11 @@ class PromptFeatures:
         both = mixed.left ^ mixed.right
         hashed: Features = ((both[0] ^ both[1]) & _MASK).astype(np.uint32)
         return hashed
+
+
+@lru_cache(maxsize=256)
+def _salt(base: str) -> np.uint64:
+    return np.uint64(int.from_bytes(hashlib.blake2b(base.encode(), digest_size=8).digest(), "little"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ that is below some thousands."""
 
 
 class Scope(NamedTuple):
-    """Whose answers: of a tenant's adapter (`namespace/name`, empty for the base), or of a tenant."""
+    """Whose answers: of a tenant's adapter (`namespace/name`, or the digest of a base model), or of a tenant."""
 
     level: str
     tenant: str
@@ -190,8 +190,9 @@ class LengthModel:
         if statistics is None:
             return parent
         made = self._distributions.get(scope)
-        # Not a share of all answers ever: of 100,000 that would be thousands, and most of these have no weight any more.
-        if made is not None and made.parent is parent and statistics.count - made.count <= threshold * statistics.weight:
+        # A share of what still counts. Of all answers ever it may be thousands: the level would stand still.
+        most_new = threshold * statistics.weight
+        if made is not None and made.parent is parent and statistics.count - made.count <= most_new:
             return made.masses
         masses = statistics.bucket_shares(parent, PARENT_STRENGTH)
         assert masses is not None, "a scope has at least one answer"

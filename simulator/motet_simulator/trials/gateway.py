@@ -15,6 +15,7 @@ from motet.task_group import run_together
 from motet.time_split import TimePart, TimeSplit
 from motet_gateway.catalog import CurrentCatalog, Target
 from motet_gateway.choice_record import ChoiceRecord
+from motet_gateway.estimator import scope_name
 from motet_gateway.held_requests import HeldRequests
 from motet_gateway.identity.caller import Caller
 from motet_gateway.links import Links
@@ -108,7 +109,7 @@ class Gateway:
         prompt = predictor_pb2.Prompt(
             request=request,
             tenant=ask.tenant,
-            adapter=target.adapter_name,
+            adapter=scope_name(target.adapter_name, target.base_digest),
             prompt_tokens=len(ask.prompt),
             max_tokens=ask.max_tokens,
         )
@@ -135,7 +136,7 @@ class Gateway:
             prefix_hints=prompt_hints(salt, ask.prompt),
         )
         outcome = predictor_pb2.Outcome(
-            request=request, tenant=ask.tenant, output_tokens=ask.max_tokens, estimate=estimate
+            request=request, tenant=ask.tenant, adapter=prompt.adapter, output_tokens=ask.max_tokens, estimate=estimate
         )
         client.ended = lambda: self.estimator.observe(outcome)
         client.split = split

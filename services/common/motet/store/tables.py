@@ -39,7 +39,7 @@ class LengthSampleRow(Table):
     request: Mapped[str] = mapped_column(String(128))
     tenant: Mapped[str] = mapped_column(String(253))
     adapter: Mapped[str] = mapped_column(String(512))
-    """namespace/name; empty for the base model."""
+    """namespace/name, or the base model's digest; empty in rows of an older Motet, which did not say which base."""
     prompt_tokens: Mapped[int] = mapped_column(Number)
     output_tokens: Mapped[int] = mapped_column(Number)
     censored: Mapped[bool] = mapped_column(Boolean)

@@ -6,6 +6,7 @@ from motet.api.v1 import common_pb2, predictor_pb2
 from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.time_split import PartSeconds
 from motet_gateway.answers.call import Call, StartedChoice
+from motet_gateway.estimator import scope_name
 from motet_gateway.generation import EndReason
 
 log = structlog.get_logger(__name__)
@@ -84,7 +85,7 @@ def _outcome(call: Call, one: StartedChoice, now: float) -> predictor_pb2.Outcom
     return predictor_pb2.Outcome(
         request=one.order.request,
         tenant=one.order.tenant,
-        adapter=one.order.adapter,
+        adapter=scope_name(one.order.adapter, one.order.base_digest),
         prompt_tokens=len(one.order.prompt_ids),
         output_tokens=one.text.tokens,
         censored=one.text.finish is not EndReason.STOP,

@@ -27,7 +27,7 @@ from motet_gateway.answers.score_limits import check_scores, limited_by_scores
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import Target
 from motet_gateway.choice_record import ChoiceRecord
-from motet_gateway.estimator import longest
+from motet_gateway.estimator import longest, scope_name
 from motet_gateway.grammars.trial_processes import TrialModel
 from motet_gateway.histories import ChoiceHistory
 from motet_gateway.identity.caller import Caller
@@ -274,7 +274,8 @@ class Call:
         if body.options.get("ignore_eos"):  # nothing that was learned from others says how long these become
             estimates = [longest(max(1, limit)) for limit in limits]
         else:
-            features = await self._features(limits, _numbers(body.turns, wanted[0].temperature, len(stops)))
+            numbers = _numbers(body.turns, wanted[0].temperature, len(stops))
+            features = await self._features(limits, numbers, target.base_digest)
             estimates = await self._estimates(target, limits, features)
         self.length_source = estimates[0].source
         own_salt = body.cache_salt or ""
@@ -342,10 +343,10 @@ class Call:
             )
             gateway.dispatcher.start(order, choice, record, asked_at=self.timings.enqueued)
 
-    async def _features(self, limits: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
+    async def _features(self, limits: Sequence[int], numbers: Sequence[int], base: str) -> list[list[int]]:
         features = []
         for prompt, limit in zip(self.prompts, limits, strict=True):
-            features.append(self.gateway.features.of(prompt, (*numbers, limit.bit_length())).tolist())
+            features.append(self.gateway.features.of(prompt, (*numbers, limit.bit_length()), base=base).tolist())
             await asyncio.sleep(0)  # those of 128 prompts take 10 ms together
         return features
 
@@ -357,7 +358,7 @@ class Call:
                 predictor_pb2.Prompt(
                     request=self.id,
                     tenant=self.caller.tenant,
-                    adapter=target.adapter_name,
+                    adapter=scope_name(target.adapter_name, target.base_digest),
                     prompt_tokens=len(prompt),
                     max_tokens=max(1, limit),
                     features=own,
