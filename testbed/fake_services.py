@@ -576,6 +576,7 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         self.slow_seconds = 0.0
         self.slow_seconds_a_prompt = 0.0
         self.slow_seconds_an_outcome = 0.0
+        self.accepts_at_once = 1_000_000
         self.keeps_record = True
         self.stack: AsyncExitStack | None = None
 
@@ -603,10 +604,11 @@ class FakePredictor(predictor_pb2_grpc.PredictorServicer):
         return predictor_pb2.PredictResponse(estimates=[self.answer] * len(request.prompts), model_version="v1")
 
     async def Observe(self, request: predictor_pb2.ObserveRequest, context: Context) -> predictor_pb2.ObserveResponse:
+        learned = request.outcomes[: self.accepts_at_once]
         await asyncio.sleep(self.slow_seconds_an_outcome * len(request.outcomes))
         if self.keeps_record:
-            self.outcomes.extend(request.outcomes)
-        return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
+            self.outcomes.extend(learned)
+        return predictor_pb2.ObserveResponse(accepted=len(learned))
 
     async def ExplainEstimate(
         self, request: predictor_pb2.ExplainEstimateRequest, context: Context

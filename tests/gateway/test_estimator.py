@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, predictor_pb2, scheduler_pb2
 from motet.length_statistics import LengthStatistics
@@ -14,8 +15,9 @@ from motet.transport import UnaryMethod
 from motet.transport.methods import PREDICT
 from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway import estimator
-from motet_gateway.estimator import PROMPTS_AT_ONCE, LocalLengths
+from motet_gateway.estimator import KEPT_OUTCOMES, PROMPTS_AT_ONCE, LocalLengths
 from motet_gateway.identity.caller import ANONYMOUS
+from motet_gateway.metrics import Metrics
 from testbed.fake_services import FakeServices, fake_services
 from tests.gateway.conftest import Served, eventually, serve
 
@@ -204,6 +206,36 @@ async def test_many_outcomes_are_sent_in_calls_that_end_in_time(cluster: FakeSer
         assert estimator.up
 
 
+async def test_a_predictor_that_learns_slowly_still_estimates_and_learns_each_outcome_once(
+    cluster: FakeServices,
+) -> None:
+    predictor = cluster.predictor
+    predictor.slow_seconds_an_outcome = 0.02  # 1.3 s for a whole call
+    async with serve(cluster) as served:
+        estimator, was_down = served.gateway.estimator, False
+        for number in range(100):
+            estimator.observe(predictor_pb2.Outcome(request=f"{number}", tenant="acme", output_tokens=9))
+        predictor.accepts_at_once = 20
+        while len(predictor.outcomes) < 100:
+            was_down |= not estimator.up
+            await asyncio.sleep(0.01)
+        assert not was_down
+        assert await length_header(served) == "model:v1"
+        assert [one.request for one in predictor.outcomes[:100]] == [f"{number}" for number in range(100)]
+
+
+async def test_a_tenant_with_many_answers_takes_no_room_from_outcomes_of_the_others(
+    served: Served,
+) -> None:
+    for number in range(10):
+        served.gateway.estimator.observe(predictor_pb2.Outcome(tenant=f"{number}", output_tokens=9))
+    for _ in range(KEPT_OUTCOMES):
+        served.gateway.estimator.observe(predictor_pb2.Outcome(tenant="flood", output_tokens=1))
+    assert served.registry.get_sample_value("motet_length_outcomes_lost_total") == 10
+    await eventually(lambda: len(served.cluster.predictor.outcomes) == KEPT_OUTCOMES)
+    assert {one.tenant for one in served.cluster.predictor.outcomes} == {"flood", *map(str, range(10))}
+
+
 async def test_outcomes_wait_for_a_predictor_that_is_away(served: Served) -> None:
     await served.cluster.predictor.stop()
     await length_header(served)
@@ -243,7 +275,7 @@ async def test_an_answer_that_cannot_be_decoded_fails_no_request(tmp_path: Path)
 
     raw = UnaryMethod(PREDICT.path, PREDICT.up, bytes)
     async with GrpcNetwork().serving(address, {raw: nonsense}):
-        asking = estimator.Estimator(address, network=GrpcNetwork(), budget_seconds=5.0)
+        asking = estimator.Estimator(address, Metrics(CollectorRegistry()), network=GrpcNetwork(), budget_seconds=5.0)
         running = asyncio.create_task(asking.run())
         await eventually(lambda: asking.up)
         (found,) = await asking.estimate([predictor_pb2.Prompt(tenant="t", adapter="a", max_tokens=9)])

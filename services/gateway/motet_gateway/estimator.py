@@ -17,8 +17,10 @@ from motet.api.v1 import common_pb2, predictor_pb2
 from motet.errors import SetupError
 from motet.length_statistics import LengthStatistics, quantiles_of
 from motet.promises import LENGTH_OF_MAX_TOKENS
+from motet.room_per_tenant import RoomPerTenant
 from motet.transport import CallFailed, Channel, Network, StatusCode
 from motet.transport.methods import OBSERVE, PREDICT
+from motet_gateway.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +34,9 @@ PROMPTS_AT_ONCE = 16
 with many prompts may make a call so long that it counts as failed, also where the budget is 5 ms, as in a cluster."""
 OUTCOMES_AT_ONCE = 64
 """In one call. Each costs the predictor half a millisecond. When it was away, all gateways send what they have kept at
-the same time, and each call must still end in time: else it loses outcomes, and the predictor counts as away."""
+the same time: then it learns a part of each call, and says how many."""
+OBSERVE_TIMEOUT_SECONDS = 5.0
+"""Much longer than a busy predictor takes. A call that is slower may have been learned, so it is not sent again."""
 FLUSH_SECONDS = 0.2
 PROBE_SECONDS = 0.2
 PROBE_TIMEOUT_SECONDS = 0.5
@@ -84,8 +88,11 @@ class _PendingEstimate:
 
 
 class Estimator:
-    def __init__(self, address: str, *, network: Network, budget_seconds: float, time_scale: float = 1.0) -> None:
+    def __init__(
+        self, address: str, metrics: Metrics, *, network: Network, budget_seconds: float, time_scale: float = 1.0
+    ) -> None:
         self._address = address
+        self._metrics = metrics
         self._network = network
         self._budget = budget_seconds
         self._pause = PROBE_SECONDS * time_scale
@@ -95,7 +102,7 @@ class Estimator:
         self._went_down = asyncio.Event()
         self._waiting: deque[_PendingEstimate] = deque()
         self._flight: asyncio.Task[None] | None = None
-        self._outcomes: deque[predictor_pb2.Outcome] = deque(maxlen=KEPT_OUTCOMES)
+        self._outcomes = RoomPerTenant[predictor_pb2.Outcome](KEPT_OUTCOMES)
 
     @property
     def up(self) -> bool:
@@ -120,9 +127,11 @@ class Estimator:
         return found
 
     def observe(self, outcome: predictor_pb2.Outcome) -> None:
-        """Record the length of an answer. Never waits. While the predictor is down, the oldest outcomes are dropped."""
+        """Record the length of an answer. Never waits. If too many outcomes wait for the predictor, the oldest of a
+        tenant with more than its part is dropped."""
         self._local.observe(outcome.tenant, outcome.adapter, outcome.output_tokens, censored=outcome.censored)
-        self._outcomes.append(outcome)
+        if not self._outcomes.add(outcome):
+            self._metrics.outcomes_lost.inc()
 
     async def run(self) -> None:
         """Keep a channel, probe while the predictor is down, send outcomes. Ends by cancellation."""
@@ -154,16 +163,18 @@ class Estimator:
             await asyncio.sleep(FLUSH_SECONDS)
             while self._up and self._outcomes:
                 assert self._channel is not None
-                count = min(len(self._outcomes), OUTCOMES_AT_ONCE)
-                batch = [self._outcomes.popleft() for _ in range(count)]
+                batch = self._outcomes.take(OUTCOMES_AT_ONCE)
                 try:
                     request = predictor_pb2.ObserveRequest(outcomes=batch)
-                    await self._channel.call(OBSERVE, request, seconds=PROBE_TIMEOUT_SECONDS)
+                    answer = await self._channel.call(OBSERVE, request, seconds=OBSERVE_TIMEOUT_SECONDS)
+                    lost = self._outcomes.put_back(batch[answer.accepted :])
                 except CallFailed as error:
                     # Send again only if it did not arrive: counting a length twice is worse than missing one.
-                    if error.code is StatusCode.UNAVAILABLE:
-                        self._outcomes.extendleft(reversed(batch))
-                    self._down(error.details)
+                    arrived = error.code is not StatusCode.UNAVAILABLE
+                    lost = len(batch) if arrived else self._outcomes.put_back(batch)
+                    if error.code is not StatusCode.DEADLINE_EXCEEDED:  # else it learns slowly, and may estimate
+                        self._down(error.details)
+                self._metrics.outcomes_lost.inc(lost)
 
     def _down(self, why: str) -> None:
         if self._up:

@@ -34,6 +34,7 @@ class Links(NamedTuple):
         """`name`: the gateway's, unique per start."""
         estimator = Estimator(
             addresses.predictor_address,
+            metrics,
             network=surroundings.network,
             budget_seconds=settings.predict_budget_seconds,
             time_scale=time_scale,

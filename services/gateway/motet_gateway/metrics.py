@@ -73,6 +73,11 @@ class Metrics:
             ("source",),
             registry=registry,
         )
+        self.outcomes_lost = Counter(
+            "motet_length_outcomes_lost",
+            "Finished answers whose length the predictor does not learn: too many waited for it, or it did not answer.",
+            registry=registry,
+        )
         self.live_requests = Gauge(
             "motet_live_requests",
             "Choices under way, waiting ones included: a request with n=3 counts three times.",

@@ -5,12 +5,12 @@ import asyncio
 import structlog
 
 from motet.errors import StoreRefused, StoreUnavailable
+from motet.room_per_tenant import RoomPerTenant
 from motet.store import Store
 from motet.store import length_samples as table
 from motet_predictor.length_model import LengthModel, Scope
 from motet_predictor.metrics import Metrics
 from motet_predictor.sample_features import MAX_SAMPLE_BYTES
-from motet_predictor.waiting_samples import WaitingSamples
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class Persistence:
         self._metrics = metrics
         self._load_scopes = load_scopes
         self._keep_samples = keep_samples
-        self._samples = WaitingSamples(queued_samples)
+        self._samples = RoomPerTenant[table.LengthSample](queued_samples)
         self._may_write = 0
         self._loaded = False
         self._active = False

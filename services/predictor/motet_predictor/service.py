@@ -28,7 +28,10 @@ MIN_REST_SECONDS, MAX_REST_SECONDS = 0.001, 0.004
 """Between two outcomes of a call. A Predict takes several turns of the event loop, about 2 ms, and must be in time:
 without a rest, an outcome or a part of a write takes its time before each of them."""
 RESTS_OF_CALL_SECONDS = 0.064
-"""All rests of a call together, if they may be so short: its gateway waits half a second for it."""
+"""All rests of a call together, if they may be so short: its gateway sends one call after the other."""
+OBSERVE_SECONDS = 0.25
+"""A call that takes longer ends, and its answer says how many outcomes were learned. Where all gateways send what they
+have kept, no call takes so long that its gateway no longer waits for the answer."""
 _FINISH = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
@@ -77,7 +80,8 @@ class PredictorService:
         return response
 
     async def _observe(self, request: predictor_pb2.ObserveRequest) -> predictor_pb2.ObserveResponse:
-        rest = rest_between(len(request.outcomes))
+        rest, until = rest_between(len(request.outcomes)), self._clock() + OBSERVE_SECONDS
+        accepted = 0
         for outcome in request.outcomes:
             self._count_coverage(outcome)
             tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)
@@ -94,9 +98,12 @@ class PredictorService:
                 self._report(change)
             self._samples.add(_sample(outcome, features))
             self._metrics.outcomes.labels("true" if outcome.censored else "false").inc()
+            accepted += 1
             await asyncio.sleep(rest)
+            if self._clock() >= until:
+                break
         self._metrics.scopes.set(len(self._model.lengths))
-        return predictor_pb2.ObserveResponse(accepted=len(request.outcomes))
+        return predictor_pb2.ObserveResponse(accepted=accepted)
 
     async def _explain(self, request: predictor_pb2.ExplainEstimateRequest) -> predictor_pb2.ExplainEstimateResponse:
         prompt = request.prompt

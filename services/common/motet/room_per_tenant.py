@@ -1,40 +1,47 @@
-"""Samples that wait until they are written, with equal room for each tenant. Pure."""
+"""Items that wait until they are written or sent, with equal room for each tenant. Pure."""
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Generic, Protocol, TypeVar
 
-from motet.store.length_samples import LengthSample
+
+class _OfATenant(Protocol):
+    @property
+    def tenant(self) -> str: ...
 
 
-class WaitingSamples:
+Item = TypeVar("Item", bound=_OfATenant)
+
+
+class RoomPerTenant(Generic[Item]):
     """If there are more than `most`, the oldest of a tenant with more than its part is dropped. So a tenant with many
-    answers does not take the room of the others. No sample takes longer where there are many tenants."""
+    items does not take the room of the others. No item takes longer where there are many tenants."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._of: dict[str, deque[LengthSample]] = {}
+        self._of: dict[str, deque[Item]] = {}
         self._with: dict[int, dict[str, None]] = {}
-        """The tenants that have this number of samples"""
+        """The tenants that have this number of items"""
         self._largest = 0
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, sample: LengthSample) -> bool:
+    def add(self, item: Item) -> bool:
         """False if another one had to be dropped."""
-        own = self._of.setdefault(sample.tenant, deque())
-        own.append(sample)
-        self._counted(sample.tenant, len(own) - 1, len(own))
+        own = self._of.setdefault(item.tenant, deque())
+        own.append(item)
+        self._counted(item.tenant, len(own) - 1, len(own))
         if self._count <= self._most:
             return True
         has_more = len(own) * len(self._of) > self._most
-        self._drop_oldest(sample.tenant if has_more else next(iter(self._with[self._largest])))
+        self._drop_oldest(item.tenant if has_more else next(iter(self._with[self._largest])))
         return False
 
-    def take(self, count: int) -> list[LengthSample]:
+    def take(self, count: int) -> list[Item]:
         """The oldest of each tenant in turn."""
-        taken: list[LengthSample] = []
+        taken: list[Item] = []
         while self._of and len(taken) < count:
             tenant = next(iter(self._of))
             taken.append(self._of[tenant][0])
@@ -43,10 +50,10 @@ class WaitingSamples:
                 self._of[tenant] = self._of.pop(tenant)  # behind the others
         return taken
 
-    def put_back(self, samples: Iterable[LengthSample]) -> int:
-        """Those that were taken and could not be written. Returns how many had to be dropped."""
+    def put_back(self, items: Iterable[Item]) -> int:
+        """Those that were taken and could not be written or sent. Returns how many had to be dropped."""
         since = self.take(self._count)
-        return [self.add(one) for one in (*samples, *since)].count(False)
+        return [self.add(one) for one in (*items, *since)].count(False)
 
     def _drop_oldest(self, tenant: str) -> None:
         own = self._of[tenant]

@@ -1,40 +1,34 @@
-"""Samples that wait for the database: bounded, with equal room for each tenant."""
+"""What waits for the database or for a service: bounded, with equal room for each tenant."""
 
 from collections import Counter
+from typing import NamedTuple
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet.store.length_samples import LengthSample
-from motet_predictor.waiting_samples import WaitingSamples
+from motet.room_per_tenant import RoomPerTenant
 
 
-def sample(tenant: str, number: int) -> LengthSample:
-    return LengthSample(
-        request=f"{number}",
-        tenant=tenant,
-        adapter="a",
-        prompt_tokens=1,
-        output_tokens=number,
-        censored=False,
-        estimated_q50=0,
-        estimated_q95=0,
-        estimate_source="",
-        features=b"",
-    )
+class Item(NamedTuple):
+    tenant: str
+    request: str
 
 
-def taken(waiting: WaitingSamples, count: int) -> list[tuple[str, str]]:
-    return [(one.tenant, one.request) for one in waiting.take(count)]
+def item(tenant: str, number: int) -> Item:
+    return Item(tenant, f"{number}")
 
 
-def test_a_tenant_with_many_samples_takes_no_room_from_the_others() -> None:
-    waiting = WaitingSamples(10)
-    few = [waiting.add(sample("few", number)) for number in range(3)]
-    many = [waiting.add(sample("many", number)) for number in range(1000)]
+def taken(waiting: RoomPerTenant[Item], count: int) -> list[Item]:
+    return [*waiting.take(count)]
+
+
+def test_a_tenant_with_many_items_takes_no_room_from_the_others() -> None:
+    waiting = RoomPerTenant[Item](10)
+    few = [waiting.add(item("few", number)) for number in range(3)]
+    many = [waiting.add(item("many", number)) for number in range(1000)]
     assert few == [True] * 3
     assert many == [True] * 7 + [False] * 993
-    late = [waiting.add(sample("late", number)) for number in range(3)]
+    late = [waiting.add(item("late", number)) for number in range(3)]
     assert late == [False] * 3
     kept = taken(waiting, 100)
     assert len(kept) == 10
@@ -44,13 +38,13 @@ def test_a_tenant_with_many_samples_takes_no_room_from_the_others() -> None:
 
 
 def test_tenants_take_turns_and_what_is_put_back_comes_first() -> None:
-    waiting = WaitingSamples(10)
+    waiting = RoomPerTenant[Item](10)
     for number in range(3):
-        waiting.add(sample("one", number))
-    waiting.add(sample("two", 0))
+        waiting.add(item("one", number))
+    waiting.add(item("two", 0))
     first = waiting.take(2)
     assert [one.tenant for one in first] == ["one", "two"]
-    waiting.add(sample("one", 3))
+    waiting.add(item("one", 3))
     assert waiting.put_back(first) == 0
     assert [one for one in taken(waiting, 10) if one[0] == "one"] == [("one", f"{number}") for number in range(4)]
     assert len(waiting) == 0
@@ -59,15 +53,15 @@ def test_tenants_take_turns_and_what_is_put_back_comes_first() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5)), max_size=200), st.integers(1, 12))
 @settings(max_examples=60)
-def test_who_loses_a_sample_has_the_most_or_more_than_its_part(steps: list[tuple[int, int]], most: int) -> None:
-    waiting, held = WaitingSamples(most), Counter[str]()
+def test_who_loses_an_item_has_the_most_or_more_than_its_part(steps: list[tuple[int, int]], most: int) -> None:
+    waiting, held = RoomPerTenant[Item](most), Counter[str]()
     for number, (kind, tenant) in enumerate(steps):
         if kind == 0:
             held -= Counter(one.tenant for one in waiting.take(tenant))
             continue
         name = f"t{tenant}"
         held[name] += 1
-        if not waiting.add(sample(name, number)):
+        if not waiting.add(item(name, number)):
             largest = max(held.values())
             others = waiting.take(most)
             (loser,) = held - Counter(one.tenant for one in others)
