@@ -22,7 +22,8 @@ class Settings(BaseSettings):
     are dropped and counted (`motet_predictor_samples_dropped_total`). The statistics are not affected."""
 
     keep_samples: int = Field(200_000, ge=1)
-    """How many training samples stay in the database: the newest ones."""
+    """How many training samples stay in the database: the newest of each tenant. If there are more, the tenants with
+    most lose their oldest."""
 
     keep_samples_of_tenant: int = Field(5_000, ge=1)
     """How many training samples of each tenant stay in the database after a refit: the newest ones. So a tenant with

@@ -91,7 +91,7 @@ async def save(
 ) -> None:
     """Write what the predictor has learned, and the samples, in one transaction.
 
-    Only the newest `keep_samples` samples are kept, or a hundredth more.
+    `keep_samples` samples are kept, or a hundredth more: the newest of each tenant, and most of those with fewest.
     """
     moment = now()
     rows = [
@@ -125,15 +125,31 @@ async def save(
             )
             newest = await connection.scalar(select(func.max(LengthSampleRow.id))) or 0
             if newest % max(1, keep_samples // COUNTED_IN_PARTS) < len(samples):
-                await _delete_oldest(connection, keep_samples)
+                await _delete_surplus(connection, keep_samples)
 
 
-async def _delete_oldest(connection: AsyncConnection, keep_samples: int) -> None:
-    """Numbers say nothing about how many there are: most samples of a tenant with many answers leave early."""
-    too_many = (await connection.scalar(select(func.count()).select_from(LengthSampleRow)) or 0) - keep_samples
-    if too_many > 0:
-        oldest = select(LengthSampleRow.id).order_by(LengthSampleRow.id).limit(too_many)
-        await connection.execute(delete(LengthSampleRow).where(LengthSampleRow.id.in_(oldest)))
+async def _delete_surplus(connection: AsyncConnection, keep_samples: int) -> None:
+    """The oldest of the tenants that have most. A tenant with many answers pushes out none of the others' samples, also
+    before the next refit limits each tenant."""
+    of_each = select(LengthSampleRow.tenant, func.count()).group_by(LengthSampleRow.tenant)
+    counts = [(tenant, count) for tenant, count in await connection.execute(of_each)]
+    room = room_of_each([count for _, count in counts], keep_samples)
+    for tenant, count in counts:
+        if count > room:  # a tenth of the time that it takes to rank all samples
+            oldest = select(LengthSampleRow.id).where(LengthSampleRow.tenant == tenant).order_by(LengthSampleRow.id)
+            surplus = LengthSampleRow.id.in_(oldest.limit(count - room))
+            await connection.execute(delete(LengthSampleRow).where(surplus))
+
+
+def room_of_each(counts: Iterable[int], most: int) -> int:
+    """How many each tenant may keep, so that all together keep at most `most`; at least one."""
+    left, ordered = most, sorted(counts)
+    for at, count in enumerate(ordered):
+        room = left // (len(ordered) - at)
+        if count > room:
+            return max(1, room)
+        left -= count
+    return most
 
 
 async def samples_of_all_tenants(store: Store, *, of_each: int, limit: int) -> list[LengthSample]:
