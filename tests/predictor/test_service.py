@@ -72,14 +72,16 @@ async def observe(address: str, *tokens: int, adapter: str = "acme/pirate", **mo
 
 
 @asynccontextmanager
-async def running(folder: Path, *, queued_samples: int = 1000, url: str = "") -> AsyncIterator[Predictor]:
+async def running(
+    folder: Path, *, queued_samples: int = 1000, load_scopes: int = 1000, url: str = ""
+) -> AsyncIterator[Predictor]:
     """A predictor in this process, writing only when told to: `persistence.flush()`."""
     registry = CollectorRegistry()
     metrics, model = Metrics(registry), PromptModel(LengthModel())
     address = f"unix:{folder}/p.sock"
     async with open_store(url or database(folder), busy_seconds=0.05) as store:
         persistence = Persistence(
-            store, model.lengths, metrics, load_scopes=1000, queued_samples=queued_samples, keep_samples=1000
+            store, model.lengths, metrics, load_scopes=load_scopes, queued_samples=queued_samples, keep_samples=1000
         )
         service = PredictorService(model, persistence, metrics, monotonic)
         async with GrpcNetwork().serving(address, service.handlers):
@@ -280,6 +282,28 @@ async def test_a_save_writes_no_more_than_it_may_and_the_rest_later(tmp_path: Pa
         assert counts[0] == ROWS_PER_WRITE, "one batch at least"
         assert max(counts[n + 10] - counts[n] for n in range(50)) <= 2 * ROWS_PER_WRITE
         assert counts[-1] == 5 * ROWS_PER_WRITE
+
+
+async def test_rows_of_scopes_that_were_forgotten_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of adapters that are made for one run."""
+    monkeypatch.setattr(length_samples, "DELETED_AT_ONCE", 7)
+    await migrate(database(tmp_path))
+
+    def kept() -> list[tuple[str, str]]:
+        with sqlite3.connect(tmp_path / "motet.db") as connection:
+            return connection.execute("SELECT level, adapter FROM predictor_state ORDER BY updated").fetchall()
+
+    async with running(tmp_path, load_scopes=5) as predictor, open_store(database(tmp_path)) as store:
+        correction = length_samples.PredictorState(length_samples.CORRECTION_LEVEL, "acme", "acme/0", b"kept")
+        await length_samples.save(store, VERSION, [correction], [], keep_samples=1)
+        for number in range(50):
+            predictor.model.observe("acme", f"acme/{number}", 10)
+            if number % 5 == 4:
+                await predictor.persistence.flush()
+        assert len(kept()) == 52
+        await predictor.persistence.forget()
+        assert len(kept()) == 11
+        assert set(kept()) >= {("correction", "acme/0"), ("adapter", "acme/49"), ("tenant", "")}
 
 
 async def test_metrics_show_the_calibration(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,22 @@ async def test_saved_statistics_are_loaded_and_a_second_save_replaces_them(store
     assert await length_samples.load_states(store, "v1", limit=1) == [
         length_samples.PredictorState("adapter", "t", "t/a", b"new")
     ]
+
+
+async def test_of_each_version_the_newest_statistics_and_corrections_stay(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(length_samples, "DELETED_AT_ONCE", 2)
+    levels = length_samples.STATISTICS_LEVELS[1], length_samples.CORRECTION_LEVEL
+    for version in ("v1", "v2"):
+        await length_samples.activate_version(store, version)
+        for number in range(6):
+            states = [length_samples.PredictorState(level, "t", f"t/{number}", b"") for level in levels]
+            await length_samples.save(store, version, states, [], keep_samples=10)
+    await length_samples.forget_states(store, keep=3)
+    for version, level in product(("v1", "v2"), levels):
+        left = await length_samples.load_states(store, version, limit=10, levels=[level])
+        assert [one.adapter for one in left] == ["t/3", "t/4", "t/5"]
 
 
 async def test_only_the_newest_samples_stay(store: Store) -> None:

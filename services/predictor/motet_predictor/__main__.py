@@ -24,6 +24,9 @@ WEIGHTS_FILE = "predictor-weights.npz"
 LOOK_SECONDS = 5.0
 """How often it is looked whether a refit is due, or a version was ordered."""
 
+FORGET_SECONDS = 3600.0
+"""How often rows of scopes that were forgotten are deleted."""
+
 MAX_WRITE_BYTES_A_SECOND = 384 * 1024
 """Of statistics and samples. A database writes each at least twice, to its log and to its file. Scopes that change
 often then wait, and are written with all their changes; samples that are too many are dropped."""
@@ -76,6 +79,7 @@ def main() -> None:
                     every(save_seconds, save, name="save"),
                     every(LOOK_SECONDS * process.time_scale, refits.refit_if_due, name="refit"),
                     every(LOOK_SECONDS * process.time_scale, versions.take_order, name="order"),
+                    every(FORGET_SECONDS * process.time_scale, persistence.forget, name="forget"),
                 )
             await persistence.flush()
             await versions.flush(MAX_FITTED_BYTES, last=True)

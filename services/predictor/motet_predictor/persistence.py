@@ -1,6 +1,7 @@
 """Keeps the model's statistics in the database: loads them once, writes changes in batches, and survives outages."""
 
 import asyncio
+from contextlib import suppress
 
 import structlog
 
@@ -69,6 +70,12 @@ class Persistence:
             self._up = True
         self._metrics.store_up.set(self._up)
         return self._up
+
+    async def forget(self) -> None:
+        """Delete what the model has forgotten. Twice as many as it has stay: rows of one write have one time, so their
+        order is not quite that of the model. During an outage it waits for the next time."""
+        with suppress(StoreUnavailable):
+            await table.forget_states(self._store, keep=2 * self._load_scopes)
 
     async def _load(self) -> None:
         states = await table.load_states(self._store, self._model.version, limit=self._load_scopes)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import case, delete, func, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -15,7 +15,7 @@ COUNTED_IN_PARTS = 100
 
 
 DELETED_AT_ONCE = 500
-"""Samples in one transaction. SQLite has one writer at a time: a process of low priority that holds the lock for
+"""Rows in one transaction. SQLite has one writer at a time: a process of low priority that holds the lock for
 seconds would let the writes of all others fail."""
 
 
@@ -84,6 +84,22 @@ async def load_states(
     async with store.read() as connection:
         rows = (await connection.execute(query)).all()
     return [PredictorState(*row) for row in reversed(rows)]
+
+
+async def forget_states(store: Store, *, keep: int) -> None:
+    """Of each version all but the newest `keep` rows of statistics are deleted, and of corrections as many. Otherwise
+    adapters that are made for one run would stay for ever."""
+    row = PredictorStateRow
+    kind = case((row.level.in_(STATISTICS_LEVELS), ""), else_=row.level)
+    rank = func.row_number().over(partition_by=(row.version, kind), order_by=row.updated.desc())
+    key = row.version, row.level, row.tenant, row.adapter
+    ranked = select(*key, rank.label("rank")).subquery()
+    async with store.read() as connection:
+        old = (await connection.execute(select(*ranked.c[:4]).where(ranked.c.rank > keep))).all()
+    for start in range(0, len(old), DELETED_AT_ONCE):
+        some = [tuple(one) for one in old[start : start + DELETED_AT_ONCE]]
+        async with store.write() as connection:
+            await connection.execute(delete(row).where(tuple_(*key).in_(some)))
 
 
 async def save(
