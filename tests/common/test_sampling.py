@@ -193,9 +193,9 @@ def test_an_option_is_a_field_of_the_message(name: str) -> None:
     assert (name == "prompt_logprobs") == described.has_presence
 
 
-def test_the_message_has_no_other_field_but_the_grammar() -> None:
+def test_the_message_has_no_other_field_but_the_grammar_and_what_is_before_it() -> None:
     described = runner_pb2.Sampling.DESCRIPTOR
-    grammar = {field.name for field in described.oneofs_by_name["grammar"].fields}
+    grammar = {field.name for field in described.oneofs_by_name["grammar"].fields} | {"reasoning"}
     assert {field.name for field in described.fields} - grammar == OPTIONS.keys()
 
 
