@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
+from tokenizers import Tokenizer
 
 from motet.api.v1 import scheduler_pb2
 from motet.reasoning.formats import FORMATS
@@ -19,8 +20,14 @@ OPENS = LAST + "{% if add_generation_prompt %}<think>\n{% endif %}"
 
 
 @asynccontextmanager
-async def reasoning(template: str = LAST, form: str = "think", tool: str = "", step: int = 1) -> AsyncIterator[Served]:
-    async with fake_services(assets=model_assets(template=template)) as cluster:
+async def reasoning(
+    template: str = LAST,
+    form: str = "think",
+    tool: str = "",
+    step: int = 1,
+    assets: dict[str, bytes] | None = None,
+) -> AsyncIterator[Served]:
+    async with fake_services(assets=assets or model_assets(template=template)) as cluster:
         cluster.scheduler.chat = scheduler_pb2.ChatFormats(reasoning=form, tool=tool)
         cluster.runners[0].tokens_per_step = step
         async with serve(cluster) as served:
@@ -76,6 +83,16 @@ async def test_reasoning_and_content_of_each_format_arrive_whole_and_streamed(fo
         assert abs(tokens_of(answer) - before) <= 1
         plain = await ask(served, "Yes.")
         assert (of(plain), tokens_of(plain)) == ((None, "Yes."), 0)
+
+
+async def test_tags_that_are_special_tokens_are_read_and_other_special_tokens_stay_hidden() -> None:
+    assets = model_assets(template=LAST)
+    tokenizer = Tokenizer.from_str(assets["tokenizer.json"].decode())
+    tokenizer.add_special_tokens(["[THINK]", "[/THINK]", "<|other|>"])
+    assets |= {"tokenizer.json": tokenizer.to_str().encode()}
+    async with reasoning(form="mistral", assets=assets) as served:
+        text = "[THINK]So<|other|> it is.[/THINK]Yes<|other|>."
+        assert of(await ask(served, text)) == await streamed(served, text) == ("So it is.", "Yes.")
 
 
 async def test_an_answer_begins_inside_where_the_template_opens_the_tag() -> None:
