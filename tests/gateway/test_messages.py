@@ -12,9 +12,11 @@ from motet.errors import TABLE, InvalidRequest, MotetError
 from motet_gateway.answers.messages.body import CountedMessages, MessagesBody
 from motet_gateway.answers.messages.conversation import chat_messages
 from motet_gateway.answers.messages.errors import ERROR_TYPES, messages_error
+from motet_gateway.answers.messages.writer import SIGNATURE
 from motet_gateway.parameters import parse
 from testbed.fake_services import FakeServices, fake_services, model_assets
 from tests.gateway.conftest import Served, eventually, serve
+from tests.gateway.test_reasoning import reasoning
 
 Json = dict[str, Any]
 
@@ -171,6 +173,30 @@ async def test_a_call_that_is_cut_has_what_came_of_its_input(hermes: Served) -> 
         assert answer.content[-1].input == {"q": "a b", "n": [1, 2]}
 
 
+@pytest.mark.parametrize("step", [1, 3, 500])
+async def test_thinking_is_a_block_if_it_is_asked_for(step: int) -> None:
+    said: Json = {"model": "tiny", "max_tokens": 200, "messages": says("<think>a b</think>So.")}
+    async with reasoning(step=step) as served:
+        for kind in ("enabled", "adaptive", "disabled", None):
+            thinking = {} if kind is None else {"thinking": {"type": kind, "budget_tokens": 1024}}
+            whole = await served.anthropic.messages.create(**said, **thinking)
+            async with served.anthropic.messages.stream(**said, **thinking) as stream:
+                streamed = await stream.get_final_message()
+            wanted = [{"type": "text", "text": "So."}]
+            if kind in ("enabled", "adaptive"):
+                wanted.insert(0, {"type": "thinking", "thinking": "a b", "signature": SIGNATURE})
+            assert [[one.to_dict() for one in answer.content] for answer in (whole, streamed)] == [wanted] * 2
+
+
+async def test_the_template_is_told_whether_to_think() -> None:
+    template = "{{ enable_thinking }} {{ reasoning_effort }}"
+    async with reasoning(template) as served:
+        for thinking, text in ((None, "False none"), ({"type": "adaptive"}, "True high")):
+            body = {"thinking": thinking, "output_config": {"effort": "high"}, "messages": HELLO}
+            answer = await served.http.post("/v1/messages", json={"model": "tiny", "max_tokens": 60} | body)
+            assert [one["text"] for one in answer.json()["content"]] == [text]
+
+
 async def test_a_stop_sequence_is_named(served: Served) -> None:
     for stop in (["brown", "fox"], ["fox", "brown fox"]):
         answer = await served.anthropic.messages.create(
@@ -235,6 +261,10 @@ async def test_tokens_are_counted_as_they_are_used(hermes: Served) -> None:
     counted = await hermes.anthropic.messages.count_tokens(model="tiny", **said)
     answer = await hermes.anthropic.messages.create(model="tiny", max_tokens=20, **said)
     assert counted.input_tokens == answer.usage.input_tokens
+    with pytest.raises(anthropic.BadRequestError, match="not declared to reason"):
+        await hermes.anthropic.messages.count_tokens(
+            model="tiny", messages=HELLO, thinking={"type": "enabled", "budget_tokens": 1024}
+        )
     unnamed = await hermes.http.post("/v1/messages/count_tokens", json=said)
     assert unnamed.json() == {"input_tokens": counted.input_tokens}
     with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\].name"):
@@ -256,6 +286,7 @@ def test_a_conversation_becomes_messages_of_a_chat() -> None:
                 "role": "assistant",
                 "content": [
                     {"type": "thinking", "thinking": "hm", "signature": "x"},
+                    {"type": "redacted_thinking", "data": "x"},
                     {"type": "text", "text": "I do."},
                     {"type": "tool_use", "id": "t1", "name": "look_up", "input": {"q": "a b"}},
                     {"type": "tool_use", "id": "t2", "name": "send", "input": {}},
@@ -280,7 +311,7 @@ def test_a_conversation_becomes_messages_of_a_chat() -> None:
     assert made == [
         {"role": "system", "content": "Be brief.\nRhyme."},
         {"role": "user", "content": "Look up a b."},
-        {"role": "assistant", "content": "I do.", "tool_calls": calls},
+        {"role": "assistant", "content": "I do.", "tool_calls": calls, "reasoning": "hm", "reasoning_content": "hm"},
         {"role": "tool", "tool_call_id": "t1", "content": "found"},
         {"role": "tool", "tool_call_id": "t2", "content": "sent"},
         {"role": "user", "content": "And now?\nIt is late.\nGo on."},
@@ -329,6 +360,7 @@ def test_a_wrong_message_is_named(messages: list[Json], field: str) -> None:
         ({"stop_sequences": "x"}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "deep"}}, "thinking.type"),
         ({"thinking": "on"}, "thinking"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"name": "a b"}]}, "tools[0].name"),

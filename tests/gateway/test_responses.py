@@ -16,6 +16,7 @@ from motet_gateway.answers.responses.conversation import chat_messages
 from motet_gateway.parameters import parse
 from testbed.fake_services import FakeServices, fake_services, model_assets
 from tests.gateway.conftest import Served, serve
+from tests.gateway.test_reasoning import LAST, reasoning
 
 Json = dict[str, Any]
 
@@ -223,6 +224,43 @@ async def test_log_probabilities_come_if_they_are_included(served: Served) -> No
     ]
 
 
+@pytest.mark.parametrize("step", [1, 3, 500])
+async def test_reasoning_is_an_item_before_the_message(step: int) -> None:
+    said = "<think>a b</think>So."
+    async with reasoning(step=step) as served:
+        whole = await served.openai.responses.create(model="tiny", input=said, reasoning={"effort": "low"})
+        events = await read(served, input=said)
+    thought, message = whole.output
+    assert thought.type == "reasoning"
+    assert message.type == "message"
+    assert [part.text for part in thought.content or []] == ["a b"]
+    assert whole.output_text == "So."
+    assert whole.reasoning is not None
+    assert whole.reasoning.effort == "low"
+    assert whole.usage is not None
+    assert whole.usage.output_tokens_details.reasoning_tokens > 0
+    deltas = "".join(e["delta"] for e in events if e["type"] == "response.reasoning_text.delta")
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert deltas == done[0]["content"][0]["text"] == "a b"
+    assert done == events[-1]["response"]["output"]
+    assert [item["type"] for item in done] == ["reasoning", "message"]
+
+
+@pytest.mark.parametrize("step", [1, 3, 500])
+async def test_log_probabilities_of_calls_and_reasoning_stand_beside_the_text(step: int) -> None:
+    said = "<think>a b</think>So: " + CALLS
+    async with reasoning(LAST + "{% if tools and false %} {% endif %}", tool="hermes", step=step) as served:
+        body: Json = {"input": said, "tools": TOOLS, "include": ["message.output_text.logprobs"]}
+        events = await read(served, **body)
+        whole = (await served.http.post("/v1/responses", json={"model": "tiny"} | body)).json()
+    for response in (events[-1]["response"], whole):
+        kinds = [item["type"] for item in response["output"]]
+        assert kinds == ["reasoning", "message", "function_call", "custom_tool_call"]
+    deltas = [one for e in events if e["type"] == "response.output_text.delta" for one in e["logprobs"]]
+    assert events[-1]["response"]["output"][1]["content"][0]["logprobs"] == deltas
+    assert deltas == whole["output"][1]["content"][0]["logprobs"][: len(deltas)]
+
+
 async def test_an_answer_without_any_text_has_an_empty_message(hermes: Served) -> None:
     body: Json = {"input": "x", "stop_token_ids": hermes.cluster.tokenizer.encode("x").ids}
     events = await read(hermes, **body)
@@ -250,6 +288,7 @@ def test_an_input_becomes_messages_of_a_chat() -> None:
             {"role": "developer", "content": "Rhyme."},
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Look up a b."}]},
             {"type": "reasoning", "id": "r", "summary": []},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I do."}]},
             {"type": "function_call", "call_id": "t1", "name": "look_up", "arguments": '{"q": "a b"}'},
             {"type": "custom_tool_call", "call_id": "t2", "name": "run", "input": "1 + 1"},
@@ -265,7 +304,7 @@ def test_an_input_becomes_messages_of_a_chat() -> None:
     assert made == [
         {"role": "system", "content": "Be brief.\nRhyme."},
         {"role": "user", "content": "Look up a b."},
-        {"role": "assistant", "content": "I do.", "tool_calls": calls},
+        {"role": "assistant", "content": "I do.", "tool_calls": calls, "reasoning": "hm", "reasoning_content": "hm"},
         {"role": "tool", "tool_call_id": "t1", "content": "found"},
         {"role": "tool", "tool_call_id": "t2", "content": "2"},
         {"role": "user", "content": "And now?"},
@@ -323,6 +362,9 @@ def test_a_wrong_item_is_named(said: Any, field: str) -> None:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"text": 5}, "text"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"reasoning": "low"}, "reasoning"),
+        ({"input": [{"type": "reasoning", "content": [{"type": "x"}]}]}, "input[0].content[0].type"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"stop": ["x"]}, "stop"),
         ({"text": {"verbosity": 2**70}}, "text"),

@@ -1,4 +1,4 @@
-"""Writes answers that are blocks, one after the other: text, or a call of a tool. Pure."""
+"""Writes answers that are blocks, one after the other: reasoning, text, or a call of a tool. Pure."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -16,13 +16,18 @@ from motet_gateway.generation import EndReason
 class Block:
     index: int
     call: CallDelta | None = None
-    """The first one of a call: it has id, name and number. None: a text."""
+    """The first one of a call: it has id, name and number. None: a text, or reasoning."""
+    reasoning: bool = False
     parts: list[str] = field(default_factory=list)
     """Of the text, or of the call's arguments."""
     logprobs: list[Columns] = field(default_factory=list)
     """Of a text."""
     cut: bool = False
     """Whether the limit of tokens has ended the answer within it."""
+
+    @property
+    def is_text(self) -> bool:
+        return self.call is None and not self.reasoning
 
     @property
     def text(self) -> str:
@@ -40,6 +45,8 @@ class BlockWriter(AnswerWriter):
         self.blocks: list[Block] = []
         self._begun = False
         """Whether the first event was written."""
+        self._scores: list[Columns] = []
+        """Log probabilities that wait for a text to stand beside: those of reasoning and calls, too."""
 
     @property
     def choice(self) -> ChoiceText:
@@ -58,24 +65,32 @@ class BlockWriter(AnswerWriter):
         return self.finished()
 
     def _write(self, choice: ChoiceText, events: list[bytes]) -> None:
-        text, calls = choice.take(), list(choice.take_calls())
-        logprobs = choice.logprobs.take(still_held=True) if choice.logprobs else None
-        if not self._begun and (text or calls or logprobs or choice.finish is not None):
+        text, reasoning, calls = choice.take(), choice.take_reasoning(), list(choice.take_calls())
+        if not self._call.body.shows_reasoning:
+            reasoning = ""
+        if choice.logprobs:
+            self._scores.append(choice.logprobs.take(still_held=True))
+        if not self._begun and (text or reasoning or calls or choice.finish is not None):
             self._begun = True
             events += self.opening()
         while calls and not calls[0].id:  # of the open call, so they come before what was written behind it
-            self._add(calls.pop(0).arguments, None, events)
-        if text or logprobs:
-            if not self.blocks or self.blocks[-1].call is not None:
+            self._add(calls.pop(0).arguments, events)
+        if reasoning:
+            if not self.blocks or not self.blocks[-1].reasoning:
+                self._begin(Block(len(self.blocks), reasoning=True), events)
+            self._add(reasoning, events)
+        if text:
+            if not self.blocks or not self.blocks[-1].is_text:
                 self._begin(Block(len(self.blocks)), events)
-            self._add(text, logprobs, events)
+            self._add(text, events)
         for call in calls:
             if call.id:
                 self._begin(Block(len(self.blocks), call), events)
-            self._add(call.arguments, None, events)
+            self._add(call.arguments, events)
         if choice.finish is not None:
             if self.never_empty and not self.blocks:
                 self._begin(Block(0), events)
+            self._add("", events)
             if self.blocks:
                 self.blocks[-1].cut = choice.finish is EndReason.LENGTH
             self._end(events)
@@ -85,14 +100,18 @@ class BlockWriter(AnswerWriter):
         self.blocks.append(block)
         events += self.block_begins(block)
 
-    def _add(self, text: str, logprobs: Columns | None, events: list[bytes]) -> None:
-        block = self.blocks[-1]
+    def _add(self, text: str, events: list[bytes]) -> None:
+        """To the open block; to a text the log probabilities, too."""
+        if not self.blocks:
+            return
+        block, scores = self.blocks[-1], self._scores if self.blocks[-1].is_text else []
         if text:
             block.parts.append(text)
-        if logprobs:
-            block.logprobs.append(logprobs)
-        if text or logprobs:
-            events += self.block_grows(block, text, logprobs)
+        if scores:
+            block.logprobs += scores
+            self._scores = []
+        if text or scores:
+            events += self.block_grows(block, text, scores)
 
     def _end(self, events: list[bytes]) -> None:
         if self.blocks:
@@ -106,7 +125,7 @@ class BlockWriter(AnswerWriter):
     def block_begins(self, block: Block) -> Sequence[bytes]: ...
 
     @abstractmethod
-    def block_grows(self, block: Block, text: str, logprobs: Columns | None) -> Sequence[bytes]: ...
+    def block_grows(self, block: Block, text: str, logprobs: Sequence[Columns]) -> Sequence[bytes]: ...
 
     @abstractmethod
     def block_ends(self, block: Block) -> Sequence[bytes]: ...

@@ -35,6 +35,7 @@ class ConversationBody(Body):
     """Of an API whose conversations become those of a chat."""
 
     hints: ClassVar[frozenset[str]] = Body.hints - {"best_of", "suffix"}
+    may_reason = True
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template."""
 
@@ -84,6 +85,10 @@ class ChatMessages:
     def text(self, role: str, text: str) -> None:
         self._last(role)["content"].append(text)
 
+    def reasoning(self, text: str) -> None:
+        """Of the assistant, before what it then said."""
+        self._last("assistant").setdefault("reasoning", []).append(text)
+
     def call(self, name_of_call: str, tool: str, arguments: Any) -> None:
         """`arguments`: an object, or JSON as the model wrote it."""
         function = {"name": tool, "arguments": arguments}
@@ -95,12 +100,18 @@ class ChatMessages:
 
     def all(self) -> list[Json]:
         leading = [{"role": "system", "content": self._leading}] if self._leading else []
-        return [{**one, "content": "\n".join(one["content"])} for one in [*leading, *self._messages]]
+        return [_joined(one) for one in [*leading, *self._messages]]
 
     def _last(self, role: str) -> Json:
         if not self._messages or self._messages[-1]["role"] != role:
             self._messages.append({"role": role, "content": []})
         return self._messages[-1]
+
+
+def _joined(message: Json) -> Json:
+    """By both names of reasoning: templates read one or the other."""
+    reasoning = dict.fromkeys(("reasoning_content", "reasoning"), "\n".join(message.get("reasoning", ())))
+    return {**message, **(reasoning if "reasoning" in message else {}), "content": "\n".join(message["content"])}
 
 
 def texts(content: Any, where: str, kinds: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from motet.described_model import field_docstrings
 from motet.sampling import IN_BODIES, Sampling
-from motet_gateway.answers.messages.body import NO_THINKING, SERVICE_TIER, TOOL_CHOICES
+from motet_gateway.answers.messages.body import SERVICE_TIER, THINKING, TOOL_CHOICES
 from motet_gateway.answers.responses.conversation import ROLES
 from motet_gateway.answers.responses.tools import KINDS
 from motet_gateway.parameters import MAX_BAD_WORDS, MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOPS, TIERS
@@ -189,7 +189,7 @@ OF_MESSAGES: dict[str, Json] = {
     "system": TEXT_OR_BLOCKS,
     "tools": {"anyOf": [{"type": "array", "maxItems": MAX_TOOLS, "items": OWN_TOOL}, NULL]},
     "tool_choice": {"anyOf": [OWN_CHOICE, NULL]},
-    "thinking": {"anyOf": [{"type": "object", "properties": {"type": {"enum": [*NO_THINKING]}}}, NULL]},
+    "thinking": {"anyOf": [{"type": "object", "properties": {"type": {"enum": [*THINKING]}}}, NULL]},
     "output_config": {
         "anyOf": [{"type": "object", "properties": {"format": {"anyOf": [OWN_FORMAT, NULL]}, "effort": {}}}, NULL]
     },

@@ -274,7 +274,11 @@ class MessageUsage(Shape):
 
 
 class MessageBlock(Shape):
-    type: Literal["text", "tool_use"]
+    type: Literal["thinking", "text", "tool_use"]
+    thinking: str = ""
+    """Of a `thinking`: what the model wrote between the tags of its reasoning."""
+    signature: str = ""
+    """Of a `thinking`. It says nothing."""
     text: str = ""
     """Of a `text`."""
     id: str = ""
@@ -302,7 +306,9 @@ class Message(Shape):
 
 
 class MessageDelta(Shape):
-    type: Literal["text_delta", "input_json_delta"] = "text_delta"
+    type: Literal["thinking_delta", "signature_delta", "text_delta", "input_json_delta"] = "text_delta"
+    thinking: str = ""
+    signature: str = ""
     text: str = ""
     partial_json: str = ""
     stop_reason: MessageStopReason | None = None
@@ -352,23 +358,26 @@ class ResponseTokenLogprob(ResponseAlternative):
 
 
 class ResponseText(Shape):
-    type: Literal["output_text"]
+    type: Literal["reasoning_text", "output_text"]
     text: str
-    annotations: list[Any]
-    """Always empty."""
-    logprobs: list[ResponseTokenLogprob]
-    """Only with `include`. In a stream, the deltas and the last response have them."""
+    annotations: list[Any] = []
+    """Always empty, and not in reasoning, as the next."""
+    logprobs: list[ResponseTokenLogprob] = []
+    """Only with `include`: of all tokens, those of reasoning and calls too. In a stream, the deltas and the last
+    response have them."""
 
 
 class ResponseItem(Shape):
     id: str
-    type: Literal["message", "function_call", "custom_tool_call"]
+    type: Literal["reasoning", "message", "function_call", "custom_tool_call"]
     status: Literal["in_progress", "completed", "incomplete"]
     """`incomplete`: the limit of tokens has cut it, or the arguments of a call are no JSON object."""
     role: Literal["assistant"] = "assistant"
     """Of a message."""
     content: list[ResponseText] = []
-    """Of a message: one text."""
+    """Of a message or of reasoning: one text."""
+    summary: list[Any] = []
+    """Of reasoning. Always empty."""
     call_id: str = ""
     """Of a call: for the item that has its output."""
     name: str = ""
@@ -407,7 +416,7 @@ class ResponseUsage(Shape):
 
 
 class ResponseReasoning(Shape):
-    effort: None
+    effort: str | None
     summary: None
 
 
@@ -458,6 +467,8 @@ class ResponseEvent(Shape):
         "response.in_progress",
         "response.output_item.added",
         "response.content_part.added",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
         "response.output_text.delta",
         "response.output_text.done",
         "response.content_part.done",

@@ -1,8 +1,9 @@
 """/tokenize and /detokenize, as in vLLM, and /v1/messages/count_tokens, as Anthropic's: clients count a private model's
 tokens with them."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from motet.sampling import check_tokens
 from motet_gateway.answers.chat import chat_prompts
 from motet_gateway.answers.conversation import Conversation
 from motet_gateway.answers.messages import errors as messages_errors
+from motet_gateway.answers.messages.api import message_prompts
 from motet_gateway.answers.messages.body import CountedMessages
 from motet_gateway.answers.prompts import Tokenising
 from motet_gateway.catalog import NotReadyReason, Target
@@ -24,6 +26,9 @@ from motet_gateway.request_bodies import RequestBody
 from motet_gateway.routes.json_response import json_response
 from motet_gateway.tokens.text_model import ModelTokenizer
 from motet_gateway.tools.calls import callable_tools, formats_of
+
+AnyConversation = TypeVar("AnyConversation", bound=Conversation)
+Prompts = Callable[[AnyConversation, Tokenising], Awaitable[list[Tokens]]]
 
 
 class _Asked:
@@ -77,7 +82,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
             body = await read(CountedMessages, request, held)
             body.refuse_unsupported()
             target, text = text_of(body.model or None, caller_of(request.scope))
-            return json_response({"input_tokens": len(await counted_chat(body, target, text))})
+            return json_response({"input_tokens": len(await counted_chat(body, message_prompts, target, text))})
 
     async def read(kind: type[AnyBody], request: Request, held: RequestBody) -> AnyBody:
         gateway.admission.check_request()
@@ -93,15 +98,17 @@ def token_routes(gateway: Gateway) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt: send either prompt or messages", param="prompt")
         if body.prompt is None:
-            return await counted_chat(body.chat(), target, text)
+            return await counted_chat(body.chat(), chat_prompts, target, text)
         special = body.add_special_tokens is not False
         (tokens,) = await gateway.encoder.encode([body.prompt], text, special=special)
         return tokens
 
-    async def counted_chat(body: Conversation, target: Target, text: ModelTokenizer) -> Tokens:
+    async def counted_chat(
+        body: AnyConversation, prompts: Prompts[AnyConversation], target: Target, text: ModelTokenizer
+    ) -> Tokens:
         formats = formats_of(target, text)
         callable_tools(body, formats)  # refuses them as a request for an answer would
-        (prompt,) = await chat_prompts(body, Tokenising(text, gateway.renderer, gateway.encoder, formats))
+        (prompt,) = await prompts(body, Tokenising(text, gateway.renderer, gateway.encoder, formats))
         return prompt
 
     return router

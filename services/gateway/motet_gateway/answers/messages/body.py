@@ -16,8 +16,9 @@ from motet_gateway.parameters import Messages, checked_stops, same_as
 from motet_gateway.tools.parameters import MAX_TOOLS, OfferedTools, named_functions, offer
 
 TOOL_CHOICES = ("auto", "any", "tool", "none")
-NO_THINKING = ("disabled", "adaptive")
+THINKING = ("disabled", "adaptive", "enabled")
 SERVICE_TIER = "standard_only"
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
 
 
 class CountedMessages(ConversationBody):
@@ -46,7 +47,9 @@ class CountedMessages(ConversationBody):
     """`{"type": "auto"}`: the model decides. `none`: it gets no tools. `any`: it has to call one. `{"type": "tool",
     "name": …}`: it has to call this one. `disable_parallel_tool_use: true`: the answer ends with its first call."""
     thinking: Any = None
-    """`{"type": "disabled"}` and `{"type": "adaptive"}` have no effect. `enabled` is refused."""
+    """`{"type": "enabled"}` and `{"type": "adaptive"}`: the answer begins with a block of the type `thinking`, if the
+    model reasons. `enabled` needs one that is declared to. Otherwise, as with `disabled`, a model is told not to
+    reason."""
     output_config: Any = None
     """`{"format": {"type": "json_schema", "schema": …}}`: the answer is JSON that the schema allows. `effort` has no
     effect."""
@@ -54,11 +57,8 @@ class CountedMessages(ConversationBody):
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
         kind = _object(self.thinking, "thinking").get("type", "disabled")
-        if kind not in NO_THINKING:
-            raise UnsupportedParameter(
-                'thinking: answers have no thinking blocks here; send {"type": "disabled"} or leave it out',
-                param="thinking",
-            )
+        if kind not in THINKING:
+            raise wrong("thinking.type", f"must be one of {', '.join(THINKING)}")
 
     @cached_property
     def chat(self) -> list[Json]:
@@ -75,6 +75,26 @@ class CountedMessages(ConversationBody):
     @property
     def turns(self) -> int:
         return len(self.messages)
+
+    @property
+    def continued(self) -> str:
+        return str(self.chat[-1]["content"]) if self.continue_final_message else ""
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the client wants to see what the model thinks."""
+        return self.thinking is not None and self.thinking.get("type") in ("adaptive", "enabled")
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return self.thinks
+
+    @property
+    def effort(self) -> str | None:
+        if not self.thinks:
+            return "none"
+        said = (self.output_config or {}).get("effort")
+        return _EFFORTS.get(said) if isinstance(said, str) else None
 
     @cached_property
     def grammar_asked(self) -> tuple[str, Grammar] | None:

@@ -65,7 +65,9 @@ def _said(block: Mapping[str, Any], where: str, chat: ChatMessages, *, last: boo
             if not isinstance(arguments := block.get("input"), dict):
                 raise wrong(f"{where}.input", "must be an object")
             chat.call(string(block, "id", where), string(block, "name", where), arguments)
-        case "thinking" | "redacted_thinking":
-            pass  # of an earlier answer: it is no part of the prompt
+        case "thinking":
+            chat.reasoning(string(block, "thinking", where))
+        case "redacted_thinking":
+            pass  # nobody here can read it
         case _:
             chat.text("assistant", text_of(block, where, (*TEXT, "tool_use")))

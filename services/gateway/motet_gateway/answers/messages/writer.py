@@ -17,6 +17,9 @@ from motet_gateway.generation import EndReason
 
 Json = dict[str, Any]
 
+SIGNATURE = "motet"
+"""Of thinking. Clients want one, and nobody checks it."""
+
 
 class MessageWriter(BlockWriter):
     def __init__(self, call: Call) -> None:
@@ -29,16 +32,20 @@ class MessageWriter(BlockWriter):
         return [sse.typed_event({"type": "message_start", "message": message})]
 
     def block_begins(self, block: Block) -> Sequence[bytes]:
-        content = _block(block, {}) if block.call is not None else {"type": "text", "text": ""}
+        content = _block(block, {}, "")
         self._text_event = sse.EventTemplate(_delta(block, sse.EventTemplate.TEXT), typed=True)
         return [sse.typed_event({"type": "content_block_start", "index": block.index, "content_block": content})]
 
-    def block_grows(self, _block: Block, text: str, _logprobs: Columns | None) -> Sequence[bytes]:
+    def block_grows(self, _block: Block, text: str, _logprobs: Sequence[Columns]) -> Sequence[bytes]:
         assert self._text_event is not None
         return [self._text_event.fill(text)]
 
     def block_ends(self, block: Block) -> Sequence[bytes]:
-        return [sse.typed_event({"type": "content_block_stop", "index": block.index})]
+        events = [sse.typed_event({"type": "content_block_stop", "index": block.index})]
+        if block.reasoning:
+            delta = {"type": "signature_delta", "signature": SIGNATURE}
+            events.insert(0, sse.typed_event({"type": "content_block_delta", "index": block.index, "delta": delta}))
+        return events
 
     def last(self) -> list[bytes]:
         reason, stop = self._stop_reason()
@@ -53,7 +60,7 @@ class MessageWriter(BlockWriter):
         return sse.typed_event(messages_error(error, self._call.history.http_id))
 
     def finished(self) -> list[Piece]:
-        blocks = [_block(block, _input(block.text)) for block in self.blocks]
+        blocks = [_block(block, _input(block.text), block.text, SIGNATURE) for block in self.blocks]
         return [orjson.dumps(self._message(blocks, *self._stop_reason(), self._usage(self._call.tokens)))]
 
     def _message(self, content: list[Json], reason: str | None, stop: str | None, usage: Json) -> Json:
@@ -88,14 +95,18 @@ class MessageWriter(BlockWriter):
         return ("end_turn" if choice.stop_string is None else "stop_sequence"), choice.stop_string
 
 
-def _block(block: Block, arguments: Json) -> Json:
+def _block(block: Block, arguments: Json, text: str, signature: str = "") -> Json:
+    if block.reasoning:
+        return {"type": "thinking", "thinking": text, "signature": signature}
     if block.call is None:
-        return {"type": "text", "text": block.text}
+        return {"type": "text", "text": text}
     return {"type": "tool_use", "id": block.call.id, "name": block.call.name, "input": arguments}
 
 
 def _delta(block: Block, text: str) -> Json:
     delta = {"type": "text_delta", "text": text}
+    if block.reasoning:
+        delta = {"type": "thinking_delta", "thinking": text}
     if block.call is not None:
         delta = {"type": "input_json_delta", "partial_json": text}
     return {"type": "content_block_delta", "index": block.index, "delta": delta}

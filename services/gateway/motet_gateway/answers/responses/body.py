@@ -16,6 +16,7 @@ from motet_gateway.answers.responses.tools import offered_tools
 from motet_gateway.grammars.parameters import TOO_LARGE, grammar_of, grammar_of_schema
 from motet_gateway.model_not_found import shown
 from motet_gateway.parameters import same_as
+from motet_gateway.reasoning import EFFORTS
 from motet_gateway.tools.parameters import OfferedTools
 
 LOGPROBS = "message.output_text.logprobs"
@@ -83,7 +84,7 @@ class ResponsesBody(ConversationBody):
     store: bool | None = None
     """Without effect: nothing is stored, and the answer says `store: false`."""
     reasoning: Any = None
-    """Without effect."""
+    """`{"effort": …}`: how much a model should reason that is declared to. Its reasoning is an item of its own."""
     stream_options: Any = None
     """Without effect: events are never padded."""
     previous_response_id: Any = None
@@ -110,6 +111,10 @@ class ResponsesBody(ConversationBody):
                     f"include[{at}]: {shown(one)!r} is not supported; only {' and '.join(INCLUDES)}",
                     param=f"include[{at}]",
                 )
+        if self.reasoning is not None and not isinstance(self.reasoning, dict):
+            raise wrong("reasoning", "must be an object")
+        if self.effort not in (None, *EFFORTS):
+            raise wrong("reasoning.effort", f"must be one of {', '.join(EFFORTS)}")
         self._check_metadata()
         _ = self.echo  # checks that it can be written
 
@@ -134,7 +139,7 @@ class ResponsesBody(ConversationBody):
             "parallel_tool_calls": self.parallel_tool_calls is not False,
             "previous_response_id": None,
             "prompt_cache_key": self.prompt_cache_key,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": self.effort, "summary": None},
             "safety_identifier": self.safety_identifier,
             "service_tier": self.service_tier or "auto",
             "store": False,
@@ -158,6 +163,10 @@ class ResponsesBody(ConversationBody):
 
     def plain_messages(self) -> list[Json]:
         return self.chat
+
+    @property
+    def effort(self) -> str | None:
+        return (self.reasoning or {}).get("effort")
 
     @property
     def turns(self) -> int:

@@ -46,7 +46,9 @@ def _add(item: Any, where: str, chat: ChatMessages) -> None:
             output = "\n".join(texts(item.get("output"), f"{where}.output", TEXT))
             chat.result(string(item, "call_id", where), output)
         case "reasoning":
-            pass  # of an earlier answer: it is no part of the prompt
+            said = item.get("content") or item.get("summary") or []
+            if reasoning := texts(said, f"{where}.content", ("reasoning_text", "summary_text", "text")):
+                chat.reasoning("\n".join(reasoning))
         case "item_reference":
             raise UnsupportedParameter(f"{where}: nothing is stored here; send the item itself", param=where)
         case kind:

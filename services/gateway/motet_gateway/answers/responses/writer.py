@@ -42,14 +42,17 @@ class ResponseWriter(BlockWriter):
 
     def block_begins(self, block: Block) -> Sequence[bytes]:
         events = [self._of(block, "response.output_item.added", item=self._item(block, "in_progress", ""))]
-        if block.call is None:
+        if block.reasoning:
+            events.append(self._of_text(block, "response.content_part.added", part=_thought("")))
+        elif block.call is None:
             events.append(self._of_text(block, "response.content_part.added", part=_part("", [])))
         return events
 
-    def block_grows(self, block: Block, text: str, logprobs: Columns | None) -> Sequence[bytes]:
+    def block_grows(self, block: Block, text: str, logprobs: Sequence[Columns]) -> Sequence[bytes]:
+        if block.reasoning:
+            return [self._of_text(block, "response.reasoning_text.delta", delta=text)]
         if block.call is None:
-            scores = _scores([logprobs] if logprobs else [])
-            return [self._of_text(block, "response.output_text.delta", delta=text, logprobs=scores)]
+            return [self._of_text(block, "response.output_text.delta", delta=text, logprobs=_scores(logprobs))]
         if self._is_custom(block):
             return ()  # the input is a string within the arguments
         return [self._of_item(block, "response.function_call_arguments.delta", delta=text)]
@@ -57,7 +60,12 @@ class ResponseWriter(BlockWriter):
     def block_ends(self, block: Block) -> Sequence[bytes]:
         item, text = self._ended(block, with_logprobs=False), block.text
         events: list[bytes] = []
-        if block.call is None:
+        if block.reasoning:
+            events += (
+                self._of_text(block, "response.reasoning_text.done", text=text),
+                self._of_text(block, "response.content_part.done", part=_thought(text)),
+            )
+        elif block.call is None:
             events += (
                 self._of_text(block, "response.output_text.done", text=text, logprobs=[]),
                 self._of_text(block, "response.content_part.done", part=item["content"][0]),
@@ -118,7 +126,7 @@ class ResponseWriter(BlockWriter):
             "input_tokens": call.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": call.tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": call.reasoning_tokens or 0},
             "total_tokens": call.prompt_tokens + call.tokens,
         }
         return response
@@ -149,6 +157,8 @@ class ResponseWriter(BlockWriter):
     def _item(self, block: Block, status: str, text: str, *, with_logprobs: bool = False) -> Json:
         """`text`: also of arguments."""
         head = {"id": self._id(block), "status": status}
+        if block.reasoning:
+            return {**head, "type": "reasoning", "summary": [], "content": [_thought(text)] if text else []}
         if (call := block.call) is None:
             parts = [_part(text, _scores(block.logprobs) if with_logprobs else [])]
             content = parts if status != "in_progress" else []
@@ -162,7 +172,7 @@ class ResponseWriter(BlockWriter):
         return block.call is not None and block.call.name in self._custom
 
     def _id(self, block: Block) -> str:
-        kind = "msg" if block.call is None else "ctc" if self._is_custom(block) else "fc"
+        kind = "rs" if block.reasoning else "msg" if block.call is None else "ctc" if self._is_custom(block) else "fc"
         return f"{kind}_{self._call.id}_{block.index}"
 
 
@@ -170,6 +180,10 @@ def _said(body: ResponsesBody, call: Call) -> Json:
     sampling = call.started[0].order.sampling
     how = {"temperature": round(sampling.temperature, 6), "top_p": round(sampling.top_p or 1, 6)}
     return how | {name: orjson.Fragment(value) for name, value in body.echo.items()}
+
+
+def _thought(text: str) -> Json:
+    return {"type": "reasoning_text", "text": text}
 
 
 def _part(text: str, logprobs: list[Json] | orjson.Fragment) -> Json:
