@@ -252,7 +252,7 @@ class Engine(PlannedEngine):
                 if plan is None:
                     break
                 self.launch(plan)
-            if not self._launched and self.planner.sequences.late:
+            if not self._launched and self.planner.any_late:
                 self._worker.wait_for_masks(LATE_WAIT_SECONDS)  # nobody else has something to do
             return self.collect()
         except RuntimeError as error:
@@ -298,7 +298,7 @@ class Engine(PlannedEngine):
             events=events,
             planner=self.planner,
         )
-        return StepOutput(self._steps, outputs, events, decoded, late=bool(self.planner.sequences.late))
+        return StepOutput(self._steps, outputs, events, decoded, late=self.planner.any_late)
 
     def idle(self) -> float | None:
         if len(self.planner.sequences) or self._launched:

@@ -94,8 +94,8 @@ class SimulatedEngine(PlannedEngine):
         decoded = self.planner.take_decoded()
         outputs, events = self.planner.take_outputs()
         if decoded is not None:
-            for row in plan.decodes.rows:
-                self._rows[row].token(self.now, self._gaps)
+            for request in decoded.requests:
+                self._answers[request].token(self.now, self._gaps)
         for output in outputs:
             if output.tokens:
                 self._answers[output.request].token(self.now, self._gaps)

@@ -237,17 +237,35 @@ def test_a_round_keeps_tokens_as_columns_until_they_mean_more() -> None:
     planner.commands.supervised = True
     planner.commands.add(new("a", prompt=3, max_tokens=80, promise=2))
     planner.commands.add(new("b", prompt=3, max_tokens=80))
-    kept: list[int | None] = []
+    kept: list[tuple[str, ...] | None] = []
     for token in [1] * 20 + [7]:
         plan = planner.plan()
         planner.collect(StepResult(number=plan.number, sampled=(token, token)))
         decoded = planner.take_decoded()
-        kept.append(decoded and decoded.iterations)
+        kept.append(decoded and decoded.requests)
         outputs, _ = planner.take_outputs()
-        seen = outputs if decoded is None else decoded.outputs()
-        assert [(one.request, one.index, one.tokens) for one in seen] == [
+        seen = outputs if decoded is None else [*decoded.outputs(), *outputs]
+        assert sorted((one.request, one.index, one.tokens) for one in seen) == [
             (name, len(kept) - 1, [token]) for name in "ab"
         ]
-    # The prompts, the first iteration that only decodes, the announcement of a's overflow, and the end.
-    assert [place for place, iteration in enumerate(kept) if iteration is None] == [0, 1, 13, 20]
+    # The prompts; the announcement of a's overflow; the end.
+    assert kept == [None, *[("a", "b")] * 12, ("b",), *[("a", "b")] * 6, None]
     assert len(planner.sequences) == 0
+
+
+def test_those_beside_one_that_ends_stay_columns_and_go_on() -> None:
+    """Its last token comes by `max_tokens` or is a stop token, and its pages are free at once."""
+    planner = make_planner(eos_token_ids=frozenset({7}))
+    for name, tokens in (("a", 30), ("b", 4), ("c", 30)):
+        planner.commands.add(new(name, prompt=3, max_tokens=tokens))
+    seen: list[tuple[tuple[str, ...], list[tuple[str, str | None]]]] = []
+    for tokens in [(1, 1, 1)] * 4 + [(1, 1)] * 3 + [(7, 1)] + [(1,)] * 3:
+        plan = planner.plan()
+        planner.collect(StepResult(number=plan.number, sampled=tokens))
+        planner.check()
+        decoded = planner.take_decoded()
+        outputs, _ = planner.take_outputs()
+        seen.append((decoded.requests if decoded else (), [(one.request, one.finish) for one in outputs]))
+    assert seen[2:4] == [(("a", "b", "c"), []), (("a", "c"), [("b", "length")])]
+    assert seen[7] == (("c",), [("a", "stop")])
+    assert [len(one.tokens) for one in planner.sequences] == [3 + 11]

@@ -20,7 +20,7 @@ and its reader waits for the next token, as readers of decodes do.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from motet.domain import BASE, Digest, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
 from motet_runner.plan.joining import choose, passed_over
 from motet_runner.plan.presets import UNBOUNDED, Preset
 from motet_runner.plan.prompt_shares import PromptShares
@@ -70,8 +70,10 @@ class Iteration:
     @property
     def suspect(self) -> Sequence | None:
         """The suspect that this iteration computes alone."""
-        work = self.work
-        return work[0].sequence if len(work) == 1 and work[0].sequence.suspect else None
+        if len(self.decodes) + len(self.prefills) != 1:
+            return None
+        (work,) = self.work
+        return work.sequence if work.sequence.suspect else None
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.prefills)
@@ -126,8 +128,9 @@ def compose(
     shares = (shares or PromptShares()) if preset.chunked else None
     joining = choose(fresh, preset, places=free_places)
 
-    chosen = [sequence for sequence in (started + joining)[:places] if not sequence.at_promise]
-    suspects = [sequence for sequence in chosen if sequence.suspect]
+    # Compared here, as each iteration asks for all of them: see `Sequence.at_promise` and `Sequence.suspect`.
+    chosen = [one for one in (started + joining)[:places] if one.scheduled < one.promise * PAGE_TOKENS]
+    suspects = [one for one in chosen if one.new.engines_lost and one.suspect]
     others = [sequence for sequence in chosen if not sequence.suspect] if suspects else chosen
     if suspects and (suspects_first or not others):
         return _rows(suspects[:1], preset, chunk_tokens, beside, shares)

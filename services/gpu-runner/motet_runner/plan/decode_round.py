@@ -10,11 +10,13 @@ iterations and keeps their tokens as columns. `write_back` updates its sequences
 else reads them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Series
+from functools import cached_property
+from itertools import compress
 from operator import is_
 
-from motet.domain import PAGE_TOKENS, Digest
+from motet.domain import PAGE_TOKENS, Digest, RequestId
 from motet_runner.interface import DecodedTokens
 from motet_runner.plan.composer import Work
 from motet_runner.plan.sequence import Sequence
@@ -22,6 +24,9 @@ from motet_runner.plan.sequence_memory import SequenceMemory
 from motet_runner.plan.step_plan import DecodeRows
 
 _NO_LIMIT = 1 << 62
+
+_Names = tuple[tuple[RequestId, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Requests, epochs, choices, and the output positions of the first tokens"""
 
 
 class DecodeRound:
@@ -63,18 +68,37 @@ class DecodeRound:
 
         self._written_back = 0, 0
         """How many iterations were planned and how many columns there were at the last `write_back`"""
+        self._plain: list[int] = []
+        self._unannounced: list[int] = []
+        """For each sequence: how many iterations are collected before it gets more than a token (unless the token is a
+        stop token), and how many are planned before its promise is near its end."""
         self._plain_until = self._unannounced_until = 0
+        """The least of each"""
         self._find_limits()
-        self._stops = frozenset[int]().union(*(_stops_of(sequence, eos_token_ids) for sequence in sequences))
-        self._filling = _by_turn(start + 1 for start in starts)
+        self._eos_token_ids = eos_token_ids
+
+    @cached_property
+    def _stops(self) -> frozenset[int]:
+        return frozenset().union(*(_stops_of(sequence, self._eos_token_ids) for sequence in self.sequences))
+
+    @cached_property
+    def _filling(self) -> list[list[int]]:
         """Per iteration (modulo PAGE_TOKENS), the sequences that have filled a page when it is computed. A sequence
         that cannot add its page to the cache can do so only after another one has left, and that ends the round."""
-        self._names = (
+        return _by_turn(start + 1 for start in self._first_starts)
+
+    @cached_property
+    def _columns_of_names(self) -> _Names:
+        sequences = self.sequences
+        return (
             tuple(sequence.request for sequence in sequences),
             tuple(sequence.new.epoch for sequence in sequences),
             tuple(sequence.new.choice for sequence in sequences),
+            tuple(
+                start + 1 - sequence.prompt_tokens
+                for start, sequence in zip(self._first_starts, sequences, strict=True)
+            ),
         )
-        self._first_indices = tuple(sequence.scheduled + 1 - sequence.prompt_tokens for sequence in sequences)
 
     @property
     def ended(self) -> bool:
@@ -101,21 +125,83 @@ class DecodeRound:
                 memory.release_left(self.sequences[place], self.sequences[place].to_keep(self._window))
         return DecodeRows(self._rows, self._first_starts, new_pages, iteration)
 
-    def take(self, tokens: Series[int | None], memory: SequenceMemory) -> DecodedTokens | None:
-        """Takes the result of the oldest launched iteration, which has only these tokens.
+    def take(
+        self,
+        tokens: Series[int | None],
+        memory: SequenceMemory,
+        *,
+        decoded: Callable[[DecodedTokens], None],
+        sampled: Callable[[Sequence, int], None],
+    ) -> bool:
+        """Takes the result of the oldest launched iteration, which has only these tokens. A token that may end its
+        sequence, or do more than extend it, goes to `sampled`, and all others to `decoded` before.
 
-        → None, without any change, if a token may end a sequence or do more than extend it.
+        → False, without any change, if a token is not finite.
         """
-        iteration = self._collected
-        if iteration >= self._plain_until or self._planned > self._unannounced_until:
-            return None
-        finite = _all_finite(tokens)
-        if finite is None or not self._stops.isdisjoint(finite):
-            return None
+        iteration, finite = self._collected, _all_finite(tokens)
+        if finite is None:
+            return False
+        apart: list[int] = []
+        if (
+            iteration >= self._plain_until
+            or self._planned > self._unannounced_until
+            or not self._stops.isdisjoint(finite)
+        ):
+            apart = self._apart(iteration, finite)
+        for place in apart:
+            self._write_one_back(place)
         self._columns.append(finite)
         self._collected += 1
-        self._add_to_cache(iteration, memory)
-        return DecodedTokens(*self._names, self._first_indices, iteration, finite)
+        for place in apart:
+            self._known_columns[place] = len(self._columns)
+        names, others = self._columns_of_names, finite
+        if apart:
+            stay = [True] * len(finite)
+            for place in apart:
+                stay[place] = False
+            requests, epochs, choices, first_indices = names
+            names = (
+                tuple(compress(requests, stay)),
+                tuple(compress(epochs, stay)),
+                tuple(compress(choices, stay)),
+                tuple(compress(first_indices, stay)),
+            )
+            others = list(compress(finite, stay))
+        if others:
+            decoded(DecodedTokens(*names, iteration, others))
+        self._extend(iteration, apart, memory, sampled)
+        return True
+
+    def _apart(self, iteration: int, tokens: Series[int]) -> list[int]:
+        """Whose token may do more than extend its sequence."""
+        planned, stops = self._planned, self._stops
+        limits = zip(tokens, self._plain, self._unannounced, strict=True)
+        return [
+            place
+            for place, (token, plain, unannounced) in enumerate(limits)
+            if iteration >= plain or planned > unannounced or token in stops
+        ]
+
+    def _extend(
+        self, iteration: int, apart: list[int], memory: SequenceMemory, sampled: Callable[[Sequence, int], None]
+    ) -> None:
+        """Adds the pages that are full now to the cache, and the tokens that do more to their sequences.
+
+        In the order of the sequences, as without a round: pages that are given back are taken again in that order."""
+        filling = self._filling[iteration % PAGE_TOKENS]
+        tokens = self._columns[-1]
+        for place in sorted({*filling, *apart}) if apart else filling:
+            sequence = self.sequences[place]
+            if place in apart:
+                sequence.pending -= 1
+                sequence.computed = self._first_starts[place] + self._collected
+                sampled(sequence, tokens[place])
+                self._find_limits_of(place)
+            elif sequence.chain is not None:
+                self._write_one_back(place)
+                memory.add_to_cache(sequence)
+        if apart:
+            self._find_least()
 
     def plain_iterations(self, memory: SequenceMemory) -> int:
         """How many of the next iterations have only tokens as results and evict nothing, as far as sequences and pages
@@ -167,11 +253,20 @@ class DecodeRound:
         self._written_back = self._planned, 0
 
     def _find_limits(self) -> None:
-        """Computes two numbers of iterations: how many are collected before a sequence gets more than a token (unless
-        the token is a stop token), and how many are planned before a promise is near its end. All sequences must be up
-        to date."""
-        self._plain_until = self._planned + min(map(_plain_tokens, self.sequences))
-        self._unannounced_until = self._planned + min(map(_iterations_until_near_promise, self.sequences))
+        """All sequences must be up to date."""
+        planned = self._planned
+        self._plain = [planned + _plain_tokens(sequence) for sequence in self.sequences]
+        self._unannounced = [planned + _iterations_until_near_promise(sequence) for sequence in self.sequences]
+        self._find_least()
+
+    def _find_limits_of(self, place: int) -> None:
+        """This one must be up to date."""
+        sequence = self.sequences[place]
+        self._plain[place] = self._planned + _plain_tokens(sequence)
+        self._unannounced[place] = self._planned + _iterations_until_near_promise(sequence)
+
+    def _find_least(self) -> None:
+        self._plain_until, self._unannounced_until = min(self._plain), min(self._unannounced)
 
     def _write_one_back(self, place: int) -> None:
         sequence, columns = self.sequences[place], self._columns
@@ -183,13 +278,6 @@ class DecodeRound:
             sequence.tokens += [column[place] for column in columns[known:]]
             sequence.computed = self._first_starts[place] + self._collected
         self._known_planned[place], self._known_columns[place] = self._planned, len(columns)
-
-    def _add_to_cache(self, iteration: int, memory: SequenceMemory) -> None:
-        """Adds the pages that are full now."""
-        for place in self._filling[iteration % PAGE_TOKENS]:
-            if self.sequences[place].chain is not None:
-                self._write_one_back(place)
-                memory.add_to_cache(self.sequences[place])
 
 
 def may_go_on(decodes: list[Work], runnable: list[Sequence]) -> bool:

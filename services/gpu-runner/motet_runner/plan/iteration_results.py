@@ -2,9 +2,18 @@
 
 from dataclasses import dataclass
 
-from motet.domain import PAGE_TOKENS, Digest
+from motet.domain import PAGE_TOKENS, Digest, RequestId
 from motet.errors import NotFinite, Overloaded
-from motet_runner.interface import AdapterFailed, Finish, Logprobs, Sampling, SequenceOutput, State, StateChanged
+from motet_runner.interface import (
+    AdapterFailed,
+    DecodedTokens,
+    Finish,
+    Logprobs,
+    Sampling,
+    SequenceOutput,
+    State,
+    StateChanged,
+)
 from motet_runner.plan.launched import Launched
 from motet_runner.plan.prompt_scores import PromptScores
 from motet_runner.plan.sequence import Sequence
@@ -25,6 +34,32 @@ _OUT_OF_MEMORY = (
 )
 
 
+class ExtendedSequences:
+    """Those that only got another token, as columns."""
+
+    __slots__ = ("_choices", "_epochs", "_indices", "_requests", "tokens")
+
+    def __init__(self) -> None:
+        self._requests: list[RequestId] = []
+        self._epochs: list[int] = []
+        self._choices: list[int] = []
+        self._indices: list[int] = []
+        self.tokens: list[int] = []
+
+    def add(self, sequence: Sequence, token: int) -> None:
+        new, tokens = sequence.new, sequence.tokens
+        self._requests.append(sequence.request)
+        self._epochs.append(new.epoch)
+        self._choices.append(new.choice)
+        self._indices.append(len(tokens) - sequence.prompt_tokens)
+        self.tokens.append(token)
+        tokens.append(token)
+
+    def decoded(self) -> DecodedTokens:
+        names = tuple(self._requests), tuple(self._epochs), tuple(self._choices)
+        return DecodedTokens(*names, tuple(self._indices), 0, self.tokens)
+
+
 @dataclass(slots=True)
 class IterationResults:
     _sequences: SequenceTable
@@ -38,20 +73,29 @@ class IterationResults:
         self._take_loads(result)
         sampled = iter(result.sampled)
         logprobs = result.logprobs
+        extended, usual = ExtendedSequences(), not (logprobs or result.out_of_memory or result.late)
+        before = len(self._lives.outputs)
         decoding = zip(
             launched.decoding, launched.decodes.rows, launched.decodes.starts, launched.decoding_restarts, strict=True
         )
         for place, (sequence, row, start, restarts) in enumerate(decoding):
             token = next(sampled)
             sequence.pending -= 1
-            if row in result.late:
+            if usual and token is not None and sequence.restarts == restarts and self._only_extends(sequence, token):
+                extended.add(sequence, token)
+                sequence.computed = start + 1
+                if sequence.chain is not None and sequence.computed // PAGE_TOKENS > sequence.chain.cached:
+                    self._memory.add_to_cache(sequence)
+            elif row in result.late:
                 self._sits_out(sequence, restarts)
             elif self._is_computed(sequence, row, result):
                 if sequence.restarts == restarts:
                     sequence.computed = start + 1
                     if sequence.suspect:
                         self._say_progress(sequence)
-                self._sampled(sequence, token, logprobs.get(place) if logprobs else None)
+                self.sampled(sequence, token, logprobs.get(place) if logprobs else None)
+        if extended.tokens:
+            self._lives.add_before(before, extended.decoded())
         place = len(launched.decoding)
         for work, step, restarts in zip(launched.prefills, launched.steps, launched.restarts, strict=True):
             sequence = work.sequence
@@ -66,7 +110,7 @@ class IterationResults:
                 if step.row in result.late and scored:
                     self._sits_out(sequence, restarts)
                 elif work.samples and scored:
-                    self._sampled(sequence, token, logprobs.get(place))
+                    self.sampled(sequence, token, logprobs.get(place))
             place += work.samples
         if not result.retries:
             self._chunk.fitted(result.model_calls)
@@ -127,7 +171,26 @@ class IterationResults:
             sequence.to_score += len(news)
         return True
 
-    def _sampled(self, sequence: Sequence, token: int | None, logprob: Logprobs | None) -> None:
+    def _only_extends(self, sequence: Sequence, token: int) -> bool:
+        """True if this token ends nothing and announces nothing, so that `sampled` would only add it. To be asked for
+        each sequence of each iteration."""
+        new, length = sequence.new, len(sequence.tokens) + 1
+        return (
+            sequence.state is State.DECODE
+            and length - sequence.prompt_tokens < new.sampling.max_tokens
+            and token not in self._eos_token_ids
+            and token not in new.sampling.stop_token_ids
+            and (
+                length + sequence.pending <= (sequence.promise - 1) * PAGE_TOKENS
+                or sequence.announced
+                or sequence.promise >= sequence.most_pages
+            )
+            and sequence.restarts_after is None
+            and not new.engines_lost
+            and sequence in self._sequences
+        )
+
+    def sampled(self, sequence: Sequence, token: int | None, logprob: Logprobs | None = None) -> None:
         """Write the next token; if it is the last, the sequence leaves and its pages are free (S3-07, PU-11)."""
         lives, memory = self._lives, self._memory
         if token is None:

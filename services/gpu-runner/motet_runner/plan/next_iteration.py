@@ -124,7 +124,7 @@ class NextIteration:
             if sequence.may_be_scheduled
             and (sequence.started or sequence.new.parent is None or not self.waits_for_parent(sequence))
         ]
-        if any(sequence.suspect for sequence in able) and self._sequences.masks_to_come:
+        if self._sequences.masks_to_come and any(sequence.suspect for sequence in able):
             # A mask may kill the engine: suspects wait for it, and no other one begins, so that their turn comes.
             late += sum(one.started for one in able if one.suspect or one.new.mask is not None)
             able = [one for one in able if not one.suspect and one.new.mask is None]

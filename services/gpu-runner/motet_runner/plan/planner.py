@@ -115,6 +115,11 @@ class Planner:
         self._write_back()
         return self._memory
 
+    @property
+    def any_late(self) -> bool:
+        """True if a sequence sits out iterations. Each iteration asks for this, and `sequences` would update all."""
+        return bool(self._sequences.late)
+
     def has_work(self) -> bool:
         changes = (
             self._launched
@@ -195,7 +200,7 @@ class Planner:
             if not work.sequence.started:
                 self._memory.count_cached(work.sequence)
         self.next_iteration.begin(iteration)
-        decodes = DecodeRows.of([self._schedule(work) for work in iteration.decodes])
+        decodes = self._schedule_decodes(iteration.decodes)
         prefills = tuple(self._schedule(work) for work in iteration.prefills)
         leaves, joins = self._memory.rows.take_changes()
         copies, self._memory.copies = tuple(self._memory.copies), []
@@ -233,15 +238,33 @@ class Planner:
         return plan
 
     def _schedule(self, work: Work) -> RowStep:
-        sequence = work.sequence
-        if sequence.state is State.WAITING:
-            self._sequences.enter(sequence, State.PREFILL)
+        if work.sequence.state is State.WAITING:
+            self._sequences.enter(work.sequence, State.PREFILL)
         row = self._memory.rows.step_of(work)
-        sequence.scheduled += work.count
+        self._note_scheduled(work.sequence, work.count, samples=work.samples)
+        return row
+
+    def _schedule_decodes(self, decodes: list[Work]) -> DecodeRows:
+        """As columns: an object for each would only be taken apart again."""
+        rows: list[int] = []
+        new_pages: dict[int, tuple[int, ...]] = {}
+        row_of = self._memory.rows.row_of
+        for work in decodes:
+            sequence = work.sequence
+            if sequence.state is State.WAITING:  # all of it but its newest token is in the prefix cache
+                self._sequences.enter(sequence, State.PREFILL)
+            row, pages = row_of(sequence)
+            rows.append(row)
+            if pages:
+                new_pages[row] = pages
+            self._note_scheduled(sequence, 1, samples=True)
+        return DecodeRows(tuple(rows), tuple(work.start for work in decodes), new_pages)
+
+    def _note_scheduled(self, sequence: Sequence, count: int, *, samples: bool) -> None:
+        sequence.scheduled += count
         if self.window is not None:
             self._memory.release_left(sequence, sequence.to_keep(self.window))
-        sequence.pending += work.samples
-        return row
+        sequence.pending += samples
 
     # -- leap --------------------------------------------------------------------------------------------------------
 
@@ -303,9 +326,8 @@ class Planner:
         launched = self._launched.popleft()
         decoding = launched.round
         if decoding is not None and result.only_tokens and self._is_as_planned(decoding):
-            decoded = decoding.take(result.sampled, self._memory)
-            if decoded is not None:
-                self._lives.add_decoded(decoded)
+            decoded, sampled = self._lives.add_decoded, self._results.sampled
+            if decoding.take(result.sampled, self._memory, decoded=decoded, sampled=sampled):
                 self.chunk.fitted(result.model_calls)
                 return
         self._write_back()
@@ -317,8 +339,8 @@ class Planner:
             decoding.collected_otherwise()
 
     def take_decoded(self) -> DecodedTokens | None:
-        """The tokens since the last call as columns, if they are one iteration's and its only results. `take_outputs`
-        then does not have them."""
+        """The tokens of one iteration since the last call as columns, if the others of its results come after them.
+        `take_outputs` then does not have them."""
         decoded, self._lives.decoded = self._lives.decoded, None
         return decoded
 

@@ -14,13 +14,16 @@ class RowAssignment:
 
     def step_of(self, work: Work) -> RowStep:
         """The worker's orders for this work. A sequence without a row gets one."""
-        sequence = work.sequence
+        row, new_pages = self.row_of(work.sequence)
+        return RowStep(row, work.start, work.count, work.samples, new_pages)
+
+    def row_of(self, sequence: Sequence) -> tuple[int, tuple[int, ...]]:
+        """Its row, and the pages that the worker does not know yet. A sequence without a row gets one."""
         if sequence.row is None:
             self._join(sequence)
         assert sequence.row is not None
         known = sequence.row_pages == sequence.left_pages + len(sequence.pages)  # mostly
-        new_pages = () if known else self.new_pages_of(sequence)
-        return RowStep(sequence.row, work.start, work.count, work.samples, new_pages)
+        return sequence.row, () if known else self.new_pages_of(sequence)
 
     @staticmethod
     def new_pages_of(sequence: Sequence) -> tuple[int, ...]:

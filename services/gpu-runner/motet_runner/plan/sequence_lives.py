@@ -45,6 +45,13 @@ class SequenceLives:
             self.expand_decoded()
             self.outputs += decoded.outputs()
 
+    def add_before(self, place: int, decoded: DecodedTokens) -> None:
+        """The same, if outputs from `place` on are of the same iteration."""
+        if not place and self.decoded is None:
+            self.decoded = decoded
+        else:
+            self.outputs[place:place] = decoded.outputs()
+
     def expand_decoded(self) -> None:
         """If the columns were not taken, turn them into ordinary outputs."""
         if self.decoded is not None:
