@@ -258,6 +258,31 @@ async def test_a_sample_has_at_most_a_kibibyte_however_long_its_names_are(tmp_pa
             assert len(features) >= 100
 
 
+async def test_answers_to_one_prompt_keep_the_same_features(tmp_path: Path) -> None:
+    """By them a refit knows that it is one prompt."""
+    await migrate(database(tmp_path))
+    tenant, adapter = "customer-support-prod", "customer-support-prod/ticket-summaries-german-v2"
+    async with running(tmp_path) as predictor, open_store(database(tmp_path)) as store:
+        for request in ("a" * 24, "a" * 24 + ".1", "a" * 24 + "-2.11"):
+            for source in ("tenant", "model:quantiles-2", "model:prompts-3.123"):
+                outcome = predictor_pb2.Outcome(
+                    request=request,
+                    tenant=tenant,
+                    adapter=adapter,
+                    features=range(280),
+                    feature_space=7,
+                    estimate=common_pb2.Estimate(source=source),
+                )
+                async with open_channel(predictor.address) as channel:
+                    stub: predictor_pb2_grpc.PredictorAsyncStub = predictor_pb2_grpc.PredictorStub(channel)
+                    await stub.Observe(predictor_pb2.ObserveRequest(outcomes=[outcome]), timeout=PATIENCE_S)
+        await predictor.persistence.flush()
+        samples = await length_samples.newest_samples(store, 100)
+    assert len(samples) == 9
+    assert len({one.features for one in samples}) == 1
+    assert len(samples[0].features) > 3 * 250
+
+
 async def test_many_outcomes_do_not_keep_an_estimate_waiting(tmp_path: Path) -> None:
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor:

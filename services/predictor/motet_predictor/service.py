@@ -22,6 +22,9 @@ log = structlog.get_logger(__name__)
 
 _SOURCE = "model:"
 _TENANT, _ADAPTER = 253, 512
+_ROOM_OF_ANSWER = 64
+"""Bytes of a sample for the request's name and the estimate's source, which differ from answer to answer. A refit tells
+prompts apart by their features, so these must not decide how many of them are kept."""
 PROMPTS_TOGETHER = 64
 """Of one call: it bounds the memory that their distributions take."""
 MIN_REST_SECONDS, MAX_REST_SECONDS = 0.001, 0.004
@@ -181,13 +184,14 @@ def _text(text: str, max_length: int) -> str:
     return text[:max_length].replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
+def _bytes(*names: str) -> int:
+    return sum(len(name.encode()) for name in names)
+
+
 def _sample(outcome: predictor_pb2.Outcome, features: Features) -> LengthSample:
-    names = request, tenant, adapter, source = (
-        _text(outcome.request, 128),
-        _text(outcome.tenant, _TENANT),
-        _text(outcome.adapter, _ADAPTER),
-        _text(outcome.estimate.source, 128),
-    )
+    request, source = _text(outcome.request, 128), _text(outcome.estimate.source, 128)
+    tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)
+    beside = max(_ROOM_OF_ANSWER, _bytes(request, source)) + _bytes(tenant, adapter)
     return LengthSample(
         request=request,
         tenant=tenant,
@@ -203,5 +207,5 @@ def _sample(outcome: predictor_pb2.Outcome, features: Features) -> LengthSample:
         promised_tokens=outcome.promised_tokens,
         parks=outcome.parks,
         finish=_FINISH.get(outcome.finish, ""),
-        features=to_bytes(outcome.feature_space, features, beside=sum(len(name.encode()) for name in names)),
+        features=to_bytes(outcome.feature_space, features, beside=beside),
     )
