@@ -15,6 +15,7 @@ from motet.clock import FakeClock
 from motet.errors import StoreUnavailable
 from motet.store import length_samples, migrate, open_store, predictor_versions
 from motet.store.predictor_versions import PART_BYTES
+from motet_predictor import kept_versions
 from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, to_bytes
 from motet_predictor.fitting import fit
 from motet_predictor.kept_corrections import CORRECTIONS_AT_ONCE, ChangedCorrections, read_corrections
@@ -214,6 +215,23 @@ async def test_weights_are_there_although_the_answer_to_a_write_was_lost(
         await kept.flush()
         await kept.flush()
         monkeypatch.undo()
+        await kept.flush()
+    async with running(folder) as later:
+        assert later.names == [STATISTICS, f"{VERSION}.1"]
+
+
+async def test_weights_that_a_full_database_refuses_are_packed_once(
+    folder: Path, large: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed: list[Fitted] = []
+    monkeypatch.setattr(kept_versions, "to_bytes", lambda fitted: packed.append(fitted) or to_bytes(fitted))
+    async with running(folder) as kept:
+        rows(folder, "CREATE TRIGGER full BEFORE INSERT ON predictor_versions BEGIN SELECT RAISE(FAIL, 'full'); END")
+        await kept.versions.offer(large)
+        for _ in range(5):
+            await kept.flush()
+        assert packed == []
+        rows(folder, "DROP TRIGGER full")
         await kept.flush()
     async with running(folder) as later:
         assert later.names == [STATISTICS, f"{VERSION}.1"]

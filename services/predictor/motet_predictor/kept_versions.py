@@ -68,8 +68,9 @@ class KeptVersions:
             version.made = now().timestamp()
             self._model.versions.offer(version)
             log.info("version_in_shadow", version=version.name, adapters=len(fitted.corrections))
+            self._wait(version, data)
             with self._surviving():
-                await self._add(version, data)
+                await self._add(version)
 
     async def flush(self, at_most: int, *, last: bool = False) -> None:
         """Write what has changed: of weights and corrections about `at_most` bytes, the rest the next time; figures and
@@ -216,23 +217,28 @@ class KeptVersions:
                 self._number = max(self._number, *map(_number_of, there.values())) + 1
                 version.name, before = f"{VERSION}.{self._number}", version.name
                 log.warning("version_renamed", version=version.name, before=before)
-            fitted = Fitted(version.weights, dict(version.corrections))
-            await self._add(version, await asyncio.to_thread(to_bytes, fitted))
+            # To pack takes a quarter of a second: not each time while the database is full.
+            if not any(part[:2] == (version.name, 0) for part in self._parts):
+                fitted = Fitted(version.weights, dict(version.corrections))
+                self._wait(version, await asyncio.to_thread(to_bytes, fitted))
+            await self._add(version)
 
-    async def _add(self, version: PromptVersion, data: bytes) -> None:
+    def _wait(self, version: PromptVersion, data: bytes) -> None:
+        """Let its parts wait to be written. Before the row is added: that may succeed, and its answer be lost."""
         version.digest = hashlib.sha256(data).hexdigest()
         others = {one.name for one in self._model.versions} - {version.name}
-        # Before the row is added: that may succeed, and its answer be lost.
         self._parts = [part for part in self._parts if part[0] in others]
         self._parts += [
             (version.name, start // PART_BYTES, data[start : start + PART_BYTES])
             for start in range(0, len(data), PART_BYTES)
         ]
+
+    async def _add(self, version: PromptVersion) -> None:
         record = VersionRecord(
             version=version.name,
             role=self._model.versions.role_of(version.name).value,
             created=datetime.fromtimestamp(version.made, UTC),
-            size=len(data),
+            size=sum(len(data) for name, _, data in self._parts if name == version.name),
             digest=version.digest,
         )
         await table.add(self._store, record)
