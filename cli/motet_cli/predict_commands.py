@@ -85,7 +85,14 @@ def document_of(record: VersionRecord) -> dict[str, Any]:
             for name, within in zip(QUANTILES, figures.get("covered") or [0] * len(QUANTILES), strict=False)
         },
         "against_serving": (
-            {"answers": compared, "gain": figures["gain"], "error": figures["error"]} if compared else None
+            {
+                "answers": compared,
+                "prompts": figures.get("prompts"),
+                "gain": figures["gain"],
+                "error": figures["error"],
+            }
+            if compared
+            else None
         ),
         "decision": figures.get("decision") or "",
     }
@@ -136,7 +143,8 @@ def _share(value: float | None) -> str:
 def _gain(against: dict[str, Any] | None) -> str:
     if against is None:
         return "-"
-    return f"loss lower by {against['gain']:.4f} ± {against['error']:.4f} ({against['answers']} answers)"
+    prompts = f" to {against['prompts']} prompts" if against["prompts"] else ""  # an older predictor did not count them
+    return f"loss lower by {against['gain']:.4f} ± {against['error']:.4f} ({against['answers']} answers{prompts})"
 
 
 def _json(document: dict[str, Any]) -> str:

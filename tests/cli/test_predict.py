@@ -50,7 +50,9 @@ RECORDS = [
         role="candidate",
         created=datetime(2026, 5, 3, 12, tzinfo=UTC),
         size=900,
-        figures=json.dumps(FIGURES | {"compared": 200, "gain": -0.0123, "error": 0.002, "decision": ""}),
+        figures=json.dumps(
+            FIGURES | {"compared": 200, "prompts": 120, "gain": -0.0123, "error": 0.002, "decision": ""}
+        ),
     ),
 ]
 
@@ -98,7 +100,7 @@ def test_versions_are_listed_the_newest_first(filled: Path, capsys: pytest.Captu
     head, candidate, serving, former = capsys.readouterr().out.splitlines()
     assert head.split()[:3] == ["version", "role", "created"]
     assert candidate.startswith("prompts-2.8   candidate   2026-05-03 12:00   1000      0.4100   91.0 %")
-    assert candidate.rstrip().endswith("loss lower by -0.0123 ± 0.0020 (200 answers)")
+    assert candidate.rstrip().endswith("loss lower by -0.0123 ± 0.0020 (200 answers to 120 prompts)")
     assert serving.split()[:2] == ["prompts-2.7", "serving"]
     assert former.split() == ["quantiles-2", "former", "2026-05-01", "12:00", "0", "-", "-", "-"]
 
@@ -106,7 +108,7 @@ def test_versions_are_listed_the_newest_first(filled: Path, capsys: pytest.Captu
 def test_json_has_all_figures(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert predict_commands.ls(filled, as_json=True) == 0
     candidate, serving, former = json.loads(capsys.readouterr().out)["versions"]
-    assert candidate["against_serving"] == {"answers": 200, "gain": -0.0123, "error": 0.002}
+    assert candidate["against_serving"] == {"answers": 200, "prompts": 120, "gain": -0.0123, "error": 0.002}
     assert serving["coverage"] == {"q50": 0.5, "q80": 0.8, "q90": 0.91, "q95": 0.955}
     assert former["loss"] is None
 

@@ -1,6 +1,8 @@
 """The paired test of two versions: pure, with seeds."""
 
+import json
 from collections.abc import Iterator
+from math import inf
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from motet_predictor.comparison import (
     Verdict,
     pinball_loss,
 )
+from motet_predictor.prompt_version import PromptVersion
+from motet_predictor.version_figures import as_json
 
 
 def compared(differences: Iterator[tuple[str, float]], most: int = LOOKS[-1]) -> tuple[Verdict | None, int]:
@@ -131,6 +135,20 @@ def test_a_comparison_goes_on_from_its_bytes_as_if_it_had_not_ended() -> None:
         verdicts = [one.observe(tenant, prompt, 1.0, 1.0 + difference) for one in (whole, parts)]
     assert verdicts == [Verdict.BETTER] * 2
     assert (parts.answers, parts.gain()) == (whole.answers, whole.gain())
+
+
+def test_the_error_is_not_known_before_the_second_prompt() -> None:
+    """A request with many choices is one."""
+    comparison = Comparison()
+    for _ in range(3):
+        comparison.observe("acme", 7, 1.0, 1.25)
+    assert comparison.gain().error == inf
+    version = PromptVersion("v")
+    assert "error" not in json.loads(as_json(version, comparison))
+    comparison.observe("acme", 8, 1.0, 1.0)
+    figures = json.loads(as_json(version, comparison))
+    assert (figures["compared"], figures["prompts"]) == (4, 2)
+    assert 0 < figures["error"] < inf
 
 
 def test_a_comparison_with_another_version_begins_again_and_a_damaged_one_is_refused() -> None:

@@ -72,6 +72,10 @@ class Comparison:
         """Of each prompt of a tenant: how many answers, and the sum of their differences. At the last look a comparison
         ends, so there are no more."""
 
+    @property
+    def prompts(self) -> int:
+        return len(self._of)
+
     def observe(self, tenant: str, prompt: int, loss: float, other: float) -> Verdict | None:
         """Count an answer by the losses of both versions. Returns what is decided now.
 
@@ -83,8 +87,8 @@ class Comparison:
         return self._verdict() if self.answers in LOOKS else None
 
     def gain(self) -> Gain:
-        """Of the version over the other one. Its error is infinite before the second answer."""
-        if self.answers < 2:
+        """Of the version over the other one. Its error is infinite before the second prompt."""
+        if self.prompts < 2:
             return Gain(0.0, inf)
         differences = np.array([total / count for count, total in self._of.values()])
         _, tenants, counts = np.unique([tenant for tenant, _ in self._of], return_inverse=True, return_counts=True)
@@ -122,7 +126,7 @@ class Comparison:
 
     def _verdict(self) -> Verdict | None:
         gain = self.gain()
-        if len(self._of) >= MIN_PROMPTS:
+        if self.prompts >= MIN_PROMPTS:
             if gain.least > _ROUNDING:
                 return Verdict.BETTER
             if Gain(-gain.mean, gain.error).least > _ROUNDING:

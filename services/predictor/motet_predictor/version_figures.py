@@ -21,9 +21,10 @@ def as_json(version: PromptVersion, comparison: Comparison | None) -> str:
         "covered": judged.covered.astype(int).tolist(),
         "decision": version.decision,
     }
-    if comparison is not None and comparison.answers > 1:
+    if comparison is not None and comparison.prompts > 1:
         gain = comparison.gain()
-        figures |= {"compared": comparison.answers, "gain": round(gain.mean, 5), "error": round(gain.error, 5)}
+        figures |= {"compared": comparison.answers, "prompts": comparison.prompts}
+        figures |= {"gain": round(gain.mean, 5), "error": round(gain.error, 5)}
     return json.dumps(figures)
 
 
