@@ -64,6 +64,7 @@ async def refitting(
     *,
     after: int = 1,
     max_seconds: float = 60.0,
+    pause: float = 0.0,
     clock: Clock = monotonic,
 ) -> AsyncIterator[Refits]:
     async with open_store(url(folder)) as store:
@@ -76,6 +77,7 @@ async def refitting(
             folder / "weights.npz",
             after_answers=after,
             max_seconds=max_seconds,
+            pause_after_start=pause,
             clock=clock,
         )
         await versions.flush(MAX_FITTED_BYTES)
@@ -137,6 +139,20 @@ async def test_only_without_weights_a_process_fits_at_once_to_the_samples_that_i
         assert model.serving.weights is not None
         await refits.refit_if_due()
         assert outcomes(registry) == {}
+
+
+async def test_no_refit_begins_soon_after_a_start(tmp_path: Path) -> None:
+    """It may be what has ended the process before."""
+    await migrate(url(tmp_path))
+    await keep_samples(tmp_path, 50)
+    model, registry, clock = PromptModel(LengthModel()), CollectorRegistry(), FakeClock()
+    async with refitting(tmp_path, model, registry, pause=300.0, clock=clock) as refits:
+        clock.advance(299)
+        await refits.refit_if_due()
+        assert outcomes(registry) == {}
+        clock.advance(1)
+        await refits.refit_if_due()
+        assert outcomes(registry) == {"done": 1}
 
 
 async def test_answers_before_a_restart_count_for_the_next_refit(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from motet_predictor.fitted_bytes import MAX_FITTED_BYTES
 from motet_predictor.kept_versions import KeptVersions
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import Persistence
-from motet_predictor.refits import Refits
+from motet_predictor.refits import PAUSE_AFTER_START_SECONDS, Refits
 from motet_predictor.service import PredictorService, empty_model
 from motet_predictor.settings import Settings
 
@@ -60,6 +60,7 @@ def main() -> None:
                 process.data_dir.absolute() / WEIGHTS_FILE,
                 after_answers=settings.refit_answers,
                 max_seconds=settings.refit_max_seconds,
+                pause_after_start=PAUSE_AFTER_START_SECONDS * process.time_scale,
                 clock=surroundings.clock,
             )
             service = PredictorService(model, persistence, metrics, surroundings.clock)

@@ -23,6 +23,10 @@ MIN_PAUSES = 9.0
 """How many times as long as a refit the pause after it is, at least: on a machine with few cores a refit takes CPU time
 from the engines, also with the lowest priority."""
 
+PAUSE_AFTER_START_SECONDS = 300.0
+"""Before the first refit of a process. Where a refit takes more memory than its container may, the predictor ends with
+it: then it must have the time to learn and to write before the next one."""
+
 
 class Refits:
     def __init__(
@@ -34,6 +38,7 @@ class Refits:
         *,
         after_answers: int,
         max_seconds: float,
+        pause_after_start: float,
         clock: Clock,
     ) -> None:
         self._model = model
@@ -45,7 +50,7 @@ class Refits:
         self._clock = clock
         self._due_at_answers: int | None = None
         """None: not known before versions are loaded"""
-        self._not_before = clock()
+        self._not_before = clock() + pause_after_start
 
     async def refit_if_due(self) -> None:
         """Fit again if there are enough new answers and no candidate, and wait until it is done. Never raises but by
