@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, predictor_pb2, scheduler_pb2
+from motet.clock import monotonic
 from motet.length_statistics import LengthStatistics
 from motet.transport import UnaryMethod
 from motet.transport.methods import PREDICT
@@ -275,7 +276,8 @@ async def test_an_answer_that_cannot_be_decoded_fails_no_request(tmp_path: Path)
 
     raw = UnaryMethod(PREDICT.path, PREDICT.up, bytes)
     async with GrpcNetwork().serving(address, {raw: nonsense}):
-        asking = estimator.Estimator(address, Metrics(CollectorRegistry()), network=GrpcNetwork(), budget_seconds=5.0)
+        metrics = Metrics(CollectorRegistry(), clock=monotonic)
+        asking = estimator.Estimator(address, metrics, network=GrpcNetwork(), budget_seconds=5.0)
         running = asyncio.create_task(asking.run())
         await eventually(lambda: asking.up)
         (found,) = await asking.estimate([predictor_pb2.Prompt(tenant="t", adapter="a", max_tokens=9)])
