@@ -46,6 +46,7 @@ SAMPLES: dict[str, Any] = {
     "presence_penalty": 0.5,
     "priority": 1,
     "prompt": "x",
+    "reasoning_effort": "low",
     "regex": "a",
     "repetition_penalty": 1.1,
     "response_format": {"type": "json_object"},
