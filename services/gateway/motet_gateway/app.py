@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -44,6 +45,14 @@ NOT_HERE = {
 """Paths of the APIs that clients may expect, and why they are not here."""
 
 
+FOR_PAGES = (
+    *("x-request-id", "x-motet-request", "x-motet-length", "x-motet-ignored", "server-timing"),
+    *("retry-after", "retry-after-ms", "x-should-retry"),
+    *(f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
+)
+"""Headers of answers that scripts of other origins may read"""
+
+
 def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
     app = FastAPI(title="Motet", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(model_routes(gateway))
@@ -56,6 +65,14 @@ def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
     guarded: ASGIApp = Authentication(answering, gateway.access, gateway.metrics)
     if gateway.settings.is_local:
         guarded = LocalHostsOnly(guarded, allowed=gateway.settings.allowed_hosts)
+    if origins := gateway.settings.cors_origins:  # outside of what asks for keys: browsers send none with a preflight
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=FOR_PAGES,
+        )
     return RequestContext(guarded)
 
 

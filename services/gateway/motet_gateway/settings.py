@@ -1,6 +1,7 @@
 """The gateway's own settings, MOTET_GATEWAY_<FIELD> in the environment."""
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,10 @@ class Settings(BaseSettings):
     allowed_hosts: tuple[str, ...] = ()
     """Names that the Host header may have on a loopback address besides those of this machine, as a JSON list; `["*"]`
     allows all names."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Web pages of these origins may ask this gateway from a browser, as a JSON list such as
+    `["https://app.example"]`; `["*"]`: all pages. Then whoever writes such a page can use a gateway without keys."""
 
     auth: Literal["keys", "none"] | None = None
     """Who may send requests. `keys`: only those with an API key (`motet key create`); nobody until the first key is
@@ -142,6 +147,14 @@ class Settings(BaseSettings):
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
         return value or None
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for one in origins:
+            if one != "*" and not re.fullmatch(r"https?://[^/\s*]+", one):
+                raise ValueError(f"{one!r} is no origin: write it as https://app.example, without a path, or as *")
+        return origins
 
     @property
     def is_local(self) -> bool:
