@@ -126,7 +126,6 @@ def test_a_list_with_many_errors_gets_one_error_message(kind: type, field: str, 
 @pytest.mark.parametrize(
     "more",
     [
-        {"return_token_ids": True},
         {"chat_template": "{{ 1 }}"},
         {"length_penalty": 0.5},
         {"length_penalty": True},

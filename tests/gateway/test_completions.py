@@ -4,12 +4,13 @@ import asyncio
 import json
 from typing import Any
 
+import httpx2
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.domain import Digest
 from motet.prefix_hints import prefix_salt, prompt_hints
-from testbed.fake_services import BASE_DIGEST, FakeServices, fake_services, model_assets
+from testbed.fake_services import BASE_DIGEST, END, FakeServices, fake_services, model_assets
 from tests.gateway.conftest import Served, eventually, serve
 
 PROMPT = "The quick brown fox"
@@ -442,3 +443,41 @@ async def test_log_probabilities_may_show_tokens_by_their_ids(served: Served) ->
     token = (await chat(served, PROMPT, **chat_asked))["choices"][0]["logprobs"]["content"][0]
     assert token["token"].startswith("token_id:")
     assert token["top_logprobs"][0]["token"].startswith("token_id:")
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}, {"n": 2}, {"stop": ["brown"]}])
+async def test_token_ids_are_returned(served: Served, more: dict[str, Any]) -> None:
+    ids = served.cluster.tokenizer.encode(PROMPT).ids
+    asked = {"prompt": [PROMPT, "Hi"], "return_token_ids": True} | more
+    choices = (await complete(served, **asked))["choices"]
+    for choice in choices[: len(choices) // 2]:
+        assert choice["prompt_token_ids"] == ids
+        stopped = choice["token_ids"]
+        assert stopped == ([*ids, END] if "stop" not in more else ids[: len(stopped)])
+    assert choices[-1]["prompt_token_ids"] == served.cluster.tokenizer.encode("Hi").ids
+    streamed = await served.http.post("/v1/completions", json={"model": "tiny", "stream": True} | asked)
+    shown: dict[int, list[int]] = {}
+    prompts = {}
+    for event in events_of(streamed):
+        (choice,) = event["choices"]
+        shown.setdefault(choice["index"], []).extend(choice.get("token_ids", ()))
+        if "prompt_token_ids" in choice:
+            assert choice["index"] not in prompts, "once"
+            prompts[choice["index"]] = choice["prompt_token_ids"]
+    assert shown == {choice["index"]: choice["token_ids"] for choice in choices}
+    assert prompts == {choice["index"]: choice["prompt_token_ids"] for choice in choices}
+
+
+async def test_a_chat_has_the_ids_of_its_prompt_beside_the_choices(served: Served) -> None:
+    answer = await chat(served, PROMPT, return_token_ids=True)
+    assert answer["prompt_token_ids"] == list(submitted(served).prompt_ids)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": PROMPT}], "return_token_ids": True}
+    events = events_of(await served.http.post("/v1/chat/completions", json=body | {"stream": True}))
+    assert [one["prompt_token_ids"] for one in events if "prompt_token_ids" in one] == [answer["prompt_token_ids"]]
+    ids = [token for one in events for token in one["choices"][0].get("token_ids", ())]
+    assert ids == answer["choices"][0]["token_ids"]
+
+
+def events_of(answer: httpx2.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]

@@ -50,6 +50,7 @@ SAMPLES: dict[str, Any] = {
     "regex": "a",
     "repetition_penalty": 1.1,
     "response_format": {"type": "json_object"},
+    "return_token_ids": True,
     "return_tokens_as_token_ids": True,
     "seed": 1,
     "service_tier": "flex",

@@ -224,6 +224,11 @@ class Body(DescribedModel):
         return False
 
     @property
+    def token_ids_wanted(self) -> bool:
+        """Of prompt and answer"""
+        return False
+
+    @property
     def alternatives_field(self) -> str:
         """The field that says how many alternatives to return."""
         return "logprobs"
@@ -263,6 +268,8 @@ class ChoicesBody(Body):
     response_format: Any = None
     """The answer is JSON: `{"type": "json_object"}`, or what a schema says: `{"type": "json_schema", "json_schema":
     {"name": …, "schema": …}}`. Or `{"type": "text"}`."""
+    return_token_ids: bool | None = None
+    """Return the ids of all tokens of prompt and answer."""
     return_tokens_as_token_ids: bool | None = None
     """Log probabilities show tokens as `token_id:5`, which tells apart those that read alike."""
     bad_words: Any = None
@@ -284,6 +291,10 @@ class ChoicesBody(Body):
     @property
     def tokens_as_ids(self) -> bool:
         return bool(self.return_tokens_as_token_ids)
+
+    @property
+    def token_ids_wanted(self) -> bool:
+        return bool(self.return_token_ids)
 
     def forbidden_words(self) -> list[str]:
         words = [] if self.bad_words is None else self.bad_words

@@ -46,7 +46,6 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "return_hidden_states": (_NOT_SUPPORTED, (False,)),
     "echo": ("a chat does not come back; /v1/completions has echo", (False,)),
     "prompt_logprobs": ("use echo with logprobs on /v1/completions", (False,)),
-    "return_token_ids": ("token ids in answers are not supported yet", (False,)),
     "detokenize": ("answers are always text", (True,)),
     "audio": ("answers are always text", ()),
     # Who may share its computed state.

@@ -166,6 +166,9 @@ class Call:
         """Whether it waits for the first runner of its model."""
         return self._model.not_ready is not None and not self._model.not_ready.runners
 
+    def prompt_of(self, choice: ChoiceText) -> Tokens:
+        return self.prompts[choice.index // self.body.choices]
+
     def echo_of(self, choice: ChoiceText) -> EchoedPrompt | None:
         return self.echoes[choice.index // self.body.choices] if self.echoes else None
 
@@ -325,6 +328,7 @@ class Call:
                 StopStrings(stops, include=bool(body.include_stop_str_in_output)) if stops else None,
                 hidden_ids=hidden,
                 stop_ids=frozenset(wanted[0].stop_token_ids),
+                keeps_ids=body.token_ids_wanted,
                 min_tokens=wanted[at].min_tokens,
                 logprobs=self._logprobs_writer(text, at),
                 splitter=ReasoningSplitter(self._reasoning) if self._reasoning is not None else None,

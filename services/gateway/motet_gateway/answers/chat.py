@@ -63,6 +63,7 @@ class ChatForm(Form):
     prefix = "chatcmpl"
     object_whole = "chat.completion"
     object_chunk = "chat.completion.chunk"
+    prompt_ids_in_choices = False
 
     def opening(self, index: int, /) -> bytes:
         delta = {"role": "assistant", "content": ""}

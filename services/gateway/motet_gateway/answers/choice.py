@@ -29,6 +29,7 @@ class ChoiceText:
         "_begun",
         "_detokenizer",
         "_hidden_ids",
+        "_ids",
         "_last_token",
         "_min_tokens",
         "_must_call",
@@ -60,6 +61,7 @@ class ChoiceText:
         *,
         hidden_ids: frozenset[int],
         stop_ids: frozenset[int] = frozenset(),
+        keeps_ids: bool = False,
         min_tokens: int,
         logprobs: LogprobsWriter | None,
         splitter: ReasoningSplitter | None = None,
@@ -70,8 +72,9 @@ class ChoiceText:
         stop_here: Callable[[], None],
         score: Score,
     ) -> None:
-        """`stop_ids`: tokens that the client named. `splitter`: if the model may reason. `parser`: of calls, if the
-        request offers tools. `score` gets the log probabilities of the prompt."""
+        """`stop_ids`: tokens that the client named. `keeps_ids`: it wants all tokens by their ids. `splitter`: if the
+        model may reason. `parser`: of calls, if the request offers tools. `score` gets the log probabilities of the
+        prompt."""
         self.index = index
         self._splitter = splitter
         self._reasoning: list[str] = []
@@ -83,6 +86,7 @@ class ChoiceText:
         self._hidden_ids = hidden_ids  # a stop token ends the answer and is not part of its text
         self._stop_ids = stop_ids
         self._last_token = -1
+        self._ids: list[int] | None = [] if keeps_ids else None
         self._min_tokens = min_tokens
         self.logprobs = logprobs
         """Set when the client asked for them."""
@@ -152,6 +156,8 @@ class ChoiceText:
             tokens = self._read_until_end(tokens)
         if tokens and self._stop_ids:
             self._last_token = tokens[-1]
+        if self._ids is not None:
+            self._ids.extend(tokens)
         if (writer := self.logprobs) is not None:
             for token, one in zip(tokens, logprobs, strict=False):
                 writer.add(token, one, self._added_by(token, writer))
@@ -255,6 +261,13 @@ class ChoiceText:
         """What is new of it. Take the text first."""
         taken, self._reasoning = self._reasoning, []
         return "".join(taken)
+
+    def take_ids(self) -> list[int]:
+        """Of tokens that have not been taken yet, if their ids are kept."""
+        if self._ids is None:
+            return []
+        taken, self._ids = self._ids, []
+        return taken
 
     def take_calls(self) -> Sequence[CallDelta]:
         """What is new of its calls."""

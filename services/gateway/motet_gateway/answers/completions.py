@@ -29,6 +29,7 @@ class CompletionForm(Form):
     prefix = "cmpl"
     object_whole = "text_completion"
     object_chunk = "text_completion"
+    prompt_ids_in_choices = True
 
     def opening(self, _index: int, /) -> bytes:
         return b""

@@ -20,6 +20,8 @@ class Form(ABC):
     prefix: str
     object_whole: str
     object_chunk: str
+    prompt_ids_in_choices: bool
+    """Where vLLM's clients look for them; otherwise beside the choices"""
 
     def __init__(
         self,
@@ -49,9 +51,23 @@ class Form(ABC):
         return template.fill(text)
 
     def full_event(
-        self, index: int, text: str | None, logprobs: orjson.Fragment | None, finish: str | None, usage: Json | None
+        self,
+        index: int,
+        text: str | None,
+        logprobs: orjson.Fragment | None,
+        finish: str | None,
+        usage: Json | None,
+        *,
+        ids: Sequence[int] = (),
     ) -> bytes:
-        return sse.event(self.chunk([self.choice_chunk(index, text, logprobs, finish)], usage))
+        choice = self.choice_chunk(index, text, logprobs, finish)
+        return sse.event(self.chunk([choice | {"token_ids": ids} if ids else choice], usage))
+
+    def prompt_event(self, index: int, ids: Sequence[int]) -> bytes:
+        choice, shown = self.choice_chunk(index, None, None, None), {"prompt_token_ids": ids}
+        if self.prompt_ids_in_choices:
+            return sse.event(self.chunk([choice | shown]))
+        return sse.event(self.chunk([choice]) | shown)
 
     def end_event(self, choice: ChoiceText, usage: Json | None) -> bytes:
         end = self.choice_chunk(choice.index, None, None, choice.finish_reason)
@@ -64,9 +80,13 @@ class Form(ABC):
     def opening(self, index: int, /) -> bytes:
         """The event before a choice's first text, in the same write."""
 
-    def whole(self, choices: Sequence[Sequence[Piece]], usage: Json) -> list[Piece]:
+    def whole(
+        self, choices: Sequence[Sequence[Piece]], usage: Json, prompt_ids: Sequence[int] | None = None
+    ) -> list[Piece]:
         """The answer in pieces."""
         frame = {**self._frame, "object": self.object_whole, **self._fingerprint, "usage": usage}
+        if prompt_ids is not None and not self.prompt_ids_in_choices:
+            frame["prompt_token_ids"] = prompt_ids
         pieces: list[Piece] = [orjson.dumps(frame)[:-1], b',"choices":[']
         for at, choice in enumerate(choices):
             pieces += [b",", *choice] if at else choice
@@ -78,10 +98,19 @@ class Form(ABC):
     ) -> Json: ...
 
     def choice_whole(
-        self, choice: ChoiceText, text: str, reasoning: str, logprobs: Sequence[Piece] = (b"null",)
+        self,
+        choice: ChoiceText,
+        text: str,
+        reasoning: str,
+        logprobs: Sequence[Piece] = (b"null",),
+        prompt_ids: Sequence[int] | None = None,
     ) -> list[Piece]:
         """A choice in pieces: copies of long log probabilities would stop all streams."""
-        end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        end: Json = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        if prompt_ids is not None:
+            end["token_ids"] = choice.take_ids()
+            if self.prompt_ids_in_choices:
+                end["prompt_token_ids"] = prompt_ids
         content = {"index": choice.index, **self.content(choice, text, reasoning), **end}
         return [orjson.dumps(content)[:-1], b',"logprobs":', *logprobs, b"}"]
 

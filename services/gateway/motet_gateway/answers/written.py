@@ -52,8 +52,9 @@ class StreamEvents(AnswerWriter):
         return sse.error_event(error) + sse.DONE
 
     def whole(self) -> list[Piece]:
-        form = self._made()
-        return form.whole([_whole_choice(self._call, one, form) for one in self._call.choices], _usage_of(self._call))
+        form, call = self._made(), self._call
+        prompt_ids = list(call.prompts[0]) if call.body.token_ids_wanted else None
+        return form.whole([_whole_choice(call, one, form) for one in call.choices], _usage_of(call), prompt_ids)
 
     def _made(self) -> Form:
         if self._form is None:
@@ -74,12 +75,14 @@ class StreamEvents(AnswerWriter):
         piece, reasoning, calls = choice.take(), choice.take_reasoning(), choice.take_calls()
         if not self._call.body.shows_reasoning:
             reasoning = ""
+        ids = choice.take_ids()
         logprobs = choice.logprobs.take() if choice.logprobs else None
-        if (
-            piece or reasoning or calls or logprobs or choice.finish is not None
-        ) and choice.index not in self._introduced:
+        news = piece or reasoning or calls or logprobs or ids or choice.finish is not None
+        if news and choice.index not in self._introduced:
             self._introduced.add(choice.index)
             parts.append(form.opening(choice.index))
+            if self._call.body.token_ids_wanted:
+                parts.append(form.prompt_event(choice.index, list(self._call.prompt_of(choice))))
             if (echo := self._call.echo_of(choice)) is not None:
                 shown = _as_json(choice, echo.logprobs) if echo.logprobs else None
                 parts.append(form.full_event(choice.index, echo.text, shown, None, usage_so_far))
@@ -87,9 +90,9 @@ class StreamEvents(AnswerWriter):
             shown = _as_json(choice, logprobs) if logprobs else None
             parts.append(form.reasoning_event(choice.index, reasoning, shown, usage_so_far))
             logprobs = None
-        if logprobs or (piece and usage_so_far is not None):
+        if logprobs or ids or (piece and usage_so_far is not None):
             shown = _as_json(choice, logprobs) if logprobs else None
-            parts.append(form.full_event(choice.index, piece, shown, None, usage_so_far))
+            parts.append(form.full_event(choice.index, piece, shown, None, usage_so_far, ids=ids))
         elif piece:
             parts.append(form.text_event(choice.index, piece))
         if calls:
@@ -102,12 +105,12 @@ def _whole_choice(call: Call, choice: ChoiceText, form: Form) -> list[Piece]:
     echo, text = call.echo_of(choice), choice.take()
     text = text if echo is None else echo.text + text
     reasoning = choice.take_reasoning() if call.body.shows_reasoning else ""
+    prompt_ids = list(call.prompt_of(choice)) if call.body.token_ids_wanted else None
     if choice.logprobs is None:
-        return form.choice_whole(choice, text, reasoning)
+        return form.choice_whole(choice, text, reasoning, prompt_ids=prompt_ids)
     prompt = {} if echo is None else echo.logprobs
-    return form.choice_whole(
-        choice, text, reasoning, choice.logprobs.as_json(prompt, choice.logprobs.take(still_held=True))
-    )
+    logprobs = choice.logprobs.as_json(prompt, choice.logprobs.take(still_held=True))
+    return form.choice_whole(choice, text, reasoning, logprobs, prompt_ids)
 
 
 def _as_json(choice: ChoiceText, logprobs: Columns) -> orjson.Fragment:

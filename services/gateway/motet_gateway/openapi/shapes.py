@@ -104,6 +104,8 @@ class ChatChoice(Shape):
     `stop`, and it has calls of tools, all of them whole: their arguments are JSON objects."""
     stop_reason: int | str | None
     """The stop string or the token of `stop_token_ids` that ended it; null if neither did."""
+    token_ids: list[int] = []
+    """Only with `return_token_ids`: of all tokens, also of the one that ended it."""
 
 
 class ChatCompletion(Shape):
@@ -117,6 +119,8 @@ class ChatCompletion(Shape):
     choices: list[ChatChoice]
     system_fingerprint: str
     """Changes with the weights that answer: those of the base model, and of the adapter's revision."""
+    prompt_token_ids: list[int] = []
+    """Only with `return_token_ids`."""
     service_tier: Literal["priority", "default", "flex"] | None = None
     """Only if the request has `service_tier`: that of the class it got."""
     usage: Usage
@@ -158,6 +162,8 @@ class ChatChunkChoice(Shape):
     """Null until the last event of the choice."""
     stop_reason: int | str | None = None
     """Only in the last event of the choice."""
+    token_ids: list[int] = []
+    """Only with `return_token_ids`: of all tokens, also of the one that ended it."""
 
 
 class ChatCompletionChunk(Shape):
@@ -170,6 +176,8 @@ class ChatCompletionChunk(Shape):
     choices: list[ChatChunkChoice]
     """Empty in the event that has the usage of the whole answer."""
     system_fingerprint: str
+    prompt_token_ids: list[int] = []
+    """Only with `return_token_ids`."""
     service_tier: Literal["priority", "default", "flex"] | None = None
     """Only if the request has `service_tier`: that of the class it got."""
     usage: Usage | None = None
@@ -193,6 +201,10 @@ class CompletionChoice(Shape):
     finish_reason: FinishReason
     stop_reason: int | str | None
     """The stop string or the token of `stop_token_ids` that ended it; null if neither did."""
+    token_ids: list[int] = []
+    """Only with `return_token_ids`: of all tokens, also of the one that ended it."""
+    prompt_token_ids: list[int] = []
+    """Only with `return_token_ids`."""
 
 
 class Completion(Shape):
@@ -216,6 +228,10 @@ class CompletionChunkChoice(Shape):
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
     """Only in the last event of the choice."""
+    token_ids: list[int] = []
+    """Only with `return_token_ids`: of all tokens, also of the one that ended it."""
+    prompt_token_ids: list[int] = []
+    """Only with `return_token_ids`."""
 
 
 class CompletionChunk(Shape):
