@@ -30,6 +30,7 @@ SAMPLES: dict[str, Any] = {
     "guided_json": {"type": "object"},
     "guided_regex": "a",
     "ignore_eos": True,
+    "include_reasoning": True,
     "include_stop_str_in_output": True,
     "json_schema": '{"type": "object"}',
     "logit_bias": {"5": 1},

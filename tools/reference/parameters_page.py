@@ -9,7 +9,7 @@ from tools.reference.markdown import code, flat, note, table
 
 def parameters_page() -> str:
     parts = [
-        note("services/gateway/motet_gateway/parameter_table.py and the modules that it reads"),
+        note("services/gateway/motet_gateway/parameter_table.py"),
         "# Parameters of other servers\n",
         flat("""What clients of OpenAI, vLLM, SGLang, LoRAX and TGI send, and what each parameter does here. One that is
         refused gets status 400 with its name in `error.param`. null asks for nothing, wherever it stands. Nobody knows

@@ -35,7 +35,7 @@ _VLLM = _names(
 )
 _VLLM_CHAT = _names(
     "echo add_generation_prompt continue_final_message documents chat_template chat_template_kwargs "
-    "mm_processor_kwargs thinking_token_budget"
+    "mm_processor_kwargs thinking_token_budget include_reasoning"
 )
 _SGLANG = _names(
     "top_k min_p min_tokens regex ebnf json_schema structural_tag repetition_penalty stop_token_ids stop_regex "
