@@ -1,5 +1,7 @@
-"""The bundled model, which knows no tools, calls what it is offered: every call parses and fits its tool's schema, and
-a stream has the same calls as the whole answer. Through the gateway's own parts, from a request's body to its answer.
+"""The bundled model calls tools that it has never seen, in formats that it does not know.
+
+Every call parses and fits its tool's schema, and a stream has the same calls as the whole answer. It goes through the
+gateway's own parts, from a request's body to its answer.
 """
 
 import json
