@@ -59,7 +59,7 @@ def optional(count: int) -> Grammar:
 
 async def test_what_fails_at_the_first_masks_of_the_models_tokens_is_refused(tried: GrammarTrials) -> None:
     """Mutations: a trial makes masks for bytes, or only the first one."""
-    many = Grammar(GrammarForm.REGEX, "(a|b|ab|ba)*" * 40)
+    many = Grammar(GrammarForm.REGEX, "(a|b|ab|ba)*" * 60)
     for grammar in (many, optional(500)):
         with pytest.raises(InvalidRequest, match="too many possibilities"):
             await tried.check(grammar, "t", MODEL)
