@@ -111,6 +111,9 @@ def test_no_gateway_says_that_more_was_delivered_than_was_asked_for():
     endless = requests[RequestId("endless")]
     driver.send(events.RequestFinished("g0", endless.id, 1, 10**9))
     assert endless.delivered == 2048, "the context"
+    driver.attach("r1", pages=1000, max_model_length=4096)
+    driver.gateway("g2", driver.live("longer", delivered=10**9, max_tokens=10**9))
+    assert requests[RequestId("longer")].delivered == 4096, "that of the runner that has come"
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 9])

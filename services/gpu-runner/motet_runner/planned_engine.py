@@ -69,6 +69,7 @@ class PlannedEngine:
     def report(self) -> EngineReport:
         sequences, memory, costs = self.planner.sequences, self.planner.memory, self.costs
         charges = {} if memory.ledger.charges_all_whole else memory.charges()
+        live = {digest: sequences.live_on(digest) for digest in sequences.live_adapters()}
         return EngineReport(
             steps=self.steps,
             pages=memory.ledger.kv_pages,
@@ -84,7 +85,7 @@ class PlannedEngine:
             swap_seconds_per_page=costs.swap_seconds_per_page,
             sequences=[one.entry(charges.get(one.request)) for one in sequences],
             adapters=[
-                EngineAdapterReport(digest, known.layout.size, sequences.live_on(digest), on_device=known.arrived)
+                EngineAdapterReport(digest, known.layout.size, live.get(digest, 0), known.arrived)
                 for digest, known in memory.adapters
             ],
             prefix_queried_tokens=memory.cache.queried_tokens,

@@ -58,6 +58,10 @@ class Placer:
         must follow at once: a runner must be reserved for another request first, or something was placed and untried
         ones are left. 0: none must follow."""
         self._reserve(queue)
+        if not len(queue):  # mostly: each report and each end of a sequence asks for a scan
+            queue.look_at_headroom()
+            queue.scanned()
+            return 0
         placed = False
         for outcome in queue.try_in_order(self._state.config, partial(self._place, queue)):
             if outcome is Outcome.PLACED:

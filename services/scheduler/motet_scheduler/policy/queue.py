@@ -241,7 +241,7 @@ class Queue:
         Skips those that wait for runners with too little room. These are nearly all, so this must be fast. Ends before
         anything that is later or less urgent than an untried one that is left.
         """
-        self._look_at_headroom()
+        self.look_at_headroom()
         self._with_room = None
         for request_class in self._turns.early():
             self.early = request_class
@@ -290,7 +290,7 @@ class Queue:
     def _rooms(self, request_class: RequestClass) -> dict[Runner, Room]:
         """Of the runners that may have room, but for those that this class leaves to overdue requests."""
         if self._with_room is None:
-            self._look_at_headroom()
+            self.look_at_headroom()
             self._with_room = self.rooms.of(self.freed)
         found = self._with_room
         left = [
@@ -298,7 +298,8 @@ class Queue:
         ]
         return {runner: kept for runner, kept in found.items() if runner not in left} if left else found
 
-    def _look_at_headroom(self) -> None:
+    def look_at_headroom(self) -> None:
+        """Whether the last places are for others now than at the last scan."""
         if self.headroom.look() and self.rooms.any_keeps:
             self._behind = True
             if self.headroom.standing().request_class is None:  # nothing is kept any more

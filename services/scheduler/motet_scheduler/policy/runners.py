@@ -109,6 +109,8 @@ class Runner:
         self._loads: dict[Digest, dict[ObjectName, Load]] = {}
         """The last load of each digest, from the source of each adapter that has it."""
         self._loading: set[Digest] = set()
+        self._awaited: set[Digest] = set()
+        """Those of which a load may not be over. Of the others nothing is left to learn from a report."""
         self.attached = True
         self.forget_at = inf
         """When it is forgotten, while it is away."""
@@ -233,6 +235,7 @@ class Runner:
     def load_ordered(self, order: int, digest: Digest, adapter: AdapterRef, now: float) -> None:
         self._loads.setdefault(digest, {})[adapter.object] = Load(order, now)
         self._loading.add(digest)
+        self._awaited.add(digest)
         self._note_adapter(digest)
 
     def load_is_awaited(self, digest: Digest, adapter: AdapterRef, now: float, patience: float) -> bool:
@@ -271,14 +274,16 @@ class Runner:
         """Of a digest, or all of them."""
         for one in [digest] if digest is not None else list(self._loads):
             self._loads.pop(one, None)
+            self._awaited.discard(one)
             self._loading.discard(one)
             self._note_adapter(one)
 
     def note_resident(self, resident: Mapping[Digest, Tier]) -> list[tuple[Digest, Tier | None]]:
         """Replace the adapters that it holds. Returns those that have changed, and where they are now."""
         before, self.resident = self.resident, resident
-        for digest in self._loads.keys() & resident.keys():
+        for digest in self._awaited & resident.keys():
             if resident[digest] is Tier.DEVICE:
+                self._awaited.discard(digest)
                 self._loading.discard(digest)
                 for load in self._loads[digest].values():
                     load.at = LAPSED
@@ -428,6 +433,8 @@ class Runner:
         assert parked == self._parked_digests, "adapters of parked requests were miscounted"
         resident = {digest for digest, tier in self.resident.items() if tier is Tier.DEVICE and digest != BASE}
         assert self.adapters == {*counted, *parked, *self._loading, *resident}, "adapters were miscounted"
+        awaited = {one for one, loads in self._loads.items() if any(load.at > LAPSED for load in loads.values())}
+        assert self._loading | awaited <= self._awaited, "a load is not awaited"
         assert self._adapter_pages.keys() <= counted.keys(), "an adapter that nobody uses takes pages"
         assert self.ledger.capacity == self._kv_pages(), "the ledger has another capacity than the runner"
 

@@ -97,6 +97,8 @@ class SchedulerState:
 
         self._one_of_each: dict[GroupName, dict[CapacityId, Runner]] = {}
         """Of the runners of a group, one of each capacity. Known until one comes or goes: there may be a thousand."""
+        self._longest_context: dict[GroupName, int] = {}
+        """Of the same runners. Each report asks for it for each of its requests."""
         self._undecided: set[GroupName] = set()
         """Groups of which something is left to decide until no runner is missed."""
 
@@ -140,7 +142,7 @@ class SchedulerState:
     def runner_changed(self, runner: Runner) -> None:
         """It has come or gone, or takes work now, or no longer."""
         group = runner.group
-        self._one_of_each.pop(group, None)
+        self._forget_capacities(group)
         self.queue(group).rooms.changed(runner)
         self.catalog_changed = self.adapters.may_be_ordered = True
         self._adapters_moved(runner, runner.adapters)
@@ -202,9 +204,18 @@ class SchedulerState:
 
     def note_delivered(self, request: Request, tokens: int) -> None:
         """A peer says that it has this much of its answer: at most what it asked for, and what a context holds."""
-        runners = self.one_of_each_capacity(request.group).values()
-        context = max((one.capacity.max_model_length for one in runners), default=MAX_CONTEXT)
+        context = self._longest_context.get(request.group) or self._find_longest_context(request.group)
         request.delivered = max(request.delivered, min(tokens, request.max_tokens or context, context))
+
+    def _find_longest_context(self, group: GroupName) -> int:
+        runners = self.one_of_each_capacity(group).values()
+        found = max((one.capacity.max_model_length for one in runners), default=MAX_CONTEXT)
+        self._longest_context[group] = found
+        return found
+
+    def _forget_capacities(self, group: GroupName) -> None:
+        self._one_of_each.pop(group, None)
+        self._longest_context.pop(group, None)
 
     def page_needs(self, request: Request) -> Mapping[CapacityId, PageNeed]:
         """What it needs on the runners of its group that could hold it."""
@@ -231,7 +242,7 @@ class SchedulerState:
         """Of groups without requests and runners: there may be many names in the life of a scheduler."""
         for group in [group for group, queue in self.queues.items() if not queue.active and group not in self.by_group]:
             del self.queues[group]
-            self._one_of_each.pop(group, None)
+            self._forget_capacities(group)
 
     def runners_of(self, group: GroupName) -> Sequence[Runner]:
         return self.by_group.get(group, ())
