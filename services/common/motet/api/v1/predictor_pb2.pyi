@@ -54,7 +54,7 @@ class Prompt(_message.Message):
     request: _builtins.str
     tenant: _builtins.str
     adapter: _builtins.str
-    """namespace/name; empty: the base model"""
+    """namespace/name, or the digest of the base model if there is no adapter"""
     prompt_tokens: _builtins.int
     max_tokens: _builtins.int
     feature_space: _builtins.int
@@ -199,6 +199,7 @@ class ObserveResponse(_message.Message):
 
     ACCEPTED_FIELD_NUMBER: _builtins.int
     accepted: _builtins.int
+    """that were learned, the first ones; the gateway sends the others again"""
     def __init__(
         self,
         *,
