@@ -114,7 +114,7 @@ def test_no_page_is_shared_before_a_token_has_shown_that_its_numbers_are_finite(
     ("preset", "refusal", "first", "second"),
     [
         ("paged-promises", "5 pages were promised and 3 can be given", 5, 3),
-        ("paged-chunk", "10 pages are expected to be needed with it, and 8 can be given", 4, 4),
+        ("paged-chunk", "10 pages are expected to be needed with it, and 8 can be given", 3, 5),
     ],
 )
 def test_a_shared_page_is_charged_once(preset: str, refusal: str, first: int, second: int) -> None:

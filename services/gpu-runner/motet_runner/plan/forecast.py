@@ -11,7 +11,7 @@ arithmetic.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from math import log
+from math import exp, log
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +74,13 @@ class Prospect(NamedTuple):
     most: int
     """How many tokens its answer can have."""
     law: LengthLaw
+    shared: int = 0
+    """How many of its pages another sequence pays for, which most likely ends later."""
+
+    @property
+    def likely_left(self) -> float:
+        """How many tokens its answer most likely still gets; negative if it should have ended."""
+        return min(self.most, exp(self.law.median) - 1) - self.generated
 
     @property
     def surely_longest(self) -> bool:
@@ -84,16 +91,15 @@ class Prospect(NamedTuple):
 class Need(NamedTuple):
     pages: int
     of_each: tuple[int, ...]
-    """How much of it is of each sequence, at least one page."""
+    """How much of it is of each sequence, at least one page. The sum is `pages`."""
 
 
-def largest_need(prospects: Collection[Prospect], *, shared: int = 0, deviations: float = DEVIATIONS) -> Need:
-    """The largest need at any later iteration. `shared`: how many pages are counted twice now, because sequences that
-    begin alike hold the same ones."""
+def largest_need(prospects: Collection[Prospect], *, at_least: int = 0, deviations: float = DEVIATIONS) -> Need:
+    """The largest need at any later iteration. `at_least`: what they surely need."""
     if not prospects:
         return Need(0, ())
-    columns = np.array([(one.tokens, one.generated, one.most, *one.law) for one in prospects]).T[:, :, np.newaxis]
-    tokens, generated, most, *law = columns
+    columns = np.array([(one.tokens, one.generated, one.most, one.shared, *one.law) for one in prospects])
+    tokens, generated, most, shared, *law = columns.T[:, :, np.newaxis]
     last = (most - generated).max() - 1
     steps = np.append(_STEPS[: int(np.searchsorted(_STEPS, last))], max(0.0, last))
     lengths = generated + steps
@@ -101,28 +107,39 @@ def largest_need(prospects: Collection[Prospect], *, shared: int = 0, deviations
     runs = np.exp(survival - survival[:, :1])
     runs[lengths >= most] = 0
     runs[:, 0] = 1
-    pages = np.ceil((tokens + steps) / PAGE_TOKENS)
+    pages = np.ceil((tokens + steps) / PAGE_TOKENS) - shared
     expected = runs * pages
     mean = expected.sum(axis=0)
     deviation = np.sqrt((expected * (pages - expected)).sum(axis=0))
     if_all_run = (pages * (runs > 0)).sum(axis=0)
-    needs = np.minimum(mean + deviations * deviation, if_all_run) - shared * mean / pages.sum(axis=0)
+    needs = np.minimum(mean + deviations * deviation, if_all_run)
     at = int(needs.argmax())
-    share = expected[:, at] * (needs[at] / mean[at])
-    return Need(int(np.ceil(needs[at])), tuple(np.maximum(1, np.rint(share)).astype(int).tolist()))
+    need = max(int(np.ceil(needs[at])), at_least)
+    return Need(need, _divided(need, expected[:, at]))
+
+
+def _divided(pages: int, weights: _Numbers) -> tuple[int, ...]:
+    """One page for each, and the others by weight. Those with the largest remainders get what rounding leaves: without
+    it, the sum over hundreds would miss many pages."""
+    beyond = np.maximum(0, weights * (pages / weights.sum()) - 1)
+    left = pages - len(weights)
+    exact = beyond * (left / beyond.sum()) if left else beyond * 0
+    shares = np.floor(exact)
+    shares[np.argsort(shares - exact, kind="stable")[: left - int(shares.sum())]] += 1
+    return tuple((shares + 1).astype(int).tolist())
 
 
 def sum_of_ends(prospects: Iterable[Prospect]) -> int:
     """The pages of all of them, each at its own end. No need exceeds this sum, and it costs little."""
-    return sum(-(-(tokens + max(0, most - generated - 1)) // PAGE_TOKENS) for tokens, generated, most, _ in prospects)
+    return sum(-(-(tokens + max(0, most - generated - 1)) // PAGE_TOKENS) for tokens, generated, most, *_ in prospects)
 
 
 def pages_of_longest_lives(prospects: Collection[Prospect]) -> int:
     """The largest need if each answer becomes as long as it can. It is at the last step of one of them, just before the
     need falls; the steps of a forecast may miss that."""
-    tokens, generated, most = np.array([one[:3] for one in prospects]).T[:, :, np.newaxis]
+    tokens, generated, most, shared = np.array([(*one[:3], one.shared) for one in prospects]).T[:, :, np.newaxis]
     ends = np.maximum(0, most - generated - 1)
-    pages = -(-(tokens + ends.T) // PAGE_TOKENS) * (ends >= ends.T)
+    pages = (-(-(tokens + ends.T) // PAGE_TOKENS) - shared) * (ends >= ends.T)
     return int(pages.sum(axis=0).max())
 
 

@@ -4,11 +4,11 @@ What a sequence is promised still says when it asks for more (S3-10). But a prom
 promises has no limit. If the forecast was wrong and pages are short, the newest sequence is parked (PU-15).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from motet.domain import RequestId
 from motet.ledger import Shortfall
-from motet_runner.plan.forecast import Prospect, largest_need, pages_of_longest_lives, sum_of_ends
+from motet_runner.plan.forecast import Need, Prospect, largest_need, pages_of_longest_lives, sum_of_ends
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.presets import UNBOUNDED
@@ -55,10 +55,8 @@ class ForecastLedger(PageLedger):
         limit = self.limit_beside(pages_of_adapters)
         all_of_them = (*others, sequence)
         need = 0
-        if pages > at_hand:
-            prospects = [one.prospect for one in all_of_them]
-            if sum_of_ends(prospects) > limit:  # mostly it is not
-                need = self._need(prospects)
+        if pages > at_hand and sum_of_ends(one.prospect for one in all_of_them) > limit:  # mostly it is not
+            need = self._need(all_of_them).pages
         if need <= limit and sequence.is_spared:
             # Others make room for these, but they do not for each other: all of it must be there.
             limit = max(0, self.capacity - pages_of_adapters)
@@ -73,13 +71,27 @@ class ForecastLedger(PageLedger):
 
     def charges(self, sequences: Iterable[Sequence]) -> dict[RequestId, int]:
         running = self._running(sequences)
-        need = largest_need([one.prospect for one in running], shared=self._pages.repeated)
-        return {one.request: pages for one, pages in zip(running, need.of_each, strict=True)}
+        return dict(zip((one.request for one in running), self._need(running).of_each, strict=True))
 
-    def _need(self, prospects: list[Prospect]) -> int:
-        need = largest_need(prospects, shared=self._pages.repeated).pages
-        sure = [one for one in prospects if one.surely_longest]
-        return max(need, pages_of_longest_lives(sure) - self._pages.repeated) if sure else need
+    def _need(self, sequences: Collection[Sequence]) -> Need:
+        """What they need together: by this one figure they join, and it is what they are charged."""
+        prospects = self._prospects(sequences)
+        sure = self._prospects([one for one in sequences if one.prospect.surely_longest])
+        return largest_need(prospects, at_least=pages_of_longest_lives(sure) if sure else 0)
+
+    def _prospects(self, sequences: Collection[Sequence]) -> list[Prospect]:
+        """Of several that hold a page, the one that most likely ends last pays for it: as long as the others need the
+        page, somebody is still charged for it."""
+        prospects = [one.prospect for one in sequences]
+        if not self._pages.repeated:
+            return prospects
+        pages = [one.pages for one in sequences]
+        paid: set[int] = set()
+        for at in sorted(range(len(prospects)), key=lambda at: prospects[at].likely_left, reverse=True):
+            paid_before = len(paid)
+            paid.update(pages[at])
+            prospects[at] = prospects[at]._replace(shared=len(pages[at]) - (len(paid) - paid_before))
+        return prospects
 
     def _running(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         return [one for one in sequences if one.request in self]

@@ -175,7 +175,7 @@ class Sequence:
     @property
     def prospect(self) -> Prospect:
         """Without an estimate, its answer is expected to end with its promise."""
-        tokens, generated, most, _ = longest = self.longest_life
+        tokens, generated, most, *_ = longest = self.longest_life
         if self.law is not None:
             return Prospect(tokens, generated, most, self.law)
         promised = max(self.new.promise, self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens
