@@ -197,6 +197,35 @@ async def test_the_template_is_told_whether_to_think() -> None:
             assert [one["text"] for one in answer.json()["content"]] == [text]
 
 
+def call_of(arguments: str) -> str:
+    return f'<tool_call>{{"name": "send", "arguments": {arguments}}}</tool_call>'
+
+
+@pytest.mark.parametrize("arguments", [r'{"q": "tmp/\ud83d"}', '{"q": "x",}', "{q: 1}", r'{"q": "a\qb"}'])
+async def test_arguments_that_are_no_object_are_an_error(hermes: Served, arguments: str) -> None:
+    said: Json = {"model": "tiny", "max_tokens": 200, "messages": says(call_of(arguments)), "tools": TOOLS}
+    client = hermes.anthropic.with_options(max_retries=0)
+    with pytest.raises(anthropic.InternalServerError, match="no JSON object"):
+        await client.messages.create(**said)
+    with pytest.raises(anthropic.APIStatusError, match="no JSON object"):
+        async with client.messages.stream(**said) as stream:
+            await stream.get_final_message()
+
+
+async def test_a_long_integer_of_a_call_is_exact_and_may_be_sent_back(hermes: Served) -> None:
+    number = 123456789012345678901234567890
+    said: Json = {"model": "tiny", "max_tokens": 200, "messages": says(call_of(f'{{"q": {number}}}')), "tools": TOOLS}
+    whole = await hermes.anthropic.messages.create(**said)
+    async with hermes.anthropic.messages.stream(**said) as stream:
+        streamed = await stream.get_final_message()
+    for answer in (whole, streamed):
+        (call,) = answer.content
+        assert call.type == "tool_use"
+        assert call.input == {"q": number}
+    made = chat_messages(None, [{"role": "assistant", "content": [USE | {"input": {"q": [number, 1]}}]}, *HELLO])
+    assert made[0]["tool_calls"][0]["function"]["arguments"] == {"q": [str(number), 1]}
+
+
 async def test_a_stop_sequence_is_named(served: Served) -> None:
     for stop in (["brown", "fox"], ["fox", "brown fox"]):
         answer = await served.anthropic.messages.create(

@@ -59,6 +59,18 @@ def _exact(digits: str) -> int | str:
     return digits
 
 
+def exact(value: Any) -> Any:
+    """The same of arguments that are an object already."""
+    match value:
+        case dict():
+            return {name: exact(one) for name, one in value.items()}
+        case list():
+            return [exact(one) for one in value]
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            return str(value)
+    return value
+
+
 def _no_json(word: str) -> None:
     raise ValueError(word)
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from motet_gateway.answers.conversation import ChatMessages, Json, string, text_of, texts, wrong
+from motet_gateway.tools.messages import exact
 
 TEXT = ("text",)
 
@@ -64,7 +65,7 @@ def _said(block: Mapping[str, Any], where: str, chat: ChatMessages, *, last: boo
                 raise wrong(where, "the results of the last calls have to follow, in a message of the user")
             if not isinstance(arguments := block.get("input"), dict):
                 raise wrong(f"{where}.input", "must be an object")
-            chat.call(string(block, "id", where), string(block, "name", where), arguments)
+            chat.call(string(block, "id", where), string(block, "name", where), exact(arguments))
         case "thinking":
             chat.reasoning(string(block, "thinking", where))
         case "redacted_thinking":

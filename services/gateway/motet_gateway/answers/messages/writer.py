@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
-from motet.errors import MotetError
+from motet.errors import Internal, MotetError
 from motet_gateway import sse
 from motet_gateway.answers.blocks import Block, BlockWriter
 from motet_gateway.answers.call import Call
@@ -16,6 +16,10 @@ from motet_gateway.answers.writer import Piece
 from motet_gateway.generation import EndReason
 
 Json = dict[str, Any]
+NO_OBJECT = (
+    "The model called {name!r} with arguments that are no JSON object. Send the request again; a tool with "
+    "`strict: true` gets only arguments that its schema allows."
+)
 
 SIGNATURE = "motet"
 """Of thinking. Clients want one, and nobody checks it."""
@@ -32,19 +36,26 @@ class MessageWriter(BlockWriter):
         return [sse.typed_event({"type": "message_start", "message": message})]
 
     def block_begins(self, block: Block) -> Sequence[bytes]:
-        content = _block(block, {}, "")
+        content = _block(block, orjson.Fragment(b"{}"), "")
         self._text_event = sse.EventTemplate(_delta(block, sse.EventTemplate.TEXT), typed=True)
         return [sse.typed_event({"type": "content_block_start", "index": block.index, "content_block": content})]
 
-    def block_grows(self, _block: Block, text: str, _logprobs: Sequence[Columns]) -> Sequence[bytes]:
+    def block_grows(self, block: Block, text: str, _logprobs: Sequence[Columns]) -> Sequence[bytes]:
+        if block.call is not None:  # clients parse each piece, so none is sent before it is known that they can
+            return ()
         assert self._text_event is not None
         return [self._text_event.fill(text)]
 
     def block_ends(self, block: Block) -> Sequence[bytes]:
+        assert self._text_event is not None
         events = [sse.typed_event({"type": "content_block_stop", "index": block.index})]
         if block.reasoning:
             delta = {"type": "signature_delta", "signature": SIGNATURE}
             events.insert(0, sse.typed_event({"type": "content_block_delta", "index": block.index, "delta": delta}))
+        if block.call is not None:
+            _ = _input(block)  # checks them
+            if block.text:
+                events.insert(0, self._text_event.fill(block.text))
         return events
 
     def last(self) -> list[bytes]:
@@ -60,7 +71,10 @@ class MessageWriter(BlockWriter):
         return sse.typed_event(messages_error(error, self._call.history.http_id))
 
     def finished(self) -> list[Piece]:
-        blocks = [_block(block, _input(block.text), block.text, SIGNATURE) for block in self.blocks]
+        blocks = [
+            _block(block, _input(block) if block.call is not None else None, block.text, SIGNATURE)
+            for block in self.blocks
+        ]
         return [orjson.dumps(self._message(blocks, *self._stop_reason(), self._usage(self._call.tokens)))]
 
     def _message(self, content: list[Json], reason: str | None, stop: str | None, usage: Json) -> Json:
@@ -95,7 +109,7 @@ class MessageWriter(BlockWriter):
         return ("end_turn" if choice.stop_string is None else "stop_sequence"), choice.stop_string
 
 
-def _block(block: Block, arguments: Json, text: str, signature: str = "") -> Json:
+def _block(block: Block, arguments: orjson.Fragment | None, text: str, signature: str = "") -> Json:
     if block.reasoning:
         return {"type": "thinking", "thinking": text, "signature": signature}
     if block.call is None:
@@ -112,10 +126,15 @@ def _delta(block: Block, text: str) -> Json:
     return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 
-def _input(arguments: str) -> Json:
-    """Of a call that was cut: what is whole of it, as clients make it of a stream."""
+def _input(block: Block) -> orjson.Fragment:
+    """A call's arguments as the model wrote them. Of a call that was cut: what is whole of it, as clients make it of a
+    stream. Raises Internal: in their place nothing may be given out, since a tool would act on it."""
+    assert block.call is not None
+    text = block.text
     try:
-        made = from_json(arguments, allow_partial=True)
+        made = from_json(text, allow_inf_nan=False, allow_partial=block.cut) if text or not block.cut else {}
     except ValueError:
-        return {}
-    return made if isinstance(made, dict) else {}
+        made = None
+    if not isinstance(made, dict):
+        raise Internal(NO_OBJECT.format(name=block.call.name))
+    return orjson.Fragment(to_json(made) if block.cut else text)
