@@ -347,6 +347,13 @@ def test_a_conversation_becomes_messages_of_a_chat() -> None:
     ]
 
 
+def test_results_of_calls_are_counted_as_messages() -> None:
+    results = [{"type": "tool_result", "tool_use_id": "t"}] * 4096
+    assert len(chat_messages(None, [{"role": "user", "content": results}])) == 4096
+    with pytest.raises(InvalidRequest, match="at most 4096"):
+        chat_messages(None, [{"role": "user", "content": [*results, results[0]]}])
+
+
 def block(**said: Any) -> list[Json]:
     return [{"role": "user", "content": [said]}]
 

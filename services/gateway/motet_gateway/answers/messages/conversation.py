@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from motet_gateway.answers.conversation import ChatMessages, Json, string, text_of, texts, wrong
+from motet_gateway.parameters import MAX_MESSAGES
 from motet_gateway.tools.messages import exact
 
 TEXT = ("text",)
@@ -18,6 +19,8 @@ def chat_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[Js
         _add(message, f"messages[{at}]", chat, last=at == len(messages) - 1)
     if not (made := chat.all()):
         raise wrong("messages", "have no content")
+    if len(made) > MAX_MESSAGES:  # each result of a call is one
+        raise wrong("messages", f"must have at most {MAX_MESSAGES} results of calls and other messages together")
     return made
 
 
