@@ -237,7 +237,7 @@ FIELDS: list[tuple[str, Json]] = [
         for system in (None, "x", [{"type": "text", "text": "x"}], [{"type": "image"}], 5)
     ),
     *((MESSAGES, {"service_tier": tier}) for tier in (None, "standard_only", "flex", "gold")),
-    *((MESSAGES, {"thinking": {"type": kind}}) for kind in ("disabled", "adaptive", "enabled")),
+    *((MESSAGES, {"thinking": {"type": kind}}) for kind in ("disabled", "adaptive", "deep")),
     *(
         (MESSAGES, {"tool_choice": choice})
         for choice in (None, {"type": "auto"}, {"type": "none"}, {"type": "x"}, "auto")
