@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from motet.domain import RequestId
 from motet.errors import InvalidRequest, StructuredOutputUnavailable
+from motet.grammars.compiler import Grammars
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner import mask_threads
 from motet_runner.interface import Finish, NewSequence, Sampling
@@ -16,6 +18,7 @@ from testbed.tree import ROOT
 from tests.runner.engines import make_device_engine, make_engine, run
 
 MODEL = ROOT / "cli" / "motet_cli" / "bundled" / "model"
+TOKENIZER = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 JSON = Grammar(
     GrammarForm.JSON_SCHEMA,
     json.dumps({"type": "array", "items": {"enum": ["sea", "land"]}, "minItems": 3, "maxItems": 4}),
@@ -72,6 +75,18 @@ def test_a_place_may_come_again() -> None:
     assert listed.take(1, 0)
     assert listed.take(5, 0)
     assert listed.take(2, 1)
+
+
+def test_a_refused_token_sets_the_grammar_back_too() -> None:
+    grammar = Grammars(MODEL / "tokenizer.json", 1536, [0]).mask(Grammar(GrammarForm.REGEX, "abc[xy]d"), ())
+    a, b, c, x, y, d = (TOKENIZER.token_to_id(one) for one in "abcxyd")
+    listed = ListedTokens(Sampling(max_tokens=9, bad_words=((x,),)), 1536, (), grammar)
+    for place, token in enumerate((a, b, c, y)):
+        assert listed.take(token, place)
+    assert not listed.take(x, 3)
+    assert tokens_of(listed.allowed()) == {y}
+    assert listed.take(y, 3)
+    assert listed.take(d, 4)
 
 
 def test_delivered_tokens_count() -> None:

@@ -29,8 +29,13 @@ class ListedTokens:
         self._taken = list(delivered)
         self._chooses_again = False
 
-    def take(self, token: int, place: int) -> bool:
+    def back_to(self, place: int) -> None:
         del self._taken[place:]
+        if self._grammar is not None:
+            self._grammar.back_to(place)
+
+    def take(self, token: int, place: int) -> bool:
+        self.back_to(place)
         listed = not self._allowed or token in self._allowed
         taken = listed and token not in self._never and not self._ends_a_word(token)
         if taken and self._grammar is not None:

@@ -18,6 +18,9 @@ class TokenRules(Protocol):
         """The sequence goes on with this token, at this place of its output. False: it may not, and nothing changes.
         A place comes again if memory runs out before an iteration has ended."""
 
+    def back_to(self, place: int) -> None:
+        """Forget the tokens from this place of the output on."""
+
     def allowed(self) -> bytes:
         """A bit for each token of the vocabulary, the first one in the lowest bit. It may take a while, and another
         thread may make this call: there are no other calls meanwhile."""

@@ -66,10 +66,13 @@ class GrammarMask:
         self._taken = taken
         self._chooses_again = False
 
-    def take(self, token: int, place: int) -> bool:
+    def back_to(self, place: int) -> None:
         if (again := self._taken - place) > 0:
             self._matcher.rollback(again)
             self._taken = place
+
+    def take(self, token: int, place: int) -> bool:
+        self.back_to(place)
         if token in self._eos:
             taken = self._matcher.is_accepting()
         elif taken := self._matcher.try_consume_tokens([token]) == 1:
