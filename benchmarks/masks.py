@@ -68,6 +68,9 @@ class Allows:
     def __init__(self, rules: TokenRules) -> None:
         self._rules = rules
 
+    def back_to(self, place: int) -> None:
+        self._rules.back_to(place)
+
     def take(self, token: int, place: int) -> bool:
         self._rules.take(token, place)
         return True

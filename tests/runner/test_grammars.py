@@ -9,10 +9,11 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from motet.domain import BASE, ParkMethod, RequestId
 from motet.errors import InvalidRequest, MotetError, StructuredOutputUnavailable
-from motet.grammars.compiler import Grammars
+from motet.grammars.compiler import MAX_TAKE_SECONDS, Grammars
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet.grammars.unions import told_apart
 from motet_runner import mask_threads
@@ -345,6 +346,33 @@ def test_an_engine_without_the_extra_serves_other_requests(monkeypatch: pytest.M
     with pytest.raises(StructuredOutputUnavailable, match="llguidance"):
         engine.add(ask_with(JSON))
     assert len(run(engine, ask_with(None, ignore_eos=True)).tokens["a"]) == 150
+
+
+def test_an_ambiguous_grammar_ends_its_own_answer_before_it_delays_others(grammars: Grammars) -> None:
+    """Each of its steps takes longer than the one before, and the engine's thread takes them."""
+    mask = grammars.mask(Grammar(GrammarForm.EBNF, "root ::= root root | [^`]"), ())
+    tokens = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    texts = {token: tokens.decode([token]) for token in range(10, tokens.get_vocab_size())}
+    longest = max((token for token, text in texts.items() if "`" not in text), key=lambda token: len(texts[token]))
+    steps = list[float]()
+    for place in range(200):
+        began = time.thread_time()
+        taken = mask.take(longest, place)
+        steps.append(time.thread_time() - began)
+        if not taken:
+            break
+    assert not taken
+    assert all(step < MAX_TAKE_SECONDS * 2 for step in steps[:-1])
+    assert mask.allowed() == b""
+    assert mask.failure is not None
+    assert "takes too much time" in str(mask.failure)
+
+
+def test_a_line_of_many_brackets_is_searched_in_little_time(grammars: Grammars) -> None:
+    """The search holds the interpreter, and every other answer with it."""
+    began = time.thread_time()
+    grammars.try_grammar(Grammar(GrammarForm.LARK, 'start: "a"\n// ' + "[" * 20_000))
+    assert time.thread_time() - began < 1
 
 
 def test_many_unions_are_looked_at_in_little_time() -> None:

@@ -7,6 +7,7 @@ bounded here: a grammar that passes a bound ends its own request.
 
 import json
 import re
+import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -31,12 +32,16 @@ white space to an answer must come to an end."""
 MAX_EXACT = 1 << 53
 """llguidance computes with numbers as JavaScript does: beyond it they are rounded."""
 MAX_MESSAGE = 300
+MAX_TAKE_SECONDS = 0.005
+"""Of CPU time, for one token. It is the engine's thread that takes tokens, so an ambiguous grammar, each of whose steps
+takes longer than the one before, would delay all rows. Usual ones take some microseconds."""
 TRIED_MASKS = 8
 """An object's first names come after two tokens."""
 
 _EXCERPT = re.compile(r"^ *\d+ \||<backtrace>|<non-verbose/>", re.MULTILINE)
 _IN_LARK = re.compile(r"(?:at )?(\d+)\((\d+)\)")
-_TEMPERATURE = re.compile(r"\[[^\]\n]*\btemperature\s*=")
+_TEMPERATURE = re.compile(r"\[[^\[\]\n]*\btemperature\s*=")
+"""From the last bracket before it: the search stays linear, and it holds the interpreter for all other threads."""
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (failed to compile JSON schema: )?")
 _ONE_OF = (
     "oneOf: its branches must exclude each other by their types, or by a required property that is another constant in "
@@ -58,13 +63,14 @@ _LIMITS = LLParserLimits(
 class GrammarMask:
     """Which tokens one sequence may get next. See `motet_runner.row_mask.TokenRules`."""
 
-    __slots__ = ("_chooses_again", "_eos", "_matcher", "_taken")
+    __slots__ = ("_chooses_again", "_eos", "_matcher", "_taken", "_too_slow")
 
     def __init__(self, matcher: LLMatcher, eos: Collection[int], taken: int) -> None:
         self._matcher = matcher
         self._eos = eos
         self._taken = taken
         self._chooses_again = False
+        self._too_slow = False
 
     def back_to(self, place: int) -> None:
         if (again := self._taken - place) > 0:
@@ -75,19 +81,25 @@ class GrammarMask:
         self.back_to(place)
         if token in self._eos:
             taken = self._matcher.is_accepting()
-        elif taken := self._matcher.try_consume_tokens([token]) == 1:
-            self._taken += 1
+        else:
+            began = time.thread_time()
+            if taken := self._matcher.try_consume_tokens([token]) == 1:
+                self._taken += 1
+            self._too_slow |= time.thread_time() - began > MAX_TAKE_SECONDS
+        taken &= not self._too_slow
         self._chooses_again &= not taken
         return taken
 
     def allowed(self) -> bytes:
         self._chooses_again = True
-        return self._matcher.compute_bitmask()
+        return b"" if self._too_slow else self._matcher.compute_bitmask()
 
     @property
     def failure(self) -> MotetError | None:
         if not self._chooses_again:
             return None
+        if self._too_slow:
+            return impossible("the answer cannot go on: a step of it takes too much time")
         if self._matcher.is_error():
             return impossible(f"the answer cannot go on: a step of it takes too much ({self._matcher.stop_reason()})")
         return impossible("what it allows next, the request's other options forbid")
