@@ -16,7 +16,7 @@ def clients_page() -> str:
     ]
     return "\n".join(
         (
-            note(str(RESULTS.relative_to(RESULTS.parents[2])) + " (`make clients` writes that)"),
+            note(str(RESULTS.relative_to(RESULTS.parents[2]))),
             "# Clients\n",
             flat("""Each client is the published package, unmodified, in an environment of its own; only the base URL is
             ours. It asks `motet up` with the bundled model. An empty cell: the client has no way to do that.""")
