@@ -54,6 +54,10 @@ def test_the_limits_are_those_of_the_gateway() -> None:
         "`stop_token_ids`": (OPTIONS["stop_token_ids"].most,),
         "`allowed_token_ids`": (OPTIONS["allowed_token_ids"].most,),
         "`bad_words`, and characters of one": (parameters.MAX_BAD_WORDS, parameters.MAX_STOP_LENGTH),
+        "bytes of one of the `bad_words`, and of all together": (
+            parameters.MAX_BAD_WORD_BYTES,
+            parameters.MAX_BAD_WORDS_BYTES,
+        ),
         "`logit_bias` entries": (OPTIONS["logit_bias"].most,),
         "`top_logprobs`": (OPTIONS["top_logprobs"].highest,),
         "log probabilities of prompts in one answer": (parameters.MAX_SCORES,),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from motet.errors import MotetError
+from motet.errors import InvalidRequest, MotetError
 from motet.sampling import IN_BODIES
 from motet_gateway.answers.chat import READS_PARTS, chat_prompts
 from motet_gateway.answers.completions import completion_prompts
@@ -99,6 +99,12 @@ def wanted(**fields: object) -> CompletionBody:
     body = parse(CompletionBody, orjson.dumps({"model": "m", "prompt": "x"} | fields))
     body.refuse_unsupported()
     return body
+
+
+@pytest.mark.parametrize("words", [["\N{ANATOMICAL HEART}" * 256], ["x" * 200] * 30])
+def test_bad_words_are_bounded_in_bytes(words: list[str]) -> None:
+    with pytest.raises(InvalidRequest, match="bad_words: must be at most 4096 bytes together"):
+        wanted(bad_words=words).forbidden_words()
 
 
 def test_bad_words_are_forbidden_by_themselves_and_behind_a_blank() -> None:

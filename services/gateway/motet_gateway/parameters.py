@@ -27,6 +27,8 @@ MAX_ANSWERS = 1024
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 MAX_BAD_WORDS = 128
+MAX_BAD_WORD_BYTES, MAX_BAD_WORDS_BYTES = 1000, 4096
+"""Of one, and of all together: a word may be a token for each byte, and the engine reads them for each choice."""
 MAX_SALT_LENGTH = 128
 """Every piece of text is compared with every stop string. OpenAI takes 4 strings, harnesses send more; with these two
 bounds a token costs less than 0.1 ms, whatever the strings are."""
@@ -306,6 +308,13 @@ class ChoicesBody(Body):
             raise InvalidRequest(
                 f"bad_words: must be a list of up to {MAX_BAD_WORDS} strings, each of 1 to {MAX_STOP_LENGTH} "
                 "characters and not blank",
+                param="bad_words",
+            )
+        sizes = [len(one.encode(errors="replace")) for one in words]
+        if max(sizes, default=0) > MAX_BAD_WORD_BYTES or sum(sizes) > MAX_BAD_WORDS_BYTES:
+            raise InvalidRequest(
+                f"bad_words: must be at most {MAX_BAD_WORDS_BYTES} bytes together, and {MAX_BAD_WORD_BYTES} each; send "
+                "fewer or shorter ones",
                 param="bad_words",
             )
         return words
