@@ -52,5 +52,5 @@ def test_the_recorded_terminal_runs_with_what_make_up_installs(programs: Path, t
     assert done.returncode == 0, done.stdout + done.stderr
     drawn = re.sub(r"\s", "", "".join(ET.parse(picture).getroot().itertext()))
     assert [command for command in COMMANDS if "$" + re.sub(r"\s", "", command) not in drawn] == []
-    assert "Arr!" in drawn
+    assert "Arr,matey!" in drawn
     assert "127.0.0.1:8000" in drawn
