@@ -419,7 +419,7 @@ BAD_SAMPLING = {
         '{"999999999": 1}',
     ],
     "seed": ["1.5", '"lucky"'],
-    "n": ["0", "9"],
+    "n": ["0", "129"],
     "max_tokens": ["-1", "1.5", "NaN"],
     "min_tokens": ["-1", "17"],
     "stop_token_ids": ["[-1]", "[999999999]", json.dumps(list(range(129)))],

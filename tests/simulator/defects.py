@@ -107,7 +107,7 @@ DEFECTS = (
         "Placer._cannot_be_loaded",
         "return state.adapters.is_replaced(request.digest, request.adapter, request.group)",
         "return False",
-        seed=97,
+        seed=86,
     ),
     Defect(
         "a stream of a replaced revision is refused where another runner holds that",
