@@ -91,7 +91,7 @@ def test_required_calls_parse_and_validate(
     tokenizer: tuple[Tokenizer, Grammars], form: ToolFormatName, parallel: bool
 ) -> None:
     numbers, called = set[int](), set[str]()
-    for seed in range(25):
+    for seed in range(60):
         text = drawn(*tokenizer, rules(form, parallel=parallel), seed)
         content, parser = read(form, text)
         assert (content, parser.complete) == ("", True), text
