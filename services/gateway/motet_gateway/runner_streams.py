@@ -16,7 +16,7 @@ from motet_gateway.generation import RunnerPlacement
 log = structlog.get_logger(__name__)
 
 _EARLIER_FIELDS = frozenset(field.name for field in runner_pb2.Sampling.DESCRIPTOR.fields if field.number <= 24)
-"""What a runner knows that does not say it."""
+"""What each runner knows, whatever it says."""
 
 OnMessage = Callable[[str, runner_pb2.GenerateDown], None]
 """Called with a runner's address and each of its messages."""
@@ -68,7 +68,7 @@ class RunnerStreams:
 
     def welcomed(self, address: str, welcome: runner_pb2.GenerateWelcome) -> None:
         if (stream := self.streams.get(address)) is not None:
-            stream.known = frozenset(welcome.fields) or _EARLIER_FIELDS
+            stream.known = _EARLIER_FIELDS.union(welcome.fields)
 
     def ignores(self, address: str, asked: Iterable[str]) -> list[str]:
         """What the runner there would not do, because its version does not know it. Before it has said what it knows:
