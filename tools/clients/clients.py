@@ -24,7 +24,7 @@ class Client:
     driver: str
     """The module in `drivers` that uses it. Node: a file beside it."""
     packages: tuple[str, ...]
-    """What pip or npm installs. The first one's version is shown. None: a program of the machine."""
+    """What pip or npm installs. The first one's version is shown. Empty: a program of the machine."""
     does: tuple[str, ...]
     """The actions for which it has a way"""
     node: bool = False
@@ -32,29 +32,34 @@ class Client:
     """The client whose environment this one uses, too"""
 
 
-def but(*actions: str) -> tuple[str, ...]:
-    """All actions but these"""
+def all_but(*actions: str) -> tuple[str, ...]:
+    """All actions, without these"""
     return tuple(action for action in ACTIONS if action not in actions)
 
 
 CLIENTS = {
-    "openai": Client(title="OpenAI, Python", driver="openai_python", packages=("openai>=2,<3",), does=but()),
+    "openai": Client(title="OpenAI, Python", driver="openai_python", packages=("openai>=2,<3",), does=tuple(ACTIONS)),
     "openai-before": Client(
-        title="OpenAI, Python, the major version before", driver="openai_python", packages=("openai>=1,<2",), does=but()
+        title="OpenAI, Python, the major version before",
+        driver="openai_python",
+        packages=("openai>=1,<2",),
+        does=tuple(ACTIONS),
     ),
     "openai-responses": Client(
         title="OpenAI, Python, by `responses`",
         driver="openai_responses",
         packages=("openai>=2,<3",),
-        does=but("n"),
+        does=all_but("n"),
         shares="openai",
     ),
-    "openai-node": Client(title="OpenAI, Node", driver="openai_node.mjs", packages=("openai",), does=but(), node=True),
+    "openai-node": Client(
+        title="OpenAI, Node", driver="openai_node.mjs", packages=("openai",), does=tuple(ACTIONS), node=True
+    ),
     "anthropic": Client(
         title="Anthropic, Python",
         driver="anthropic_python",
         packages=("anthropic",),
-        does=but("n", "logprobs", "structured"),
+        does=all_but("n", "logprobs", "structured"),
     ),
     "openai-agents": Client(
         title="OpenAI Agents",
@@ -65,13 +70,15 @@ CLIENTS = {
     "instructor": Client(
         title="Instructor", driver="instructor_python", packages=("instructor",), does=("structured", "tools", "errors")
     ),
-    "litellm": Client(title="LiteLLM", driver="litellm_python", packages=("litellm",), does=but("list")),
-    "langchain": Client(title="LangChain", driver="langchain_python", packages=("langchain-openai",), does=but("list")),
+    "litellm": Client(title="LiteLLM", driver="litellm_python", packages=("litellm",), does=all_but("list")),
+    "langchain": Client(
+        title="LangChain", driver="langchain_python", packages=("langchain-openai",), does=all_but("list")
+    ),
     "llama-index": Client(
         title="LlamaIndex",
         driver="llama_index_python",
         packages=("llama-index-llms-openai-like",),
         does=("chat", "stream", "tools", "cancel", "errors", "broken"),
     ),
-    "curl": Client(title="curl", driver="curl", packages=(), does=but("n", "logprobs", "tools", "loop")),
+    "curl": Client(title="curl", driver="curl", packages=(), does=all_but("n", "logprobs", "tools", "loop")),
 }

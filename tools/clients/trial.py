@@ -26,7 +26,6 @@ def questions(stack: LocalStack, broken_port: int) -> Asked:
     return Asked(
         url=f"{stack.url}/v1",
         broken_url=f"http://127.0.0.1:{broken_port}/v1",
-        base="motet-demo",
         adapter=ADAPTER,
         caller=CALLER,
         question=question,

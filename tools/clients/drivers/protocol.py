@@ -3,7 +3,7 @@
 The first line of stdin says where the product is and what to ask. Then each line is an action, and each line of stdout
 its result, as JSON:
 
-    {"url", "broken_url", "base", "adapter", "caller", "question", "tools", "result", "answer"}
+    {"url", "broken_url", "adapter", "caller", "question", "answer", "tools", "tool", "result"}
     "chat" -> {"works": true} or {"works": false, "why"}
 """
 
@@ -21,7 +21,6 @@ class Asked:
     url: str
     broken_url: str
     """The same, but for a stream, which breaks after some pieces"""
-    base: str
     adapter: str
     caller: str
     """The adapter that calls tools"""
