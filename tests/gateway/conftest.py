@@ -1,6 +1,7 @@
 """A gateway in a real uvicorn server, which uses fake services."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -43,6 +44,21 @@ class Served:
     @cached_property
     def anthropic(self) -> AsyncAnthropic:
         return AsyncAnthropic(base_url=self.url, api_key="none", max_retries=0, timeout=PATIENCE_S)
+
+    async def typed_events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Those of a stream whose events are named by their type."""
+        names, events = [], []
+        async with self.http.stream("POST", path, json=body | {"stream": True}) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line.startswith("event: "):
+                    names.append(line.removeprefix("event: "))
+                elif line.startswith("data: "):
+                    events.append(json.loads(line.removeprefix("data: ")))
+                else:
+                    assert not line or line.startswith(":")
+        assert names == [event["type"] for event in events]
+        return events
 
 
 async def eventually(holds: Callable[[], object], *, seconds: float = PATIENCE_S) -> None:

@@ -44,19 +44,8 @@ def says(text: str) -> list[Any]:
 
 async def read(served: Served, **body: Any) -> tuple[list[str], list[Json]]:
     """The names of a stream's events, and the events."""
-    names, events = [], []
-    asked = {"model": "tiny", "max_tokens": 60, "messages": HELLO, "stream": True} | body
-    async with served.http.stream("POST", "/v1/messages", json=asked) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        async for line in answer.aiter_lines():
-            if line.startswith("event: "):
-                names.append(line.removeprefix("event: "))
-            elif line.startswith("data: "):
-                events.append(json.loads(line.removeprefix("data: ")))
-            else:
-                assert not line or line.startswith(":")
-    assert names == [event["type"] for event in events]
-    return names, events
+    events = await served.typed_events("/v1/messages", {"model": "tiny", "max_tokens": 60, "messages": HELLO} | body)
+    return [event["type"] for event in events], events
 
 
 async def test_the_client_gets_a_message(served: Served) -> None:

@@ -42,19 +42,7 @@ async def hermes() -> AsyncIterator[Served]:
 
 async def read(served: Served, **body: Any) -> list[Json]:
     """The events of a stream."""
-    names, events = [], []
-    async with served.http.stream(
-        "POST", "/v1/responses", json={"model": "tiny", "input": FOX, "stream": True} | body
-    ) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        async for line in answer.aiter_lines():
-            if line.startswith("event: "):
-                names.append(line.removeprefix("event: "))
-            elif line.startswith("data: "):
-                events.append(json.loads(line.removeprefix("data: ")))
-            else:
-                assert not line or line.startswith(":")
-    assert names == [event["type"] for event in events]
+    events = await served.typed_events("/v1/responses", {"model": "tiny", "input": FOX} | body)
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
     return events
 
