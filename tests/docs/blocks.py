@@ -200,7 +200,11 @@ class Shell:
                 said = "is refused on the page, and succeeds" if refused else f"ends with {status}"
                 raise NotAsShown(f"{block}: {said}:\n{step.command}\n{printed}")
             if step.shown is not None and not matches(step.shown, printed):
-                raise NotAsShown(f"{block}: {step.command}\n--- shows\n{step.shown}\n--- printed\n{printed}")
+                # A summary of many tests has only the first line.
+                first = f"{block}: {step.command.splitlines()[0]}: printed {printed[-300:]!r}"
+                raise NotAsShown(
+                    f"{first}\n--- command\n{step.command}\n--- shows\n{step.shown}\n--- printed\n{printed}"
+                )
 
     def _run(self, command: str) -> tuple[int | None, str]:
         """Exit status (None: it takes too long) and output. The first command that fails ends the script."""

@@ -99,6 +99,7 @@ def test_objects_of_tenants_are_not_changed(cluster: Cluster, home: OperatorName
     cluster.apply(home.pool(), home.adapter("plain", tenant))
     with OperatorProcess(home):
         cluster.wait_for(lambda: home.ready_reason("lora", "plain", tenant))
+        cluster.wait_for(lambda: home.ready_reason("spool", "demo", home.pools))
     for where in (("lora", "plain", tenant), ("spool", "demo", home.pools)):
         it = cluster.get(*where[:2], f"--namespace={where[2]}", "--show-managed-fields")
         assert "finalizers" not in it["metadata"]

@@ -244,6 +244,17 @@ IMPATIENT = 0.2
 HANGS = "This runner's disk cache does not answer: a call got nothing for 0.2"
 
 
+async def until_it_answers(fetch):
+    """What `fetch` gives once the disk goes on: on a busy machine its first calls may still take too long."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await fetch()
+            except AdapterFetchFailed as failure:
+                if HANGS not in failure.message:
+                    raise
+
+
 class HungDisk:
     """One of the runner's own calls hangs, each time that it begins."""
 
@@ -278,7 +289,7 @@ async def test_orders_fail_while_the_cache_hangs_and_their_late_leases_are_relea
     assert hung.began == 1, "no other call begins behind one that hangs"
     hung.may_go_on.set()
     await until(lambda: impatient.cache.evict(digest, None))
-    assert (await impatient.ensure_digest(1, digest)).digest == digest
+    assert (await until_it_answers(lambda: impatient.ensure_digest(1, digest))).digest == digest
 
 
 async def test_a_check_that_hangs_fails_its_order(impatient, monkeypatch):
@@ -287,7 +298,7 @@ async def test_a_check_that_hangs_fails_its_order(impatient, monkeypatch):
         await impatient.ensure(1)
     assert not list(impatient.adapters.policy)
     hung.may_go_on.set()
-    assert (await impatient.ensure(1)).checked is not None
+    assert (await until_it_answers(lambda: impatient.ensure(1))).checked is not None
 
 
 async def test_an_adapter_whose_eviction_hangs_counts_as_gone(impatient, monkeypatch):
@@ -300,7 +311,7 @@ async def test_an_adapter_whose_eviction_hangs_counts_as_gone(impatient, monkeyp
     hung.may_go_on.set()
     await second
     await until(lambda: one.digest not in impatient.cached())
-    assert (await impatient.ensure_digest(1, one.digest)).ready
+    assert (await until_it_answers(lambda: impatient.ensure_digest(1, one.digest))).ready
 
 
 async def test_a_fetch_fails_when_the_own_disk_hangs_and_the_volume_is_not_blamed(
@@ -313,7 +324,8 @@ async def test_a_fetch_fails_when_the_own_disk_hangs_and_the_volume_is_not_blame
         assert isinstance(failure, AdapterFetchFailed), failure
         assert HANGS in failure.message
     hung.may_go_on.set()
-    assert (await fetcher.fetch(request_for(volumes / "well" / "a3"))).digest == adapter_digest(volumes / "well" / "a3")
+    fetched = await until_it_answers(lambda: fetcher.fetch(request_for(volumes / "well" / "a3")))
+    assert fetched.digest == adapter_digest(volumes / "well" / "a3")
     fetcher.registry.close()
 
 

@@ -32,6 +32,7 @@ ASKED: dict[str, Any] = {
     "stream": True,
 }
 PIECES_BEFORE = 20
+TRIES = 5
 
 
 @dataclass
@@ -76,12 +77,16 @@ def test_arguments_parse_after_their_runner_has_been_killed(deployed: Deployed) 
     killed = list[int]()
 
     def kill() -> None:
-        name, sequences = deployed.stack.busiest_runner()
-        assert sequences == 1
-        killed.append(deployed.stack.kill(name))
+        serving = [name for name, sequences in deployed.stack.sequences().items() if sequences]
+        # A slow client may read the beginning of a call whose end is written already.
+        if serving:
+            killed.append(deployed.stack.kill(serving[0]))
 
-    check(*call_while(deployed.stack.url, kill))
-    assert killed
+    for _ in range(TRIES):
+        check(*call_while(deployed.stack.url, kill))
+        if killed:
+            break
+    assert killed, "every call was written before its client read its beginning"
 
 
 def test_half_a_call_is_an_error_if_its_gateway_has_been_killed(deployed: Deployed) -> None:
