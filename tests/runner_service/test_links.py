@@ -240,6 +240,28 @@ async def test_an_engine_does_not_hang_while_a_request_waits_for_its_adapters_fi
         assert health.dead_reason() == ""
 
 
+async def test_reports_to_the_supervisor_say_whether_a_scheduler_has_welcomed_the_runner(folder):
+    schedulers, address = places(folder)
+    async with (
+        supervisor_at(address) as supervisor,
+        in_process_runner(folder, scheduler=schedulers, supervisor=address) as runner,
+    ):
+
+        async def says(has_scheduler):
+            await until(lambda: [one.has_scheduler for one in supervisor.of("memory")][-1:] == [has_scheduler])
+
+        await says(False)
+        assert supervisor.of("memory")[0].HasField("has_scheduler")
+        async with scheduler_at(schedulers):
+            await says(True)
+        await says(False)
+        runner.service.accepted.accepts_term(7)
+        async with scheduler_at(schedulers) as one_that_led:
+            seen = len(supervisor.of("memory"))
+            await until(lambda: one_that_led.of("hello") and len(supervisor.of("memory")) > seen + 3)
+            assert not supervisor.of("memory")[-1].has_scheduler
+
+
 async def test_heartbeats_wait_neither_for_an_iteration_nor_for_the_next_report(folder):
     """A report that is asked for during an iteration comes when that ends, or with the next one's turn."""
     _, address = places(folder)

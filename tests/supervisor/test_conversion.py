@@ -28,6 +28,12 @@ def test_what_is_parked_keeps_its_number_on_the_way_to_the_scheduler_and_back():
     assert (event.pages, event.number) == (16, 5)
 
 
+def test_a_runner_says_whether_it_has_a_scheduler_and_one_of_an_earlier_version_says_nothing():
+    for said, heard in (({}, None), ({"has_scheduler": False}, False), ({"has_scheduler": True}, True)):
+        memory = supervisor_pb2.MemoryReport(**said)
+        assert conversion.watch_event(R0, supervisor_pb2.WatchUp(memory=memory)).has_scheduler is heard
+
+
 def test_a_runner_says_of_which_promise_it_speaks():
     promise = {"pages": 8, "number": 7}
     for up in (

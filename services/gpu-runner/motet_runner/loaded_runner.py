@@ -124,6 +124,7 @@ class LoadedRunner:
             facts=facts,
             accepted=accepted,
             last_report=lambda: self.last_report,
+            has_scheduler=lambda: self.scheduler.attached,
             post=engine.post,
             answer_seconds=settings.supervisor_answer_seconds * time_scale,
         )

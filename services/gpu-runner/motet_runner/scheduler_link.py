@@ -51,6 +51,8 @@ class SchedulerLink:
     ) -> None:
         self.welcomed = False
         """True once a scheduler has accepted this runner"""
+        self.attached = False
+        """Whether the scheduler of the present stream has accepted it"""
         self._drain_ends: float | None = None
         self._facts = facts
         self._accepted = accepted
@@ -69,6 +71,7 @@ class SchedulerLink:
             greet=self._greet,
             receive=self._receive,
             failed=self._on_failure,
+            closed=self._on_closed,
         )
 
     async def run(self) -> None:
@@ -162,7 +165,7 @@ class SchedulerLink:
             case "welcome":
                 # A scheduler that then sends no drain wants this runner to work. Earlier versions send no take_work.
                 self._requests.asked_to_drain = False
-                self.welcomed = True
+                self.welcomed = self.attached = True
             case "expect":
                 self._accepted.expect(order.request, order.epoch, order.gateway)
                 if order.adapter_digest != BASE:
@@ -177,6 +180,9 @@ class SchedulerLink:
                 self._requests.asked_to_drain = True
             case "take_work":
                 self._requests.asked_to_drain = False
+
+    def _on_closed(self, _why: str) -> None:
+        self.attached = False
 
     def _on_failure(self, down: scheduler_pb2.AttachDown, error: MotetError) -> None:
         if down.HasField("ensure"):

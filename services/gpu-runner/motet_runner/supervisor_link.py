@@ -43,12 +43,14 @@ class SupervisorLink:
         facts: RunnerFacts,
         accepted: AcceptedRequests,
         last_report: Callable[[], EngineReport | None],
+        has_scheduler: Callable[[], bool],
         post: Callable[[Command], None],
         answer_seconds: float,
     ) -> None:
         self._facts = facts
         self._accepted = accepted
         self._last_report = last_report
+        self._has_scheduler = has_scheduler
         self._post = post
         self._answer_seconds = answer_seconds
         self._sequence = 0
@@ -83,6 +85,7 @@ class SupervisorLink:
             prefill_seconds_per_token=report.prefill_seconds_per_token,
             swap_seconds_per_page=report.swap_seconds_per_page,
             live=self._accepted.runner_requests(report),
+            has_scheduler=self._has_scheduler(),
         )
         self.link.send(supervisor_pb2.WatchUp(memory=memory))
 

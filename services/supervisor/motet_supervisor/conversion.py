@@ -46,6 +46,7 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Ev
                 prefill_seconds_per_token=it.prefill_seconds_per_token,
                 swap_seconds_per_page=it.swap_seconds_per_page,
                 live=read_runner_requests(it.live),
+                has_scheduler=it.has_scheduler if it.HasField("has_scheduler") else None,
             )
         case "heartbeat":
             return events.HeartbeatReceived(instance)

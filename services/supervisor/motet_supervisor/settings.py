@@ -38,7 +38,8 @@ class Settings(BaseSettings):
     """When an order to a runner has had no effect for this long, the supervisor decides again."""
 
     resume_alone_seconds: float = Field(2.0, gt=0)
-    """While no scheduler is connected, parked requests resume after this time, as soon as there is memory for them."""
+    """While no scheduler is connected to the supervisor, or none to a runner, the parked requests there resume after
+    this time, as soon as there is memory for them."""
 
     resume_margin: float = Field(0.05, ge=0, lt=1)
     """The share of a runner's KV pages, 0 to 1, that must stay free when a request resumes without the scheduler."""

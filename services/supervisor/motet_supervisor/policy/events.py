@@ -34,6 +34,8 @@ class MemoryReported:
     prefill_seconds_per_token: float
     swap_seconds_per_page: float
     live: tuple[RunnerRequest, ...]
+    has_scheduler: bool | None = None
+    """Whether a scheduler has welcomed it on their present stream. None: runners of earlier versions do not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,8 @@ class WatchedRunner:
         self.heartbeats = True
         """Whether it sends more than its reports."""
         self.last_message_at = now
+        self.no_scheduler_since: float | None = None
+        """Since when its reports say that it has none."""
         self.sequences: dict[RequestId, TrackedRequest] = {}
         self.host_bytes_free = capacity.host_bytes
         self.prefill_seconds_per_token = 0.0

@@ -120,6 +120,10 @@ class Supervisor:
         runner.host_bytes_free = event.host_bytes_free
         runner.prefill_seconds_per_token = event.prefill_seconds_per_token
         runner.swap_seconds_per_page = event.swap_seconds_per_page
+        if event.has_scheduler is not False:
+            runner.no_scheduler_since = None
+        elif runner.no_scheduler_since is None:
+            runner.no_scheduler_since = self._now
         if runner.progress.see(event.steps, event.work_pending, self._now):
             runner.hung_reason = ""
         self._apply_requests(runner, event.live)
@@ -384,8 +388,12 @@ class Supervisor:
         sequence.order(self._now)
 
     def _resume_without_scheduler(self, runner: WatchedRunner) -> None:
-        """Without a scheduler, resume parked requests when enough pages are free, so that none waits for ever."""
-        if self._no_leader_since is None or self._now - self._no_leader_since < self.config.resume_without_scheduler:
+        """If no scheduler leads, or this runner has lost its stream to it, resume parked requests when enough pages are
+        free, so that none waits for ever."""
+        if not any(
+            since is not None and self._now - since >= self.config.resume_without_scheduler
+            for since in (self._no_leader_since, runner.no_scheduler_since)
+        ):
             return
         parked = sorted(
             (one for one in runner.sequences.values() if one.parked),

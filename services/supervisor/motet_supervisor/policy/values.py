@@ -30,7 +30,7 @@ class SupervisorConfig:
     order_timeout: float = 2.0
     """An order without effect for this long is decided again."""
     resume_without_scheduler: float = 2.0
-    """Without a scheduler, parked requests resume after this wait, if enough pages are free."""
+    """Parked requests of runners without a scheduler resume after this wait, if enough pages are free."""
     resume_margin: float = 0.05
     """Share of a runner's pages that stays free when requests resume without the scheduler."""
     overcommit: float = 1.0
