@@ -33,6 +33,7 @@ class SupervisorDriver:
         self.clock = FakeClock()
         self.supervisor = Supervisor(SupervisorConfig(**config))
         self.effects: list[effects.Effect] = []
+        self.pages: dict[str, int] = {}
 
     def send(self, event: events.Event) -> list[effects.Effect]:
         self.effects = self.supervisor.handle(event, self.clock())
@@ -45,6 +46,7 @@ class SupervisorDriver:
         self, *live: RunnerRequest, instance: str = "r0", incarnation: str = "1", pages: int = 100, **capacity: Any
     ) -> list[effects.Effect]:
         fields = {"pages": pages, "page_bytes": 1024, "host_bytes": 1 << 20, "max_model_length": 4096}
+        self.pages[instance] = pages
         identity = RunnerIdentity(instance=instance, incarnation=incarnation, pool="default/demo")
         return self.send(events.RunnerConnected(identity, Capacity(**(fields | capacity)), live))
 
@@ -58,6 +60,7 @@ class SupervisorDriver:
             "prefill_seconds_per_token": 0.0,
             "swap_seconds_per_page": 0.0,
             "live": live,
+            "pages_free": self.pages.get(instance, 0) - sum(one.pages_used for one in live),
         }
         return self.send(events.MemoryReported(**(fields | how)))
 

@@ -279,6 +279,38 @@ def test_the_margin_is_a_page_at_least(running, resumes):
     assert bool(driver.of(effects.Resume)) is resumes
 
 
+def shared_by(count, *, pages, shared):
+    """So many requests with so many pages each, of which all have `shared`. The first pays for these."""
+    charged = [pages, *[pages - shared] * (count - 1)]
+    return [entry(f"r{at}", pages, used=pages - 1, charged_pages=one) for at, one in enumerate(charged)]
+
+
+@pytest.mark.parametrize(("free", "resumes"), [(45, True), (44, False)])
+def test_pages_that_requests_share_are_in_use_once(free, resumes):
+    """Each of forty has the same ten pages: their numbers of pages add up to more than there are."""
+    driver = SupervisorDriver(resume_without_scheduler=2.0, resume_margin=0.05, heartbeat=100.0)
+    running, parked = shared_by(40, pages=15, shared=10), entry("p", 20, parked=True)
+    driver.connect(*running, parked, pages=500)
+    driver.wait(0.0)
+    driver.clock.advance(2.0)
+    driver.report(*running, parked, pages_free=free)
+    driver.wait(0.0)
+    assert bool(driver.of(effects.Resume)) is resumes, "it and a margin of 25 pages have to be free"
+
+
+def test_pages_of_what_came_back_are_not_free_although_no_report_has_said_so():
+    driver = SupervisorDriver(resume_without_scheduler=2.0, resume_margin=0.05, heartbeat=100.0, overcommit=2.0)
+    live = entry("r", 60, used=70), entry("a", 20, parked=True), entry("b", 20, parked=True)
+    driver.connect(*live, pages=100)
+    driver.wait(0.0)
+    driver.clock.advance(2.0)
+    driver.report(*live)
+    driver.wait(0.0)
+    assert [one.request for one in driver.of(effects.Resume)] == ["a"]
+    driver.resumed("a", 20)
+    assert not driver.wait(0.1), "ten pages are left"
+
+
 @pytest.mark.parametrize(("pages", "resumed"), [(16, ["a", "b"]), (15, ["a"])])
 def test_several_requests_resume_alone_in_order_as_long_as_they_fit(pages, resumed):
     """On an idle runner, without a margin."""

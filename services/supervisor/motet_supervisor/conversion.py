@@ -40,6 +40,7 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Ev
             return events.MemoryReported(
                 instance=instance,
                 pages=it.pages,
+                pages_free=it.pages_free,
                 host_bytes_free=it.host_bytes_free,
                 steps=it.steps,
                 work_pending=it.work_pending,

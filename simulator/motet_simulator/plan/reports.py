@@ -53,6 +53,7 @@ class Reports:
             prefill_seconds_per_token=report.prefill_seconds_per_token,
             swap_seconds_per_page=report.swap_seconds_per_page,
             live=live,
+            pages_free=report.pages_free,
         )
         return to_scheduler, to_supervisor
 

@@ -34,6 +34,8 @@ class MemoryReported:
     prefill_seconds_per_token: float
     swap_seconds_per_page: float
     live: tuple[RunnerRequest, ...]
+    pages_free: int | None = None
+    """Now. Only the runner knows: requests may share pages. None: a record of an earlier version does not say."""
     has_scheduler: bool | None = None
     """Whether a scheduler has welcomed it on their present stream. None: runners of earlier versions do not say."""
 

@@ -86,6 +86,8 @@ class WatchedRunner:
         self.last_message_at = now
         self.no_scheduler_since: float | None = None
         """Since when its reports say that it has none."""
+        self.pages_free: int | None = None
+        """By its last report on this stream, less what requests have taken that came back since. None: none came."""
         self.sequences: dict[RequestId, TrackedRequest] = {}
         self.host_bytes_free = capacity.host_bytes
         self.prefill_seconds_per_token = 0.0
@@ -142,7 +144,10 @@ class WatchedRunner:
 
     @property
     def pages_unused(self) -> int:
-        """Pages that can be had now; fewer than the ledger has free where more is promised than there is."""
+        """Pages that can be had now; fewer than the ledger has free where more is promised than there is. Before the
+        first report, a page that requests share counts once for each of them: perhaps too few, never too many."""
+        if self.pages_free is not None:
+            return self.pages_free
         return self.ledger.capacity - sum(one.entry.pages_used for one in self.sequences.values())
 
     def apply_report(self, live: tuple[RunnerRequest, ...], now: float, order_timeout: float) -> list[TrackedRequest]:

@@ -70,7 +70,7 @@ class Supervisor:
             runner = self.runners[instance] = WatchedRunner(
                 event.identity, event.capacity, self._now, overcommit=self.overcommit_of(event.identity.pool).factor
             )
-        runner.connected, runner.heartbeats = True, event.heartbeats
+        runner.connected, runner.heartbeats, runner.pages_free = True, event.heartbeats, None
         runner.note_message(self._now, again=True)
         for sequence in runner.sequences.values():
             sequence.order_done()  # orders on the old stream are lost
@@ -117,7 +117,7 @@ class Supervisor:
             return
         runner.note_message(self._now)
         runner.ledger.capacity = runner.capacity.kv_pages(event.pages)
-        runner.host_bytes_free = event.host_bytes_free
+        runner.pages_free, runner.host_bytes_free = event.pages_free, event.host_bytes_free
         runner.prefill_seconds_per_token = event.prefill_seconds_per_token
         runner.swap_seconds_per_page = event.swap_seconds_per_page
         if event.has_scheduler is not False:
@@ -188,6 +188,8 @@ class Supervisor:
             return
         back = sequence.entry._replace(pages=event.pages, state=SequenceState.WAITING, promise_number=event.number)
         runner.change(sequence, back)
+        if runner.pages_free is not None:
+            runner.pages_free -= event.pages
         sequence.order_done()
         self._effects.append(effects.ReportResumed(event.instance, event.request, event.epoch, event.pages))
 
