@@ -1,6 +1,7 @@
 """Estimates by the prompt and by the statistics, and their calibration: pure, without a clock or a socket."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -195,7 +196,7 @@ def test_many_answers_to_one_prompt_are_no_change() -> None:
             model.observe("acme", "a", 3000, features=features(LONG, 7), space=SPACE)
             assert model.answers_since_change == 0
     asked = [*answers(800, seed=6), *[Sample("acme", "a", 3000, False, features(LONG, 7))] * 100]
-    assert len(since_last_change(asked)) == 900, "a refit keeps what was before"
+    assert len(since_last_change(asked, SPACE)) == 900, "a refit keeps what was before"
 
 
 @pytest.mark.parametrize("asked", [[], [5]], ids=["without features", "one prompt"])
@@ -226,10 +227,50 @@ def test_when_lengths_change_the_answers_before_it_are_dropped(fitted: Fitted) -
     assert model.estimate("acme", "a", 8000, features(SHORT)).q50 > 2000
     assert model.estimate("acme", "a", 8000, features(SHORT)).q90 < 4500
     kept = since_last_change(
-        [*answers(800, seed=6), *(Sample("acme", "a", 3000, False, features(number)) for number in range(24))]
+        [*answers(800, seed=6), *(Sample("acme", "a", 3000, False, features(number)) for number in range(24))], SPACE
     )
     assert 8 <= len(kept) <= 32
     assert [one.tokens for one in kept[-24:]] == [3000] * 24
+
+
+def bursts(count: int, seed: int) -> list[Sample]:
+    """Prompts of one kind, then of the other: 50 of each."""
+    both = list(answers(4 * count, seed))
+    kinds = [[one for one in both if one.features[0] == kind] for kind in (SHORT, LONG)]
+    return [kinds[at // 50 % 2].pop() for at in range(count)]
+
+
+def test_bursts_of_another_kind_of_prompts_are_no_change_where_weights_foretell_them(fitted: Fitted) -> None:
+    model = model_with(fitted, answers(200, seed=2))
+    for one in bursts(600, seed=3):
+        model.observe(one.tenant, one.adapter, one.tokens, features=one.features)
+        assert model.answers_since_change == 0
+    assert model.serving.correction("acme", "a").trust > 0.8
+    assert len(since_last_change(bursts(600, seed=4), SPACE)) == 600, "a refit begins without weights"
+
+
+def test_where_weights_do_not_foretell_it_a_change_is_noticed_among_bursts(fitted: Fitted) -> None:
+    """All answers have become eight times as long, whatever the prompt."""
+    model = model_with(fitted, answers(200, seed=2))
+    longer = [replace(one, tokens=8 * one.tokens) for one in bursts(100, seed=5)]
+    found = []
+    for one in longer:
+        model.observe(one.tenant, one.adapter, one.tokens, features=one.features)
+        found.append(model.answers_since_change)
+    assert any(found[:40])
+    assert len(since_last_change([*bursts(600, seed=4), *longer], SPACE)) <= 100
+
+
+def test_a_refit_keeps_all_answers_since_a_change_also_those_to_one_prompt() -> None:
+    """A change is found among the newest answers of 8 to 32 prompts. Each of these has four answers."""
+    changed = [
+        Sample("acme", "a", int(3000 + prompt), False, features(10**6 + prompt))
+        for prompt in range(40)
+        for _ in range(4)
+    ]
+    kept = since_last_change([*answers(400, seed=6), *changed], SPACE)
+    assert [one.tokens for one in kept if one.tokens >= 3000] == [one.tokens for one in changed]
+    assert len(kept) <= len(changed) + 1
 
 
 def test_the_newest_answers_count_more_while_they_foretell_the_next_ones_better() -> None:

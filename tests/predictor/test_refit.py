@@ -240,7 +240,7 @@ def test_features_of_another_key_tell_prompts_apart() -> None:
     newer = [row(one, SPACE, f"newer{at % 2}") for at, one in enumerate(answers(300, seed=1))]
     space, samples = usable([*rows, *newer])
     assert space == SPACE
-    assert len(since_last_change(samples)) == len(rows) + len(newer)
+    assert len(since_last_change(samples, space)) == len(rows) + len(newer)
     assert (fit(samples[: len(rows)], space).weights.table == 0).all()
     assert fit(samples, space).corrections["acme", "a"].trust == FIRST_TRUST, "they have tilted no estimate"
 

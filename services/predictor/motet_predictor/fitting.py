@@ -31,6 +31,7 @@ STEEPER = 1.3
 PARTS = 3
 """Each part of the samples is estimated by weights that were fitted to the others. How far these estimates are from the
 answers begins the calibration. Samples of one prompt are in one part: a fitted prompt is foretold too well."""
+MAX_SCOPES = 20_000
 EQUAL_SAY_ABOVE = 200
 """A tenant with more samples than this has no more say than one with this number."""
 
@@ -44,6 +45,10 @@ class Sample:
     features: np.ndarray
     space: int | None = None
     """What the features belong to; None: what weights are fitted to"""
+
+    @property
+    def of(self) -> tuple[str, str]:
+        return self.tenant, self.adapter
 
 
 def _targets() -> np.ndarray:
@@ -63,7 +68,7 @@ def fit_weights(samples: Sequence[Sample], lengths: LengthModel, space: int, *, 
     for sample in samples:
         if sample.censored or not len(sample.features) or sample.space not in (None, space):
             continue
-        key = sample.tenant, sample.adapter
+        key = sample.of
         if key not in priors:
             # Blurred like the truth, so that a prompt that says nothing tilts nothing.
             shares = class_shares(np.asarray(lengths.shares(*key))).astype(np.float32) @ targets
@@ -95,38 +100,54 @@ def fit_weights(samples: Sequence[Sample], lengths: LengthModel, space: int, *, 
     return PromptWeights(space, np.clip(mean, -MAX_WEIGHT, MAX_WEIGHT, out=mean))
 
 
-def since_last_change(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples, oldest first, without those from before their adapter's lengths changed."""
-    model = PromptModel(LengthModel())
-    kept: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for at, sample in enumerate(samples):
-        own = kept[sample.tenant, sample.adapter]
-        own.append(at)
-        model.observe(sample.tenant, sample.adapter, sample.tokens, censored=sample.censored, features=sample.features)
-        since = model.answers_since_change
-        if since:
-            del own[:-since]
-    return [samples[at] for at in sorted(at for own in kept.values() for at in own)]
+def since_last_change(samples: Sequence[Sample], space: int) -> list[Sample]:
+    """The samples, oldest first, without those from before their adapter's lengths changed. Where weights that were
+    fitted to other prompts foretell the answers, nothing has changed: it was a burst of another kind of prompts."""
+    changed = _last_changes(samples, [None] * len(samples))
+    doubtful = [at for at, one in enumerate(samples) if one.of in changed]
+    own = [samples[at] for at in doubtful]
+    first = {of: doubtful[at] for of, at in _last_changes(own, _fitted_to_others(own, space)).items()}
+    return [one for at, one in enumerate(samples) if at >= first.get(one.of, 0)]
 
 
-def fit(samples: Sequence[Sample], space: int, *, max_scopes: int = 20_000) -> Fitted:
+def fit(samples: Sequence[Sample], space: int, *, max_scopes: int = MAX_SCOPES) -> Fitted:
     """Fit weights to all samples, oldest first, and begin the calibration: as if they arrived now, one after the other,
     and each was estimated by weights that have not seen its prompt."""
+    model = PromptModel(LengthModel(max_scopes=max_scopes))
+    for one, weights in zip(samples, _fitted_to_others(samples, space, max_scopes), strict=True):
+        _observe(model, one, weights)
+    return Fitted(fit_weights(samples, statistics_of(samples, max_scopes), space), dict(model.serving.corrections))
+
+
+def _fitted_to_others(samples: Sequence[Sample], space: int, max_scopes: int = MAX_SCOPES) -> list[PromptWeights]:
+    """For each sample, weights that have not seen its prompt."""
     part_of = [crc32(sample.features.tobytes()) % PARTS for sample in samples]
     parts = []
     for part in range(PARTS):
         others = [sample for sample, own in zip(samples, part_of, strict=True) if own != part]
         parts.append(fit_weights(others, statistics_of(others, max_scopes), space))
-    model = PromptModel(LengthModel(max_scopes=max_scopes))
-    for one, part in zip(samples, part_of, strict=True):
-        model.serving.weights = parts[part]
-        model.observe(
-            one.tenant, one.adapter, one.tokens, censored=one.censored, features=one.features, space=one.space
-        )
-    return Fitted(fit_weights(samples, statistics_of(samples, max_scopes), space), dict(model.serving.corrections))
+    return [parts[part] for part in part_of]
 
 
-def statistics_of(samples: Sequence[Sample], max_scopes: int) -> LengthModel:
+def _last_changes(samples: Sequence[Sample], weights: Sequence[PromptWeights | None]) -> dict[tuple[str, str], int]:
+    """Where the samples since the last change of an adapter's lengths begin, if there was one."""
+    model = PromptModel(LengthModel())
+    seen: dict[tuple[str, str], list[int]] = defaultdict(list)
+    first = {}
+    for at, (one, own) in enumerate(zip(samples, weights, strict=True)):
+        seen[one.of].append(at)
+        _observe(model, one, own)
+        if model.answers_since_change:
+            first[one.of] = seen[one.of][-model.answers_since_change]
+    return first
+
+
+def _observe(model: PromptModel, one: Sample, weights: PromptWeights | None) -> None:
+    model.serving.weights = weights
+    model.observe(one.tenant, one.adapter, one.tokens, censored=one.censored, features=one.features, space=one.space)
+
+
+def statistics_of(samples: Sequence[Sample], max_scopes: int = MAX_SCOPES) -> LengthModel:
     lengths = LengthModel(max_scopes=max_scopes)
     for sample in samples:
         lengths.observe(sample.tenant, sample.adapter, sample.tokens, censored=sample.censored)

@@ -15,7 +15,7 @@ import numpy as np
 
 from motet.length_statistics import EDGES, MAX_TOKENS, bucket_of
 from motet_predictor.comparison import pinball_loss
-from motet_predictor.length_change import LengthChange
+from motet_predictor.length_change import LengthChange, Since
 from motet_predictor.length_classes import CLASS_OF_BUCKET, CLASSES, class_shares
 from motet_predictor.length_model import QUANTILES, LengthEstimate, LengthModel, Scope
 from motet_predictor.prompt_version import FIRST_TRUST, Correction, Fitted, PromptVersion
@@ -86,6 +86,8 @@ class PlainShares:
 class Shares:
     """Of each bucket of lengths, by one version."""
 
+    sums: np.ndarray | None
+    """What the prompt says about each class; None: nothing"""
     tilted: np.ndarray | None
     """By the prompt; None: it says nothing"""
     mixed: np.ndarray
@@ -189,10 +191,13 @@ class PromptModel:
         plain, asked = self.plain(state, tenant, adapter), Asked(tenant, adapter, features, space)
         prompt = crc32(features.tobytes()) if len(features) else 0
         repeats = state.change.knows(prompt)
-        losses = []
+        losses, expected = [], plain.lasting
         for version in self.versions:
             correction = version.correction(tenant, adapter)
             shares = tilted_shares(version, correction, plain, asked)
+            if version is self.serving and shares.sums is not None:
+                # Not by the newest answers: those that have changed would be expected.
+                expected = _mixed(correction.trust, tilted_by(plain.lasting, shares.sums), plain.lasting)
             losses.append(_loss(version, shares, correction, tokens, censored=censored))
             _correct(correction, shares, plain, tokens, censored=censored, repeats=repeats)
         if not censored:
@@ -200,15 +205,13 @@ class PromptModel:
             state.recent_trust = _trust(state.recent_trust, plain.recent, plain.lasting, bucket)
             state.recent *= _RECENT_DECAY
             state.recent[CLASS_OF_BUCKET[bucket]] += 1.0
-        since: list[tuple[int, bool]] = []
+        since: Since | None = None
         if self.lengths.count(Scope("adapter", tenant, adapter)) >= MIN_ANSWERS_BEFORE_CHANGE:
-            since = state.change.observe(
-                prompt, tokens, censored, *_interval(plain.lasting, bucket_of(tokens), censored)
-            )
-        self.answers_since_change = len(since)
-        if since:
+            since = state.change.observe(prompt, tokens, censored, *_interval(expected, bucket_of(tokens), censored))
+        self.answers_since_change = 0 if since is None else since.all
+        if since is not None:
             self.changed.add((tenant, adapter))
-            self.lengths.restart(tenant, adapter, since[:-1])
+            self.lengths.restart(tenant, adapter, since.answers[:-1])
             state.recent_trust = MIN_TRUST
             for version in self.versions:
                 version.correction(tenant, adapter).restart()
@@ -245,11 +248,11 @@ class PromptModel:
 
 def tilted_shares(version: PromptVersion, correction: Correction | None, plain: PlainShares, asked: Asked) -> Shares:
     if version.weights is None or not _tilts(version, asked):
-        return Shares(None, plain.mixed)
+        return Shares(None, None, plain.mixed)
     (sums,) = version.weights.sums([asked[:3]])
     tilted = tilted_by(plain.mixed, sums)
     trust = FIRST_TRUST if correction is None else correction.trust
-    return Shares(tilted, _mixed(trust, tilted, plain.mixed))
+    return Shares(sums, tilted, _mixed(trust, tilted, plain.mixed))
 
 
 def _mixed_rows(

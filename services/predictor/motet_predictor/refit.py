@@ -52,7 +52,7 @@ async def main(path: Path) -> int:
     space, samples = usable(rows)
     if not space:
         return NOTHING_TO_FIT
-    write_file(path, fit(since_last_change(samples), space))
+    write_file(path, fit(since_last_change(samples, space), space))
     return 0
 
 
