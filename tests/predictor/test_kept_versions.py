@@ -4,7 +4,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from motet.errors import StoreUnavailable
 from motet.store import length_samples, migrate, open_store, predictor_versions
 from motet.store.predictor_versions import PART_BYTES
 from motet_predictor import kept_versions
-from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, to_bytes
+from motet_predictor.calibration import Calibration
+from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, from_bytes, to_bytes
 from motet_predictor.fitting import fit
 from motet_predictor.kept_corrections import CORRECTIONS_AT_ONCE, ChangedCorrections, read_corrections
 from motet_predictor.kept_versions import FIGURES_SECONDS, MAX_VERSIONS, KeptVersions
 from motet_predictor.length_model import VERSION as STATISTICS
 from motet_predictor.length_model import LengthModel
 from motet_predictor.prompt_model import VERSION, PromptModel
-from motet_predictor.prompt_version import TRUST_AFTER_CHANGE, Fitted, PromptVersion
+from motet_predictor.prompt_version import TRUST_AFTER_CHANGE, Correction, Fitted, PromptVersion
 from motet_predictor.prompt_weights import PromptWeights
 from tests.predictor.test_prompt_model import SPACE, answers
 from tests.support.postgresql import PostgreSQL
@@ -417,25 +418,49 @@ async def test_an_order_is_carried_out_once_also_of_a_version_that_is_retired(fo
         assert roles == {STATISTICS: "serving", f"{VERSION}.1": "former"}
 
 
+@pytest.mark.parametrize("restarted", [False, True], ids=["a refit has begun since", "another process"])
 async def test_an_ordered_version_does_not_trust_what_it_knew_of_an_adapter_that_has_changed(
-    folder: Path, data: bytes
+    folder: Path, data: bytes, restarted: bool
 ) -> None:
-    async with running(folder) as kept, open_store(f"sqlite+aiosqlite:///{folder}/motet.db") as store:
-        await kept.versions.offer(data)
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(f"sqlite+aiosqlite:///{folder}/motet.db"))
+        before = AsyncExitStack()
+        kept = await before.enter_async_context(running(folder))
+        changed, other, again, silent = (("acme", f"acme/{name}") for name in ("changed", "other", "again", "silent"))
+        fitted = from_bytes(data).weights
+        await kept.versions.offer(to_bytes(Fitted(fitted, {silent: Correction(trust=0.95)})))
         candidate = kept.model.versions.candidate
         assert candidate is not None
-        changed, other = *candidate.corrections, ("acme", "acme/other")
-        for adapter in (changed, other):
+        for adapter in (changed, other, again):
             candidate.correction(*adapter).trust = 0.95
+        change(kept.model, again)
+        candidate.correction(*again).trust = 0.9  # it has learned since the change
         await kept.flush()
         kept.model.versions.candidate = None
-        kept.model.changed.add(changed)
+        change(kept.model, changed)
+        change(kept.model, silent)
+        kept.model.refit_begins()
+        if restarted:
+            await before.aclose()
+            kept = await stack.enter_async_context(running(folder))
+        else:
+            stack.push_async_exit(before)
         await predictor_versions.order(store, candidate.name)
         await kept.versions.take_order()
         assert kept.model.serving.name == candidate.name
         known = kept.model.serving.corrections
         assert known[changed].trust <= TRUST_AFTER_CHANGE
+        assert known[silent].trust <= TRUST_AFTER_CHANGE, "it has answered nothing since the refit"
+        assert (known[changed].calibration.below == Calibration().below).all()
         assert known[other].trust == pytest.approx(0.95)
+        assert known[again].trust == pytest.approx(0.9)
+
+
+def change(model: PromptModel, adapter: tuple[str, str]) -> None:
+    """Let its lengths change."""
+    for tokens in (*[20] * 40, *[4000] * 16):
+        model.observe(*adapter, tokens)
+    assert adapter in model.changed
 
 
 async def test_an_order_outlives_an_outage_and_is_there_after_a_crash(folder: Path, data: bytes) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 
 from motet.store import Store
-from motet.store.length_samples import CORRECTION_LEVEL, PredictorState, load_states, save
+from motet.store.length_samples import CHANGE_LEVEL, CORRECTION_LEVEL, PredictorState, load_states, save
+from motet_predictor.prompt_model import PromptModel
 from motet_predictor.prompt_version import Correction, PromptVersion
 
 CORRECTIONS_AT_ONCE = 100
@@ -49,15 +50,30 @@ class ChangedCorrections:
         return version, some
 
 
+async def write_changes(store: Store, model: PromptModel) -> None:
+    """Note whose lengths have changed, with the time. Before corrections are written or read: those that are older say
+    nothing any more."""
+    if model.unsaved_changes:
+        waiting, model.unsaved_changes = model.unsaved_changes, {}
+        try:
+            states = [PredictorState(CHANGE_LEVEL, *one, b"") for one in waiting]
+            await save(store, model.lengths.version, states, [], keep_samples=0)
+        except BaseException:  # also cancellation
+            model.unsaved_changes = waiting | model.unsaved_changes
+            raise
+
+
 async def read_corrections(
     store: Store, version: PromptVersion, *, limit: int, restarted: Collection[tuple[str, str]] = ()
 ) -> None:
-    """Where one is damaged, its adapter begins as the refit made it. `restarted`: adapters whose lengths have changed,
-    perhaps after their corrections were written."""
+    """Where one is damaged, its adapter begins as the refit made it. `restarted`: adapters whose lengths have changed
+    since their corrections were written."""
     kept = await load_states(store, version.name, limit=limit, levels=[CORRECTION_LEVEL])
     for start in range(0, len(kept), CORRECTIONS_AT_ONCE):
         for row in kept[start : start + CORRECTIONS_AT_ONCE]:
-            if (row.tenant, row.adapter) not in restarted:
-                with suppress(ValueError):
-                    version.restore(row.tenant, row.adapter, Correction.from_bytes(row.statistics))
+            if (row.tenant, row.adapter) in restarted:
+                version.correction(row.tenant, row.adapter).restart()
+                continue
+            with suppress(ValueError):
+                version.restore(row.tenant, row.adapter, Correction.from_bytes(row.statistics))
         await asyncio.sleep(0)

@@ -14,12 +14,13 @@ import structlog
 from motet.clock import Clock
 from motet.errors import StoreUnavailable
 from motet.store import Store
+from motet.store import length_samples as states
 from motet.store import predictor_versions as table
 from motet.store.predictor_versions import PART_BYTES, VersionRecord
 from motet.store.tables import now
 from motet_predictor.fitted_bytes import MAX_FITTED_BYTES, from_bytes, to_bytes
 from motet_predictor.kept_comparisons import read_comparisons, write_comparisons
-from motet_predictor.kept_corrections import ChangedCorrections, read_corrections
+from motet_predictor.kept_corrections import ChangedCorrections, read_corrections, write_changes
 from motet_predictor.prompt_model import VERSION, PromptModel
 from motet_predictor.prompt_version import Fitted, PromptVersion
 from motet_predictor.version_figures import as_json, restore, with_decision
@@ -83,6 +84,7 @@ class KeptVersions:
                 if not self._loaded:
                     await self._load()
                 due = await self._write_roles()
+                await write_changes(self._store, self._model)
                 await self._write_parts(at_most)
                 if due:
                     self._corrections.are_due(self._model.versions)
@@ -140,15 +142,19 @@ class KeptVersions:
 
     async def _read(self, record: VersionRecord) -> PromptVersion | None:
         """A version with its weights; None if it is of another layout, or damaged."""
+        await write_changes(self._store, self._model)
         try:
             if record.version == self._model.lengths.version:
                 version = self._model.plain_version()
             else:
-                version = self._model.version_of(record.version, await self._weights(record))
+                changed = await states.changed_since(self._store, self._model.lengths.version, record.created)
+                version = self._model.version_of(record.version, await self._weights(record), changed=changed)
                 version.made, version.digest = record.created.timestamp(), record.digest
             restore(version, record.figures)
-            limit, restarted = self._model.max_adapters, self._model.changed
-            await read_corrections(self._store, version, limit=limit, restarted=restarted)
+            older = await states.corrected_before_change(
+                self._store, record.version, noted_by=self._model.lengths.version
+            )
+            await read_corrections(self._store, version, limit=self._model.max_adapters, restarted=older)
         except StoreUnavailable:
             raise
         except Exception as error:  # damaged rows end in errors of many kinds

@@ -6,7 +6,7 @@ answers: where nothing has changed, or where the prompt says nothing, or its wei
 count for nothing. Quantiles of the mixture are read where the adapter's calibration says."""
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 from zlib import crc32
@@ -101,6 +101,8 @@ class PromptModel:
         self.adapters: OrderedDict[tuple[str, str], AdapterState] = OrderedDict()
         self.changed: set[tuple[str, str]] = set()
         """Whose lengths have changed since the samples of the next refit were read"""
+        self.unsaved_changes: dict[tuple[str, str], None] = {}
+        """Whose lengths have changed, and the database does not know it yet"""
         self.answers = 0
         """How many were observed"""
         self._spaces: deque[int] = deque(maxlen=NEWEST)
@@ -126,10 +128,10 @@ class PromptModel:
         """Serve what was fitted, without a comparison, and nothing in shadow."""
         self.versions = Versions(self.version_of(VERSION, fitted))
 
-    def version_of(self, name: str, fitted: Fitted) -> PromptVersion:
+    def version_of(self, name: str, fitted: Fitted, *, changed: Iterable[tuple[str, str]] = ()) -> PromptVersion:
         """A version of what a refit has made. What it says about adapters whose lengths have changed since it began is
-        not used."""
-        return PromptVersion.of(name, fitted, restarted=self.changed, max_adapters=self.max_adapters)
+        not used, nor about those in `changed`."""
+        return PromptVersion.of(name, fitted, restarted=self.changed.union(changed), max_adapters=self.max_adapters)
 
     def plain_version(self) -> PromptVersion:
         """One without weights: its estimates are those of the statistics."""
@@ -211,12 +213,18 @@ class PromptModel:
         self.answers_since_change = 0 if since is None else since.all
         if since is not None:
             self.changed.add((tenant, adapter))
+            self._note_change(tenant, adapter)
             self.lengths.restart(tenant, adapter, since.answers[:-1])
             state.recent_trust = MIN_TRUST
             for version in self.versions:
                 version.correction(tenant, adapter).restart()
         self.lengths.observe(tenant, adapter, tokens, censored=censored)
         return self.versions.judge(tenant, prompt, losses)
+
+    def _note_change(self, tenant: str, adapter: str) -> None:
+        self.unsaved_changes[tenant, adapter] = None
+        if len(self.unsaved_changes) > self.max_adapters:  # the database is away
+            del self.unsaved_changes[next(iter(self.unsaved_changes))]
 
     def _version(self, name: str, weights: PromptWeights | None) -> PromptVersion:
         return PromptVersion(name, weights, max_adapters=self.max_adapters)

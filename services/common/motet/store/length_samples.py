@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
-from sqlalchemy import case, delete, func, insert, select, tuple_, update
+from sqlalchemy import and_, case, delete, func, insert, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from motet.store.database import Store
 from motet.store.tables import LengthSampleRow, PredictorStateRow, PredictorVersionRow, now
@@ -67,6 +69,7 @@ async def activate_version(store: Store, version: str) -> None:
 STATISTICS_LEVELS = "tenant", "adapter"
 CORRECTION_LEVEL = "correction"
 COMPARISON_LEVEL = "comparison"
+CHANGE_LEVEL = "change"
 
 
 async def load_states(
@@ -86,8 +89,31 @@ async def load_states(
     return [PredictorState(*row) for row in reversed(rows)]
 
 
+async def changed_since(store: Store, version: str, moment: datetime) -> set[tuple[str, str]]:
+    """The adapters whose lengths have changed since then, as `version` has noted."""
+    row = PredictorStateRow
+    query = select(row.tenant, row.adapter).where(
+        row.version == version, row.level == CHANGE_LEVEL, row.updated >= moment
+    )
+    async with store.read() as connection:
+        return {(tenant, adapter) for tenant, adapter in await connection.execute(query)}
+
+
+async def corrected_before_change(store: Store, version: str, *, noted_by: str) -> set[tuple[str, str]]:
+    """The adapters of which `version` has a correction from before their lengths changed."""
+    own, change = aliased(PredictorStateRow), aliased(PredictorStateRow)
+    query = (
+        select(own.tenant, own.adapter)
+        .join(change, and_(change.tenant == own.tenant, change.adapter == own.adapter))
+        .where(own.version == version, own.level == CORRECTION_LEVEL)
+        .where(change.version == noted_by, change.level == CHANGE_LEVEL, change.updated > own.updated)
+    )
+    async with store.read() as connection:
+        return {(tenant, adapter) for tenant, adapter in await connection.execute(query)}
+
+
 async def forget_states(store: Store, *, keep: int) -> None:
-    """Of each version all but the newest `keep` rows of statistics are deleted, and of corrections as many. Otherwise
+    """Of each version all but the newest `keep` rows of statistics are deleted, and of other levels as many. Otherwise
     adapters that are made for one run would stay for ever."""
     row = PredictorStateRow
     kind = case((row.level.in_(STATISTICS_LEVELS), ""), else_=row.level)

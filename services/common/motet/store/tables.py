@@ -100,8 +100,9 @@ class PredictorStateRow(Table):
 
     version: Mapped[str] = mapped_column(ForeignKey(PredictorVersionRow.version, ondelete="CASCADE"), primary_key=True)
     level: Mapped[str] = mapped_column(String(16), primary_key=True)
-    """`tenant` or `adapter`; `correction`: how far an adapter's estimates by this version were from its answers; or
-    `comparison`: how much better this version was than the one that serves, in one row for all tenants."""
+    """`tenant` or `adapter`; `change`: when the adapter's lengths last changed; `correction`: how far an adapter's
+    estimates by this version were from its answers; or `comparison`: how much better this version was than the one that
+    serves, in one row for all tenants."""
     tenant: Mapped[str] = mapped_column(String(253), primary_key=True)
     adapter: Mapped[str] = mapped_column(String(512), primary_key=True)
     statistics: Mapped[bytes] = mapped_column(LargeBinary)
