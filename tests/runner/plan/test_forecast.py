@@ -1,5 +1,6 @@
 """The largest need at any later iteration, and who may join by it."""
 
+import tracemalloc
 from collections.abc import Sequence
 from itertools import count, pairwise
 
@@ -12,15 +13,17 @@ from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
 from motet.errors import Declined
 from motet.shared_pages import ReportedLedger
 from motet_runner.interface import ParkedNow
-from motet_runner.plan import PRESETS
+from motet_runner.plan import PRESETS, forecast
 from motet_runner.plan.forecast import (
+    DEVIATIONS,
     LengthLaw,
+    Need,
+    Outlook,
     Prospect,
-    largest_need,
     log_survival,
     pages_of_longest_lives,
-    sum_of_ends,
 )
+from tests.runner.plan import plain_forecast
 from tests.runner.plan.fake_device import FakeDevice, make_planner, new
 
 FORECAST, PROMISES = PRESETS["paged-chunk"], PRESETS["paged-promises"]
@@ -32,6 +35,16 @@ prospects = st.builds(
     st.integers(1, 4000),
     quantiles,
 )
+
+
+def outlook_of(of: Sequence[Prospect]) -> Outlook:
+    outlook = Outlook()
+    outlook.add(of)
+    return outlook
+
+
+def largest_need(of: Sequence[Prospect], *, deviations: float = DEVIATIONS) -> Need:
+    return outlook_of(of).need(deviations=deviations)
 
 
 def survival(law: LengthLaw, *lengths: int) -> list[float]:
@@ -68,7 +81,7 @@ def test_one_more_never_needs_less(of: list[Prospect], another: Prospect) -> Non
 
 @given(of=st.lists(prospects, min_size=1, max_size=12))
 def test_no_need_exceeds_the_sum_of_all_ends(of: list[Prospect]) -> None:
-    assert largest_need(of).pages <= sum_of_ends(of)
+    assert largest_need(of).pages <= outlook_of(of).sum_of_ends
 
 
 @given(of=st.lists(prospects, min_size=1, max_size=12))
@@ -76,6 +89,27 @@ def test_the_pages_of_the_longest_lives_are_exact(of: list[Prospect]) -> None:
     steps = np.arange(max(one.most - one.generated for one in of))
     each = [-(-(one.tokens + steps) // PAGE_TOKENS) * (one.generated + steps < one.most) for one in of]
     assert pages_of_longest_lives(of) == np.sum(each, axis=0).max()
+
+
+@given(of=st.lists(prospects, max_size=9), then=st.lists(prospects, max_size=3), also=st.lists(prospects, max_size=1))
+def test_an_outlook_is_the_plain_forecast(of: list[Prospect], then: list[Prospect], also: list[Prospect]) -> None:
+    """Whatever of it was known before the others came"""
+    outlook = outlook_of(of)
+    asked = outlook.need().pages
+    assert asked == plain_forecast.largest_need(of)[0]
+    outlook.add(then)
+    everybody = [*of, *then, *also]
+    assert (need := outlook.need(also)).pages == plain_forecast.largest_need(everybody)[0]
+    assert need.of_each == plain_forecast.largest_need(everybody)[1]
+    assert outlook.sum_of_ends == plain_forecast.sum_of_ends([*of, *then])
+
+
+@given(of=st.lists(st.tuples(prospects, st.floats(0, 1)), min_size=1, max_size=12))
+def test_with_shared_pages_it_is_the_plain_forecast(of: list[tuple[Prospect, float]]) -> None:
+    each = [one for one, _ in of]
+    shared = [int(share * pages_for(one.tokens)) for one, share in of]
+    assert outlook_of(each).need(shared=shared).pages == plain_forecast.largest_need(each, shared)[0]
+    assert pages_of_longest_lives(each, shared) == plain_forecast.pages_of_longest_lives(each, shared)
 
 
 def test_sequences_that_end_at_different_times_need_less_than_the_sum() -> None:
@@ -94,10 +128,9 @@ def test_what_was_generated_counts() -> None:
 
 
 def test_pages_that_sequences_share_count_once() -> None:
-    first = Prospect(160, 0, 20, LengthLaw.at(16))
-    alike = [first, *[first._replace(shared=10)] * 3]
-    apart = largest_need([first] * 4, deviations=0).pages
-    assert largest_need(alike, deviations=0).pages <= apart - 20
+    alike = outlook_of([Prospect(160, 0, 20, LengthLaw.at(16))] * 4)
+    apart = alike.need(deviations=0).pages
+    assert alike.need(shared=[0, 10, 10, 10], deviations=0).pages <= apart - 20
 
 
 def test_the_parts_of_many_small_needs_are_the_need() -> None:
@@ -106,6 +139,62 @@ def test_the_parts_of_many_small_needs_are_the_need() -> None:
     need = largest_need(of)
     assert sum(need.of_each) == need.pages
     assert max(need.of_each) - min(need.of_each) <= 1
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+def test_each_of_many_that_come_between_two_iterations_costs_only_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forecast of all of them for each one that asks would hold up the decodes of everybody."""
+    asked = 0
+
+    def counted(lengths: np.ndarray, law: Sequence[np.ndarray]) -> np.ndarray:
+        nonlocal asked
+        asked += len(lengths)
+        return log_survival(lengths, law)
+
+    monkeypatch.setattr(forecast, "log_survival", counted)
+    planner = make_planner(pages=5000, places=1000, preset=FORECAST)
+    joined = declined = 0
+    for number in range(700):
+        lengths = (100 + number % 50, 200, 300, 400)
+        try:
+            planner.commands.add(new(f"r{number}", prompt=100, max_tokens=1000, promise=20, quantiles=lengths))
+            joined += 1
+        except Declined:
+            declined += 1
+    assert joined > 300
+    assert declined > 100
+    assert asked < 4 * 700
+
+
+def test_who_needs_no_less_than_one_that_was_declined_is_declined_without_a_forecast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planner = make_planner(pages=10, places=10, preset=FORECAST)
+    planner.commands.add(new("a", prompt=16, max_tokens=80, quantiles=(80,) * 4))
+    with pytest.raises(Declined, match="12 pages are expected to be needed"):
+        planner.commands.add(new("b", prompt=16, max_tokens=80, quantiles=(80,) * 4))
+    with monkeypatch.context() as without_forecast:
+        without_forecast.delattr(Outlook, "need")
+        for name, prompt in (("c", 16), ("d", 40)):
+            with pytest.raises(Declined, match="12 pages are expected to be needed"):
+                planner.commands.add(new(name, prompt=prompt, max_tokens=80, quantiles=(80,) * 4))
+    planner.commands.add(new("shorter", prompt=16, max_tokens=80, quantiles=(8,) * 4))
+    planner.commands.cancel(RequestId("a"))
+    planner.commands.add(new("b", prompt=16, max_tokens=80, quantiles=(80,) * 4))
+    planner.check()
+
+
+def test_the_longest_lives_of_many_are_not_compared_each_with_each() -> None:
+    of = [Prospect(100, number % 90, 2000, LengthLaw.endless()) for number in range(50_000)]
+    tracemalloc.start()
+    try:
+        pages_of_longest_lives(of)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 50_000 * 1000, "each with each: 20 GB"
 
 
 # -- in the plan -------------------------------------------------------------------------------------------------------

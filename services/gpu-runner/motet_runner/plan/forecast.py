@@ -10,7 +10,7 @@ standard deviations. LightLLM's scheduler looks for the same maximum with one dr
 arithmetic.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from math import exp, log
 from typing import NamedTuple
 
@@ -74,8 +74,21 @@ class Prospect(NamedTuple):
     most: int
     """How many tokens its answer can have."""
     law: LengthLaw
-    shared: int = 0
-    """How many of its pages another sequence pays for, which most likely ends later."""
+
+    @property
+    def steps_to_end(self) -> int:
+        """After how many iterations it computes its last token, if its answer becomes as long as it can."""
+        return max(0, self.most - self.generated - 1)
+
+    @property
+    def end_pages(self) -> int:
+        """How many pages it needs then."""
+        return -(-(self.tokens + self.steps_to_end) // PAGE_TOKENS)
+
+    @property
+    def but_tokens(self) -> tuple[float, ...]:
+        """All of it that decides when it ends."""
+        return (self.generated, self.most, *self.law)
 
     @property
     def likely_left(self) -> float:
@@ -90,57 +103,113 @@ class Prospect(NamedTuple):
 
 class Need(NamedTuple):
     pages: int
-    of_each: tuple[int, ...]
-    """How much of it is of each sequence, at least one page. The sum is `pages`."""
+    weights: _Numbers
+    """How much of it is expected of each sequence."""
+
+    @property
+    def of_each(self) -> tuple[int, ...]:
+        """How much of it is of each sequence, at least one page. The sum is `pages`.
+
+        Each has one page, and the others by weight. Those with the largest remainders get what rounding leaves: without
+        it, the sum over hundreds would miss many pages.
+        """
+        weights = self.weights
+        if not len(weights):
+            return ()
+        beyond = np.maximum(0, weights * (self.pages / weights.sum()) - 1)
+        left = self.pages - len(weights)
+        exact = beyond * (left / beyond.sum()) if left else beyond * 0
+        shares = np.floor(exact)
+        shares[np.argsort(shares - exact, kind="stable")[: left - int(shares.sum())]] += 1
+        return tuple((shares + 1).astype(int).tolist())
 
 
-def largest_need(prospects: Collection[Prospect], *, at_least: int = 0, deviations: float = DEVIATIONS) -> Need:
-    """The largest need at any later iteration. `at_least`: what they surely need."""
-    if not prospects:
-        return Need(0, ())
-    columns = np.array([(one.tokens, one.generated, one.most, one.shared, *one.law) for one in prospects])
-    tokens, generated, most, shared, *law = columns.T[:, :, np.newaxis]
-    last = (most - generated).max() - 1
-    steps = np.append(_STEPS[: int(np.searchsorted(_STEPS, last))], max(0.0, last))
-    lengths = generated + steps
-    survival = log_survival(lengths, law)
-    runs = np.exp(survival - survival[:, :1])
-    runs[lengths >= most] = 0
-    runs[:, 0] = 1
-    pages = np.ceil((tokens + steps) / PAGE_TOKENS) - shared
-    expected = runs * pages
-    mean = expected.sum(axis=0)
-    deviation = np.sqrt((expected * (pages - expected)).sum(axis=0))
-    if_all_run = (pages * (runs > 0)).sum(axis=0)
-    needs = np.minimum(mean + deviations * deviation, if_all_run)
-    at = int(needs.argmax())
-    need = max(int(np.ceil(needs[at])), at_least)
-    return Need(need, _divided(need, expected[:, at]))
+class _Chances(NamedTuple):
+    tokens: _Numbers
+    """Of each sequence, as a column."""
+    steps: _Numbers
+    """Those that are looked at."""
+    runs: _Numbers
+    """How likely each still runs at each of them."""
+
+    def beside(self, prospects: Sequence[Prospect]) -> "_Chances":
+        """With these as well. Those of the others are not computed again."""
+        columns = np.array([(one.tokens, one.generated, one.most, *one.law) for one in prospects])
+        tokens, generated, most, *law = columns.T[:, :, np.newaxis]
+        last = max(self.steps[-1], (most - generated).max() - 1)
+        steps = np.append(_STEPS[: int(np.searchsorted(_STEPS, last))], last)
+        lengths = generated + steps
+        survival = log_survival(lengths, law)
+        runs = np.exp(survival - survival[:, :1])
+        runs[lengths >= most] = 0
+        runs[:, 0] = 1
+        others = np.zeros((len(self.runs), len(steps)))  # at steps that were not looked at, they have ended
+        others[:, np.isin(steps, self.steps)] = self.runs[:, np.isin(self.steps, steps)]
+        return _Chances(np.concatenate((self.tokens, tokens)), steps, np.concatenate((others, runs)))
 
 
-def _divided(pages: int, weights: _Numbers) -> tuple[int, ...]:
-    """One page for each, and the others by weight. Those with the largest remainders get what rounding leaves: without
-    it, the sum over hundreds would miss many pages."""
-    beyond = np.maximum(0, weights * (pages / weights.sum()) - 1)
-    left = pages - len(weights)
-    exact = beyond * (left / beyond.sum()) if left else beyond * 0
-    shares = np.floor(exact)
-    shares[np.argsort(shares - exact, kind="stable")[: left - int(shares.sum())]] += 1
-    return tuple((shares + 1).astype(int).tolist())
+_OF_NONE = _Chances(np.zeros((0, 1)), np.zeros(1), np.zeros((0, 1)))
 
 
-def sum_of_ends(prospects: Iterable[Prospect]) -> int:
-    """The pages of all of them, each at its own end. No need exceeds this sum, and it costs little."""
-    return sum(-(-(tokens + max(0, most - generated - 1)) // PAGE_TOKENS) for tokens, generated, most, *_ in prospects)
+class Outlook:
+    """The future of a batch. What was found out about its sequences is kept for those that ask to join."""
+
+    def __init__(self) -> None:
+        self.prospects: list[Prospect] = []
+        self.sum_of_ends = 0
+        """The pages of all of them, each at its own end. No need exceeds this sum, and it costs little."""
+        self._chances = _OF_NONE
+        """Of the first ones: as many as there were when somebody asked."""
+
+    def add(self, prospects: Collection[Prospect]) -> None:
+        self.prospects += prospects
+        self.sum_of_ends += sum(one.end_pages for one in prospects)
+
+    def need(
+        self,
+        also: Sequence[Prospect] = (),
+        *,
+        shared: Sequence[int] | None = None,
+        at_least: int = 0,
+        deviations: float = DEVIATIONS,
+    ) -> Need:
+        """The largest need at any later iteration, with those of `also`.
+
+        `shared`: how many of each one's pages another one pays for, which most likely ends later. `at_least`: what they
+        surely need.
+        """
+        known = len(self._chances.tokens)
+        if known < len(self.prospects):
+            self._chances = self._chances.beside(self.prospects[known:])
+        tokens, steps, runs = self._chances.beside(also) if also else self._chances
+        if not len(tokens):
+            return Need(0, np.zeros(0))
+        pages = np.ceil((tokens + steps) / PAGE_TOKENS)
+        if shared is not None:
+            pages -= np.array(shared)[:, np.newaxis]
+        expected = runs * pages
+        mean = expected.sum(axis=0)
+        deviation = np.sqrt((expected * (pages - expected)).sum(axis=0))
+        if_all_run = (pages * (runs > 0)).sum(axis=0)
+        needs = np.minimum(mean + deviations * deviation, if_all_run)
+        at = int(needs.argmax())
+        return Need(max(int(np.ceil(needs[at])), at_least), expected[:, at])
 
 
-def pages_of_longest_lives(prospects: Collection[Prospect]) -> int:
+def pages_of_longest_lives(prospects: Sequence[Prospect], shared: Sequence[int] | None = None) -> int:
     """The largest need if each answer becomes as long as it can. It is at the last step of one of them, just before the
-    need falls; the steps of a forecast may miss that."""
-    tokens, generated, most, shared = np.array([(*one[:3], one.shared) for one in prospects]).T[:, :, np.newaxis]
-    ends = np.maximum(0, most - generated - 1)
-    pages = (-(-(tokens + ends.T) // PAGE_TOKENS) - shared) * (ends >= ends.T)
-    return int(pages.sum(axis=0).max())
+    need falls; the steps of a forecast may miss that. `shared`: as in `Outlook.need`."""
+    if not prospects:
+        return 0
+    columns = np.array([(one.tokens + PAGE_TOKENS - 1, one.steps_to_end) for one in prospects])
+    columns = np.column_stack((columns, shared if shared is not None else np.zeros(len(columns), dtype=int)))
+    rounded, ends, paid = columns[np.argsort(-columns[:, 1])].T
+    # Who still runs at the end of one are all that come up to it in this order, with those that end at the same step.
+    running = np.searchsorted(-ends, -ends, side="right")
+    whole = np.cumsum(rounded // PAGE_TOKENS - paid)[running - 1] + running * (ends // PAGE_TOKENS)
+    # One more page each, if the tokens of its last page and those of the last steps are a page together.
+    in_last_page = np.cumsum((rounded % PAGE_TOKENS)[:, np.newaxis] >= np.arange(PAGE_TOKENS + 1), axis=0)
+    return int((whole + in_last_page[running - 1, PAGE_TOKENS - ends % PAGE_TOKENS]).max())
 
 
 def log_survival(lengths: _Numbers, law: Sequence[_Numbers]) -> _Numbers:

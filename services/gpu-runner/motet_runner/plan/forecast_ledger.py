@@ -4,11 +4,12 @@ What a sequence is promised still says when it asks for more (S3-10). But a prom
 promises has no limit. If the forecast was wrong and pages are short, the newest sequence is parked (PU-15).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from motet.domain import RequestId
 from motet.ledger import Shortfall
-from motet_runner.plan.forecast import Need, Prospect, largest_need, pages_of_longest_lives, sum_of_ends
+from motet_runner.plan.forecast import Need, Outlook, Prospect, pages_of_longest_lives
 from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.presets import UNBOUNDED
@@ -17,7 +18,11 @@ from motet_runner.plan.sequence import Sequence
 
 class ForecastLedger(PageLedger):
     """Each sequence is charged what it has of the largest need. Scheduler and supervisor are told these charges, so
-    that their sums are the forecast."""
+    that their sums are the forecast.
+
+    Between two iterations, requests may come one after the other. So what was found out about the running sequences is
+    kept until one of them changes, and each request costs only its own part.
+    """
 
     by_forecast = True
 
@@ -27,10 +32,27 @@ class ForecastLedger(PageLedger):
         """`sequences`: all of the engine."""
         super().__init__(pages, pages_of_adapters)
         self._sequences = sequences
+        self._known = _Known()
 
     def promise(self, key: RequestId, pages: int) -> Shortfall | None:
+        if key in self:
+            self.sequences_changed()
         self._write(key, pages)
         return None
+
+    def release(self, key: RequestId) -> int:
+        if key in self:
+            self.sequences_changed()
+        return super().release(key)
+
+    def sequences_changed(self) -> None:
+        if self._known.sequences:
+            self._known = _Known()
+
+    def check(self) -> None:
+        super().check()
+        now = [one.prospect for one in self._known.sequences]
+        assert now == self._known.outlook.prospects, (now, self._known.outlook.prospects)
 
     @property
     def promised(self) -> int:
@@ -53,14 +75,11 @@ class ForecastLedger(PageLedger):
         if not others:
             return ""
         limit = self.limit_beside(pages_of_adapters)
-        all_of_them = (*others, sequence)
-        need = 0
-        if pages > at_hand and sum_of_ends(one.prospect for one in all_of_them) > limit:  # mostly it is not
-            need = self._need(all_of_them).pages
+        need = self._need_with(sequence, others, limit) if pages > at_hand else 0
         if need <= limit and sequence.is_spared:
             # Others make room for these, but they do not for each other: all of it must be there.
             limit = max(0, self.capacity - pages_of_adapters)
-            need = pages_of_longest_lives([one.longest_life for one in all_of_them if one.is_spared])
+            need = pages_of_longest_lives([one.longest_life for one in (*others, sequence) if one.is_spared])
         if need <= limit:
             return ""
         return f"{need} pages are expected to be needed with it, and {limit} can be given beside the adapters"
@@ -71,27 +90,69 @@ class ForecastLedger(PageLedger):
 
     def charges(self, sequences: Iterable[Sequence]) -> dict[RequestId, int]:
         running = self._running(sequences)
-        return dict(zip((one.request for one in running), self._need(running).of_each, strict=True))
+        of_each = self._need(self._outlook(running), running).of_each
+        return dict(zip((one.request for one in running), of_each, strict=True))
 
-    def _need(self, sequences: Collection[Sequence]) -> Need:
-        """What they need together: by this one figure they join, and it is what they are charged."""
-        prospects = self._prospects(sequences)
-        sure = self._prospects([one for one in sequences if one.prospect.surely_longest])
-        return largest_need(prospects, at_least=pages_of_longest_lives(sure) if sure else 0)
+    def _need_with(self, sequence: Sequence, others: list[Sequence], limit: int) -> int:
+        """What they need with one more, or less than that if it is within the limit, or beyond it in any case."""
+        outlook, prospect = self._outlook(others), sequence.prospect
+        if outlook.sum_of_ends + prospect.end_pages <= limit:  # mostly it is
+            return 0
+        declined = self._known.declined.get(prospect.but_tokens)
+        if declined is not None and not sequence.pages:
+            tokens, need = declined
+            if tokens <= prospect.tokens and need > limit:
+                return need
+        need = self._need(outlook, [*others, sequence], prospect).pages
+        if need > limit and not sequence.pages:
+            self._known.declined[prospect.but_tokens] = prospect.tokens, need
+        return need
 
-    def _prospects(self, sequences: Collection[Sequence]) -> list[Prospect]:
+    def _need(self, outlook: Outlook, sequences: list[Sequence], *also: Prospect) -> Need:
+        """What they need together: by this one figure they join, and it is what they are charged. `also`: who is not in
+        the outlook."""
+        prospects = [*outlook.prospects, *also]
+        sure = [at for at, one in enumerate(prospects) if one.surely_longest]
+        shared_by_sure = self._shared([sequences[at] for at in sure], [prospects[at] for at in sure])
+        at_least = pages_of_longest_lives([prospects[at] for at in sure], shared_by_sure)
+        return outlook.need(also, shared=self._shared(sequences, prospects), at_least=at_least)
+
+    def _outlook(self, sequences: list[Sequence]) -> Outlook:
+        known = self._known
+        if known.sequences != sequences[: len(known.sequences)]:
+            self._known = known = _Known()
+        come = sequences[len(known.sequences) :]
+        if come:
+            known.declined.clear()
+            known.sequences += come
+            known.outlook.add([one.prospect for one in come])
+        return known.outlook
+
+    def _shared(self, sequences: list[Sequence], prospects: list[Prospect]) -> list[int] | None:
         """Of several that hold a page, the one that most likely ends last pays for it: as long as the others need the
-        page, somebody is still charged for it."""
-        prospects = [one.prospect for one in sequences]
+        page, somebody is still charged for it. → how many of each one's pages others pay for; None if no page is
+        shared."""
         if not self._pages.repeated:
-            return prospects
+            return None
         pages = [one.pages for one in sequences]
+        shared = [0] * len(pages)
         paid: set[int] = set()
         for at in sorted(range(len(prospects)), key=lambda at: prospects[at].likely_left, reverse=True):
             paid_before = len(paid)
             paid.update(pages[at])
-            prospects[at] = prospects[at]._replace(shared=len(pages[at]) - (len(paid) - paid_before))
-        return prospects
+            shared[at] = len(pages[at]) - (len(paid) - paid_before)
+        return shared
 
     def _running(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        return [one for one in sequences if one.request in self]
+        return [one for one in sequences if one.request in self._promises]
+
+
+@dataclass(slots=True)
+class _Known:
+    """About the running sequences, while none of them changes."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    outlook: Outlook = field(default_factory=Outlook)
+    declined: dict[tuple[float, ...], tuple[int, int]] = field(default_factory=dict)
+    """The tokens of those that were declined beside them, and the need with each, by what else decides about it. With
+    more tokens, and all else equal, the need is never smaller."""

@@ -157,7 +157,9 @@ class Planner:
         """
         if self._sequences.late:
             self._sequences.take_back()
-        return self._plan_as_before() or self._plan_anew()
+        plan = self._plan_as_before() or self._plan_anew()
+        self._memory.ledger.sequences_changed()
+        return plan
 
     def _plan_as_before(self) -> StepPlan | None:
         """The result of `_plan_anew`, but faster, if the decoding sequences just continue."""
@@ -318,11 +320,13 @@ class Planner:
                 start += piece
         self.steps += count
         self.chunk.fitted(count)
+        self._memory.ledger.sequences_changed()
 
     # -- collect -----------------------------------------------------------------------------------------------------
 
     def collect(self, result: StepResult) -> None:
         """Take the result of the oldest launched iteration."""
+        self._memory.ledger.sequences_changed()
         launched = self._launched.popleft()
         decoding = launched.round
         if decoding is not None and result.only_tokens and self._is_as_planned(decoding):

@@ -204,6 +204,7 @@ class SequenceMemory:
         assert not sequence.pending, sequence.request
         sequence.scheduled = sequence.computed = sequence.left_pages = 0
         sequence.restarts += 1
+        self.ledger.sequences_changed()
         self.rows.release(sequence)
         self._give_pages(sequence)
         self._release_host(sequence)

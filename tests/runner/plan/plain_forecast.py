@@ -1,0 +1,61 @@
+"""The forecast of a batch as plainly as it can be said, from all of its sequences at once: slow, and the reference."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from motet.domain import PAGE_TOKENS
+from motet_runner.plan.forecast import DEVIATIONS, MAX_STEPS, Prospect, log_survival
+
+
+def steps_until(last: float) -> list[float]:
+    steps = [0.0, 8.0]
+    while steps[-1] < MAX_STEPS:
+        steps.append(float(int(steps[-1] * 1.3)))
+    return [*(step for step in steps if step < last), last]
+
+
+def largest_need(of: Sequence[Prospect], shared: Sequence[int] = ()) -> tuple[int, tuple[int, ...]]:
+    if not of:
+        return 0, ()
+    steps = np.array(steps_until(max(0, *(one.most - one.generated - 1 for one in of))))
+    runs, pages = np.empty((len(of), len(steps))), np.empty((len(of), len(steps)))
+    for place, (one, paid) in enumerate(zip(of, shared or [0] * len(of), strict=True)):
+        lengths = one.generated + steps
+        survival = log_survival(lengths, [np.asarray(part) for part in one.law])
+        runs[place] = np.where(lengths >= one.most, 0, np.exp(survival - survival[0]))
+        runs[place, 0] = 1
+        pages[place] = np.ceil((one.tokens + steps) / PAGE_TOKENS) - paid
+    expected = runs * pages
+    deviation = np.sqrt((expected * (pages - expected)).sum(axis=0))
+    needs = np.minimum(expected.sum(axis=0) + DEVIATIONS * deviation, (pages * (runs > 0)).sum(axis=0))
+    at = int(needs.argmax())
+    need = int(np.ceil(needs[at]))
+    return need, divided(need, expected[:, at])
+
+
+def divided(pages: int, weights: np.ndarray) -> tuple[int, ...]:
+    """One page for each, and the others by weight and largest remainder."""
+    beyond = np.maximum(0, weights * (pages / weights.sum()) - 1)
+    left = pages - len(weights)
+    exact = beyond * (left / beyond.sum()) if left else beyond * 0
+    shares = np.floor(exact)
+    shares[np.argsort(shares - exact, kind="stable")[: left - int(shares.sum())]] += 1
+    return tuple((shares + 1).astype(int).tolist())
+
+
+def sum_of_ends(of: Sequence[Prospect]) -> int:
+    return sum(-(-(one.tokens + max(0, one.most - one.generated - 1)) // PAGE_TOKENS) for one in of)
+
+
+def pages_of_longest_lives(of: Sequence[Prospect], shared: Sequence[int]) -> int:
+    """Each compared with each."""
+    ends = [max(0, one.most - one.generated - 1) for one in of]
+    return max(
+        sum(
+            -(-(one.tokens + end) // PAGE_TOKENS) - paid
+            for one, its_end, paid in zip(of, ends, shared, strict=True)
+            if its_end >= end
+        )
+        for end in ends
+    )
