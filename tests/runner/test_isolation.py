@@ -95,7 +95,7 @@ def test_free_pages_and_other_rows_do_not_change_an_answer(family: str, tmp_path
     ran = run(engine, *asked, ask(BAD, prompt=(3, NAN_TOKEN, 4)), steps=0)
     while engine.has_work():
         with torch.inference_mode():
-            engine.diagnostics.store.data[engine.diagnostics.planner.memory.pages._free] = float("nan")  # noqa: SLF001
+            engine.diagnostics.store.data[list(engine.diagnostics.planner.memory.pages.empty_pages)] = float("nan")
         ran.take(engine)
     assert ran.last[BAD].finish is Finish.FAILED
     assert {name: ran.tokens[name] for name in expected} == expected

@@ -29,7 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_with_nan_in_free_pages(engine: Engine, ran: EngineRun, steps: int = -1) -> None:
     while engine.has_work() and steps != 0:
         with torch.inference_mode():
-            engine.diagnostics.store.data[engine.diagnostics.planner.memory.pages._free] = float("nan")  # noqa: SLF001
+            engine.diagnostics.store.data[list(engine.diagnostics.planner.memory.pages.empty_pages)] = float("nan")
         ran.take(engine)
         steps -= 1
 

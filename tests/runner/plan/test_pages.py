@@ -1,5 +1,7 @@
 """Pages: each is free or has exactly its holders."""
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,3 +74,46 @@ def test_pages_that_only_the_cache_holds_go_when_no_other_is_left_the_oldest_fir
     assert taken == second[1:]
     allocator.take(2)
     assert taken == [*reversed(second), *first]
+
+
+@given(st.data())
+def test_particular_pages_come_and_go_and_the_others_keep_their_order(data: st.DataObject) -> None:
+    """The reference is a list. Its last page is handed out first."""
+    capacity = data.draw(st.integers(1, 20))
+    allocator, free, held = PageAllocator(capacity), list(range(capacity))[::-1], list[int]()
+    for _ in range(data.draw(st.integers(0, 20))):
+        if data.draw(st.booleans()):
+            given_back = [page for page in held if data.draw(st.booleans())]
+            first = data.draw(st.booleans())
+            (allocator.give if first else allocator.give_last)(given_back)
+            free = free + given_back[::-1] if first else given_back + free
+            held = [page for page in held if page not in given_back]
+        elif data.draw(st.booleans()):
+            these = [page for page in free if data.draw(st.booleans())]
+            allocator.take_these(these)
+            free = [page for page in free if page not in these]
+            held += these
+        else:
+            taken = allocator.take(data.draw(st.integers(0, len(free)))) or []
+            assert taken == free[::-1][: len(taken)]
+            del free[len(free) - len(taken) :]
+            held += taken
+        assert list(allocator.empty_pages) == free
+
+
+@pytest.mark.parametrize("first", [0, 5000, 9990])
+def test_particular_pages_are_taken_without_a_look_at_the_other_free_ones(first: int) -> None:
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    allocator = PageAllocator(10_000)
+    sys.setprofile(count)
+    try:
+        allocator.take_these(range(first, first + 10))
+        allocator.give_last(range(first, first + 10))
+    finally:
+        sys.setprofile(None)
+    assert calls < 200

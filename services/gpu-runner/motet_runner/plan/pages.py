@@ -1,7 +1,7 @@
 """Which page is whose. Pure numbers; the bytes are in `motet_runner.memory`."""
 
 from array import array
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -23,7 +23,8 @@ class PageAllocator:
         self.capacity = capacity
         self.on_cache_page_taken: Callable[[int], None] = lambda _: None
         """Called for each page that the cache has to yield, before the page is handed out again."""
-        self._free = list(range(capacity - 1, -1, -1))
+        self._free = OrderedDict[int, None].fromkeys(range(capacity - 1, -1, -1))
+        """In reverse order of their next use. Any page is found and put at either end without a look at the others."""
         self._holders = array("l", [0]) * capacity
         """Page → how many holders it has, without the prefix cache."""
         self._cached = bytearray(capacity)
@@ -50,9 +51,7 @@ class PageAllocator:
             return []
         while len(self._free) < count:
             self._take_from_cache(next(iter(self._only_cached)))
-        taken = self._free[-count:]
-        del self._free[-count:]
-        taken.reverse()
+        taken = [self._free.popitem()[0] for _ in range(count)]
         for page in taken:
             self._holders[page] = 1
         return taken
@@ -80,7 +79,7 @@ class PageAllocator:
             elif self._cached[page]:
                 self._only_cached[page] = None
             else:
-                self._free.append(page)
+                self._free[page] = None
 
     # -- the prefix cache ----------------------------------------------------------------------------------------------
 
@@ -100,7 +99,7 @@ class PageAllocator:
         self._cached[page] = False
         if page in self._only_cached:
             del self._only_cached[page]
-            self._free.append(page)
+            self._free[page] = None
 
     def most_valuable_cached(self) -> Iterable[int]:
         """The pages that only the cache holds, in reverse order of their eviction."""
@@ -113,9 +112,9 @@ class PageAllocator:
     # -- particular pages, which the device's budget chooses -----------------------------------------------------------
 
     @property
-    def empty_pages(self) -> Sequence[int]:
-        """The free pages that the cache does not hold."""
-        return self._free
+    def empty_pages(self) -> Collection[int]:
+        """The free pages that the cache does not hold. The one that is handed out next is the last one."""
+        return self._free.keys()
 
     def in_use(self) -> npt.NDArray[np.bool_]:
         """By page: whether it is not empty."""
@@ -135,7 +134,7 @@ class PageAllocator:
 
     def take_these(self, pages: Collection[int]) -> None:
         """One holder takes these empty pages."""
-        self._withdraw(set(pages))
+        self._withdraw(pages)
         for page in pages:
             self._holders[page] = 1
 
@@ -145,7 +144,7 @@ class PageAllocator:
             assert self._holders[page] == 1, f"page {page} has {self._holders[page]} holders"
             assert not self._cached[page], f"page {page} is in the cache"
             self._holders[page] = 0
-        self._free[:0] = pages
+        self._free_last(pages)
 
     def relocate(self, moves: Mapping[int, int]) -> None:
         """All holders of a page get another page instead, which must be empty or itself moved away. The prefix cache
@@ -159,20 +158,19 @@ class PageAllocator:
         for new, (holders, cached) in moved.items():
             self._holders[new], self._cached[new] = holders, cached
         self._only_cached = {moves.get(page, page): None for page in self._only_cached}
-        self._free[:0] = [old for old in moves if old not in moved]
+        self._free_last([old for old in moves if old not in moved])
 
-    def _withdraw(self, pages: Collection[int]) -> None:
-        """Remove these from the free pages. Most are at the front: there an adapter gives its pages back."""
-        kept, missing, place = [], len(pages), 0
-        while missing and place < len(self._free):
-            page = self._free[place]
-            if page in pages:
-                missing -= 1
-            else:
-                kept.append(page)
-            place += 1
-        assert not missing, f"some of {sorted(pages)} are not empty"
-        self._free[:place] = kept
+    def _withdraw(self, pages: Iterable[int]) -> None:
+        """Remove these from the free pages."""
+        for page in pages:
+            assert page in self._free, f"page {page} is not empty"
+            del self._free[page]
+
+    def _free_last(self, pages: Sequence[int]) -> None:
+        """These become free, and are handed out after all other free pages."""
+        for page in reversed(pages):
+            self._free[page] = None
+            self._free.move_to_end(page, last=False)
 
     # -- recount -------------------------------------------------------------------------------------------------------
 
