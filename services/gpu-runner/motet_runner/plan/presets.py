@@ -62,7 +62,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "oracle": Preset(says="promise = prompt + true length, largest first", order="largest first"),
     "punica": Preset(
-        says="one whole prompt an iteration beside all decodes (PU-09); promise = prompt + one page, no limit in sum",
+        says="one whole prompt an iteration beside all decodes (PU-09); promise = prompt + one page",
         promise=PromiseRule.NEXT_PAGE,
         overcommit=inf,
         prefills=1,
