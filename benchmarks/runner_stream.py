@@ -64,8 +64,8 @@ class FreeEngine:
     def add(self, sequence: NewSequence) -> None:
         self._sequences[sequence.request] = sequence
 
-    def cancel(self, request: str, _: int | None = None) -> bool:
-        return self._sequences.pop(request, None) is not None
+    def cancel(self, request: str, _: int | None = None) -> int:
+        return int(self._sequences.pop(request, None) is not None)
 
     def set_supervised(self, _: bool) -> None:
         pass

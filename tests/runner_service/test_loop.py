@@ -60,6 +60,32 @@ def sequences(batch, stream=1):
     return list(runner_pb2.GenerateDown.FromString(batch.steps[stream]).step.sequences)
 
 
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_an_order_for_a_placements_first_life_is_void_in_its_second(epoch):
+    """A gateway that lost its stream submits its placements again on the next one, with what has been delivered."""
+    loop = EngineLoop(engine := FakeEngine(), clock=monotonic)
+
+    def placed(**how):
+        command = add("a", max_tokens=200, **how)
+        return replace(command, sequence=replace(command.sequence, promise=2))
+
+    loop.apply([placed()])
+    (first,) = engine.report().sequences
+    loop.turn()
+    orders = [
+        Extend("a", epoch, first.promise, 2 * first.promise, first.promise_number),
+        Park("a", epoch, first.promise, first.promise, ParkMethod.RECOMPUTE, first.promise_number),
+    ]
+    loop.apply([placed(delivered=tokens_of(PROMPT, 0, 1), stream=2, epoch=epoch), *orders])
+    (second,) = engine.report().sequences
+    assert (second.promise, second.parked_times, second.epoch) == (first.promise, 0, epoch)
+    assert second.promise_number > first.promise_number
+    refused = [one for one in loop.take().events if isinstance(one, OrderRefused)]
+    assert [one.number for one in refused] == [first.promise_number] * 2
+    loop.apply([replace(orders[0], number=second.promise_number)])
+    assert engine.report().sequences[0].promise == 2 * first.promise, "an order for the promise of now counts"
+
+
 def test_an_idle_loop_sends_nothing_and_waits():
     loop = EngineLoop(FakeEngine(), clock=monotonic)
     assert loop.turn() is None

@@ -195,7 +195,9 @@ class EngineLoop:
                 self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, late))
                 return
             # The request was placed again and still runs here: its old placement ends first, to free pages (PU-17).
-            self._engine.cancel(new.request, old.epoch)
+            # An order that was decided for that one must not mean the promise of this one.
+            number = self._engine.cancel(new.request, old.epoch) + 1
+            command = replace(command, sequence=(new := replace(new, promise_number=number)))
             self._end(new.request, old, Finish.CANCELLED)
         try:
             if new.bound and self._grammars is not None:

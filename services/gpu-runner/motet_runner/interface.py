@@ -52,6 +52,8 @@ class NewSequence:
     adapter: Digest = BASE
     promise: int
     """In pages"""
+    promise_number: int = 1
+    """Of its promise: in a second life under the same placement, numbers go on where those of the first have ended."""
     quantiles: tuple[int, int, int, int] | None = None
     """The estimate of the whole answer's length: q50, q80, q90 and q95. None: there is no estimate."""
     sampling: Sampling
@@ -396,7 +398,8 @@ class Engine(Protocol):
         A sequence waits for an adapter that the engine does not know yet.
         """
 
-    def cancel(self, request: RequestId, epoch: int | None = None) -> bool: ...
+    def cancel(self, request: RequestId, epoch: int | None = None) -> int:
+        """Returns the number of its last promise; 0 if the engine does not have it."""
 
     def extend(self, request: RequestId, epoch: int, promise: int, extended: int, *, number: int = 0) -> bool:
         """`promise` and `number` are those for which this was decided. If the sequence has another promise now, nothing

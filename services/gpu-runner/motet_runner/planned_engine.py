@@ -33,8 +33,9 @@ class PlannedEngine:
             sequence = replace(sequence, mask=self.mask_of(sequence))
         self.planner.commands.add(sequence)
 
-    def cancel(self, request: RequestId, epoch: int | None = None) -> bool:
-        return self.planner.commands.cancel(request, epoch) is not None
+    def cancel(self, request: RequestId, epoch: int | None = None) -> int:
+        gone = self.planner.commands.cancel(request, epoch)
+        return gone.promise_number if gone is not None else 0
 
     def extend(self, request: RequestId, epoch: int, promise: int, extended: int, *, number: int = 0) -> bool:
         return self.planner.commands.extend(request, epoch, promise, extended, number=number)

@@ -52,7 +52,7 @@ class Sequence:
     """The digests of its pages. None: it shares no pages."""
     left_pages: int = 0
     """How many pages before `pages` its attention's window has left. They were given back."""
-    promise_number: int = 1
+    promise_number: int = field(init=False)
     """Of its promise, or of the one that it asks for while it is parked: each change makes a new one."""
     announced: bool = False
     """Whether the end of the present promise has been announced (S3-10: once per promise)."""
@@ -87,6 +87,7 @@ class Sequence:
     def __post_init__(self) -> None:
         new = self.new
         self.request, self.adapter, self.tenant = new.request, new.adapter, new.tenant
+        self.promise_number = new.promise_number
         self.prompt_tokens = len(new.prompt)
         self.charged_tokens = self.prompt_tokens if new.delivered else 0
         asked = new.sampling.prompt_logprobs
