@@ -84,6 +84,43 @@ def test_a_scheduler_that_means_an_earlier_promise_is_told_the_one_of_now():
     assert driver.send(events.Resumable(1, R0, A, 1, 16, 5)) == [effects.Resume(R0, A, 1, 16, 5)]
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_park_that_a_report_shows_before_its_event_counts_once(ordered):
+    """A command takes effect at once, and a report that is asked for in the same turn leaves before the event."""
+    driver = SupervisorDriver()
+    driver.connect(overflowing("b", 10), entry("a", 10, promise_number=1), pages=20 if ordered else 100)
+    assert bool(driver.of(effects.Park)) is ordered
+    driver.report(entry("b", 10), entry("a", 20, parked=True, parked_times=1, promise_number=2))
+    assert len(driver.of(effects.ReportParked)) == 1
+    assert not driver.send(events.RequestParked(R0, A, 1, 20, ParkMethod.SWAP, 2)), "the scheduler has been told"
+    assert driver.supervisor.runners[R0].sequences[A].entry.parked_times == 1
+    driver.send(events.SchedulerConnected(1, 1))
+    (everyone,) = driver.of(effects.ReportAllParked)
+    assert everyone.requests == (effects.ReportParked(R0, A, 1, 20, ParkMethod.SWAP, 2),), "only the event says how"
+
+
+def test_events_that_are_older_than_the_report_before_them_change_nothing():
+    driver = SupervisorDriver()
+    driver.connect(entry("a", 4, promise_number=1))
+    driver.report(entry("a", 16, promise_number=4, parked_times=1))
+    known = driver.supervisor.runners[R0].sequences[A]
+    now = known.entry
+    for event in (
+        events.OverflowAnnounced(R0, overflowing("a", 4, promise_number=1)),
+        events.RequestParked(R0, A, 1, 8, ParkMethod.SWAP, 2),
+        events.RequestResumed(R0, A, 1, 8, 3),
+    ):
+        assert not driver.send(event)
+        assert known.entry == now
+
+
+def test_an_event_is_not_older_than_the_report_of_an_earlier_placement():
+    driver = SupervisorDriver()
+    driver.connect(entry("a", 16, promise_number=4))
+    driver.overflow(overflowing("a", 4, promise_number=1, epoch=2))
+    assert driver.of(effects.Extend) == [effects.Extend(R0, A, 2, 4, 8, 1)]
+
+
 def test_a_request_that_no_longer_nears_its_promise_is_not_extended():
     driver = SupervisorDriver()
     driver.connect(entry("a", 10), entry("b", 10), pages=20)

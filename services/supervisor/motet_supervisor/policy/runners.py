@@ -34,6 +34,10 @@ class TrackedRequest:
     def parked(self) -> bool:
         return self.entry.parked
 
+    def is_past(self, number: int) -> bool:
+        """Whether its promise has a later number. An engine's report may come before events that came to be earlier."""
+        return 0 < number < self.entry.promise_number
+
     def order_pending(self, now: float, order_timeout: float) -> bool:
         """Whether to wait for the last order before sending another."""
         return self.ordered_at is not None and self.reports < 2 and now - self.ordered_at < order_timeout

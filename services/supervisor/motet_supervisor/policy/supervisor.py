@@ -151,6 +151,8 @@ class Supervisor:
         known = runner.sequences.get(entry.request)
         if known is None or known.entry.epoch != entry.epoch:
             known = runner.add(entry, self._now)
+        elif known.is_past(entry.promise_number):
+            return
         elif known.entry.pages > entry.pages and known.order_pending(self._now, self.config.order_timeout):
             return  # it has been extended already; announcement and order crossed
         else:
@@ -163,7 +165,12 @@ class Supervisor:
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None or sequence is None:
             return
+        if sequence.is_past(event.number):
+            return
         entry = sequence.entry
+        if entry.parked and event.number and event.number == entry.promise_number:
+            sequence.method = event.method  # a report came before its event: it has been counted, and told
+            return
         times = entry.parked_times if sequence.freeing else entry.parked_times + 1
         runner.change(
             sequence,
@@ -186,10 +193,12 @@ class Supervisor:
         runner, sequence = self._find(event.instance, event.request, event.epoch)
         if runner is None or sequence is None:
             return
+        if sequence.is_past(event.number):
+            return
         back = sequence.entry._replace(pages=event.pages, state=SequenceState.WAITING, promise_number=event.number)
-        runner.change(sequence, back)
-        if runner.pages_free is not None:
+        if sequence.parked and runner.pages_free is not None:
             runner.pages_free -= event.pages
+        runner.change(sequence, back)
         sequence.order_done()
         self._effects.append(effects.ReportResumed(event.instance, event.request, event.epoch, event.pages))
 
