@@ -8,13 +8,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, runner_pb2
-from motet.domain import Digest
+from motet.domain import BASE, Digest, RequestId
 from motet.settings import Addresses
 from motet.transport.over_grpc import GrpcServerStream
-from motet_runner.accepted_requests import AcceptedRequests
+from motet_runner import accepted_requests
+from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_client import EngineDied
+from motet_runner.engine_messages import EngineOutputs
 from motet_runner.hang_detector import HangDetector
+from motet_runner.interface import OverflowAhead
 from motet_runner.loaded_runner import LoadedRunner
 from motet_runner.metrics import Metrics
 from motet_runner.plan import preset_named
@@ -162,3 +165,24 @@ async def test_gateways_hear_why_an_engine_died():
         assert "signal 9" in gateway.engine_died
         with pytest.raises(EngineDied):
             await one.task
+
+
+async def test_a_report_lists_each_request_once_for_both_links_and_an_overflow_only_its_own(monkeypatch):
+    """They come from the loop that passes all tokens on: a list for each overflow would be quadratic."""
+    listed = []
+    entry_of = accepted_requests.entry_of
+    monkeypatch.setattr(accepted_requests, "entry_of", lambda one, of: listed.append(one.request) or entry_of(one, of))
+    async with running() as one:
+        runner = one.runner
+        names = [RequestId(f"r{number}") for number in range(50)]
+        for name in names:
+            promise = common_pb2.Promise(pages=2)
+            standard = common_pb2.REQUEST_CLASS_STANDARD
+            runner.accepted.add(
+                AcceptedRequest(name, 1, promise, 3, 0, "t", BASE, standard, "g0", 1, max_tokens=9, in_engine=True)
+            )
+        runner.on_batch(EngineOutputs(report=FakeEngine().report()))
+        assert sorted(listed) == sorted(names)
+        listed.clear()
+        runner.on_batch(EngineOutputs(events=[OverflowAhead(names[7], 1, 2, 1)]))
+        assert listed == [names[7]]

@@ -5,7 +5,7 @@ belongs to. An entry begins before the engine has the request, and ends after th
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from motet.errors import Declined
 from motet.runner_info import MAX_LISTED
 from motet.terms import check_epoch, check_leaders_term, check_term
 from motet_runner.engine_loop import STATES
-from motet_runner.interface import EngineReport, State
+from motet_runner.interface import EngineReport, EngineSequenceReport, State
 
 MAX_EPOCHS_REMEMBERED = 8192
 """The number of requests whose last epoch is remembered. A late submit of an earlier epoch is declined."""
@@ -58,6 +58,9 @@ class AcceptedRequests:
         self.highest_term = 0
         self._placements: dict[RequestId, AcceptedRequest] = {}
         self._latest: OrderedDict[RequestId, Latest] = OrderedDict()
+        self._report: EngineReport | None = None
+        self._in_engine: dict[tuple[RequestId, int], EngineSequenceReport] = {}
+        """What this report says."""
 
     def __len__(self) -> int:
         return len(self._placements)
@@ -157,36 +160,48 @@ class AcceptedRequests:
         return (one for one in self if not one.in_engine or (one.request, one.epoch) in idle)
 
     def runner_requests(self, report: EngineReport | None) -> list[common_pb2.RunnerRequest]:
-        """All accepted requests, as reports list them. A request that the engine has not reported has its first
-        promise."""
-        reported = {(each.request, each.epoch): each for each in report.sequences} if report is not None else {}
-        entries = []
-        for one in self._placements.values():
-            entry = common_pb2.RunnerRequest(
-                request=one.request,
-                epoch=one.epoch,
-                promise=one.promise,
-                state=common_pb2.SEQUENCE_STATE_WAITING if one.in_engine else common_pb2.SEQUENCE_STATE_LOADING,
-                prompt_tokens=one.prompt_tokens,
-                output_tokens=one.delivered_tokens,
-                tenant=one.tenant,
-                adapter_digest=one.adapter,
-                request_class=one.request_class,
-                gateway=one.gateway,
-                max_tokens=one.max_tokens,
-            )
-            known = reported.get((one.request, one.epoch))
-            if known is not None:
-                entry.promise.pages = known.promise
-                entry.promise.number = known.promise_number
-                entry.pages_used = known.pages_used
-                entry.state = STATES[known.state]
-                entry.output_tokens = known.output_tokens
-                entry.parked_times = known.parked_times
-                if known.charged_pages is not None:
-                    entry.charged_pages = max(1, known.charged_pages)  # 0 would mean the whole promise
-            entries.append(entry)
-        return entries
+        """All accepted requests, as reports list them."""
+        reported = self.in_engine(report)
+        return [entry_of(one, reported.get((one.request, one.epoch))) for one in self._placements.values()]
+
+    def runner_request(self, request: str, report: EngineReport | None) -> common_pb2.RunnerRequest | None:
+        """The same of one request. A list of all would cost as much for each event as there are requests."""
+        one = self.get(request)
+        return entry_of(one, self.in_engine(report).get((one.request, one.epoch))) if one is not None else None
+
+    def in_engine(self, report: EngineReport | None) -> Mapping[tuple[RequestId, int], EngineSequenceReport]:
+        """What a report says, by request and epoch. Many ask about the newest one."""
+        if report is not self._report:
+            entries = report.sequences if report is not None else ()
+            self._report, self._in_engine = report, {(one.request, one.epoch): one for one in entries}
+        return self._in_engine
+
+
+def entry_of(one: AcceptedRequest, reported: EngineSequenceReport | None) -> common_pb2.RunnerRequest:
+    """A request that the engine has not reported has its first promise."""
+    entry = common_pb2.RunnerRequest(
+        request=one.request,
+        epoch=one.epoch,
+        promise=one.promise,
+        state=common_pb2.SEQUENCE_STATE_WAITING if one.in_engine else common_pb2.SEQUENCE_STATE_LOADING,
+        prompt_tokens=one.prompt_tokens,
+        output_tokens=one.delivered_tokens,
+        tenant=one.tenant,
+        adapter_digest=one.adapter,
+        request_class=one.request_class,
+        gateway=one.gateway,
+        max_tokens=one.max_tokens,
+    )
+    if reported is not None:
+        entry.promise.pages = reported.promise
+        entry.promise.number = reported.promise_number
+        entry.pages_used = reported.pages_used
+        entry.state = STATES[reported.state]
+        entry.output_tokens = reported.output_tokens
+        entry.parked_times = reported.parked_times
+        if reported.charged_pages is not None:
+            entry.charged_pages = max(1, reported.charged_pages)  # 0 would mean the whole promise
+    return entry
 
 
 def has_work(report: EngineReport, accepted: AcceptedRequests) -> bool:
@@ -194,5 +209,5 @@ def has_work(report: EngineReport, accepted: AcceptedRequests) -> bool:
     files are still unknown to the engine."""
     if report.running + report.waiting > 0:
         return True
-    reported = {(one.request, one.epoch) for one in report.sequences}
+    reported = accepted.in_engine(report)
     return any(one.in_engine and (one.request, one.epoch) not in reported for one in accepted)

@@ -240,7 +240,8 @@ class LoadedRunner:
         self._engine.post(ReportNow())
 
     def _publish(self, report: EngineReport) -> None:
-        self._hang_detector.observe(report.steps, work=has_work(report, self.accepted))
+        work_pending = has_work(report, self.accepted)
+        self._hang_detector.observe(report.steps, work=work_pending)
         self._metrics.on_report(report, model=self._model)
         running = {entry.adapter for entry in report.sequences if entry.adapter and entry.pages_used}
         wanted = {one.adapter for one in self.accepted if one.adapter}
@@ -250,5 +251,6 @@ class LoadedRunner:
             waiting={names[digest] for digest in wanted - running},
             running={names[digest] for digest in running},
         )
-        self.scheduler.report(report)
-        self.supervisor.report(report)
+        live = self.accepted.runner_requests(report)
+        self.scheduler.report(report, live)
+        self.supervisor.report(report, live, work_pending=work_pending)

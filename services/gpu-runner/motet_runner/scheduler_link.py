@@ -82,7 +82,8 @@ class SchedulerLink:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def report(self, report: EngineReport) -> None:
+    def report(self, report: EngineReport, live: Iterable[common_pb2.RunnerRequest]) -> None:
+        """`live`: all accepted requests."""
         self._sequence += 1
         up = scheduler_pb2.AttachUp(
             report=scheduler_pb2.Report(
@@ -98,7 +99,7 @@ class SchedulerLink:
                 prefill_seconds_per_token=report.prefill_seconds_per_token,
                 steps=report.steps,
                 resident=self._adapters.resident(report.adapters),
-                live=self._accepted.runner_requests(report),
+                live=live,
                 cached_prefixes=report.cached_prefixes[:MAX_CACHED_HINTS],
                 host_bytes_free=report.host_bytes_free,
                 kernels=report.kernels.to_proto() if report.kernels is not None else None,

@@ -14,7 +14,7 @@ from motet.domain import ParkMethod, RequestId
 from motet.rpc import Link
 from motet.transport import Network
 from motet.transport.methods import WATCH
-from motet_runner.accepted_requests import AcceptedRequests, has_work
+from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.engine_loop import FINISHES
 from motet_runner.engine_messages import Command, Extend, Park, Resume, SequenceEnded, SetOvercommit, SetSupervised
 from motet_runner.interface import EngineReport, OrderRefused, OverflowAhead, ParkedNow, ResumedNow
@@ -72,7 +72,8 @@ class SupervisorLink:
         finally:
             self._forget_overflows()
 
-    def report(self, report: EngineReport) -> None:
+    def report(self, report: EngineReport, live: Iterable[common_pb2.RunnerRequest], *, work_pending: bool) -> None:
+        """`live`: all accepted requests."""
         self._sequence += 1
         memory = supervisor_pb2.MemoryReport(
             sequence=self._sequence,
@@ -81,10 +82,10 @@ class SupervisorLink:
             pages_promised=report.pages_promised,
             host_bytes_free=report.host_bytes_free,
             steps=report.steps,
-            work_pending=has_work(report, self._accepted),
+            work_pending=work_pending,
             prefill_seconds_per_token=report.prefill_seconds_per_token,
             swap_seconds_per_page=report.swap_seconds_per_page,
-            live=self._accepted.runner_requests(report),
+            live=live,
             has_scheduler=self._has_scheduler(),
         )
         self.link.send(supervisor_pb2.WatchUp(memory=memory))
@@ -95,9 +96,7 @@ class SupervisorLink:
 
     def overflow(self, event: OverflowAhead) -> None:
         report = self._last_report()
-        entry = next(
-            (entry for entry in self._accepted.runner_requests(report) if entry.request == event.request), None
-        )
+        entry = self._accepted.runner_request(event.request, report)
         if entry is None or entry.epoch != event.epoch:
             return
         if entry.charged_pages and not self._facts.info.by_forecast:
