@@ -16,7 +16,7 @@ from motet.transport import UnaryMethod
 from motet.transport.methods import PREDICT
 from motet.transport.over_grpc import GrpcNetwork
 from motet_gateway import estimator
-from motet_gateway.estimator import KEPT_OUTCOMES, PROMPTS_AT_ONCE, LocalLengths
+from motet_gateway.estimator import KEPT_OUTCOMES, MIN_ANSWERS, PROMPTS_AT_ONCE, LocalLengths
 from motet_gateway.identity.caller import ANONYMOUS
 from motet_gateway.metrics import Metrics
 from testbed.fake_services import FakeServices, fake_services
@@ -155,6 +155,26 @@ async def test_true_lengths_are_reported_with_the_estimate(served: Served) -> No
     assert outcomes[0].adapter == "default/legal"
     assert outcomes[0].output_tokens == outcomes[0].prompt_tokens + 1
     assert outcomes[0].estimate.q95 == 40
+
+
+async def test_a_namespace_that_is_made_again_does_not_begin_with_lengths_of_the_one_before(
+    cluster: FakeServices,
+) -> None:
+    predictor, scheduler = cluster.predictor, cluster.scheduler
+    scheduler.namespaces = {ANONYMOUS.tenant: "first"}
+    async with serve(cluster) as served:
+        for _ in range(MIN_ANSWERS):
+            await length_header(served)
+        await eventually(lambda: len(predictor.outcomes) == MIN_ANSWERS)
+        await predictor.stop()
+        assert await length_header(served) == "tenant"
+        before = served.gateway.catalog.current
+        scheduler.namespaces = {ANONYMOUS.tenant: "second"}
+        scheduler.publish()
+        await eventually(lambda: served.gateway.catalog.current is not before)
+        assert await length_header(served) == "max_tokens"
+    first = {f"{ANONYMOUS.tenant}@first"}
+    assert {one.tenant for one in predictor.prompts} == {one.tenant for one in predictor.outcomes} == first
 
 
 async def test_each_base_model_of_a_tenant_has_lengths_and_features_of_its_own() -> None:

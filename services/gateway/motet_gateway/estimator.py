@@ -72,6 +72,12 @@ def scope_name(adapter: str, base_digest: str) -> str:
     return adapter or base_digest
 
 
+def scope_tenant(tenant: str, uid: str) -> str:
+    """What the predictor and our own statistics know the tenant by. A namespace that is made again under its name may
+    have another owner, so it begins with lengths of its own. `uid`: of the namespace, empty if it is not known."""
+    return f"{tenant}@{uid}" if uid else tenant
+
+
 def longest(tokens: int) -> common_pb2.Estimate:
     """The estimate of an answer that may have all tokens that its client lets it have, or surely has them."""
     return common_pb2.Estimate(q50=tokens, q80=tokens, q90=tokens, q95=tokens, rank=tokens, source=LENGTH_OF_MAX_TOKENS)

@@ -84,7 +84,7 @@ def _count_choice(call: Call, one: StartedChoice, now: float) -> None:
 def _outcome(call: Call, one: StartedChoice, now: float) -> predictor_pb2.Outcome:
     return predictor_pb2.Outcome(
         request=one.order.request,
-        tenant=one.order.tenant,
+        tenant=call.lengths_tenant,
         adapter=scope_name(one.order.adapter, one.order.base_digest),
         prompt_tokens=len(one.order.prompt_ids),
         output_tokens=one.text.tokens,

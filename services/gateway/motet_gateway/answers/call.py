@@ -27,7 +27,7 @@ from motet_gateway.answers.score_limits import check_scores, limited_by_scores
 from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import Target
 from motet_gateway.choice_record import ChoiceRecord
-from motet_gateway.estimator import longest, scope_name
+from motet_gateway.estimator import longest, scope_name, scope_tenant
 from motet_gateway.grammars.trial_processes import TrialModel
 from motet_gateway.histories import ChoiceHistory
 from motet_gateway.identity.caller import Caller
@@ -80,6 +80,8 @@ class Call:
         self.created = int(gateway.around.wall())
         """In seconds since 1970."""
         self.caller = caller
+        self.lengths_tenant = scope_tenant(caller.tenant, gateway.access.keyring.namespace_uid(caller.tenant))
+        """Whose lengths the answers are, also if the namespace is made again meanwhile"""
         self.body: Body = body
         self.gateway = gateway
         self._prompts_of: Callable[[Tokenising], Awaitable[list[Tokens]]] = partial(api.prompts, body)
@@ -361,7 +363,7 @@ class Call:
             [
                 predictor_pb2.Prompt(
                     request=self.id,
-                    tenant=self.caller.tenant,
+                    tenant=self.lengths_tenant,
                     adapter=scope_name(target.adapter_name, target.base_digest),
                     prompt_tokens=len(prompt),
                     max_tokens=max(1, limit),

@@ -88,6 +88,10 @@ class Keyring:
         if changed:
             self._check(now, {}, [key.id for key in self.keys.values() if key.tenant_uid and key.tenant in changed])
 
+    def namespace_uid(self, name: str) -> str:
+        """Empty: the operator does not say it, or the tenant is no namespace."""
+        return (self._namespaces or {}).get(name, "")
+
     def unchanged(self, *, now: datetime, at: float) -> None:
         """A reading found no change."""
         self._read_at, self._store_is_down = at, False
