@@ -16,7 +16,7 @@ from motet_gateway.answers.responses.conversation import chat_messages
 from motet_gateway.parameters import parse
 from testbed.fake_services import FakeServices, fake_services, model_assets
 from tests.gateway.conftest import Served, serve
-from tests.gateway.test_reasoning import LAST, reasoning
+from tests.gateway.test_reasoning import reasoning
 
 Json = dict[str, Any]
 
@@ -232,21 +232,6 @@ async def test_reasoning_is_an_item_before_the_message(step: int) -> None:
     assert deltas == done[0]["content"][0]["text"] == "a b"
     assert done == events[-1]["response"]["output"]
     assert [item["type"] for item in done] == ["reasoning", "message"]
-
-
-@pytest.mark.parametrize("step", [1, 3, 500])
-async def test_log_probabilities_of_calls_and_reasoning_stand_beside_the_text(step: int) -> None:
-    said = "<think>a b</think>So: " + CALLS
-    async with reasoning(LAST + "{% if tools and false %} {% endif %}", tool="hermes", step=step) as served:
-        body: Json = {"input": said, "tools": TOOLS, "include": ["message.output_text.logprobs"]}
-        events = await read(served, **body)
-        whole = (await served.http.post("/v1/responses", json={"model": "tiny"} | body)).json()
-    for response in (events[-1]["response"], whole):
-        kinds = [item["type"] for item in response["output"]]
-        assert kinds == ["reasoning", "message", "function_call", "custom_tool_call"]
-    deltas = [one for e in events if e["type"] == "response.output_text.delta" for one in e["logprobs"]]
-    assert events[-1]["response"]["output"][1]["content"][0]["logprobs"] == deltas
-    assert deltas == whole["output"][1]["content"][0]["logprobs"][: len(deltas)]
 
 
 async def test_an_answer_without_any_text_has_an_empty_message(hermes: Served) -> None:

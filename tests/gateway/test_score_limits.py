@@ -11,11 +11,13 @@ from starlette.types import Message
 
 from motet.api.v1 import runner_pb2
 from motet.errors import InvalidRequest
+from motet_gateway.answers import choice as choice_module
 from motet_gateway.answers import logprobs
 from motet_gateway.answers.answer import AnswerResponse
 from motet_gateway.answers.choice import MAX_UNREAD, ChoiceText
 from motet_gateway.answers.completions import COMPLETIONS
 from motet_gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
+from motet_gateway.answers.parts import joined, scores, texts
 from motet_gateway.answers.score_limits import check_scores, limited_by_scores
 from motet_gateway.answers.writer import WRITE_BYTES
 from motet_gateway.generation import EndReason
@@ -130,21 +132,24 @@ def test_the_end_of_an_answer_has_nothing_left_to_write(
     nothing = SimpleNamespace(dumps=lambda _: pytest.fail("a token was written at the end"))
     monkeypatch.setattr(logprobs, "orjson", nothing)  # only there: tasks of other tests may end now
     choice.end(EndReason.STOP)
-    assert choice.take()
+    (columns,) = scores(choice.take())
     assert sum(text.fed) < MAX_UNREAD
-    pieces = writer.as_json(writer.take())
-    assert held[-2] == sum(map(len, pieces)) - sum(map(len, writer.as_json()))
+    pieces = writer.as_json(columns)
+    assert held[-1] == sum(map(len, pieces)) - sum(map(len, writer.as_json()))
+    writer.release(columns)
     assert held[-1] == 0
     shown = orjson.loads(b"".join(pieces))
     assert {len(column) for column in shown.values() if column} == {2000}
 
 
-def test_the_text_of_a_long_answer_is_not_copied_for_each_token() -> None:
+def test_the_text_of_a_long_answer_is_not_copied_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = choice_of(_CountingDetokenizer(), None, StopStrings(["never"]))
+    sizes: list[int] = []
+    monkeypatch.setattr(choice_module, "joined", lambda parts: sizes.extend(map(len, parts)) or joined(parts))
     for _ in range(1000):
         choice.deliver([70], [])
-    assert all(len(piece) < 20 for piece in choice.ready)
-    assert len(choice.take()) >= 990
+    assert len("".join(texts(choice.take()))) >= 990
+    assert max(sizes) < 20
 
 
 class _Client:

@@ -10,7 +10,7 @@ import pytest
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet.tool_calls.formats import FORMATS, TOOL_FORMATS, ToolFormatName
 from motet.tool_calls.grammar import CallRules
-from motet.tool_calls.parser import CallParser
+from motet.tool_calls.parser import CallDelta, CallParser
 from motet_runner.interface import Finish, NewSequence, Sampling
 from motet_runner.offline import OfflineEngine, Request
 from testbed.tree import ROOT
@@ -59,8 +59,9 @@ def test_calls_that_the_model_draws_parse_and_fit_their_schemas(
     ]
     for answer in engine.run(asked):
         parser = CallParser(FORMATS[form], tools.keys(), lambda: "id", only_one=True)
-        content = parser.feed(engine.begun + answer.text) + parser.flush()
+        said = parser.feed(engine.begun + answer.text) + parser.flush()
         for call in parser.calls:
             jsonschema.validate(json.loads(call.arguments), TOOLS[call.name])
-        assert (content, len(parser.calls), parser.complete) == ("", 1, True)
+        assert all(isinstance(one, CallDelta) for one in said)
+        assert (len(parser.calls), parser.complete) == (1, True)
         assert answer.finish == Finish.STOP or not must

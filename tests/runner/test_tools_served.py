@@ -15,7 +15,9 @@ from jsonschema import Draft202012Validator
 
 from motet.chat_formats import ChatFormats
 from motet.tool_calls.formats import FORMATS, TOOL_FORMATS, ToolFormatName
+from motet.tool_calls.parser import CallDelta
 from motet_gateway.answers.choice import ChoiceText
+from motet_gateway.answers.parts import texts
 from motet_gateway.generation import EndReason
 from motet_gateway.parameters import ChatBody, parse
 from motet_gateway.tokens.detokenizer import detokenizer
@@ -110,8 +112,11 @@ def read(one: Asked, text: ModelTokenizer, tokens: Sequence[int], finish: EndRea
 def streamed(one: Asked, text: ModelTokenizer, tokens: Sequence[int], finish: EndReason) -> tuple[str, Calls]:
     content, calls = "", Calls()
     for choice in read(one, text, tokens, finish, 1):
-        content += choice.take()
-        for delta in choice.take_calls():
+        for delta in choice.take():
+            assert isinstance(delta, str | CallDelta)
+            if isinstance(delta, str):
+                content += delta
+                continue
             if delta.index == len(calls):
                 calls.append((delta.name, ""))
             name, arguments = calls[delta.index]
@@ -123,7 +128,7 @@ def checked(one: Asked, text: ModelTokenizer, answer: Answer) -> bool:
     """Whether it has a whole call."""
     finish = EndReason.STOP if answer.finish is Finish.STOP else EndReason.LENGTH
     (*_, whole) = read(one, text, answer.tokens, finish, len(answer.tokens) + 100)
-    content, calls = whole.take(), [(call.name, call.arguments) for call in whole.calls]
+    content, calls = "".join(texts(whole.take())), [(call.name, call.arguments) for call in whole.calls]
     assert streamed(one, text, answer.tokens, finish) == (content, calls), (one, answer.text)
     assert whole.error is None, (one, answer.text)
     assert whole.finish_reason in ("tool_calls", "length"), (one, answer.text)

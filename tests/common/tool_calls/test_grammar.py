@@ -77,7 +77,8 @@ def drawn(made: Tokenizer, grammars: Grammars, grammar: Grammar, seed: int, *, m
 def read(form: ToolFormatName, text: str) -> tuple[str, CallParser]:
     ids = count()
     parser = CallParser(FORMATS[form], TOOLS, lambda: f"id{next(ids)}")
-    return parser.feed(text) + parser.flush(), parser
+    said = parser.feed(text) + parser.flush()
+    return "".join(one for one in said if isinstance(one, str)), parser
 
 
 def check(parser: CallParser) -> None:

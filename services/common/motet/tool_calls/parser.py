@@ -50,8 +50,8 @@ class CallParser:
         self._make_id = make_id
         self._only_one = only_one
         self.calls: list[ParsedCall] = []
-        self._new: list[CallDelta] = []
-        self._content: list[str] = []
+        self._found: list[str | CallDelta] = []
+        """What may be given out now, in the order of the text."""
         self._space = ""
         self._plain_since_call = True
         """Whether there is content behind the last call."""
@@ -62,25 +62,20 @@ class CallParser:
         self._reader = Reader()
         self._parsing = self._parse()
 
-    def feed(self, text: str) -> str:
-        """The content that may be shown now."""
+    def feed(self, text: str) -> list[str | CallDelta]:
+        """The content and what is new of the calls, in the order of the text."""
         if self.enough:
-            return ""
+            return []
         self._reader.add(text)
         return self._advance()
 
-    def flush(self) -> str:
-        """The rest of the content, now that no more text will come."""
+    def flush(self) -> list[str | CallDelta]:
+        """The rest, now that no more text will come."""
         if self.enough:
-            return ""
+            return []
         self._reader.final = True
-        content = self._advance()
-        return content + self._space if self._plain_since_call else content
-
-    def take(self) -> list[CallDelta]:
-        """What is new of the calls since the last time."""
-        new, self._new = self._new, []
-        return new
+        found = self._advance()
+        return [*found, self._space] if self._space and self._plain_since_call else found
 
     @property
     def complete(self) -> bool:
@@ -97,7 +92,7 @@ class CallParser:
         if self._reader.undecided > MAX_UNDECIDED:
             return False
         call = ParsedCall(self._make_id(), name)
-        self._new.append(CallDelta(len(self.calls), call.id, name, ""))
+        self._found.append(CallDelta(len(self.calls), call.id, name, ""))
         self.calls.append(call)
         self._space = ""
         self._plain_since_call = False
@@ -106,13 +101,8 @@ class CallParser:
 
     def add_arguments(self, text: str) -> None:
         self._reader.account()
-        call = self.calls[-1]
-        call.parts.append(text)
-        last = self._new[-1] if self._new else None
-        if last is not None and last.index == len(self.calls) - 1:
-            last.arguments += text
-        else:
-            self._new.append(CallDelta(len(self.calls) - 1, "", "", text))
+        self.calls[-1].parts.append(text)
+        self._found.append(CallDelta(len(self.calls) - 1, "", "", text))
 
     def end_call(self) -> None:
         self.calls[-1].complete = _is_object(self.calls[-1].arguments)
@@ -120,10 +110,10 @@ class CallParser:
 
     # ------------------------------------------------------------------------------------------------------- the text
 
-    def _advance(self) -> str:
+    def _advance(self) -> list[str | CallDelta]:
         next(self._parsing, None)
-        content, self._content = self._content, []
-        return "".join(content)
+        found, self._found = self._found, []
+        return found
 
     def _say(self, text: str, *, undecided: bool = False) -> None:
         """As content."""
@@ -135,7 +125,7 @@ class CallParser:
         shown = max(len(text.rstrip()), len(text) - MAX_HELD_SPACE)
         self._space = text[shown:]
         if shown:
-            self._content.append(text[:shown])
+            self._found.append(text[:shown])
             self._plain_since_call = True
 
     def _parse(self) -> Generator[None, None, None]:

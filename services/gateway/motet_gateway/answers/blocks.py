@@ -45,8 +45,6 @@ class BlockWriter(AnswerWriter):
         self.blocks: list[Block] = []
         self._begun = False
         """Whether the first event was written."""
-        self._scores: list[Columns] = []
-        """Log probabilities that wait for a text to stand beside: those of reasoning and calls, too."""
 
     @property
     def choice(self) -> ChoiceText:
@@ -65,53 +63,53 @@ class BlockWriter(AnswerWriter):
         return self.finished()
 
     def _write(self, choice: ChoiceText, events: list[bytes]) -> None:
-        text, reasoning, calls = choice.take(), choice.take_reasoning(), list(choice.take_calls())
-        if not self._call.body.shows_reasoning:
-            reasoning = ""
-        if choice.logprobs:
-            self._scores.append(choice.logprobs.take(still_held=True))
-        if not self._begun and (text or reasoning or calls or choice.finish is not None):
+        said = choice.take()
+        if not self._begun and (said or choice.finish is not None):
             self._begun = True
             events += self.opening()
-        while calls and not calls[0].id:  # of the open call, so they come before what was written behind it
-            self._add(calls.pop(0).arguments, events)
-        if reasoning:
-            if not self.blocks or not self.blocks[-1].reasoning:
-                self._begin(Block(len(self.blocks), reasoning=True), events)
-            self._add(reasoning, events)
-        if text:
-            if not self.blocks or not self.blocks[-1].is_text:
-                self._begin(Block(len(self.blocks)), events)
-            self._add(text, events)
-        for call in calls:
-            if call.id:
-                self._begin(Block(len(self.blocks), call), events)
-            self._add(call.arguments, events)
-        if choice.finish is not None:
-            if self.never_empty and not self.blocks:
-                self._begin(Block(0), events)
-            self._add("", events)
-            if self.blocks:
-                self.blocks[-1].cut = choice.finish is EndReason.LENGTH
+        scores: Columns = {}
+        for part in said:
+            if isinstance(part, dict):
+                scores = part
+                continue
+            if isinstance(part, str):
+                self._open(Block(len(self.blocks)), events)
+                self._add(part, scores, events)
+            elif isinstance(part, CallDelta):
+                if part.id:
+                    self._begin(Block(len(self.blocks), part), events)
+                self._add(part.arguments, {}, events)
+            elif self._call.body.shows_reasoning:
+                self._open(Block(len(self.blocks), reasoning=True), events)
+                self._add(part.text, {}, events)
+            scores = {}
+        if choice.finish is not None and self.never_empty and not self.blocks:
+            self._begin(Block(0), events)
+        if scores and self.blocks and self.blocks[-1].is_text:
+            self._add("", scores, events)
+        if choice.finish is not None and self.blocks:
+            self.blocks[-1].cut = choice.finish is EndReason.LENGTH
             self._end(events)
+
+    def _open(self, block: Block, events: list[bytes]) -> None:
+        """If none of its kind is."""
+        if not self.blocks or (last := self.blocks[-1]).call is not None or last.reasoning is not block.reasoning:
+            self._begin(block, events)
 
     def _begin(self, block: Block, events: list[bytes]) -> None:
         self._end(events)
         self.blocks.append(block)
         events += self.block_begins(block)
 
-    def _add(self, text: str, events: list[bytes]) -> None:
-        """To the open block; to a text the log probabilities, too."""
-        if not self.blocks:
-            return
-        block, scores = self.blocks[-1], self._scores if self.blocks[-1].is_text else []
+    def _add(self, text: str, scores: Columns, events: list[bytes]) -> None:
+        """To the open block. Only texts have log probabilities."""
+        block = self.blocks[-1]
         if text:
             block.parts.append(text)
         if scores:
-            block.logprobs += scores
-            self._scores = []
+            block.logprobs.append(scores)
         if text or scores:
-            events += self.block_grows(block, text, scores)
+            events += self.block_grows(block, text, [scores] if scores else [])
 
     def _end(self, events: list[bytes]) -> None:
         if self.blocks:

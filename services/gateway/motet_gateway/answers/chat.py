@@ -1,7 +1,6 @@
 """/v1/chat/completions."""
 
 import re
-from collections.abc import Sequence
 from functools import partial
 
 import orjson
@@ -90,14 +89,10 @@ class ChatForm(Form):
         choice = {"index": index, "delta": _reasoning(reasoning), "logprobs": logprobs, "finish_reason": None}
         return sse.event(self.chunk([choice], usage))
 
-    def calls_event(self, index: int, calls: Sequence[CallDelta], usage: Json | None) -> bytes:
-        shown = [
-            {"index": call.index, **_call(call.id, call.name, call.arguments)}
-            if call.id
-            else {"index": call.index, "function": {"arguments": call.arguments}}
-            for call in calls
-        ]
-        choice = {"index": index, "delta": {"tool_calls": shown}, "logprobs": None, "finish_reason": None}
+    def call_event(self, index: int, call: CallDelta, logprobs: orjson.Fragment | None, usage: Json | None) -> bytes:
+        new = _call(call.id, call.name, call.arguments) if call.id else {"function": {"arguments": call.arguments}}
+        delta = {"tool_calls": [{"index": call.index, **new}]}
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         return sse.event(self.chunk([choice], usage))
 
 

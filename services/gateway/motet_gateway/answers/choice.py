@@ -7,6 +7,7 @@ from motet.errors import Internal, MotetError
 from motet.reasoning.splitter import ReasoningSplitter
 from motet.tool_calls.parser import CallDelta, CallParser, ParsedCall
 from motet_gateway.answers.logprobs import LogprobsWriter
+from motet_gateway.answers.parts import Part, Reasoning, joined
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
@@ -27,15 +28,18 @@ class ChoiceText:
 
     __slots__ = (
         "_begun",
+        "_begun_calls",
         "_detokenizer",
         "_hidden_ids",
         "_ids",
+        "_kind",
         "_last_token",
         "_min_tokens",
         "_must_call",
         "_parser",
-        "_reasoning",
+        "_ready",
         "_reasoning_tokens",
+        "_run_at",
         "_splitter",
         "_stop_ids",
         "_stops",
@@ -46,7 +50,6 @@ class ChoiceText:
         "index",
         "logprobs",
         "on_placed",
-        "ready",
         "score",
         "stop_here",
         "tokens",
@@ -77,7 +80,6 @@ class ChoiceText:
         prompt."""
         self.index = index
         self._splitter = splitter
-        self._reasoning: list[str] = []
         self._reasoning_tokens = 0
         self._parser = parser
         self._must_call = must_call
@@ -96,7 +98,12 @@ class ChoiceText:
         self.stop_here = stop_here
         self.score = score
         self._unread: list[int] = []
-        self.ready: list[str] = []
+        self._ready: list[Part] = []
+        self._kind: type = str
+        """Of the last part."""
+        self._run_at = 0
+        """Where in what is ready the parts of that kind begin: there their log probabilities stand."""
+        self._begun_calls = 0
         self.tokens = 0
         self.finish: EndReason | None = None
         self.error: MotetError | None = None
@@ -105,7 +112,7 @@ class ChoiceText:
     @property
     def finish_reason(self) -> str | None:
         """In the words of the client."""
-        called = self._parser is not None and self._parser.complete
+        called = bool(self.calls) and all(call.complete for call in self.calls)
         return "tool_calls" if called and self.finish is EndReason.STOP else self.finish
 
     @property
@@ -123,7 +130,7 @@ class ChoiceText:
 
     @property
     def calls(self) -> Sequence[ParsedCall]:
-        return self._parser.calls if self._parser is not None else ()
+        return self._parser.calls[: self._begun_calls] if self._parser is not None else ()
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -147,20 +154,18 @@ class ChoiceText:
         self.waiting_for = ""
         if self._has_ended():
             return
-        if self._stops is None and self._parser is None and not self._reasons:
+        if self._stops is None and self._parser is None and not self._reasons and not self._divides:
             self.tokens += len(tokens)
             self._unread.extend(tokens)
+            self._write_scores(tokens, logprobs)
             if len(self._unread) >= MAX_UNREAD:
                 self._read()
         else:
-            tokens = self._read_until_end(tokens)
+            tokens = self._read_until_end(tokens, logprobs)
         if tokens and self._stop_ids:
             self._last_token = tokens[-1]
         if self._ids is not None:
             self._ids.extend(tokens)
-        if (writer := self.logprobs) is not None:
-            for token, one in zip(tokens, logprobs, strict=False):
-                writer.add(token, one, self._added_by(token, writer))
         if self._has_ended():
             self.stop_here()
         else:
@@ -175,19 +180,32 @@ class ChoiceText:
         stopped = self._stops is not None and self._stops.stopped
         return stopped or (self._parser is not None and self._parser.enough)
 
-    def _read_until_end(self, tokens: Sequence[int]) -> Sequence[int]:
+    def _read_until_end(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> Sequence[int]:
         """Decode tokens one by one. Returns those that belong to the answer."""
         for position, token in enumerate(tokens, start=1):
             self.tokens += 1
             self._reasoning_tokens += self._reasons
-            text = self._content([token])
-            if self._stops is not None and self.tokens > self._min_tokens:
-                text = self._stops.feed(text)
-            if text:
-                self.ready.append(text)
+            before = len(self._ready)
+            self._say(self._parts(self._text([token])), stops=self.tokens > self._min_tokens)
+            said = len(self._ready) > before
+            if said and self._divides:
+                self._divide_scores(before)
+            self._write_scores([token], logprobs[position - 1 : position])
+            if said and self.logprobs is not None:
+                self.logprobs.mark()
             if self._has_ended():
                 return tokens[:position]
         return tokens
+
+    @property
+    def _divides(self) -> bool:
+        """Whether log probabilities are of parts of several kinds."""
+        return self.logprobs is not None and (self._parser is not None or self._splitter is not None)
+
+    def _write_scores(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
+        if (writer := self.logprobs) is not None:
+            for token, one in zip(tokens, logprobs, strict=False):
+                writer.add(token, one, self._added_by(token, writer))
 
     def _added_by(self, token: int, writer: LogprobsWriter) -> bytes:
         if token in self._hidden_ids or self._detokenizer.hides(token):
@@ -197,25 +215,37 @@ class ChoiceText:
             return self._detokenizer.begins(token)
         return writer.token_bytes.of(token)
 
-    def _content(self, tokens: list[int]) -> str:
-        """The text that belongs to no reasoning and no call: stop strings end only that."""
-        text = self._text(tokens)
+    def _parts(self, text: str, *, last: bool = False) -> list[Part]:
+        parts: list[Part] = []
         if self._splitter is not None:
-            text = self._without_reasoning(self._splitter.feed(text))
-        return text if self._parser is None else self._parser.feed(text)
+            thought, text = self._splitter.feed(text)
+            if last:
+                more, rest = self._splitter.flush()
+                thought, text = thought + more, text + rest
+            if thought:
+                parts.append(Reasoning(thought))
+        if self._parser is not None:
+            parts += self._parser.feed(text)
+            parts += self._parser.flush() if last else ()
+        elif text:
+            parts.append(text)
+        return parts
 
-    def _rest_of_content(self) -> str:
-        text = self._detokenizer.flush()
-        if self._splitter is not None:
-            text = self._without_reasoning(self._splitter.feed(text))
-            text += self._without_reasoning(self._splitter.flush())
-        return text if self._parser is None else self._parser.feed(text) + self._parser.flush()
-
-    def _without_reasoning(self, parts: tuple[str, str]) -> str:
-        reasoning, content = parts
-        if reasoning:
-            self._reasoning.append(reasoning)
-        return content
+    def _say(self, parts: Sequence[Part], *, stops: bool) -> None:
+        """`stops`: whether stop strings may end the answer. They end texts alone, and none goes on behind a call."""
+        for part in parts:
+            said = part
+            if stops and self._stops is not None:
+                if isinstance(part, str):
+                    said = self._stops.feed(part)
+                elif held := self._stops.flush():
+                    self._ready.append(held)
+            if said:
+                self._ready.append(said)
+            if isinstance(said, CallDelta) and said.id:
+                self._begun_calls += 1
+            if self._stops is not None and self._stops.stopped:
+                return
 
     def _text(self, tokens: list[int]) -> str:
         visible = [token for token in tokens if token not in self._hidden_ids] if self._hidden_ids else tokens
@@ -239,28 +269,30 @@ class ChoiceText:
 
     def _flush_text(self, how: EndReason) -> EndReason:
         """Release the text that was held back. It may complete a stop string."""
-        if self._stops is None:
-            self._read()
-            self.ready.append(self._rest_of_content())
-            return how
-        if not self._stops.stopped:
-            self.ready.append(self._stops.feed(self._rest_of_content()))
-            if not self._stops.stopped:
-                self.ready.append(self._stops.flush())
-                return how
-        return EndReason.STOP
-
-    def take(self) -> str:
-        """The text that has not been taken yet."""
         if self._unread:
             self._read()
-        ready, self.ready = self.ready, []
-        return ready[0] if len(ready) == 1 else "".join(ready)
+        if self._stops is not None and self._stops.stopped:
+            return EndReason.STOP
+        before = len(self._ready)
+        self._say(self._parts(self._detokenizer.flush(), last=True), stops=True)
+        if self._stops is not None:
+            if self._stops.stopped:
+                how = EndReason.STOP
+            elif held := self._stops.flush():
+                self._ready.append(held)
+        if self._divides and len(self._ready) > before:
+            self._divide_scores(before)
+        return how
 
-    def take_reasoning(self) -> str:
-        """What is new of it. Take the text first."""
-        taken, self._reasoning = self._reasoning, []
-        return "".join(taken)
+    def take(self) -> list[Part]:
+        """What has not been taken yet."""
+        if self._unread:
+            self._read()
+        if self.logprobs is not None and (scores := self.logprobs.take(marked=self._divides and not self.over)):
+            self._ready.insert(self._run_at, scores)
+        self._run_at = 0
+        ready, self._ready = self._ready, []
+        return joined(ready)
 
     def take_ids(self) -> list[int]:
         """Of tokens that have not been taken yet, if their ids are kept."""
@@ -269,10 +301,25 @@ class ChoiceText:
         taken, self._ids = self._ids, []
         return taken
 
-    def take_calls(self) -> Sequence[CallDelta]:
-        """What is new of its calls."""
-        return self._parser.take() if self._parser is not None else ()
-
     def _read(self) -> None:
         unread, self._unread = self._unread, []
-        self.ready.append(self._content(unread))
+        text = self._text(unread)
+        if self._splitter is not None:
+            self._ready += self._parts(text)
+        elif text:
+            self._ready.append(text)
+
+    def _divide_scores(self, before: int) -> None:
+        """If parts of another kind have begun there, those before get the log probabilities of their own tokens. A text
+        gets those of its tokens alone: a tag, and what waited for a decision behind a call, go with what is no text."""
+        writer, kind = self.logprobs, self._kind
+        assert writer is not None
+        new = [type(part) for part in self._ready[before:]]
+        if new[-1] is kind:
+            return
+        self._kind = new[-1]
+        begins = before + next(at for at, one in enumerate(new) if one is not kind)
+        if scores := writer.take(marked=kind is str):
+            self._ready.insert(self._run_at, scores)
+            begins += 1
+        self._run_at = begins

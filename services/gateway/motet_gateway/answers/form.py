@@ -123,7 +123,7 @@ class Form(ABC):
         """Only of a form whose answers may have reasoning."""
         raise NotImplementedError
 
-    def calls_event(self, index: int, calls: Sequence[CallDelta], usage: Json | None) -> bytes:
+    def call_event(self, index: int, call: CallDelta, logprobs: orjson.Fragment | None, usage: Json | None) -> bytes:
         """Only of a form whose requests may offer tools."""
         raise NotImplementedError
 

@@ -2,7 +2,7 @@
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from motet_gateway.tokens.token_bytes import TokenBytes, readable
 MIN_LOGPROB: Final = -9999.0
 """Stands for minus infinity, which JSON does not have."""
 
-Columns = Mapping[str, bytearray]
+Columns = dict[str, bytearray]
 """By name: the elements of a list of the JSON object, with commas between them."""
 
 
@@ -41,25 +41,33 @@ class LogprobsWriter(ABC):
         self._top = top
         self._hold = hold
         self._characters = CharacterCounter(token_bytes) if characters is None else copy(characters)
-        self._columns: dict[str, bytearray] = {}
-        self._size = 0
+        self._columns: Columns = {}
+        self._marked: dict[str, int] = {}
+        """How much of each column is before the mark."""
 
-    def __bool__(self) -> bool:
-        """Whether anything has not been taken yet."""
-        return bool(self._size)
+    def mark(self) -> None:
+        """All so far is of tokens whose text is out."""
+        self._marked = {name: len(column) for name, column in self._columns.items()}
 
     @abstractmethod
     def add(self, token: int, logprobs: runner_pb2.TokenLogprobs, added: bytes, *, scored: bool = True) -> None:
         """`added`: what the token adds to the text; nothing for one that ends it and for a hidden special token.
         `scored`: false for the first token of a prompt, before which nothing tells its probability."""
 
-    def take(self, *, still_held: bool = False) -> Columns:
-        """What has not been taken yet. `still_held`: it counts until the request ends."""
+    def take(self, *, marked: bool = False) -> Columns:
+        """What has not been taken yet; `marked`: only what is before the mark. It counts as held until `release`."""
+        if marked and not self._marked:
+            return {}
         taken, self._columns = self._columns, {}
-        if not still_held:
-            self._hold(-self._size)
-        self._size = 0
+        for name, end in self._marked.items() if marked else ():
+            if rest := taken[name][end:].removeprefix(b","):
+                self._columns[name] = rest
+                del taken[name][end:]
+        self._marked = {}
         return taken
+
+    def release(self, taken: Columns) -> None:
+        self._hold(-sum(map(len, taken.values())))
 
     def as_json(self, *parts: Columns) -> list[bytes | bytearray]:
         """The JSON object of these parts together, in pieces."""
@@ -79,7 +87,6 @@ class LogprobsWriter(ABC):
         if before:
             column += b","
         column += orjson.dumps(value)
-        self._size += len(column) - before
         self._hold(len(column) - before)
 
     def _alternatives(self, logprobs: runner_pb2.TokenLogprobs) -> list[tuple[int, bytes, float]]:

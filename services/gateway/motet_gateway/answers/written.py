@@ -10,6 +10,7 @@ from motet_gateway.answers.call import Call
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.form import Form, usage
 from motet_gateway.answers.logprobs import Columns
+from motet_gateway.answers.parts import Reasoning, reasoning, scores, texts
 from motet_gateway.answers.writer import AnswerWriter, Piece
 from motet_gateway.parameters import ChoicesBody
 
@@ -72,13 +73,10 @@ class StreamEvents(AnswerWriter):
         return self._form
 
     def _write(self, choice: ChoiceText, form: Form, parts: list[bytes], usage_so_far: dict[str, Any] | None) -> None:
-        piece, reasoning, calls = choice.take(), choice.take_reasoning(), choice.take_calls()
+        said, ids = choice.take(), choice.take_ids()
         if not self._call.body.shows_reasoning:
-            reasoning = ""
-        ids = choice.take_ids()
-        logprobs = choice.logprobs.take() if choice.logprobs else None
-        news = piece or reasoning or calls or logprobs or ids or choice.finish is not None
-        if news and choice.index not in self._introduced:
+            said = [part for part in said if not isinstance(part, Reasoning)]
+        if (said or ids or choice.finish is not None) and choice.index not in self._introduced:
             self._introduced.add(choice.index)
             parts.append(form.opening(choice.index))
             if self._call.body.token_ids_wanted:
@@ -86,31 +84,42 @@ class StreamEvents(AnswerWriter):
             if (echo := self._call.echo_of(choice)) is not None:
                 shown = _as_json(choice, echo.logprobs) if echo.logprobs else None
                 parts.append(form.full_event(choice.index, echo.text, shown, None, usage_so_far))
-        if reasoning:
-            shown = _as_json(choice, logprobs) if logprobs else None
-            parts.append(form.reasoning_event(choice.index, reasoning, shown, usage_so_far))
-            logprobs = None
-        if logprobs or ids or (piece and usage_so_far is not None):
-            shown = _as_json(choice, logprobs) if logprobs else None
-            parts.append(form.full_event(choice.index, piece, shown, None, usage_so_far, ids=ids))
-        elif piece:
-            parts.append(form.text_event(choice.index, piece))
-        if calls:
-            parts.append(form.calls_event(choice.index, calls, usage_so_far))
+        shown = None
+        for part in said:
+            if isinstance(part, str):
+                if shown is None and usage_so_far is None and not ids:
+                    parts.append(form.text_event(choice.index, part))
+                    continue
+                parts.append(form.full_event(choice.index, part, shown, None, usage_so_far, ids=ids))
+                ids = []
+            elif isinstance(part, Reasoning):
+                parts.append(form.reasoning_event(choice.index, part.text, shown, usage_so_far))
+            elif isinstance(part, dict):
+                if shown is not None:  # of the end of a call, behind which something else begins
+                    parts.append(form.full_event(choice.index, "", shown, None, usage_so_far))
+                shown = _as_json(choice, part)
+                assert choice.logprobs is not None
+                choice.logprobs.release(part)
+                continue
+            else:
+                parts.append(form.call_event(choice.index, part, shown, usage_so_far))
+            shown = None
+        if shown is not None or ids:
+            parts.append(form.full_event(choice.index, "", shown, None, usage_so_far, ids=ids))
         if choice.finish is not None:
             parts.append(form.end_event(choice, usage_so_far))
 
 
 def _whole_choice(call: Call, choice: ChoiceText, form: Form) -> list[Piece]:
-    echo, text = call.echo_of(choice), choice.take()
-    text = text if echo is None else echo.text + text
-    reasoning = choice.take_reasoning() if call.body.shows_reasoning else ""
+    echo, said = call.echo_of(choice), choice.take()
+    text = "".join([*([] if echo is None else [echo.text]), *texts(said)])
+    thought = "".join(reasoning(said)) if call.body.shows_reasoning else ""
     prompt_ids = list(call.prompt_of(choice)) if call.body.token_ids_wanted else None
     if choice.logprobs is None:
-        return form.choice_whole(choice, text, reasoning, prompt_ids=prompt_ids)
+        return form.choice_whole(choice, text, thought, prompt_ids=prompt_ids)
     prompt = {} if echo is None else echo.logprobs
-    logprobs = choice.logprobs.as_json(prompt, choice.logprobs.take(still_held=True))
-    return form.choice_whole(choice, text, reasoning, logprobs, prompt_ids)
+    logprobs = choice.logprobs.as_json(prompt, *scores(said))
+    return form.choice_whole(choice, text, thought, logprobs, prompt_ids)
 
 
 def _as_json(choice: ChoiceText, logprobs: Columns) -> orjson.Fragment:

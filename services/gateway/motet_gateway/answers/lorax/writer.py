@@ -1,7 +1,7 @@
 """Answers in the form of LoRAX: a stream has an event for each token. Pure."""
 
 import codecs
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +14,7 @@ from motet_gateway.answers.call import Call
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.logprobs import MIN_LOGPROB, CharacterCounter, LogprobsWriter
 from motet_gateway.answers.lorax.body import GenerateBody
+from motet_gateway.answers.parts import Part, scores, texts
 from motet_gateway.answers.writer import AnswerWriter, Piece
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import marks_of_broken_text
@@ -83,18 +84,20 @@ class GenerateWriter(AnswerWriter):
 
     def whole(self) -> list[Piece]:
         (choice,) = self._call.choices
-        answer: Json = {"generated_text": self._full(choice.take())}
+        said = choice.take()
+        answer: Json = {"generated_text": self._full("".join(texts(said)))}
         if self._body.said.details:
-            assert choice.logprobs is not None
-            tokens = choice.logprobs.take(still_held=True).get(TOKENS, b"")
-            shown = orjson.Fragment(b"[" + bytes(tokens) + b"]")
+            shown = orjson.Fragment(_list(said))
             answer["details"] = self._details(choice) | {"skipped_tokens": 0, "prefill": [], TOKENS: shown}
         return [orjson.dumps([answer] if self._listed else answer)]
 
     def _events(self, choice: ChoiceText) -> Iterator[bytes]:
         assert choice.logprobs is not None
-        self._text.append(choice.take())
-        tokens = orjson.loads(b"[" + bytes(choice.logprobs.take().get(TOKENS, b"")) + b"]")
+        said = choice.take()
+        self._text += texts(said)
+        for columns in scores(said):
+            choice.logprobs.release(columns)
+        tokens = orjson.loads(_list(said))
         if choice.finish is not None and not tokens:
             tokens = [self._last]
         for at, token in enumerate(tokens, start=1):
@@ -113,6 +116,11 @@ class GenerateWriter(AnswerWriter):
             "generated_tokens": choice.tokens,
             "seed": self._body.seed,
         }
+
+
+def _list(said: Sequence[Part]) -> bytes:
+    """Of tokens."""
+    return b"[%b]" % b",".join(columns[TOKENS] for columns in scores(said))
 
 
 def _finish(choice: ChoiceText) -> str:
