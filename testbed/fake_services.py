@@ -129,6 +129,8 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.tokens_per_step = 1
         self.scores_per_step = 1 << 30
         """Log probabilities of the prompt; with the last of them comes the first token."""
+        self.cached_tokens: int | None = None
+        """Of a prompt, as it says with the first token."""
         self.submits: list[runner_pb2.Submit] = []
         self.cancels: list[runner_pb2.CancelGeneration] = []
         self.asset_requests = 0
@@ -302,6 +304,8 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         submit = running.submit
         tokens = [running.output.popleft() for _ in range(min(self.tokens_per_step, len(running.output)))]
         step = runner_pb2.SequenceStep(request=submit.request, epoch=submit.epoch, index=running.index, tokens=tokens)
+        if self.cached_tokens is not None and running.index == len(submit.choices[0].delivered_ids):
+            step.cached_tokens = self.cached_tokens
         if submit.sampling.logprobs:
             top = range(submit.sampling.top_logprobs)
             for token in tokens:

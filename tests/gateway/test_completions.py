@@ -481,3 +481,41 @@ async def test_a_chat_has_the_ids_of_its_prompt_beside_the_choices(served: Serve
 def events_of(answer: httpx2.Response) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
     return [json.loads(line) for line in lines]
+
+
+async def test_usage_says_how_much_of_the_prompts_the_runner_had(served: Served) -> None:
+    runner = served.cluster.runners[0]
+    assert "prompt_tokens_details" not in (await complete(served))["usage"], "a runner of an earlier version"
+    for said in (0, 1):
+        runner.cached_tokens = said
+        assert (await complete(served, n=2))["usage"]["prompt_tokens_details"] == {"cached_tokens": said}, "not twice"
+        assert (await complete(served, prompt=["a b c", "d e f"]))["usage"]["prompt_tokens_details"] == {
+            "cached_tokens": 2 * said
+        }
+        assert (await chat(served))["usage"]["prompt_tokens_details"] == {"cached_tokens": said}
+    runner.cached_tokens = 1 << 20
+    usage = (await complete(served))["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"], "never more than there are"
+
+
+async def test_all_streams_say_how_much_of_the_prompt_the_runner_had(served: Served) -> None:
+    served.cluster.runners[0].cached_tokens = 2
+    messages: Any = [{"role": "user", "content": "Hello you there"}]
+    options: Any = {"include_usage": True}
+    chunks = await served.openai.chat.completions.create(
+        model="tiny", messages=messages, stream=True, stream_options=options
+    )
+    usage = [chunk.usage async for chunk in chunks][-1]
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == 2
+    response = await served.openai.responses.create(model="tiny", input="Hello you there")
+    assert response.usage is not None
+    assert response.usage.input_tokens_details.cached_tokens == 2
+    assert response.usage.input_tokens == usage.prompt_tokens
+    async with served.anthropic.messages.stream(model="tiny", max_tokens=9, messages=messages) as stream:
+        events = [event async for event in stream]
+    began = next(event.message.usage for event in events if event.type == "message_start")
+    ended = next(event.message.usage for event in events if event.type == "message_stop")
+    assert began.cache_read_input_tokens == ended.cache_read_input_tokens == 2
+    assert began.input_tokens == usage.prompt_tokens - 2, "as Anthropic counts them"

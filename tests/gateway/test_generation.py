@@ -16,6 +16,7 @@ from motet_gateway.generation import (
     FinishChoice,
     Generation,
     GenerationPhase,
+    PromptFound,
     ReportCancelled,
     ReportFinished,
     ReportLost,
@@ -240,3 +241,14 @@ def test_an_engine_death_with_one_request_alone_ends_that_request() -> None:
     generation.placed(place(4, "d"))
     generation.alone = True
     assert kinds(generation.runner_lost("died", Loss.ENGINE_DIED)) == [ReportFinished, FinishChoice]
+
+
+def test_the_runner_of_the_first_token_says_what_it_found_of_the_prompt() -> None:
+    generation = placed_once()
+    first = step(1, 0, [10])
+    first.cached_tokens = 48
+    assert generation.step(first)[0] == PromptFound(48)
+    generation.placed(place(2, "b"))
+    resumed = step(2, 1, [11])
+    resumed.cached_tokens = 64
+    assert kinds(generation.step(resumed)) == [Deliver]

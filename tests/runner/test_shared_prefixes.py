@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,28 @@ def test_queries_and_hits_are_metrics_under_our_names_and_those_of_vllm(llama: P
     assert registry.get_sample_value("vllm:prefix_cache_queries_total", {"model_name": "m"}) == 200
     assert registry.get_sample_value("vllm:prefix_cache_hits_total", {"model_name": "m"}) == 96
     assert registry.get_sample_value("motet_prefix_cache_pages") == engine.report().prefix_pages
+
+
+def test_the_first_output_says_how_much_of_its_own_prompt_was_cached(llama: Path, adapters: list[Path]) -> None:
+    """No prompt of another tenant, with another salt or with another adapter finds anything."""
+    engine = make_engine(llama)
+    load(engine, X, adapters[0])
+    mine = replace(ask("salted", prompt=SYSTEM, tenant="acme"), prefix_salt=prefix_salt(BASE_DIGEST, BASE, "acme", "s"))
+    asked = [
+        ask("first", prompt=SYSTEM, tenant="acme"),
+        ask("again", prompt=(*SYSTEM, 7), tenant="acme"),
+        ask("moved", prompt=SYSTEM, delivered=(9, 9, 9), tenant="acme"),
+        ask("other", prompt=SYSTEM, tenant="globex"),
+        ask("adapted", prompt=SYSTEM, adapter=X, tenant="acme"),
+        mine,
+        replace(mine, request=RequestId("salted-again")),
+        ask("alone", prompt=SYSTEM),
+    ]
+    said = {}
+    for one in asked:
+        said[one.request] = [output.cached_tokens for output in run(engine, one).outputs]
+    found = {name: counts[0] for name, counts in said.items()}
+    full = len(SYSTEM) // PAGE_TOKENS * PAGE_TOKENS
+    nothing = dict.fromkeys(("first", "other", "adapted", "salted", "alone"), 0)
+    assert found == nothing | {"again": full, "moved": full, "salted-again": full}
+    assert all(later is None for counts in said.values() for later in counts[1:])

@@ -119,6 +119,7 @@ def test_batches_of_tokens_are_scored_as_by_transformers(
                 "prompt_tokens": sum(len(context) + len(after) for context, after in pairs),
                 "completion_tokens": len(pairs),
                 "total_tokens": sum(len(context) + len(after) + 1 for context, after in pairs),
+                "prompt_tokens_details": {"cached_tokens": 0},  # what was kept has no scores
             }
 
 
@@ -133,3 +134,18 @@ def test_a_text_alone_is_scored_without_an_answer(stack: LocalStack, tokenizer: 
     total, _, _ = scored(reference(None), tokens[:1], tokens[1:])
     assert sum(choice["logprobs"]["token_logprobs"][1:]) == pytest.approx(total, abs=1e-3)
     assert (answer["usage"]["completion_tokens"], choice["finish_reason"]) == (0, "length")
+
+
+def test_a_prompt_that_comes_again_says_how_much_of_it_was_kept(stack: LocalStack) -> None:
+    """Not with another salt."""
+    body = {"model": "motet-demo", "prompt": "A long story about a cache. " * 30, "max_tokens": 4}
+    with stack.http() as http:
+
+        def cached(**more: Any) -> int:
+            usage = http.post("/v1/completions", json=body | more).json()["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        assert cached() == 0
+        assert cached() > 100
+        assert cached(cache_salt="mine") == 0
+        assert cached(cache_salt="mine") > 100

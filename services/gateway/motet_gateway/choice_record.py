@@ -26,6 +26,8 @@ class ChoiceRecord:
     promised_tokens: int = 0
     """When it was first placed: of prompt and answer. 0: it was not placed."""
     parks: int = 0
+    cached_tokens: int | None = None
+    """Of the prompt: those that the runner of its first token had in its prefix cache. None: no runner has said it."""
     timeline: Timeline = field(default_factory=Timeline)
     accounts: Sequence[scheduler_pb2.AccountLevel] = ()
     """That it draws from, as the scheduler said when it placed it."""

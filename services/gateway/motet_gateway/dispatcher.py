@@ -31,6 +31,7 @@ from motet_gateway.generation import (
     FinishChoice,
     GenerationPhase,
     Measured,
+    PromptFound,
     ReportCancelled,
     ReportFinished,
     ReportLost,
@@ -378,6 +379,8 @@ class Dispatcher:
                         self.runners.submit(placement, choice_messages.submission(live, placement))
                 case DeliverScores(logprobs):
                     live.sink.score(logprobs)
+                case PromptFound(tokens):
+                    live.record.cached_tokens = min(tokens, len(live.order.prompt_ids))
                 case Measured(split):
                     live.record.measured(split, self._clock())
                 case FinishChoice(how):

@@ -89,6 +89,13 @@ class DeliverScores:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptFound:
+    """Its runner had these many tokens of the prompt in its prefix cache."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Its runner has ended it and says where its time went."""
 
@@ -117,6 +124,7 @@ Effect = (
     | ReportFinished
     | Deliver
     | DeliverScores
+    | PromptFound
     | Measured
     | FinishChoice
     | Dropped
@@ -174,9 +182,12 @@ class Generation:
     def step(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
         if step.epoch != self.epoch or self.phase is not GenerationPhase.PLACED:
             return _STALE
-        if self.scored < self.to_score:
-            return self._step_with_scores(step)
-        return self._take(step)
+        if not self.delivered and step.HasField("cached_tokens"):
+            return (PromptFound(step.cached_tokens), *self._news(step))
+        return self._news(step)
+
+    def _news(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
+        return self._step_with_scores(step) if self.scored < self.to_score else self._take(step)
 
     def _step_with_scores(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
         index, scores = step.prompt_index, step.prompt_logprobs

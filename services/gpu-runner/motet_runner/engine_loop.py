@@ -318,6 +318,8 @@ class EngineLoop:
             if output.prompt_logprobs:
                 message.prompt_index = output.prompt_index
                 _add_logprobs(message.prompt_logprobs, output.prompt_logprobs)
+            if output.cached_tokens is not None:
+                message.cached_tokens = output.cached_tokens
             count = len(tokens)
             generated += count
             live.next_index = index + count

@@ -106,6 +106,8 @@ class SequenceOutput:
     """The place in the prompt of the first token in `prompt_logprobs`"""
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     error: MotetError | None = None
+    cached_tokens: int | None = None
+    """With the first token from this engine: how many tokens of the prompt were in the prefix cache"""
 
 
 @dataclass(frozen=True, slots=True)

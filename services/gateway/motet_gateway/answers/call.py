@@ -155,6 +155,13 @@ class Call:
         return sum(map(len, self.prompts))
 
     @property
+    def cached_tokens(self) -> int | None:
+        """Of all prompts: the tokens that runners found in their prefix caches. The first choice of a prompt tells, as
+        the others find what it has computed. None: no runner has said it."""
+        said = [one.record.cached_tokens for one in self.started[:: self.body.choices]]
+        return sum(filter(None, said)) if any(one is not None for one in said) else None
+
+    @property
     def waits_for(self) -> str:
         """Empty: for nothing."""
         if self._model.not_ready is not None:

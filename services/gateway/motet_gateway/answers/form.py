@@ -128,13 +128,17 @@ class Form(ABC):
         raise NotImplementedError
 
 
-def usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None) -> Json:
-    """`reasoning_tokens`: None if the model is not known to reason."""
+def usage(
+    prompt_tokens: int, completion_tokens: int, *, cached_tokens: int | None, reasoning_tokens: int | None
+) -> Json:
+    """`cached_tokens`: None if no runner has said it. `reasoning_tokens`: None if the model is not known to reason."""
     counted: Json = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+    if cached_tokens is not None:
+        counted["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
     if reasoning_tokens is not None:
         counted["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
     return counted

@@ -128,4 +128,5 @@ def _as_json(choice: ChoiceText, logprobs: Columns) -> orjson.Fragment:
 
 
 def _usage_of(call: Call) -> dict[str, Any]:
-    return usage(call.prompt_tokens, call.tokens, call.reasoning_tokens)
+    cached, reasoning = call.cached_tokens, call.reasoning_tokens
+    return usage(call.prompt_tokens, call.tokens, cached_tokens=cached, reasoning_tokens=reasoning)

@@ -38,12 +38,19 @@ class CompletionTokensDetails(Shape):
     """Of the reasoning, with its tags. They are part of `completion_tokens`."""
 
 
+class PromptTokensDetails(Shape):
+    cached_tokens: int = Field(ge=0)
+    """Those that the runner had computed before, and kept. They are part of `prompt_tokens`."""
+
+
 class Usage(Shape):
     prompt_tokens: int = Field(ge=0)
     """Of all prompts of the request together."""
     completion_tokens: int = Field(ge=0)
     """Of all choices together."""
     total_tokens: int = Field(ge=0)
+    prompt_tokens_details: PromptTokensDetails | None = None
+    """Unless all runners are of a version that does not say it."""
     completion_tokens_details: CompletionTokensDetails | None = None
     """Only of chats with a model that is declared to reason."""
 
@@ -283,9 +290,11 @@ class MessagesErrorBody(Shape):
 
 class MessageUsage(Shape):
     input_tokens: int = Field(ge=0)
+    """Without those of `cache_read_input_tokens`."""
     cache_creation_input_tokens: int
-    """Always 0, as the next: the gateway does not know which parts of a prompt were computed before."""
+    """Always 0: no part of a prompt is kept on request."""
     cache_read_input_tokens: int
+    """Tokens of the prompt that its runner had computed before, and kept."""
     output_tokens: int = Field(ge=0)
 
 
@@ -415,8 +424,9 @@ class IncompleteDetails(Shape):
 
 class InputTokensDetails(Shape):
     cached_tokens: int
-    """Always 0, as the next: the gateway does not know which parts of a prompt were computed before."""
+    """Tokens of the prompt that its runner had computed before, and kept."""
     cache_write_tokens: int
+    """Always 0."""
 
 
 class OutputTokensDetails(Shape):

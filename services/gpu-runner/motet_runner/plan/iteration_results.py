@@ -204,7 +204,9 @@ class IterationResults:
             memory.add_to_cache(sequence)
         finish = self._finish(new.sampling, token, index + 1)
         logprobs = [] if logprob is None else [logprob]
-        lives.outputs.append(SequenceOutput(new.request, new.epoch, new.choice, index, [token], logprobs, finish))
+        output = SequenceOutput(new.request, new.epoch, new.choice, index, [token], logprobs, finish)
+        output.cached_tokens, sequence.cached_tokens = sequence.cached_tokens, None
+        lives.outputs.append(output)
         if finish is not None:
             lives.remove(sequence)
             return

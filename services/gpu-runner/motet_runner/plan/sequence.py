@@ -61,6 +61,8 @@ class Sequence:
     waited: int = 0
     """For how many iterations it has stood at its promise without an answer."""
     started: bool = False
+    cached_tokens: int | None = None
+    """How many tokens of its prompt were in the prefix cache when it started; None: its output has said it."""
     passed_over: int = 0
     """In how many iterations later sequences started instead."""
     paused: bool = False

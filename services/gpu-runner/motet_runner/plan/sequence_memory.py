@@ -178,6 +178,7 @@ class SequenceMemory:
 
     def count_cached(self, sequence: Sequence) -> None:
         """Count a sequence that begins to be computed."""
+        sequence.cached_tokens = min(sequence.scheduled, sequence.prompt_tokens)
         if sequence.chain is not None:
             self.cache.queried_tokens += len(sequence.tokens)
             self.cache.hit_tokens += sequence.scheduled

@@ -529,6 +529,7 @@ class SequenceStep(_message.Message):
     PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SPLIT_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     choice: _builtins.int
     epoch: _builtins.int
@@ -539,6 +540,8 @@ class SequenceStep(_message.Message):
     """Of tokens of the prompt, of which the first one has the place `prompt_index`. They come in order, in several steps
     where the prompt is computed in several, and the last of them no later than the first token of the answer.
     """
+    cached_tokens: _builtins.int
+    """With the first token: how many of the prompt's tokens the runner had in its prefix cache. Unset: it does not say."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -565,12 +568,15 @@ class SequenceStep(_message.Message):
         prompt_index: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         split: _common_pb2.TimeSplit | None = ...,
+        cached_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "split", b"split"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens", "failure", b"failure", "split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "epoch", b"epoch", "failure", b"failure", "finish", b"finish", "index", b"index", "logprobs", b"logprobs", "prompt_index", b"prompt_index", "prompt_logprobs", b"prompt_logprobs", "request", b"request", "split", b"split", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens", "choice", b"choice", "epoch", b"epoch", "failure", b"failure", "finish", b"finish", "index", b"index", "logprobs", b"logprobs", "prompt_index", b"prompt_index", "prompt_logprobs", b"prompt_logprobs", "request", b"request", "split", b"split", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_tokens) -> _WhichOneofReturnType__cached_tokens | None: ...
 
 Global___SequenceStep: _TypeAlias = SequenceStep  # noqa: Y015
 

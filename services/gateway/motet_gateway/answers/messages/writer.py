@@ -90,10 +90,11 @@ class MessageWriter(BlockWriter):
         }
 
     def _usage(self, tokens: int) -> Json:
+        cached = self._call.cached_tokens or 0
         return {
-            "input_tokens": self._call.prompt_tokens,
+            "input_tokens": self._call.prompt_tokens - cached,  # in this API without those that were read
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": cached,
             "output_tokens": tokens,
         }
 

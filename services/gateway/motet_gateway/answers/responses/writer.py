@@ -124,7 +124,7 @@ class ResponseWriter(BlockWriter):
         response["completed_at"] = None if cut else int(call.gateway.around.wall())
         response["usage"] = {
             "input_tokens": call.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": call.cached_tokens or 0, "cache_write_tokens": 0},
             "output_tokens": call.tokens,
             "output_tokens_details": {"reasoning_tokens": call.reasoning_tokens or 0},
             "total_tokens": call.prompt_tokens + call.tokens,
