@@ -25,7 +25,7 @@ def largest_need(of: Sequence[Prospect], shared: Sequence[int] = ()) -> tuple[in
         survival = log_survival(lengths, [np.asarray(part) for part in one.law])
         runs[place] = np.where(lengths >= one.most, 0, np.exp(survival - survival[0]))
         runs[place, 0] = 1
-        pages[place] = np.ceil((one.tokens + steps) / PAGE_TOKENS) - paid
+        pages[place] = np.minimum(np.ceil((one.tokens + steps) / PAGE_TOKENS), one.most_pages) - paid
     expected = runs * pages
     deviation = np.sqrt((expected * (pages - expected)).sum(axis=0))
     needs = np.minimum(expected.sum(axis=0) + DEVIATIONS * deviation, (pages * (runs > 0)).sum(axis=0))
@@ -45,17 +45,17 @@ def divided(pages: int, weights: np.ndarray) -> tuple[int, ...]:
 
 
 def sum_of_ends(of: Sequence[Prospect]) -> int:
-    return sum(-(-(one.tokens + max(0, one.most - one.generated - 1)) // PAGE_TOKENS) for one in of)
+    return sum(pages_after(max(0, one.most - one.generated - 1), one) for one in of)
+
+
+def pages_after(step: int, one: Prospect) -> int:
+    return min(-(-(one.tokens + step) // PAGE_TOKENS), one.most_pages)
 
 
 def pages_of_longest_lives(of: Sequence[Prospect], shared: Sequence[int]) -> int:
     """Each compared with each."""
     ends = [max(0, one.most - one.generated - 1) for one in of]
     return max(
-        sum(
-            -(-(one.tokens + end) // PAGE_TOKENS) - paid
-            for one, its_end, paid in zip(of, ends, shared, strict=True)
-            if its_end >= end
-        )
+        sum(pages_after(end, one) - paid for one, its_end, paid in zip(of, ends, shared, strict=True) if its_end >= end)
         for end in ends
     )

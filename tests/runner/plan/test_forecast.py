@@ -91,7 +91,10 @@ def test_the_pages_of_the_longest_lives_are_exact(of: list[Prospect]) -> None:
     assert pages_of_longest_lives(of) == np.sum(each, axis=0).max()
 
 
-@given(of=st.lists(prospects, max_size=9), then=st.lists(prospects, max_size=3), also=st.lists(prospects, max_size=1))
+windowed = st.builds(lambda one, pages: one._replace(most_pages=pages) if pages else one, prospects, st.integers(0, 90))
+
+
+@given(of=st.lists(windowed, max_size=9), then=st.lists(windowed, max_size=3), also=st.lists(windowed, max_size=1))
 def test_an_outlook_is_the_plain_forecast(of: list[Prospect], then: list[Prospect], also: list[Prospect]) -> None:
     """Whatever of it was known before the others came"""
     outlook = outlook_of(of)
@@ -104,10 +107,11 @@ def test_an_outlook_is_the_plain_forecast(of: list[Prospect], then: list[Prospec
     assert outlook.sum_of_ends == plain_forecast.sum_of_ends([*of, *then])
 
 
-@given(of=st.lists(st.tuples(prospects, st.floats(0, 1)), min_size=1, max_size=12))
+@given(of=st.lists(st.tuples(windowed, st.floats(0, 1)), min_size=1, max_size=12))
 def test_with_shared_pages_it_is_the_plain_forecast(of: list[tuple[Prospect, float]]) -> None:
     each = [one for one, _ in of]
-    shared = [int(share * pages_for(one.tokens)) for one, share in of]
+    assert pages_of_longest_lives(each) == plain_forecast.pages_of_longest_lives(each, [0] * len(each))
+    shared = [int(share * min(pages_for(one.tokens), one.most_pages)) for one, share in of]
     assert outlook_of(each).need(shared=shared).pages == plain_forecast.largest_need(each, shared)[0]
     assert pages_of_longest_lives(each, shared) == plain_forecast.pages_of_longest_lives(each, shared)
 
@@ -279,6 +283,30 @@ def test_pages_that_others_share_make_no_room_for_long_lives() -> None:
     assert not any(isinstance(event, ParkedNow) for event in device.events)
 
 
+@pytest.mark.parametrize("quantiles", [None, (1000,) * 4])
+def test_pages_that_a_window_gives_back_make_room_for_others(quantiles: tuple[int, ...] | None) -> None:
+    """Each has at most 5 of the 100 pages while it decodes, and never 64."""
+    planner = make_planner(pages=100, places=64, chunk_tokens=512, window=64, preset=FORECAST)
+    device = FakeDevice(planner)
+    most = joined = 0
+    with pytest.raises(Declined):
+        for number in count():
+            planner.commands.add(
+                new(f"r{number}", prompt=40, max_tokens=1000, promise=65, ignore_eos=True, quantiles=quantiles)
+            )
+            joined += 1
+            for _ in range(3):
+                device.step()
+    assert joined >= 18
+    while planner.has_work():
+        device.step()
+        held = [len(sequence.pages) for sequence in planner.sequences]
+        assert all(len(one.pages) <= one.held_at_most for one in planner.sequences)
+        most = max(most, sum(held))
+    assert 5 * joined - 20 <= most <= 100
+    assert not any(isinstance(event, ParkedNow) for event in device.events)
+
+
 @settings(max_examples=40)
 @given(
     asked=st.lists(
@@ -288,12 +316,13 @@ def test_pages_that_others_share_make_no_room_for_long_lives() -> None:
     ),
     ahead=st.integers(0, 1),
     supervised=st.booleans(),
+    window=st.sampled_from([None, 20]),
 )
 def test_everybody_finishes_whatever_the_estimates_say(
-    asked: list[tuple[int, int, int, int]], ahead: int, supervised: bool
+    asked: list[tuple[int, int, int, int]], ahead: int, supervised: bool, window: int | None
 ) -> None:
     """Estimates may be wrong in every way. FakeDevice checks each step where the KV of all earlier tokens is."""
-    planner = make_planner(pages=12, places=4, preset=FORECAST)
+    planner = make_planner(pages=12, places=4, preset=FORECAST, window=window)
     planner.commands.supervised = supervised
     device = FakeDevice(planner, ahead=ahead)
     waiting = [

@@ -21,6 +21,7 @@ class Commands:
         *,
         max_length: int,
         vocabulary: int,
+        window: int | None,
     ) -> None:
         self._sequences = sequences
         self._memory = memory
@@ -28,6 +29,7 @@ class Commands:
         self._lives = lives
         self._max_length = max_length
         self._vocabulary = vocabulary
+        self._window = window
         self._arrivals = 0
         self.supervised = False
         """True if a supervisor decides about promises"""
@@ -52,6 +54,7 @@ class Commands:
             promise=new.promise,
             tokens=[*new.prompt, *new.delivered],
             state=State.WAITING,
+            window=self._window,
         )
         self._lives.begin_keys(sequence)
         try:

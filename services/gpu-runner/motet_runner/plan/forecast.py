@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from motet.domain import PAGE_TOKENS
 
+ANY_NUMBER = 1 << 40
+"""More pages than there are; so few that their tokens can be counted in 64 bits."""
 MAX_STEPS = 1 << 20
 """How far the forecast looks ahead."""
 _GROWTH = 1.3
@@ -32,6 +34,7 @@ _STEEPEST = 4.0
 length. An answer that is longer than it could be by its quantiles may then still go on."""
 
 _Numbers = npt.NDArray[np.float64]
+_Integers = npt.NDArray[np.int64]
 
 
 class LengthLaw(NamedTuple):
@@ -74,6 +77,8 @@ class Prospect(NamedTuple):
     most: int
     """How many tokens its answer can have."""
     law: LengthLaw
+    most_pages: int = ANY_NUMBER
+    """How many pages it has at the most, whatever its tokens: fewer than they need if all attention has a window."""
 
     @property
     def steps_to_end(self) -> int:
@@ -83,12 +88,12 @@ class Prospect(NamedTuple):
     @property
     def end_pages(self) -> int:
         """How many pages it needs then."""
-        return -(-(self.tokens + self.steps_to_end) // PAGE_TOKENS)
+        return min(-(-(self.tokens + self.steps_to_end) // PAGE_TOKENS), self.most_pages)
 
     @property
     def but_tokens(self) -> tuple[float, ...]:
         """All of it that decides when it ends."""
-        return (self.generated, self.most, *self.law)
+        return (self.generated, self.most, *self.law, self.most_pages)
 
     @property
     def likely_left(self) -> float:
@@ -127,6 +132,7 @@ class Need(NamedTuple):
 class _Chances(NamedTuple):
     tokens: _Numbers
     """Of each sequence, as a column."""
+    most_pages: _Numbers
     steps: _Numbers
     """Those that are looked at."""
     runs: _Numbers
@@ -134,8 +140,8 @@ class _Chances(NamedTuple):
 
     def beside(self, prospects: Sequence[Prospect]) -> "_Chances":
         """With these as well. Those of the others are not computed again."""
-        columns = np.array([(one.tokens, one.generated, one.most, *one.law) for one in prospects])
-        tokens, generated, most, *law = columns.T[:, :, np.newaxis]
+        columns = np.array([(one.tokens, one.most_pages, one.generated, one.most, *one.law) for one in prospects])
+        tokens, most_pages, generated, most, *law = columns.T[:, :, np.newaxis]
         last = max(self.steps[-1], (most - generated).max() - 1)
         steps = np.append(_STEPS[: int(np.searchsorted(_STEPS, last))], last)
         lengths = generated + steps
@@ -145,10 +151,15 @@ class _Chances(NamedTuple):
         runs[:, 0] = 1
         others = np.zeros((len(self.runs), len(steps)))  # at steps that were not looked at, they have ended
         others[:, np.isin(steps, self.steps)] = self.runs[:, np.isin(self.steps, steps)]
-        return _Chances(np.concatenate((self.tokens, tokens)), steps, np.concatenate((others, runs)))
+        return _Chances(
+            np.concatenate((self.tokens, tokens)),
+            np.concatenate((self.most_pages, most_pages)),
+            steps,
+            np.concatenate((others, runs)),
+        )
 
 
-_OF_NONE = _Chances(np.zeros((0, 1)), np.zeros(1), np.zeros((0, 1)))
+_OF_NONE = _Chances(np.zeros((0, 1)), np.zeros((0, 1)), np.zeros(1), np.zeros((0, 1)))
 
 
 class Outlook:
@@ -181,10 +192,10 @@ class Outlook:
         known = len(self._chances.tokens)
         if known < len(self.prospects):
             self._chances = self._chances.beside(self.prospects[known:])
-        tokens, steps, runs = self._chances.beside(also) if also else self._chances
+        tokens, most_pages, steps, runs = self._chances.beside(also) if also else self._chances
         if not len(tokens):
             return Need(0, np.zeros(0))
-        pages = np.ceil((tokens + steps) / PAGE_TOKENS)
+        pages = np.minimum(np.ceil((tokens + steps) / PAGE_TOKENS), most_pages)
         if shared is not None:
             pages -= np.array(shared)[:, np.newaxis]
         expected = runs * pages
@@ -201,15 +212,35 @@ def pages_of_longest_lives(prospects: Sequence[Prospect], shared: Sequence[int] 
     need falls; the steps of a forecast may miss that. `shared`: as in `Outlook.need`."""
     if not prospects:
         return 0
-    columns = np.array([(one.tokens + PAGE_TOKENS - 1, one.steps_to_end) for one in prospects])
-    columns = np.column_stack((columns, shared if shared is not None else np.zeros(len(columns), dtype=int)))
-    rounded, ends, paid = columns[np.argsort(-columns[:, 1])].T
-    # Who still runs at the end of one are all that come up to it in this order, with those that end at the same step.
-    running = np.searchsorted(-ends, -ends, side="right")
-    whole = np.cumsum(rounded // PAGE_TOKENS - paid)[running - 1] + running * (ends // PAGE_TOKENS)
-    # One more page each, if the tokens of its last page and those of the last steps are a page together.
-    in_last_page = np.cumsum((rounded % PAGE_TOKENS)[:, np.newaxis] >= np.arange(PAGE_TOKENS + 1), axis=0)
-    return int((whole + in_last_page[running - 1, PAGE_TOKENS - ends % PAGE_TOKENS]).max())
+    tokens, ends, most_pages = np.array([(one.tokens, one.steps_to_end, one.most_pages) for one in prospects]).T
+    grow_until = np.minimum(ends, most_pages * PAGE_TOKENS - tokens)
+    grown = np.where(grow_until < ends, most_pages, 0)
+    growing, running = _Until(grow_until), _Until(ends)
+    # Those that grow need pages for their tokens and the steps: what is whole in both, and one page more if what is
+    # left of both is a page together.
+    rounded = tokens + PAGE_TOKENS - 1
+    of_tokens = growing.sums(rounded // PAGE_TOKENS - grown, ends)
+    of_steps = growing.sums(np.ones_like(ends), ends) * (ends // PAGE_TOKENS)
+    left = growing.sums((rounded % PAGE_TOKENS)[:, np.newaxis] >= np.arange(PAGE_TOKENS + 1), ends)
+    of_both = left[np.arange(len(ends)), PAGE_TOKENS - ends % PAGE_TOKENS]
+    of_grown = running.sums(grown if shared is None else grown - np.array(shared), ends)
+    return int((of_tokens + of_steps + of_both + of_grown).max())
+
+
+class _Until:
+    """Sums over those that last until a step."""
+
+    def __init__(self, steps: _Integers) -> None:
+        self._order = np.argsort(steps)
+        self._steps = steps[self._order]
+
+    def sums(self, values: npt.NDArray[np.generic], steps: _Integers) -> _Integers:
+        """For each of the steps, the sum of the values of all that last until it or longer."""
+        later = np.cumsum(values[self._order[::-1]], axis=0, dtype=np.int64)
+        none_lasts = np.zeros((1, *later.shape[1:]), dtype=np.int64)
+        lasting = len(self._steps) - np.searchsorted(self._steps, steps)
+        sums: _Integers = np.concatenate((none_lasts, later))[lasting]
+        return sums
 
 
 def log_survival(lengths: _Numbers, law: Sequence[_Numbers]) -> _Numbers:

@@ -86,6 +86,7 @@ class Planner:
             lives,
             max_length=self.max_length,
             vocabulary=vocabulary,
+            window=window,
         )
         protection = SelfProtection(self._sequences, self._memory, protect_after_steps, cheaper, lives.give_up)
         self.next_iteration = NextIteration(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from motet import promises
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
 from motet_runner.interface import EngineSequenceReport, NewSequence, State
-from motet_runner.plan.forecast import LengthLaw, Prospect
+from motet_runner.plan.forecast import ANY_NUMBER, LengthLaw, Prospect
 from motet_runner.plan.prefix_cache import PageChain
 from motet_runner.plan.prompt_scores import first_to_score
 
@@ -30,6 +30,8 @@ class Sequence:
     tokens: list[int]
     """Prompt and output. The last token's KV is computed by the iteration that samples the next one."""
     state: State
+    window: int | None = None
+    """How many tokens a token attends to, itself included, if all layers have such a window."""
     scheduled: int = 0
     """How many tokens launched iterations have computed or will compute. Their KV is in `pages` when those iterations
     end; the KV of a sequence parked by swap is on the host."""
@@ -142,6 +144,14 @@ class Sequence:
         return window + (self.new.mask is not None)
 
     @property
+    def held_at_most(self) -> int:
+        """How many pages it has at the most from now on: those that its window reaches, and those of tokens that are
+        not computed yet, because a window gives pages back after an iteration."""
+        if self.window is None:
+            return ANY_NUMBER
+        return pages_for(self.to_keep(self.window) - 1) + 1 + pages_for(max(0, self.to_schedule - 1))
+
+    @property
     def resumes(self) -> bool:
         """True if another runner began its answer, and its reader waits for the first token from here."""
         return 0 < len(self.new.delivered) == self.output_tokens
@@ -178,9 +188,9 @@ class Sequence:
     @property
     def prospect(self) -> Prospect:
         """Without an estimate, its answer is expected to end with its promise."""
-        tokens, generated, most, *_ = longest = self.longest_life
+        tokens, generated, most, _, most_pages = longest = self.longest_life
         if self.law is not None:
-            return Prospect(tokens, generated, most, self.law)
+            return Prospect(tokens, generated, most, self.law, most_pages)
         promised = max(self.new.promise, self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens
         return longest._replace(most=max(generated, min(most, promised)))
 
@@ -189,7 +199,8 @@ class Sequence:
         """What it needs if its answer becomes as long as it can."""
         tokens = len(self.tokens) + self.pending  # see `length`, which a forecast would ask for very often
         generated = tokens - self.prompt_tokens
-        return Prospect(tokens - self.left_pages * PAGE_TOKENS, generated, self.new.sampling.max_tokens, _ENDLESS)
+        tokens -= self.left_pages * PAGE_TOKENS
+        return Prospect(tokens, generated, self.new.sampling.max_tokens, _ENDLESS, self.held_at_most)
 
     @property
     def is_spared(self) -> bool:
