@@ -3,7 +3,7 @@
 import pytest
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
-from motet.runner_info import RequestClass, Tier
+from motet.runner_info import Failure, RequestClass, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.placement import LOOKED_AT_ONCE, PLACED_AT_ONCE
 from motet_scheduler.policy.runners import Runner
@@ -759,6 +759,40 @@ def test_a_request_has_a_reservation_again_when_it_may_try_the_runner_that_decli
     driver.enqueue("small", tenant="b", **pages(1))
     assert reserved(driver) == {}
     driver.wait(6.0)
+    assert reserved(driver) == {"r0": "large"}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_request_that_is_declined_keeps_how_often_it_was_passed_over(again):
+    """A runner may decline what its ledger had room for. `again`: also the next time, when it avoids nobody."""
+    driver = ready(max_passed_over=3, avoid_after_decline=1.0, max_avoid=1.0)
+    x = entry("x", 50)
+    driver.attach(live=(x,))
+    driver.enqueue("large", tenant="a", **pages(80))
+
+    def pass_over(number):
+        driver.enqueue(f"small{number}", tenant=f"t{number}", **pages(1))
+        assert driver.where(f"small{number}") == "r0"
+        driver.finish(f"small{number}")
+
+    def place_and_decline(epoch):
+        driver.report()
+        driver.wait(2.1)
+        driver.report()
+        assert driver.where("large") == "r0"
+        failure = Failure("declined", "no room after all")
+        driver.send(events.RunnerDeclined(InstanceName("r0"), RequestId("large"), epoch, failure))
+        driver.report("r0", x)
+        driver.lose("large", epoch)
+        assert driver.where("large") == ""
+
+    pass_over(0)
+    place_and_decline(1)
+    pass_over(1)
+    if again:
+        place_and_decline(2)
+    pass_over(2)
+    driver.wait(2.1)
     assert reserved(driver) == {"r0": "large"}
 
 

@@ -112,6 +112,47 @@ def test_a_decline_releases_the_promise_before_the_gateway_reports_the_loss():
     assert not driver.ledger()
 
 
+def decline_and_lose(driver, *, epoch, first, delivered=0):
+    tell = [lambda: decline(driver, "a", epoch=epoch), lambda: driver.lose("a", epoch, delivered)]
+    for one in tell if first == "the runner" else tell[::-1]:
+        one()
+
+
+@pytest.mark.parametrize("first", ["the runner", "the gateway"])
+def test_a_request_that_is_declined_again_and_again_gives_up_when_its_first_wait_would_have_ended(first):
+    driver = ready(avoid_after_decline=0.1)
+    driver.attach()
+    driver.enqueue("a", deadline=5.0)
+    began, placed = driver.clock(), driver.of(effects.SendPlaced)
+    while not driver.of(effects.SendRefused):
+        assert driver.clock() <= began + 5.2, "it waits on"
+        for one in placed:
+            decline_and_lose(driver, epoch=one.epoch, first=first)
+        driver.wait(0.1)
+        placed = driver.of(effects.SendPlaced)
+    assert driver.clock() >= began + 4.9
+    assert driver.of(effects.SendRefused)[0].failure.code == "deadline_exceeded"
+
+
+@pytest.mark.parametrize("first", ["the runner", "the gateway"])
+@pytest.mark.parametrize(("delivered", "lost"), [(1, True), (0, False)])
+def test_a_request_that_has_a_token_or_whose_runner_was_lost_has_its_whole_time_again(first, delivered, lost):
+    """It is a stream that a client reads, or it has lost what was computed for it."""
+    driver = ready(avoid_after_decline=100.0, max_avoid=100.0)
+    driver.attach()
+    driver.enqueue("a", deadline=5.0)
+    driver.wait(4.0)
+    if lost:
+        decline_and_lose(driver, epoch=1, first=first, delivered=delivered)
+    else:
+        driver.lose("a", 1)
+    assert driver.where("a") == ""
+    driver.wait(4.9)
+    assert not driver.of(effects.SendRefused)
+    driver.wait(0.2)
+    assert driver.of(effects.SendRefused)
+
+
 @pytest.mark.parametrize("first", ["the runner", "the gateway"])
 def test_a_final_decline_is_a_refusal_whether_gateway_or_runner_reports_it_first(first):
     driver = ready()

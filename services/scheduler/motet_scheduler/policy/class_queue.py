@@ -61,11 +61,14 @@ class ClassQueue:
             share = request.share = self.shares.begin(request.tenant, weight)
         self._join_flow(request, share)
         self._size += 1
-        request.passes_from, request.passes = self._placements, 0
+        request.passes_from = self._placements
+        if request.delivered:
+            request.passes = 0  # else a decline would cost it its turn
 
     def remove(self, request: Request) -> None:
+        self._keep_passes(request)
         self._leave_flow(request)
-        request.deadline_at = None
+        request.last_deadline_at, request.deadline_at = request.deadline_at, None
         self._size -= 1
         if not self._size:
             self._passes.clear()
@@ -101,6 +104,12 @@ class ClassQueue:
                 head = (before, request.turn_at, request.sequence, request)
                 self._passes[request.waits_for].count(head, self._placements)
 
+    def _keep_passes(self, request: Request) -> None:
+        """Those that passed it where it waited: it leaves, and may come back."""
+        passes = self._passes.get(request.waits_for) if request.waits_for is not None else None
+        if passes is not None:
+            passes.count(head_of(request), self._placements)
+
     def note_replaced(self, request: Request) -> None:
         """Its revision was replaced: those behind it need not wait for the runners that hold it."""
         share = self._leave_flow(request)
@@ -124,6 +133,8 @@ class ClassQueue:
     def try_again(self, requests: Iterable[Request]) -> None:
         for request in requests:
             if request.waits_for is not None:
+                if request.declines:  # it may be declined again, at once
+                    self._keep_passes(request)
                 self._unfile(request)
                 self.untried_heads.add(request)
 

@@ -277,7 +277,8 @@ class GatewayEvents:
         self._state.note_event(request.id, Happening.LOST, event.why)
         self._lifecycle.leave(request)
         self._lifecycle.avoid(request, placement.instance)
-        self._lifecycle.enqueue(request)
+        declined = request.declined_epoch == placement.epoch and not request.delivered
+        self._lifecycle.enqueue(request, declined=declined)
         if isinstance(request.final_failure, Failure):
             self._lifecycle.refuse(request, request.final_failure)
 

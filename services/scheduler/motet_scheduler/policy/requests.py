@@ -81,6 +81,8 @@ class Request:
     """Seconds of each wait in the queue; 0: no limit. The first is shorter if it has waited without a scheduler."""
     deadline_at: float | None = None
     """When it gives up. Only as long as it is in the queue."""
+    last_deadline_at: float | None = None
+    """When it would have given up in its wait before: it goes on with that if its runner declines it."""
     waits_for: str | None = None
     """Whose runners it waits for: the digest of its base model, or of its adapter. None: it has not been tried."""
     flow: Flow = ("", "", 0)
@@ -92,7 +94,7 @@ class Request:
     passes_from: int = 0
     """Placements that passed others of its class before it came, or had its turn later than before."""
     passes: int = 0
-    """How many have passed it until then."""
+    """How many have passed it until then, since it last got a token."""
     limited: bool = False
     """Whether its adapter has `maxReplicas`. Only as long as it is in the queue."""
     replaced: bool = False
@@ -111,6 +113,8 @@ class Request:
     avoid: dict[str, float] = field(default_factory=dict)
     """Runners to avoid, and until when."""
     declines: int = 0
+    declined_epoch: int = 0
+    """Of the placement that was declined last."""
     final_failure: object | None = None
     """The failure of a runner that applies to all runners."""
     waiting_reason: str = ""

@@ -143,6 +143,7 @@ class RunnerEvents:
             return
         self._state.note_event(request.id, Happening.DECLINED, event.instance, event.failure.message)
         self._lifecycle.avoid(request, event.instance)
+        request.declined_epoch = event.epoch
         if nowhere or _is_final(event.failure):
             request.final_failure = event.failure
         if request.placement is not None:
@@ -151,6 +152,8 @@ class RunnerEvents:
             self._lifecycle.unlisted[request.id, event.epoch] = self._state.now
         elif request.final_failure is not None:
             self._lifecycle.refuse(request, event.failure)
+        else:
+            self._lifecycle.go_on_waiting(request)
 
     def sequences_ended(self, event: events.SequencesEnded) -> None:
         runner = self._state.current(event.instance, event.incarnation)
