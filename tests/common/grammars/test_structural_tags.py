@@ -124,8 +124,12 @@ def nested(levels: int) -> dict[str, Any]:
         (of(CALLS, at_least_one=1), "format.at_least_one: must be true or false"),
         (of(SEPARATED["format"], tags=[text("x")]), "format.tags[0].type: must be 'tag'"),
         (nested(100), "more than 32 formats are nested"),
+        (of(text("x" * 4097)), "format.value: must be at most 4096 bytes"),
+        (of(THOUGHT, begin="\u00e9" * 2049), "format.begin: must be at most 4096 bytes"),
+        (of(THOUGHT, end=["x", "y" * 4097]), "format.end: must be at most 4096 bytes"),
+        ({**EARLIER, "triggers": ["x", "y" * 4097]}, "triggers[1]: must be at most 4096 bytes"),
     ],
-    ids=range(22),
+    ids=range(26),
 )
 def test_what_is_wrong_is_said_with_its_place(tags: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(says)):

@@ -13,6 +13,8 @@ from typing import Any, Final
 from motet.grammars.ebnf import MAX_TIMES, EbnfError, lark_of_ebnf
 
 MAX_DEPTH = 32
+MAX_TEXT_BYTES = 4096
+"""Of one text. A tokenizer reads it whole, and holds the interpreter for all other threads meanwhile."""
 TEXT: Final = r"/(.|\n)*/"
 _NOT_YET: Final = "it is not supported; use one of "
 _KNOWN_FIELDS: Final[Mapping[str, frozenset[str]]] = {
@@ -140,10 +142,13 @@ class TagWriter:
         """`begin`: what of it is not written yet"""
         if not isinstance(begin, str):
             raise TagError(f"{_dot(path)}begin: must be a string")
+        _bounded(begin, f"{_dot(path)}begin")
         own = form.get("end")
         own = [own] if isinstance(own, str) else own
         if not isinstance(own, list) or not own or not all(isinstance(one, str) for one in own):
             raise TagError(f"{_dot(path)}end: must be a string, or a list of strings")
+        for one in own:
+            _bounded(one, f"{_dot(path)}end")
         where = f"{_dot(path)}content"
         if "" in own:
             return _joined(self._said(begin), self._format(form.get("content"), where, ends, last=last))
@@ -274,7 +279,7 @@ def _list(form: Json, name: str, path: str) -> list[tuple[int, Any]]:
 def _text(form: Json, name: str, path: str) -> str:
     if not isinstance(found := form.get(name), str):
         raise TagError(f"{_dot(path)}{name}: must be a string")
-    return found
+    return _bounded(found, f"{_dot(path)}{name}")
 
 
 def _texts(form: Json, name: str, path: str, unset: Sequence[str] | None = None) -> Sequence[str]:
@@ -283,7 +288,13 @@ def _texts(form: Json, name: str, path: str, unset: Sequence[str] | None = None)
     found = form.get(name)
     if not isinstance(found, list) or not found or not all(isinstance(one, str) and one for one in found):
         raise TagError(f"{_dot(path)}{name}: must be a list of strings, none of them empty")
-    return found
+    return [_bounded(one, f"{_dot(path)}{name}[{at}]") for at, one in enumerate(found)]
+
+
+def _bounded(text: str, path: str) -> str:
+    if len(text.encode(errors="replace")) > MAX_TEXT_BYTES:
+        raise TagError(f"{path}: must be at most {MAX_TEXT_BYTES} bytes")
+    return text
 
 
 def _flag(form: Json, name: str, path: str) -> bool:
