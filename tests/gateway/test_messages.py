@@ -249,6 +249,17 @@ async def test_the_assistants_last_message_is_continued(cluster: FakeServices) -
         assert block.text == "[system]Be brief.[user]Count.[assistant]One, "
 
 
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
+async def test_an_empty_last_message_of_the_assistant_is_left_out(cluster: FakeServices, content: Any) -> None:
+    async with serve(cluster) as served:
+        said = [*HELLO, {"role": "assistant", "content": content}]
+        answers = [
+            await served.anthropic.messages.create(model="tiny", max_tokens=60, messages=one) for one in (said, HELLO)
+        ]
+    assert answers[0].content == answers[1].content
+    assert answers[0].usage == answers[1].usage
+
+
 async def test_the_schema_of_output_config_is_the_grammar(served: Served) -> None:
     form = {"type": "json_schema", "schema": SCHEMA}
     await served.anthropic.messages.create(
@@ -358,7 +369,10 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": []}], "messages"),
+        ([{"role": "user", "content": []}], "messages[0].content"),
+        ([*HELLO, {"role": "assistant", "content": "Hello"}, {"role": "user", "content": []}], "messages[2].content"),
+        ([*HELLO, {"role": "assistant", "content": [USE]}, {"role": "user", "content": ""}], "messages[2].content"),
+        ([{"role": "assistant", "content": []}], "messages"),
         (block(type="text"), "messages[0].content[0].text"),
         (block(**IMAGE), "messages[0].content[0].type"),
         (block(type="document", source={}), "messages[0].content[0].type"),
@@ -396,6 +410,13 @@ def test_a_wrong_message_is_named(messages: list[Json], field: str) -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"output_config": {"format": {"type": "json_object"}}}, "output_config.format.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        (
+            {
+                "messages": [*HELLO, {"role": "assistant", "content": "{"}],
+                "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
+            },
+            "output_config.format",
+        ),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"stop": ["x"]}, "stop"),
         ({"mcp_servers": [{}]}, "mcp_servers"),

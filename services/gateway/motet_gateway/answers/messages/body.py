@@ -59,6 +59,11 @@ class CountedMessages(ConversationBody):
         kind = _object(self.thinking, "thinking").get("type", "disabled")
         if kind not in THINKING:
             raise wrong("thinking.type", f"must be one of {', '.join(THINKING)}")
+        if self.grammar_asked is not None and self.continue_final_message:
+            raise wrong(
+                self.grammar_field,
+                "its JSON would begin anew behind the assistant's last message; leave that message out",
+            )
 
     @cached_property
     def chat(self) -> list[Json]:

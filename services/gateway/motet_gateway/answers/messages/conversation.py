@@ -27,6 +27,8 @@ def chat_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[Js
 def _add(message: Mapping[str, Any], where: str, chat: ChatMessages, *, last: bool) -> None:
     role, content = message.get("role"), message.get("content")
     where_content = f"{where}.content"
+    if role != "assistant" and content in ("", []):  # without it, the message before would be the last
+        raise wrong(where_content, "must not be empty")
     match role:
         case "system":
             for text in texts(content, where_content, TEXT):
@@ -74,4 +76,6 @@ def _said(block: Mapping[str, Any], where: str, chat: ChatMessages, *, last: boo
         case "redacted_thinking":
             pass  # nobody here can read it
         case _:
-            chat.text("assistant", text_of(block, where, (*TEXT, "tool_use")))
+            text = text_of(block, where, (*TEXT, "tool_use"))
+            if text or not last:  # an empty last one begins no answer
+                chat.text("assistant", text)
