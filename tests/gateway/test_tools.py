@@ -264,6 +264,17 @@ async def test_integers_of_earlier_arguments_reach_the_template_with_all_their_d
             assert of(answer)[0] == f'{{"n": {shown}}}'
 
 
+def test_the_arguments_of_earlier_calls_are_bounded_together() -> None:
+    """They are parsed where all other requests wait for it, and a body's bounds do not count what is in strings."""
+    arguments = "[" + "{}," * 60_000 + "{}]"
+    call = {"id": "a", "type": "function", "function": {"name": "send", "arguments": arguments}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    ChatBody(model="m", messages=[*says("x"), asked]).plain_messages()
+    with pytest.raises(InvalidRequest) as caught:
+        ChatBody(model="m", messages=[*says("x"), asked, asked]).plain_messages()
+    assert caught.value.param == "messages[2].tool_calls[0].function.arguments"
+
+
 async def test_a_chat_goes_on_behind_a_call_with_broken_arguments(hermes: Served) -> None:
     text = '<tool_call>{"name": "look_up", "arguments": {"q": x}}</tool_call>'
     answer = await hermes.openai.chat.completions.create(model="tiny", messages=says(text), tools=TOOLS)

@@ -17,7 +17,7 @@ from motet_gateway.grammars.parameters import grammar_of
 from motet_gateway.model_not_found import shown
 from motet_gateway.reasoning import EFFORTS, with_reasoning
 from motet_gateway.tokens.text_model import ModelTokenizer
-from motet_gateway.tools.messages import with_calls
+from motet_gateway.tools.messages import EarlierArguments, with_calls
 from motet_gateway.tools.parameters import OfferedTools, offered_tools
 from motet_gateway.unsupported_parameters import UNSUPPORTED, refuse_known_to_others
 
@@ -422,7 +422,8 @@ class ChatBody(ChoicesBody):
 
     def plain_messages(self, *, parts: bool = False) -> list[dict[str, Any]]:
         """The messages with all content as one string each, unless the template reads `parts`."""
-        return [_plain(message, f"messages[{i}]", parts=parts) for i, message in enumerate(self.messages)]
+        earlier = EarlierArguments()
+        return [_plain(message, f"messages[{i}]", earlier, parts=parts) for i, message in enumerate(self.messages)]
 
     @property
     def turns(self) -> int:
@@ -624,11 +625,11 @@ def _unsupported(field: str, why: str) -> UnsupportedParameter:
     return UnsupportedParameter(f"{field}: {why}", param=field)
 
 
-def _plain(message: Mapping[str, Any], where: str, *, parts: bool) -> dict[str, Any]:
+def _plain(message: Mapping[str, Any], where: str, earlier: EarlierArguments, *, parts: bool) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role: must be a string such as 'user'", param=f"{where}.role")
-    message = with_reasoning(with_calls(message, where), where)
+    message = with_reasoning(with_calls(message, where, earlier), where)
     content = message.get("content")
     if content is None and role != "assistant":
         raise InvalidRequest(f"{where}.content: this field is required", param=f"{where}.content")

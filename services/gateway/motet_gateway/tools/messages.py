@@ -10,7 +10,33 @@ MAX_DIGITS = 20
 """With a sign. An integer of more has more than 64 bits."""
 
 
-def with_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+MAX_CONTAINERS = 100_000
+MAX_ELEMENTS = 2_000_000
+"""Of all arguments of a conversation that are JSON in a string: its body's bounds do not count what is in strings, and
+parsing them blocks all other work as parsing the body does."""
+
+
+class EarlierArguments:
+    """Those of one conversation."""
+
+    def __init__(self) -> None:
+        self._containers = 0
+        self._elements = 0
+
+    def parse(self, text: str, where: str) -> Any:
+        """Raises InvalidRequest if they are too many, and ValueError or RecursionError for what is no JSON."""
+        self._containers += text.count("{") + text.count("[")
+        self._elements += text.count(",")
+        if self._containers > MAX_CONTAINERS or self._elements > MAX_ELEMENTS:
+            raise _wrong(
+                where,
+                f"the arguments of earlier calls have more than {MAX_CONTAINERS} lists and objects together, or more "
+                f"than {MAX_ELEMENTS} elements; send fewer",
+            )
+        return json.loads(text or "{}", parse_int=_exact, parse_constant=_no_json)
+
+
+def with_calls(message: Mapping[str, Any], where: str, earlier: EarlierArguments) -> dict[str, Any]:
     """The message, its calls checked. Templates look whether there are `tool_calls`: an empty list is left out."""
     plain = {name: value for name, value in message.items() if name != "tool_calls"}
     if not isinstance(plain.get("tool_call_id") or "", str):
@@ -23,10 +49,10 @@ def with_calls(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise _wrong(where, "must be a list of calls")
     if message.get("role") != "assistant":
         raise _wrong(where, "only messages of the role assistant call tools")
-    return plain | {"tool_calls": [_call(call, f"{where}[{at}]") for at, call in enumerate(calls)]}
+    return plain | {"tool_calls": [_call(call, f"{where}[{at}]", earlier) for at, call in enumerate(calls)]}
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
+def _call(call: Any, where: str, earlier: EarlierArguments) -> dict[str, Any]:
     if not isinstance(call, dict) or call.get("type", "function") != "function":
         raise _wrong(f"{where}.type", "must be 'function'")
     if not isinstance(call.get("id") or "", str):
@@ -34,16 +60,16 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _wrong(f"{where}.function.name", "this field is required")
-    arguments = arguments_of(function, f"{where}.function")
+    arguments = arguments_of(function, f"{where}.function", earlier)
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
-def arguments_of(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+def arguments_of(call: Mapping[str, Any], where: str, earlier: EarlierArguments) -> dict[str, Any]:
     """Of an earlier call, as an object. Raises InvalidRequest."""
     arguments = call.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}", parse_int=_exact, parse_constant=_no_json)
+            arguments = earlier.parse(arguments, f"{where}.arguments")
         except (ValueError, RecursionError):
             arguments = {}
         return arguments if isinstance(arguments, dict) else {}  # a model wrote this: the chat has to go on

@@ -7,7 +7,7 @@ from motet.errors import UnsupportedParameter
 from motet_gateway.answers.conversation import ChatMessages, Json, string, texts, wrong
 from motet_gateway.model_not_found import shown
 from motet_gateway.parameters import MAX_MESSAGES
-from motet_gateway.tools.messages import arguments_of
+from motet_gateway.tools.messages import EarlierArguments, arguments_of
 
 TEXT = ("input_text", "output_text", "text")
 ROLES = ("user", "assistant", "system", "developer")
@@ -23,21 +23,23 @@ def chat_messages(instructions: str | None, said: Any) -> list[Json]:
     items = [{"role": "user", "content": said}] if isinstance(said, str) else said
     if not isinstance(items, list) or not 1 <= len(items) <= MAX_MESSAGES:
         raise wrong("input", f"must be a string, or a list of 1 to {MAX_MESSAGES} items")
+    earlier = EarlierArguments()
     for at, item in enumerate(items):
-        _add(item, f"input[{at}]", chat)
+        _add(item, f"input[{at}]", chat, earlier)
     if not (made := chat.all()):
         raise wrong("input", "has no content")
     return made
 
 
-def _add(item: Any, where: str, chat: ChatMessages) -> None:
+def _add(item: Any, where: str, chat: ChatMessages, earlier: EarlierArguments) -> None:
     if not isinstance(item, dict):
         raise wrong(where, "must be an object with a type or a role")
     match item.get("type", "message" if "role" in item else None):
         case "message":
             _message(item, where, chat)
         case "function_call":
-            chat.call(string(item, "call_id", where), string(item, "name", where), arguments_of(item, where))
+            arguments = arguments_of(item, where, earlier)
+            chat.call(string(item, "call_id", where), string(item, "name", where), arguments)
         case "custom_tool_call":
             if not isinstance(given := item.get("input"), str):
                 raise wrong(f"{where}.input", "must be a string")
