@@ -33,6 +33,9 @@ CALLS = (
 )
 
 
+EARLIER: Json = {"type": "function_call", "call_id": "1", "name": "send", "arguments": "[" + "{}," * 36_000 + "{}]"}
+
+
 @pytest.fixture
 async def hermes() -> AsyncIterator[Served]:
     template = "{#- <tool_call> -#}{{ messages[-1].content }}{% if tools and false %} {% endif %}"
@@ -206,7 +209,7 @@ async def test_log_probabilities_come_if_they_are_included(served: Served) -> No
     deltas = [one for e in events if e["type"] == "response.output_text.delta" for one in e["logprobs"]]
     last = events[-1]["response"]["output"][0]["content"][0]["logprobs"]
     assert deltas == last == [one.to_dict() for one in part.logprobs]
-    alone = await served.openai.responses.create(model="tiny", input=FOX, top_logprobs=2)
+    alone = await served.openai.responses.create(model="tiny", input=FOX, top_logprobs=0)
     assert alone.output[0].to_dict()["content"] == [
         {"type": "output_text", "text": part.text, "annotations": [], "logprobs": []}
     ]
@@ -241,6 +244,24 @@ async def test_an_answer_without_any_text_has_an_empty_message(hermes: Served) -
     assert item["content"][0]["text"] == ""
     answer = await hermes.http.post("/v1/responses", json={"model": "tiny"} | body)
     assert answer.json()["output"][0]["content"] == item["content"]
+
+
+async def test_what_a_template_refuses_is_the_input() -> None:
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x"
+    async with fake_services(assets=model_assets(template=template)) as cluster, serve(cluster) as served:
+        body: Json = {"model": "tiny", "input": FOX, "instructions": "Be brief."}
+        answer = await served.http.post("/v1/responses", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "input"
+    assert "no system" in error["message"]
+
+
+async def test_unknown_fields_of_text_are_named_and_do_not_come_back(served: Served) -> None:
+    body: Json = {"model": "tiny", "input": FOX, "text": {"verbosity": "low", "foo": 1}}
+    answer = await served.http.post("/v1/responses", json=body)
+    assert answer.headers["x-motet-ignored"] == "text.foo"
+    assert answer.json()["text"] == {"format": {"type": "text"}, "verbosity": "low"}
 
 
 async def test_nothing_is_stored(served: Served) -> None:
@@ -341,6 +362,10 @@ def test_a_wrong_item_is_named(said: Any, field: str) -> None:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"stop": ["x"]}, "stop"),
         ({"text": {"verbosity": 2**70}}, "text"),
+        ({"top_logprobs": 5}, "top_logprobs"),
+        ({"max_output_tokens": 10**30}, "max_output_tokens"),
+        ({"max_tool_calls": 10**30}, "max_tool_calls"),
+        ({"input": [EARLIER] * 3}, "input[2].arguments"),
         ({"input": ""}, ""),
     ],
 )

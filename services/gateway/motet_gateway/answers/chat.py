@@ -1,11 +1,13 @@
 """/v1/chat/completions."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import orjson
 
-from motet.errors import UnsupportedParameter
+from motet.errors import InvalidRequest, UnsupportedParameter
 from motet.tool_calls.formats import FORMATS, known_format
 from motet.tool_calls.parser import CallDelta
 from motet_gateway import sse
@@ -46,16 +48,31 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
                 param="documents",
             )
         extra = {**(extra or {}), "documents": body.documents}
-    context = encoded(
-        messages,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
-        extra=extra,
-    )
-    rendered = await tokenising.renderer.render(template, context)
+    with _named(body.prompt_field):
+        context = encoded(
+            messages,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+            extra=extra,
+        )
+    with _named(body.prompt_field):
+        rendered = await tokenising.renderer.render(template, context)
     # The chat template adds the special tokens itself.
     (tokens,) = await tokenising.encode([rendered], special=bool(body.add_special_tokens), field=body.prompt_field)
     return [not_empty(tokens, body.prompt_field)]
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    """What renders a conversation calls it `messages`. In some APIs the field has another name."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param != "messages":
+            raise
+        why = error.message
+        own = f"{field}{why.removeprefix('messages')}" if why.startswith("messages") else why
+        raise type(error)(own, param=field) from None
 
 
 class ChatForm(Form):

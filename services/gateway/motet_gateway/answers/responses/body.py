@@ -21,9 +21,12 @@ from motet_gateway.tools.parameters import OfferedTools
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+OF_TEXT = ("format", "verbosity")
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
+MAX_WRITTEN = (1 << 63) - 1
+"""The answer repeats these integers."""
 NOT_STORED: Mapping[str, str] = {
     "previous_response_id": "nothing is stored here; send the whole conversation in input",
     "conversation": "nothing is stored here; send the whole conversation in input",
@@ -51,9 +54,9 @@ class ResponsesBody(ConversationBody):
     `reasoning` have no effect."""
     instructions: str | None = None
     """What the model should know and do. It comes before `input`."""
-    max_output_tokens: Annotated[int | None, Field(ge=1), same_as("max_tokens")] = None
+    max_output_tokens: Annotated[int | None, Field(ge=1, le=MAX_WRITTEN), same_as("max_tokens")] = None
     """The most tokens of the answer. Unset, it may fill the context."""
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, le=MAX_WRITTEN)] | None = None
     """Of tools that OpenAI runs. There are none here, so it has no effect."""
     tools: Any = None
     """Functions and custom tools that the model may call, up to 128. Its chat template has to know tools."""
@@ -111,6 +114,8 @@ class ResponsesBody(ConversationBody):
                     f"include[{at}]: {shown(one)!r} is not supported; only {' and '.join(INCLUDES)}",
                     param=f"include[{at}]",
                 )
+        if self.top_logprobs and self.top_logprobs_wanted is None:
+            raise wrong("top_logprobs", f"needs include with {LOGPROBS!r}; send it, or leave this out")
         if self.reasoning is not None and not isinstance(self.reasoning, dict):
             raise wrong("reasoning", "must be an object")
         if self.effort not in (None, *EFFORTS):
@@ -143,7 +148,8 @@ class ResponsesBody(ConversationBody):
             "safety_identifier": self.safety_identifier,
             "service_tier": self.service_tier or "auto",
             "store": False,
-            "text": {"format": {"type": "text"}} | {name: one for name, one in (self.text or {}).items() if one},
+            "text": {"format": {"type": "text"}}
+            | {name: one for name, one in (self.text or {}).items() if one and name in OF_TEXT},
             "tool_choice": self.tool_choice or "auto",
             "tools": self.tools or [],
             "top_logprobs": self.top_logprobs or 0,
@@ -151,6 +157,9 @@ class ResponsesBody(ConversationBody):
             "user": self.user,
         }
         return {name: _written(name, value) for name, value in said.items()}
+
+    def unknown_fields(self) -> list[str]:
+        return [*super().unknown_fields(), *(f"text.{name}" for name in self.text or () if name not in OF_TEXT)]
 
     @property
     def repeated_bytes(self) -> int:
