@@ -165,6 +165,24 @@ async def test_a_wrong_field_is_named(served: Served, more: dict[str, Any], para
     assert "secret" not in error["error"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", 2), ("regex", "a+"), ("max_new_tokens", 3), ("seed", 5), ("guided_json", {})],
+)
+async def test_what_belongs_into_the_parameters_is_refused_beside_them(served: Served, name: str, value: Any) -> None:
+    answer = await served.http.post("/generate", json={"inputs": PROMPT, name: value})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"].startswith(f"{name}: ")
+    assert "put it into parameters" in answer.json()["error"]
+
+
+async def test_a_drawn_answer_names_its_seed(served: Served) -> None:
+    details = (await generate(served, details=True, do_sample=True)).json()["details"]
+    assert served.cluster.runners[0].submits[-1].seed == details["seed"]
+    greedy = (await generate(served, details=True)).json()["details"]
+    assert greedy["seed"] is None
+
+
 async def test_unknown_fields_are_named_in_a_header(served: Served) -> None:
     answer = await generate(served, nobody_knows=1)
     assert answer.headers["x-motet-ignored"] == "parameters.nobody_knows"
@@ -197,6 +215,15 @@ async def test_invocations_refuse_other_bodies(served: Served) -> None:
         assert answer.status_code == 400
         assert "inputs" in answer.json()["error"]["message"]
     assert served.gateway.bodies.held == 0
+
+
+async def test_invocations_ask_for_room_before_they_read_the_body(served: Served, monkeypatch: Any) -> None:
+    def full(_new: int) -> None:
+        raise Overloaded("full")
+
+    monkeypatch.setattr(served.gateway.admission, "check_choices", full)
+    answer = await served.http.post("/invocations", content=b"{", headers={"content-type": "application/json"})
+    assert answer.status_code == Overloaded.mapping.http
 
 
 async def test_the_load_counts_the_tenants_own_requests(served: Served) -> None:

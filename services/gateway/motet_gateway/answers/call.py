@@ -118,6 +118,8 @@ class Call:
         """One for each prompt, if they come back."""
         self.started: list[StartedChoice] = []
         self.choices: list[ChoiceText] = []
+        self.seed = 0
+        """Of its draws. With it, the same answer comes again."""
         """Of `started`."""
         self.length_source = ""
         """Who estimated the length of the answer."""
@@ -296,7 +298,7 @@ class Call:
         gateway.metrics.estimates.labels(self.length_source.partition(":")[0]).inc()
         self.note(Noted.PREPARED, self.prompt_tokens)
         self.timings.mark_enqueued()
-        seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
+        self.seed = seed = secrets.randbits(64) if body.seed is None else body.seed & _SEED_MASK
         # New ids, since late messages about the old ones may still arrive.
         name = f"{self.id}-{self._model.retries}" if self._model.retries else self.id
         hidden = frozenset(wanted[0].stop_token_ids) | (frozenset() if body.options.get("ignore_eos") else text.eos_ids)

@@ -7,12 +7,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from motet.errors import InvalidRequest, MotetError
+from motet.keys import KeyScope
 from motet_gateway.answers.api import Api
 from motet_gateway.answers.chat import CHAT
 from motet_gateway.answers.completions import COMPLETIONS
 from motet_gateway.answers.lorax.api import GENERATE, GENERATE_STREAM, ROOT
 from motet_gateway.answers.lorax.writer import error_body
 from motet_gateway.error_format import error_headers, error_response
+from motet_gateway.identity.caller import caller_of
 from motet_gateway.routes.generate import GenerateRoutes
 
 OF_LORAX: dict[str, Api[Any]] = {"/generate": GENERATE, "/generate_stream": GENERATE_STREAM, "/": ROOT}
@@ -32,6 +34,8 @@ class LoraxRoutes(GenerateRoutes):
         try:
             of_body = receive
             if api is None:
+                caller_of(scope).needs(KeyScope.USER)
+                self._gateway.admission.check_request()
                 with self._gateway.bodies.hold() as held:
                     limit = self._gateway.settings.max_body_bytes
                     content = await held.read_json(scope, receive, limit=limit)

@@ -8,7 +8,8 @@ from pydantic import ConfigDict, Field
 from motet.described_model import DescribedModel
 from motet.errors import InvalidRequest, UnsupportedParameter
 from motet.grammars.grammar import Grammar
-from motet.sampling import MAX_TOP_LOGPROBS, OPTIONS
+from motet.sampling import IN_BODIES, MAX_TOP_LOGPROBS, OPTIONS
+from motet_gateway.grammars.parameters import FIELDS as GRAMMAR_FIELDS
 from motet_gateway.grammars.parameters import grammar_of
 from motet_gateway.parameters import Body, checked_stops
 
@@ -81,6 +82,9 @@ class GenerateBody(Body):
     def model_post_init(self, _: Any) -> None:
         if self.streams is not None:
             self.stream = self.streams
+        for name in ("seed", "truncate_prompt_tokens"):
+            if getattr(self, name) is not None:
+                raise _misplaced(name)
         said = self.said
         self.model = said.adapter_id or self.model
         self.seed = said.seed
@@ -117,6 +121,9 @@ class GenerateBody(Body):
         return [*super().unknown_fields(), *nested]
 
     def refuse_unsupported(self) -> None:
+        for name, value in (self.model_extra or {}).items():
+            if value is not None and name in _MISPLACED:
+                raise _misplaced(name)
         super().refuse_unsupported()
         extra = self.said.model_extra or {}
         for name in extra.keys() & REFUSED.keys():
@@ -141,6 +148,14 @@ class GenerateBody(Body):
     @property
     def output_limit(self) -> tuple[str, int | None]:
         return "parameters.max_new_tokens", self.said.max_new_tokens
+
+
+_MISPLACED = frozenset().union(IN_BODIES, GRAMMAR_FIELDS, OPTIONS_OF_LORAX, REFUSED, GenerateParameters.model_fields)
+"""Fields beside `parameters` that would act within it, or in another API"""
+
+
+def _misplaced(name: str) -> UnsupportedParameter:
+    return UnsupportedParameter(f"{name}: put it into parameters, under LoRAX's name for it", param=name)
 
 
 class StreamedBody(GenerateBody):

@@ -114,7 +114,7 @@ class GenerateWriter(AnswerWriter):
             "finish_reason": _finish(choice),
             "prompt_tokens": self._call.prompt_tokens,
             "generated_tokens": choice.tokens,
-            "seed": self._body.seed,
+            "seed": self._call.seed if self._body.options["temperature"] else self._body.seed,
         }
 
 
