@@ -546,3 +546,26 @@ async def test_postgresql_keeps_versions_and_orders_too(postgresql: PostgreSQL, 
         await later.versions.take_order()
         assert later.names == [f"{VERSION}.{MAX_VERSIONS}", STATISTICS, f"{VERSION}.{MAX_VERSIONS + 1}"]
         assert await predictor_versions.ordered_version(store) is None
+
+
+async def test_a_change_that_is_noticed_while_a_version_is_read_counts_in_it(folder, data, monkeypatch):
+    async with running(folder) as kept, open_store(f"sqlite+aiosqlite:///{folder}/motet.db") as store:
+        adapter = "acme", "acme/changed"
+        await kept.versions.offer(data)
+        candidate = kept.model.versions.candidate
+        candidate.correction(*adapter).trust = 0.95
+        await kept.flush()
+        kept.model.versions.candidate = None
+        await kept.flush()
+        load = predictor_versions.load_weights
+
+        async def load_weights(*which, **how):
+            loaded = await load(*which, **how)
+            change(kept.model, adapter)
+            return loaded
+
+        monkeypatch.setattr(predictor_versions, "load_weights", load_weights)
+        await predictor_versions.order(store, candidate.name)
+        await kept.versions.take_order()
+        assert kept.model.serving.name == candidate.name
+        assert kept.model.serving.corrections[adapter].trust <= TRUST_AFTER_CHANGE

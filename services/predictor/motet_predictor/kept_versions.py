@@ -155,6 +155,8 @@ class KeptVersions:
                 self._store, record.version, noted_by=self._model.lengths.version
             )
             await read_corrections(self._store, version, limit=self._model.max_adapters, restarted=older)
+            for one in self._model.unsaved_changes:  # noticed while it was read
+                version.correction(*one).restart()
         except StoreUnavailable:
             raise
         except Exception as error:  # damaged rows end in errors of many kinds
