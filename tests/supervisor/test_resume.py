@@ -340,3 +340,18 @@ def test_a_resumed_request_that_is_resumed_again_needs_a_new_order():
     driver.resumable("a", 16)
     assert driver.resumed("a", 12) == [effects.ReportResumed(R0, "a", 1, 12)]
     assert driver.resumable("a", 16) == [effects.ReportResumed(R0, "a", 1, 12)]
+
+
+def test_a_runner_that_comes_back_is_not_without_a_scheduler_before_it_says_so():
+    driver = with_scheduler(resume_without_scheduler=2.0, heartbeat=100.0)
+    parked = entry("p", 20, parked=True)
+    driver.connect(parked, pages=100)
+    driver.report(parked, has_scheduler=False)
+    driver.send(events.RunnerDisconnected(R0, "1"))
+    driver.clock.advance(5.0)
+    driver.connect(parked, pages=100)
+    driver.wait(0.1)
+    assert not driver.of(effects.Resume)
+    driver.report(parked, has_scheduler=False)
+    driver.wait(2.1)
+    assert [one.request for one in driver.of(effects.Resume)] == ["p"]

@@ -70,7 +70,8 @@ class Supervisor:
             runner = self.runners[instance] = WatchedRunner(
                 event.identity, event.capacity, self._now, overcommit=self.overcommit_of(event.identity.pool).factor
             )
-        runner.connected, runner.heartbeats, runner.pages_free = True, event.heartbeats, None
+        runner.connected, runner.heartbeats = True, event.heartbeats
+        runner.pages_free = runner.no_scheduler_since = None  # until its first report on this stream
         runner.note_message(self._now, again=True)
         for sequence in runner.sequences.values():
             sequence.order_done()  # orders on the old stream are lost
