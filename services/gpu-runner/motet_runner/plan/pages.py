@@ -28,8 +28,9 @@ class PageAllocator:
         self._holders = array("l", [0]) * capacity
         """Page → how many holders it has, without the prefix cache."""
         self._cached = bytearray(capacity)
-        self._only_cached: dict[int, None] = {}
-        """Pages that only the cache holds, in the order in which it yields them."""
+        self._only_cached = OrderedDict[int, None]()
+        """Pages that only the cache holds, in the order in which it yields them. The first is found without a look at
+        those that are gone, which a plain dict would pass by each time."""
         self._repeated = 0
 
     @property
@@ -157,7 +158,7 @@ class PageAllocator:
             self._holders[old], self._cached[old] = 0, False
         for new, (holders, cached) in moved.items():
             self._holders[new], self._cached[new] = holders, cached
-        self._only_cached = {moves.get(page, page): None for page in self._only_cached}
+        self._only_cached = OrderedDict.fromkeys(moves.get(page, page) for page in self._only_cached)
         self._free_last([old for old in moves if old not in moved])
 
     def _withdraw(self, pages: Iterable[int]) -> None:
