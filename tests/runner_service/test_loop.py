@@ -60,8 +60,9 @@ def sequences(batch, stream=1):
     return list(runner_pb2.GenerateDown.FromString(batch.steps[stream]).step.sequences)
 
 
+@pytest.mark.parametrize("cancelled", [True, False], ids=["it was cancelled first", "it runs"])
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_an_order_for_a_placements_first_life_is_void_in_its_second(epoch):
+def test_an_order_for_a_placements_first_life_is_void_in_its_second(epoch, cancelled):
     """A gateway that lost its stream submits its placements again on the next one, with what has been delivered."""
     loop = EngineLoop(engine := FakeEngine(), clock=monotonic)
 
@@ -76,6 +77,8 @@ def test_an_order_for_a_placements_first_life_is_void_in_its_second(epoch):
         Extend("a", epoch, first.promise, 2 * first.promise, first.promise_number),
         Park("a", epoch, first.promise, first.promise, ParkMethod.RECOMPUTE, first.promise_number),
     ]
+    if cancelled:  # as the service does when the engine has it
+        loop.apply([Cancel("a", 1, 1, 0.0)])
     loop.apply([placed(delivered=tokens_of(PROMPT, 0, 1), stream=2, epoch=epoch), *orders])
     (second,) = engine.report().sequences
     assert (second.promise, second.parked_times, second.epoch) == (first.promise, 0, epoch)

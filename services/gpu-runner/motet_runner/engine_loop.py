@@ -3,6 +3,7 @@
 The loop uses no sockets and no torch. Each stream's tokens are encoded once, straight from the engine's output.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
@@ -55,6 +56,9 @@ from motet_runner.row_mask import RowMask
 
 log = structlog.get_logger(__name__)
 
+CANCELLED_REMEMBERED = 4096
+"""Requests. One that comes again comes soon: its gateway has lost a stream, or the scheduler has moved it back."""
+
 UNPRODUCTIVE_WAIT_SECONDS = 0.002
 """Seconds to wait after an iteration that computed nothing, because all sequences wait for an order or an adapter. A
 command ends the wait."""
@@ -88,6 +92,9 @@ class EngineLoop:
         self._grammars = grammars
         self._clock = clock
         self._live: dict[RequestId, _LiveSequence] = {}
+        self._last_numbers = OrderedDict[RequestId, int]()
+        """Of the promises of requests that were cancelled here. If one is placed again, its numbers go on from there:
+        an order that was decided for its first life must not mean a promise of its second."""
         self._batch = EngineOutputs()
         self._messages: dict[int, runner_pb2.GenerateDown] = {}
         self._report_wanted = False
@@ -195,10 +202,10 @@ class EngineLoop:
                 self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, late))
                 return
             # The request was placed again and still runs here: its old placement ends first, to free pages (PU-17).
-            # An order that was decided for that one must not mean the promise of this one.
-            number = self._engine.cancel(new.request, old.epoch) + 1
-            command = replace(command, sequence=(new := replace(new, promise_number=number)))
+            self._cancel_in_engine(new.request, old.epoch)
             self._end(new.request, old, Finish.CANCELLED)
+        if (number := self._last_numbers.get(new.request, 0)) > 0:
+            command = replace(command, sequence=(new := replace(new, promise_number=number + 1)))
         try:
             if new.bound and self._grammars is not None:
                 self._grammars.begin(command)
@@ -228,9 +235,18 @@ class EngineLoop:
         if live is None or live.epoch != command.epoch:
             self._batch.unknown.append(command)
             return
-        self._engine.cancel(command.request, command.epoch)
+        self._cancel_in_engine(command.request, command.epoch)
         self._batch.cancel_seconds.append(self._clock() - command.sent)
         self._say_end(command.request, live, Finish.CANCELLED)
+
+    def _cancel_in_engine(self, request: RequestId, epoch: int) -> None:
+        number = self._engine.cancel(request, epoch)
+        if number == 0:  # it waits for its grammar, and nobody has heard of a promise
+            return
+        self._last_numbers[request] = number
+        self._last_numbers.move_to_end(request)
+        if len(self._last_numbers) > CANCELLED_REMEMBERED:
+            self._last_numbers.popitem(last=False)
 
     def _want_report(self, _: ReportNow) -> None:
         self._report_wanted = True
