@@ -285,6 +285,33 @@ def test_news_of_an_ended_request_changes_nothing():
     assert not driver.scheduler.runners[R0].parked
 
 
+@pytest.mark.parametrize("late", [events.RequestParked, events.RequestResumed])
+def test_what_the_supervisor_says_of_an_earlier_placement_changes_nothing(late):
+    """The runner's own report was faster: it shows the request there again, and parked."""
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
+    driver.lose("a")
+    driver.wait(9.0)
+    assert driver.of(effects.SendPlaced)[0].epoch == 2
+    driver.report("r0", entry("a", 20, epoch=2, parked=True))
+    runner = driver.scheduler.runners[R0]
+    before = dict(runner.parked)
+    assert before[A].epoch == 2
+    driver.send(late(R0, A, 1, Promise(8)))
+    assert (runner.parked, driver.ledger()) == (before, {})
+
+
+def test_an_older_park_than_the_one_that_the_runner_reports_changes_nothing():
+    driver = ready()
+    driver.attach()
+    driver.enqueue("a")
+    driver.report("r0", entry("a", 20, parked=True, promise_number=4))
+    driver.send(events.RequestParked(R0, A, 1, Promise(8, number=2)))
+    wanted = driver.scheduler.runners[R0].parked[A].wanted
+    assert (wanted.pages, wanted.number) == (20, 4)
+
+
 def test_a_request_whose_resume_is_refused_waits_again_and_was_parked_once():
     driver = supervised()
     driver.attach()

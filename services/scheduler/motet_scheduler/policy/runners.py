@@ -415,9 +415,13 @@ class Runner:
                 self._note_adapter(parked.digest)
         return parked
 
+    def parked_under(self, key: PlacementKey) -> ParkedRequest | None:
+        """None: it is not parked, or under another epoch."""
+        parked = self.parked.get(key[0])
+        return parked if parked is not None and parked.epoch == key[1] else None
+
     def holds(self, request: RequestId, epoch: int) -> bool:
-        parked = self.parked.get(request)
-        return (request, epoch) in self.entries or (parked is not None and parked.epoch == epoch)
+        return (request, epoch) in self.entries or self.parked_under((request, epoch)) is not None
 
     def adapters_in_use(self) -> set[Digest]:
         """Digests of the adapters that running or parked requests use."""

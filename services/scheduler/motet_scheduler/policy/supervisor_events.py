@@ -44,12 +44,14 @@ class SupervisorEvents:
         if runner is None:
             return
         key = (event.request, event.epoch)
-        entry = runner.entries.get(key)
-        if entry is None and event.request not in runner.parked:
+        entry, parked = runner.entries.get(key), runner.parked_under(key)
+        if parked is not None and 0 < event.wanted.number < parked.wanted.number:
+            return  # it has been parked again since, as the runner's report says, which came first
+        known = entry or parked
+        if known is None:
             return  # ended or unknown: the runner's next report will show it
-        digest = entry.digest if entry is not None else runner.parked[event.request].digest
         order = (int(request.request_class), request.asked_at) if request is not None else (0, self._state.now)
-        runner.park(event.request, ParkedRequest(event.epoch, event.wanted, digest, order))
+        runner.park(event.request, ParkedRequest(event.epoch, event.wanted, known.digest, order))
         runner.pages_to_resume = 0
         if entry is None or not entry.readmitted:  # else its runner has refused to resume it
             self._note(runner, event, Happening.PARKED, event.wanted)
@@ -59,9 +61,10 @@ class SupervisorEvents:
         runner = self._state.runners.get(event.instance)
         if runner is None:
             return
-        parked = runner.unpark(event.request)
         key = (event.request, event.epoch)
+        parked = runner.parked_under(key)
         if parked is not None:
+            runner.unpark(event.request)
             runner.record_promise(key, event.promise.pages, parked.digest, self._state.now)
         elif key in runner.entries:
             runner.record_promise(key, event.promise.pages, runner.entries[key].digest, self._state.now)
