@@ -280,7 +280,7 @@ def test_the_margin_is_a_page_at_least(running, resumes):
 
 
 def shared_by(count, *, pages, shared):
-    """So many requests with so many pages each, of which all have `shared`. The first pays for these."""
+    """`count` requests with `pages` pages each, of which `shared` are the same for all. The first pays for these."""
     charged = [pages, *[pages - shared] * (count - 1)]
     return [entry(f"r{at}", pages, used=pages - 1, charged_pages=one) for at, one in enumerate(charged)]
 
