@@ -203,6 +203,29 @@ def test_a_request_that_is_cancelled_or_placed_again_while_its_grammar_is_compil
     assert [(one.request, one.epoch) for one in batch.ended] == [("b", 2)]
 
 
+def test_tenants_take_turns_to_have_their_grammars_compiled():
+    engine, begun = GrammarEngine(), []
+    compile_one = engine.mask_of
+
+    def mask_of(sequence):
+        begun.append(sequence.request)
+        return compile_one(sequence)
+
+    loop = EngineLoop(engine, clock=monotonic, grammars=CompileThread(mask_of))
+    loop.apply([of_tenant(with_grammar(name), "busy") for name in ("a", "b", "c", "d")])
+    loop.apply([Cancel("b", 1, 1, time.monotonic()), of_tenant(with_grammar("x"), "other")])
+    engine.may_compile.set()
+    ended = [one.request for one in turns_until(loop, lambda batch: batch.ended).ended]
+    while len(ended) < 5:
+        ended += [one.request for one in turns_until(loop, lambda batch: batch.ended).ended]
+    assert begun == ["a", "x", "c", "d"]
+    assert sorted(ended) == ["a", "b", "c", "d", "x"]
+
+
+def of_tenant(command, tenant):
+    return replace(command, sequence=replace(command.sequence, tenant=tenant))
+
+
 def test_an_engine_without_grammars_refuses_them():
     loop = EngineLoop(FakeEngine(), clock=monotonic)
     loop.apply([with_grammar("a")])

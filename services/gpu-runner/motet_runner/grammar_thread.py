@@ -1,9 +1,10 @@
 """Makes the masks of new requests beside the engine's thread: only the request waits while its grammar is compiled. The
-gateway has tried it, so that none takes long."""
+gateway has tried it, so that none takes long. Tenants take turns, so that only a tenant's own grammars delay it."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 
 from motet.domain import RequestId
 from motet.errors import MotetError
@@ -13,19 +14,27 @@ from motet_runner.interface import NewSequence
 from motet_runner.row_mask import RowMask
 
 MaskOf = Callable[[NewSequence], RowMask]
+Entry = tuple[Add, Future[RowMask]]
 
 
 class CompileThread:
     def __init__(self, mask_of: MaskOf) -> None:
         self._mask_of = mask_of
         self._thread = ThreadPoolExecutor(1, "grammars")
-        self._waiting: deque[tuple[Add, Future[RowMask]]] = deque()
+        self._waiting: list[Entry] = []
+        self._lock = Lock()
+        self._turns: OrderedDict[str, deque[Entry]] = OrderedDict()
+        """What has not begun, by tenant. The first tenant is the next one."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def begin(self, command: Add) -> None:
-        self._waiting.append((command, self._thread.submit(self._mask_of, command.sequence)))
+        entry: Entry = (command, Future())
+        self._waiting.append(entry)
+        with self._lock:
+            self._turns.setdefault(command.sequence.tenant, deque()).append(entry)
+        self._thread.submit(self._compile_next)
 
     def forget(self, request: RequestId) -> None:
         """It is not wanted any more."""
@@ -34,12 +43,30 @@ class CompileThread:
             self._waiting.remove(entry)
 
     def done(self) -> Iterator[tuple[Add, RowMask | MotetError]]:
-        """In the order of their beginning."""
-        while self._waiting and self._waiting[0][1].done():
-            command, future = self._waiting.popleft()
+        """In the order of their arrival, as far as they are done."""
+        waiting, self._waiting = self._waiting, []
+        for entry in waiting:
+            command, future = entry
+            if not future.done():
+                self._waiting.append(entry)
+                continue
             try:
                 yield command, future.result()
             except MotetError as error:
                 yield command, error
             except BaseException as error:  # also a panic of Rust, which is no Exception: it ends its own request
                 yield command, known_error(RuntimeError(repr(error)), command="mask_of")
+
+    def _compile_next(self) -> None:
+        """Once for each that has begun."""
+        with self._lock:
+            tenant, own = self._turns.popitem(last=False)
+            command, future = own.popleft()
+            if own:
+                self._turns[tenant] = own
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(self._mask_of(command.sequence))
+        except BaseException as error:  # `done` raises it
+            future.set_exception(error)
