@@ -21,7 +21,8 @@ class ForecastLedger(PageLedger):
     that their sums are the forecast.
 
     Between two iterations, requests may come one after the other. So what was found out about the running sequences is
-    kept until one of them changes, and each request costs only its own part.
+    kept until one of them changes, and each request costs only its own part. Who pays for
+    shared pages is found out anew.
     """
 
     by_forecast = True
