@@ -10,6 +10,7 @@ import pytest
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.domain import Digest
 from motet.prefix_hints import prefix_salt, prompt_hints
+from motet_gateway.identity.caller import ANONYMOUS
 from testbed.fake_services import BASE_DIGEST, END, FakeServices, fake_services, model_assets
 from tests.gateway.conftest import Served, eventually, serve
 
@@ -344,6 +345,27 @@ async def test_a_salt_goes_to_the_runner_and_into_the_hints(served: Served) -> N
     assert hints[1] == hints[2]
     assert len(set(hints)) == 3
     assert len(hints[0]) == 5
+
+
+async def test_a_namespace_that_is_made_again_shares_no_cached_prompts(cluster: FakeServices) -> None:
+    """Nor does a runner that knows no salt stay without requests: its clients have not asked for one."""
+    salted, hints = list[str](), list[tuple[int, ...]]()
+    cluster.runners[0].fields = []
+    cluster.scheduler.namespaces = {ANONYMOUS.tenant: "first"}
+    async with serve(cluster) as served:
+
+        async def ask() -> None:
+            await complete(served, prompt=list(range(100, 180)), max_tokens=1)
+            salted.append(submitted(served).cache_salt)
+            hints.append(tuple(cluster.scheduler.enqueued[-1].prefix_hashes))
+
+        await ask()
+        before = served.gateway.catalog.current
+        cluster.scheduler.namespaces = {ANONYMOUS.tenant: "second"}
+        cluster.scheduler.publish()
+        await eventually(lambda: served.gateway.catalog.current is not before)
+        await ask()
+    assert len(set(salted)) == len(set(hints)) == 2
 
 
 async def test_a_runner_that_knows_no_salt_never_answers(cluster: FakeServices) -> None:

@@ -128,3 +128,17 @@ def test_offsets_count_each_byte_that_the_detokenizer_marks() -> None:
     choice = answered(text, "Hi", tokens, kind=CompletionLogprobs)
     assert shown_by(choice)["text_offset"][-1] == 4
     assert "".join(texts(choice.take())) == "a\ufffd\ufffdbc"
+
+
+def test_all_that_is_held_is_released_if_it_is_taken_in_parts() -> None:
+    text, held = TEXTS["byte level"], list[int]()
+    writer = ChatLogprobs(text.token_bytes, 1, hold=held.append)
+    for token in range(20):
+        writer.add(token, runner_pb2.TokenLogprobs(logprob=-1, top_ids=[token], top_logprobs=[-1]), b"a")
+        if token % 5 == 3:
+            writer.mark()
+        if token % 5 == 4:
+            writer.release(writer.take(marked=True))
+    assert sum(held) > 0
+    writer.release(writer.take())
+    assert sum(held) == 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from motet_gateway.answers.answer import AnswerResponse
 from tests.gateway.conftest import Served
 from tests.gateway.test_reasoning import LAST, reasoning
 
@@ -140,3 +141,22 @@ async def test_parts_come_in_their_order(served: Served, api: Any, said: str, st
         said, shown = said.replace("XYZ ", ""), [*shown[:-1], ("text", " B"), SENT]  # this API has no stop strings
     for parts in await api(served, said, stop):
         assert parts == shown
+
+
+async def test_scores_that_a_response_does_not_show_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = list[int]()
+    hold = AnswerResponse._hold  # noqa: SLF001 how many bytes an answer holds is told nowhere else
+
+    def watch(self: AnswerResponse, size: int) -> None:
+        held.append(size)
+        hold(self, size)
+
+    monkeypatch.setattr(AnswerResponse, "_hold", watch)
+    body = {"model": "tiny", "include": ["message.output_text.logprobs"], "top_logprobs": 5}
+    async with reasoning(LAST) as served:
+        left = {}
+        for said in ("<think>" + "so so " * 30 + "</think>hi", "so so " * 30 + "hi"):
+            held.clear()
+            assert (await served.typed_events("/v1/responses", body | {"input": said}))[-1]["type"].startswith("resp")
+            left[said[0]] = sum(held)
+    assert left["<"] < left["s"] / 4

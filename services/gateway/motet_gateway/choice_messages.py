@@ -86,7 +86,7 @@ def submission(live: LiveChoice, placement: RunnerPlacement) -> runner_pb2.Submi
         estimate=order.estimate,
         parent=order.parent,
         weight=placement.weight,
-        cache_salt=order.cache_salt,
+        cache_salt=order.whole_salt,
     )
 
 

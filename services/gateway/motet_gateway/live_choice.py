@@ -28,6 +28,12 @@ class TokenSink(Protocol):
         """The last call, made once."""
 
 
+def whole_salt(namespace_uid: str, own: str) -> str:
+    """What a request is salted with beside its tenant's name. A namespace that is made again may have another owner,
+    who must not find out what the one before has asked."""
+    return f"{namespace_uid}\n{own}" if namespace_uid else own
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """What the scheduler and a runner need to know about one choice."""
@@ -61,6 +67,12 @@ class GenerationRequest:
     it, and it is not counted."""
     cache_salt: str = ""
     """Of the client. Only requests with the same one share cached prompts."""
+    namespace_uid: str = ""
+    """Of the tenant's namespace, as far as the operator says it."""
+
+    @property
+    def whole_salt(self) -> str:
+        return whole_salt(self.namespace_uid, self.cache_salt)
 
 
 @dataclass(slots=True)

@@ -70,11 +70,13 @@ class BlockWriter(AnswerWriter):
         scores: Columns = {}
         for part in said:
             if isinstance(part, dict):
+                self._drop(choice, scores)
                 scores = part
                 continue
             if isinstance(part, str):
                 self._open(Block(len(self.blocks)), events)
                 self._add(part, scores, events)
+                scores = {}
             elif isinstance(part, CallDelta):
                 if part.id:
                     self._begin(Block(len(self.blocks), part), events)
@@ -82,14 +84,21 @@ class BlockWriter(AnswerWriter):
             elif self._call.body.shows_reasoning:
                 self._open(Block(len(self.blocks), reasoning=True), events)
                 self._add(part.text, {}, events)
+            self._drop(choice, scores)  # of a call, or of reasoning
             scores = {}
         if choice.finish is not None and self.never_empty and not self.blocks:
             self._begin(Block(0), events)
         if scores and self.blocks and self.blocks[-1].is_text:
             self._add("", scores, events)
+        else:
+            self._drop(choice, scores)
         if choice.finish is not None and self.blocks:
             self.blocks[-1].cut = choice.finish is EndReason.LENGTH
             self._end(events)
+
+    def _drop(self, choice: ChoiceText, scores: Columns) -> None:
+        if scores and choice.logprobs is not None:
+            choice.logprobs.release(scores)
 
     def _open(self, block: Block, events: list[bytes]) -> None:
         """If none of its kind is."""

@@ -31,7 +31,7 @@ from motet_gateway.estimator import longest, scope_name, scope_tenant
 from motet_gateway.grammars.trial_processes import TrialModel
 from motet_gateway.histories import ChoiceHistory
 from motet_gateway.identity.caller import Caller
-from motet_gateway.live_choice import GenerationRequest
+from motet_gateway.live_choice import GenerationRequest, whole_salt
 from motet_gateway.noted import Noted
 from motet_gateway.parameters import AskingBody, Body, Tokens, request_class, samplings, with_prompt_logprobs
 from motet_gateway.reasoning import expected_reasoning
@@ -80,8 +80,10 @@ class Call:
         self.created = int(gateway.around.wall())
         """In seconds since 1970."""
         self.caller = caller
-        self.lengths_tenant = scope_tenant(caller.tenant, gateway.access.keyring.namespace_uid(caller.tenant))
-        """Whose lengths the answers are, also if the namespace is made again meanwhile"""
+        self._namespace_uid = gateway.access.keyring.namespace_uid(caller.tenant)
+        """As it was at first, if the namespace is made again meanwhile"""
+        self.lengths_tenant = scope_tenant(caller.tenant, self._namespace_uid)
+        """Whose lengths the answers are"""
         self.body: Body = body
         self.gateway = gateway
         self._prompts_of: Callable[[Tokenising], Awaitable[list[Tokens]]] = partial(api.prompts, body)
@@ -158,10 +160,16 @@ class Call:
 
     @property
     def cached_tokens(self) -> int | None:
-        """Of all prompts: the tokens that runners found in their prefix caches. The first choice of a prompt tells, as
-        the others find what it has computed. None: no runner has said it."""
-        said = [one.record.cached_tokens for one in self.started[:: self.body.choices]]
-        return sum(filter(None, said)) if any(one is not None for one in said) else None
+        """Of all prompts: the tokens that runners found in their prefix caches. The choice of a prompt that found least
+        tells, as the others find what it has computed. None: of a prompt, no runner has said it."""
+        found, each = 0, self.body.choices
+        for at in range(0, len(self.started), each):
+            said = [one.record.cached_tokens for one in self.started[at : at + each]]
+            known = [one for one in said if one is not None]
+            if not known:
+                return None
+            found += min(known)
+        return found
 
     @property
     def waits_for(self) -> str:
@@ -292,8 +300,8 @@ class Call:
             features = await self._features(limits, numbers, target.base_digest)
             estimates = await self._estimates(target, limits, features)
         self.length_source = estimates[0].source
-        own_salt = body.cache_salt or ""
-        salt = prefix_salt(Digest(target.base_digest), Digest(target.adapter_digest), tenant, own_salt)
+        salted = whole_salt(self._namespace_uid, body.cache_salt or "")
+        salt = prefix_salt(Digest(target.base_digest), Digest(target.adapter_digest), tenant, salted)
         hints = [prompt_hints(salt, prompt) for prompt in self.prompts]
         gateway.metrics.estimates.labels(self.length_source.partition(":")[0]).inc()
         self.note(Noted.PREPARED, self.prompt_tokens)
@@ -330,7 +338,8 @@ class Call:
                 features=features[at],
                 key=self.caller.account,
                 scores_only=body.scores_only,
-                cache_salt=own_salt,
+                cache_salt=body.cache_salt or "",
+                namespace_uid=self._namespace_uid,
             )
             parent = parent or request
             choice = ChoiceText(

@@ -60,7 +60,10 @@ class LogprobsWriter(ABC):
             return {}
         taken, self._columns = self._columns, {}
         for name, end in self._marked.items() if marked else ():
-            if rest := taken[name][end:].removeprefix(b","):
+            if rest := taken[name][end:]:
+                if rest.startswith(b","):  # between the two, and in neither
+                    del rest[0]
+                    self._hold(-1)
                 self._columns[name] = rest
                 del taken[name][end:]
         self._marked = {}
