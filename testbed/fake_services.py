@@ -129,8 +129,8 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.tokens_per_step = 1
         self.scores_per_step = 1 << 30
         """Log probabilities of the prompt; with the last of them comes the first token."""
-        self.cached_tokens: int | None = None
-        """Of a prompt, as it says with the first token."""
+        self.cached_tokens: int | None = 0
+        """Of a prompt, as it says with the first token. None: as a runner of an earlier version, which does not."""
         self.submits: list[runner_pb2.Submit] = []
         self.cancels: list[runner_pb2.CancelGeneration] = []
         self.asset_requests = 0

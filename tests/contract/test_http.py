@@ -258,7 +258,8 @@ async def test_a_whole_answer_has_its_kind_and_its_usage(server: Server, path: s
         assert choice["message"].keys() == {"role", "content", "refusal"}
         assert choice["message"]["role"] == "assistant"
     usage = content["usage"]
-    assert usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens"}
+    assert usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
+    assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert 0 < usage["completion_tokens"] <= 100
 

@@ -507,6 +507,7 @@ def events_of(answer: httpx2.Response) -> list[dict[str, Any]]:
 
 async def test_usage_says_how_much_of_the_prompts_the_runner_had(served: Served) -> None:
     runner = served.cluster.runners[0]
+    runner.cached_tokens = None
     assert "prompt_tokens_details" not in (await complete(served))["usage"], "a runner of an earlier version"
     for said in (0, 1):
         runner.cached_tokens = said

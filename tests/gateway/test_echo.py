@@ -69,7 +69,8 @@ async def test_without_an_answer_only_the_prompt_is_counted(served: Served) -> N
         for choice in whole["choices"]:
             assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
             assert (choice["logprobs"] or {}).get("token_logprobs") == (scores(served, PROMPT) if body else None)
-        assert whole["usage"] == {"prompt_tokens": len(prompt), "completion_tokens": 0, "total_tokens": len(prompt)}
+        counted = {"prompt_tokens": len(prompt), "completion_tokens": 0, "total_tokens": len(prompt)}
+        assert whole["usage"] == counted | {"prompt_tokens_details": {"cached_tokens": 0}}
     await eventually(lambda: len(served.cluster.scheduler.finished) == 4)
     assert {finished.output_tokens for finished in served.cluster.scheduler.finished} == {0}
     assert {finished.prompt_tokens for finished in served.cluster.scheduler.finished} == {len(prompt)}
