@@ -343,6 +343,7 @@ def score_of(token: int, place: int, alternatives: int) -> runner_pb2.TokenLogpr
         logprob=-(place + place % 2) / 8,
         top_ids=[best + one for one in top],
         top_logprobs=[-(place + 4 * one) / 8 for one in top],
+        rank=1 + place % 2,
     )
 
 

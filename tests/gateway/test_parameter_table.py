@@ -47,6 +47,7 @@ SAMPLES: dict[str, Any] = {
     "presence_penalty": 0.5,
     "priority": 1,
     "prompt": "x",
+    "prompt_logprobs": 1,
     "reasoning_effort": "low",
     "regex": "a",
     "repetition_penalty": 1.1,

@@ -205,3 +205,17 @@ def test_the_library_gives_them_with_the_answer(llama: Path, theirs: list[Logpro
     for choice in twice:
         agree(choice.prompt_logprobs, theirs)
     assert dataclasses.replace(twice[0], choice=0).tokens == twice[1].tokens
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_ranks_are_places_among_all_tokens(llama: Path, kernels: str) -> None:
+    """Up to the last digits of the logits."""
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    with torch.inference_mode():
+        logs = model(torch.tensor([LONG])).logits[0].float().log_softmax(-1)
+    engine = make_engine(llama, kernels=kernels, prefill_chunk_tokens=64)
+    scores = run(engine, ask("a", prompt=LONG, prompt_logprobs=3, max_tokens=1)).scores["a"]
+    for before, token, one in zip(logs, LONG[1:], scores, strict=False):
+        more, most = int((before > before[token] + 1e-4).sum()), int((before > before[token] - 1e-4).sum())
+        assert more < one.rank <= most
+    assert len({one.rank for one in scores}) > 50

@@ -241,6 +241,11 @@ class Body(DescribedModel):
         return None
 
     @property
+    def scores_of_prompts(self) -> int | None:
+        """How many alternatives beside each token of the prompt, in vLLM's form; None: none in this form."""
+        return None
+
+    @property
     def repeated_bytes(self) -> int:
         """About what the answer repeats of the request."""
         return 0
@@ -274,9 +279,26 @@ class ChoicesBody(Body):
     """Return the ids of all tokens of prompt and answer."""
     return_tokens_as_token_ids: bool | None = None
     """Log probabilities show tokens as `token_id:5`, which tells apart those that read alike."""
+    prompt_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS), same_as("top_logprobs")] = None
+    """Return the log probability of each token of the prompt, with this number of alternatives. Not in a stream."""
     bad_words: Any = None
     """Texts that the answer has nowhere: up to 128, each of 1 to 256 characters. A text is forbidden in the tokens that
     the tokenizer makes of it, by itself and behind a blank."""
+
+    def refuse_unsupported(self) -> None:
+        super().refuse_unsupported()
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "prompt_logprobs: only a whole answer has them; set stream to false", param="prompt_logprobs"
+            )
+
+    @property
+    def scores_of_prompts(self) -> int | None:
+        return self.prompt_logprobs
+
+    @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        return self.prompt_logprobs
 
     @cached_property
     def usage_wanted(self) -> StreamOptions:
@@ -517,7 +539,8 @@ class CompletionBody(ChoicesBody):
 
     @property
     def prompt_logprobs_wanted(self) -> int | None:
-        return self.logprobs if self.echo else None
+        asked = [self.logprobs if self.echo else None, self.prompt_logprobs]
+        return max((one for one in asked if one is not None), default=None)
 
     @property
     def scores_only(self) -> bool:

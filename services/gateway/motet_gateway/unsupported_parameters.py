@@ -45,7 +45,7 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     # What the response contains.
     "return_hidden_states": (_NOT_SUPPORTED, (False,)),
     "echo": ("a chat does not come back; /v1/completions has echo", (False,)),
-    "prompt_logprobs": ("use echo with logprobs on /v1/completions", (False,)),
+    "prompt_logprobs": ("only chats and plain completions have them", (False,)),
     "detokenize": ("answers are always text", (True,)),
     "audio": ("answers are always text", ()),
     # Who may share its computed state.

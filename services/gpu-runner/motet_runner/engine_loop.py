@@ -434,5 +434,8 @@ class EngineLoop:
 def _add_logprobs(to: "RepeatedCompositeFieldContainer[runner_pb2.TokenLogprobs]", logprobs: list[Logprobs]) -> None:
     for one in logprobs:
         to.add(
-            logprob=one.logprob, top_ids=[token for token, _ in one.top], top_logprobs=[value for _, value in one.top]
+            logprob=one.logprob,
+            top_ids=[token for token, _ in one.top],
+            top_logprobs=[value for _, value in one.top],
+            rank=one.rank,
         )

@@ -86,6 +86,8 @@ class NewSequence:
 class Logprobs:
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
+    """Of a token of a prompt: 1 for the most likely one. 0: nobody has counted."""
 
 
 @dataclass(slots=True)

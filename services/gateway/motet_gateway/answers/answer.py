@@ -21,6 +21,8 @@ from motet_gateway.answers.api import Api
 from motet_gateway.answers.call import Call
 from motet_gateway.answers.changes import Changes
 from motet_gateway.answers.choice import ChoiceText
+from motet_gateway.answers.echo import EchoedPrompt
+from motet_gateway.answers.prompt_logprobs import ScoredPrompt
 from motet_gateway.answers.writer import WRITE_BYTES, in_parts
 from motet_gateway.direct_writes import DirectWriter
 from motet_gateway.errors import ClientGone
@@ -209,7 +211,7 @@ class AnswerResponse(Response):
 
     async def _write(self, send: Send) -> bool:
         """Write everything that has come since the last write, as one piece. Returns whether it was the last."""
-        await self._encode_echoes()
+        await self._encode_prompts()
         parts = self._writer.take()
         error = self.call.error
         over = error is None and self.call.over
@@ -224,7 +226,7 @@ class AnswerResponse(Response):
         return over
 
     async def _write_whole(self, send: Send) -> None:
-        await self._encode_echoes()
+        await self._encode_prompts()
         pieces = self._writer.whole()
         size = sum(map(len, pieces))
         headers = [*_JSON, (b"content-length", str(size).encode()), *self._own_headers()]
@@ -237,10 +239,11 @@ class AnswerResponse(Response):
             pieces = []
         await self._send(b"".join(pieces), send, more=False)
 
-    async def _encode_echoes(self) -> None:
-        for echo in self.call.echoes:
-            if echo.complete:
-                await asyncio.to_thread(echo.encode)
+    async def _encode_prompts(self) -> None:
+        prompts: list[EchoedPrompt | ScoredPrompt] = [*self.call.echoes, *self.call.scored]
+        for prompt in prompts:
+            if prompt.complete:
+                await asyncio.to_thread(prompt.encode)
 
     async def _open(self, send: Send) -> None:
         self._opened = True

@@ -22,6 +22,7 @@ from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.echo import EchoedPrompt, echoed_prompts
 from motet_gateway.answers.logprobs import CompletionLogprobs, LogprobsWriter
 from motet_gateway.answers.model_of_call import ModelOfCall
+from motet_gateway.answers.prompt_logprobs import ScoredPrompt
 from motet_gateway.answers.prompts import UNKNOWN_CONTEXT, Tokenising, kept_tokens, max_answer_tokens
 from motet_gateway.answers.score_limits import check_scores, limited_by_scores
 from motet_gateway.answers.timings import RequestTimings
@@ -50,6 +51,8 @@ Wait = Callable[[], Awaitable[None]]
 _SEED_MASK = (1 << 64) - 1
 SCORE_BYTES = 40
 """About what a log probability of a prompt takes until it is written."""
+ENTRY_BYTES = 80
+"""About what it takes as JSON in vLLM's form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,8 @@ class Call:
         self.prompts: list[Tokens] = []
         self.echoes: list[EchoedPrompt] = []
         """One for each prompt, if they come back."""
+        self.scored: list[ScoredPrompt] = []
+        """One for each prompt, if the client wants log probabilities of prompts in vLLM's form."""
         self.started: list[StartedChoice] = []
         self.choices: list[ChoiceText] = []
         self.seed = 0
@@ -191,6 +196,10 @@ class Call:
     def echo_of(self, choice: ChoiceText) -> EchoedPrompt | None:
         return self.echoes[choice.index // self.body.choices] if self.echoes else None
 
+    def scored_of(self, choice: ChoiceText) -> bytes:
+        """The log probabilities of its prompt as JSON; empty if nobody asked for them."""
+        return self.scored[choice.index // self.body.choices].json if self.scored else b""
+
     def note(self, kind: Noted, *arguments: object) -> None:
         self.history.timeline.note(self._clock(), kind, *arguments)
 
@@ -205,8 +214,11 @@ class Call:
         self.prompts = await self._finished(self._tokenised(text, formats, context), wait)
         limits = limited_by_scores(self.body, [max_answer_tokens(self.body, one, context) for one in self.prompts])
         check_scores(self.body, self.prompts, limits)
+        self._count_scores()
         if self.body.prompt_comes_back:
             await self._echo(text, wait)
+        if (top := self.body.scores_of_prompts) is not None:
+            self.scored = [ScoredPrompt(prompt, text.token_bytes, top) for prompt in self.prompts]
         self._reasoning = None
         if self.body.may_reason:
             self._reasoning = expected_reasoning(formats, text, self.prompts[0], self.body.continued)
@@ -261,12 +273,16 @@ class Call:
             self._tokenising = False
             task.cancel()
 
-    async def _echo(self, text: ModelTokenizer, wait: Wait) -> None:
+    def _count_scores(self) -> None:
         body = self.body
         if body.prompt_logprobs_wanted is not None:
-            size = SCORE_BYTES * self.prompt_tokens * (1 + body.prompt_logprobs_wanted)
+            each = SCORE_BYTES + (0 if body.scores_of_prompts is None else ENTRY_BYTES)
+            size = each * self.prompt_tokens * (1 + body.prompt_logprobs_wanted)
             self._take(size - self._score_bytes)
             self._score_bytes = size
+
+    async def _echo(self, text: ModelTokenizer, wait: Wait) -> None:
+        body = self.body
         top = body.top_logprobs_wanted or 0
         writer = partial(CompletionLogprobs, text.token_bytes, top, ids=body.tokens_as_ids)
         echo = partial(echoed_prompts, body, self.prompts, text, writer=writer)
@@ -357,7 +373,7 @@ class Call:
                 on_placed=self.timings.mark_placed,
                 changed=self._on_change,
                 stop_here=partial(gateway.dispatcher.stop, request),
-                score=self.echoes[at].score if self.echoes else _nobody_scores,
+                score=partial(self._score, at),
             )
             record = ChoiceRecord(self.timings.split.copy())
             self.choices.append(choice)
@@ -407,6 +423,12 @@ class Call:
         ids = self.body.tokens_as_ids
         return self._writer_of_logprobs(text.token_bytes, top, hold=self._hold, characters=before, ids=ids)
 
+    def _score(self, prompt: int, logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
+        if self.echoes:
+            self.echoes[prompt].score(logprobs)
+        if self.scored:
+            self.scored[prompt].score(logprobs)
+
     def _on_change(self, choice: ChoiceText) -> None:
         if choice.over:
             self._model.refused(choice.error)
@@ -418,7 +440,3 @@ class Call:
 def _numbers(turns: int, temperature: float, stops: int) -> tuple[int, ...]:
     """What else than its prompt says how long a request's answer will be: how many turns, and how it is sampled."""
     return min(turns, 31), round(4 * min(max(temperature, 0.0), 2.0)), min(stops, 4)
-
-
-def _nobody_scores(_logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
-    """Only prompts that come back are scored."""

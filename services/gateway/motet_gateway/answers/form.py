@@ -21,7 +21,7 @@ class Form(ABC):
     object_whole: str
     object_chunk: str
     prompt_ids_in_choices: bool
-    """Where vLLM's clients look for them; otherwise beside the choices"""
+    """Where vLLM's clients look for them, and for log probabilities of prompts; otherwise beside the choices"""
 
     def __init__(
         self,
@@ -81,13 +81,20 @@ class Form(ABC):
         """The event before a choice's first text, in the same write."""
 
     def whole(
-        self, choices: Sequence[Sequence[Piece]], usage: Json, prompt_ids: Sequence[int] | None = None
+        self,
+        choices: Sequence[Sequence[Piece]],
+        usage: Json,
+        prompt_ids: Sequence[int] | None = None,
+        prompt_logprobs: Piece = b"",
     ) -> list[Piece]:
         """The answer in pieces."""
         frame = {**self._frame, "object": self.object_whole, **self._fingerprint, "usage": usage}
         if prompt_ids is not None and not self.prompt_ids_in_choices:
             frame["prompt_token_ids"] = prompt_ids
-        pieces: list[Piece] = [orjson.dumps(frame)[:-1], b',"choices":[']
+        pieces: list[Piece] = [orjson.dumps(frame)[:-1]]
+        if prompt_logprobs and not self.prompt_ids_in_choices:
+            pieces += [b',"prompt_logprobs":', prompt_logprobs]
+        pieces.append(b',"choices":[')
         for at, choice in enumerate(choices):
             pieces += [b",", *choice] if at else choice
         return [*pieces, b"]}"]
@@ -103,7 +110,9 @@ class Form(ABC):
         text: str,
         reasoning: str,
         logprobs: Sequence[Piece] = (b"null",),
+        *,
         prompt_ids: Sequence[int] | None = None,
+        prompt_logprobs: Piece = b"",
     ) -> list[Piece]:
         """A choice in pieces: copies of long log probabilities would stop all streams."""
         end: Json = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
@@ -112,7 +121,9 @@ class Form(ABC):
             if self.prompt_ids_in_choices:
                 end["prompt_token_ids"] = prompt_ids
         content = {"index": choice.index, **self.content(choice, text, reasoning), **end}
-        return [orjson.dumps(content)[:-1], b',"logprobs":', *logprobs, b"}"]
+        shown = prompt_logprobs if self.prompt_ids_in_choices else b""
+        of_prompt = [b',"prompt_logprobs":', shown] if shown else []
+        return [orjson.dumps(content)[:-1], *of_prompt, b',"logprobs":', *logprobs, b"}"]
 
     @abstractmethod
     def content(self, choice: ChoiceText, text: str, reasoning: str, /) -> Json: ...

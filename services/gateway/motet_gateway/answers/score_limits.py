@@ -24,10 +24,11 @@ def check_scores(body: Body, prompts: Sequence[Tokens], limits: Sequence[int]) -
     if of_prompts is not None:
         scores = sum(map(len, prompts)) * (1 + of_prompts) * body.choices
         if scores > MAX_SCORES:
+            field = "logprobs" if body.scores_of_prompts is None else "prompt_logprobs"
             raise InvalidRequest(
-                f"logprobs: echo would return {scores} log probabilities, and an answer has at most {MAX_SCORES}. Send "
-                "fewer or shorter prompts, or lower logprobs or n.",
-                param="logprobs",
+                f"{field}: the prompts would come back with {scores} log probabilities, and an answer has at most "
+                f"{MAX_SCORES}. Send fewer or shorter prompts, or lower {field} or n.",
+                param=field,
             )
     if of_answers is not None and not body.scores_only:
         scores = sum(limits) * (1 + of_answers) * body.choices

@@ -55,7 +55,8 @@ class StreamEvents(AnswerWriter):
     def whole(self) -> list[Piece]:
         form, call = self._made(), self._call
         prompt_ids = list(call.prompts[0]) if call.body.token_ids_wanted else None
-        return form.whole([_whole_choice(call, one, form) for one in call.choices], _usage_of(call), prompt_ids)
+        scored = call.scored[0].json if call.scored else b""
+        return form.whole([_whole_choice(call, one, form) for one in call.choices], _usage_of(call), prompt_ids, scored)
 
     def _made(self) -> Form:
         if self._form is None:
@@ -115,11 +116,12 @@ def _whole_choice(call: Call, choice: ChoiceText, form: Form) -> list[Piece]:
     text = "".join([*([] if echo is None else [echo.text]), *texts(said)])
     thought = "".join(reasoning(said)) if call.body.shows_reasoning else ""
     prompt_ids = list(call.prompt_of(choice)) if call.body.token_ids_wanted else None
+    scored = call.scored_of(choice)
     if choice.logprobs is None:
-        return form.choice_whole(choice, text, thought, prompt_ids=prompt_ids)
+        return form.choice_whole(choice, text, thought, prompt_ids=prompt_ids, prompt_logprobs=scored)
     prompt = {} if echo is None else echo.logprobs
     logprobs = choice.logprobs.as_json(prompt, *scores(said))
-    return form.choice_whole(choice, text, thought, logprobs, prompt_ids)
+    return form.choice_whole(choice, text, thought, logprobs, prompt_ids=prompt_ids, prompt_logprobs=scored)
 
 
 def _as_json(choice: ChoiceText, logprobs: Columns) -> orjson.Fragment:

@@ -115,6 +115,19 @@ class ChatChoice(Shape):
     """Only with `return_token_ids`: of all tokens, also of the one that ended it."""
 
 
+class PromptLogprob(Shape):
+    logprob: float
+    """At least -9999, which stands for minus infinity."""
+    rank: int | None
+    """1 for the most likely token. Null: the runner is of a version that does not say it."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By the tokens' ids: each token of the prompt itself, then its alternatives. Null for the first token: nothing is
+before it."""
+
+
 class ChatCompletion(Shape):
     id: str
     """`chatcmpl-` and the id in the header `x-motet-request`."""
@@ -128,6 +141,8 @@ class ChatCompletion(Shape):
     """Changes with the weights that answer: those of the base model, and of the adapter's revision."""
     prompt_token_ids: list[int] = []
     """Only with `return_token_ids`."""
+    prompt_logprobs: PromptLogprobs = []
+    """Only with `prompt_logprobs`."""
     service_tier: Literal["priority", "default", "flex"] | None = None
     """Only if the request has `service_tier`: that of the class it got."""
     usage: Usage
@@ -212,6 +227,8 @@ class CompletionChoice(Shape):
     """Only with `return_token_ids`: of all tokens, also of the one that ended it."""
     prompt_token_ids: list[int] = []
     """Only with `return_token_ids`."""
+    prompt_logprobs: PromptLogprobs = []
+    """Only with `prompt_logprobs`."""
 
 
 class Completion(Shape):

@@ -53,17 +53,22 @@ def alternatives(scored: ScoredRow, vocabulary: int) -> int:
     return min(scored.row.sampling.prompt_logprobs or 0, vocabulary)
 
 
-Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Scores of some places, on the logits' device: whether all logits are finite [], and the fields of `Best`"""
+Scores = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Scores of some places, on the logits' device: whether all logits are finite [], the fields of `Best`, and the ranks
+of the tokens [places]"""
+PARTS = 5
+"""Of `Scores`"""
 
 
 def score(logits: torch.Tensor, tokens: torch.Tensor, count: int) -> Scores:
     """`tokens` [places]: the tokens that followed"""
-    return torch.isfinite(logits.amax(dim=-1)).all(), *best(logits, tokens, count)
+    ranks = (logits > logits.gather(1, tokens[:, None])).sum(dim=-1) + 1
+    return torch.isfinite(logits.amax(dim=-1)).all(), *best(logits, tokens, count), ranks
 
 
 def read_scores(first: int, found: Sequence[torch.Tensor]) -> PromptScores:
     """`first`: the place of the first score"""
-    finite, chosen, values, ids = found
+    finite, chosen, values, ids, ranks = found
     logprobs = read((chosen, values, ids), [values.shape[1]] * len(chosen))
-    return PromptScores(first, logprobs, bool(finite))
+    ranked = [Logprobs(one.logprob, one.top, rank) for one, rank in zip(logprobs, ranks.tolist(), strict=True)]
+    return PromptScores(first, ranked, bool(finite))

@@ -38,9 +38,9 @@ class LaunchedCall:
                 found = self.sampling.logprobs(tensors[:3])
                 del tensors[:3]
                 flight.logprobs |= {first + place: logprob for place, logprob in found.items()}
-        scores = flight.prompt_logprobs
+        scores, parts = flight.prompt_logprobs, prompt_logprobs.PARTS
         for at, one in enumerate(self.scored):
-            read = prompt_logprobs.read_scores(one.places.start, tensors[4 * at : 4 * at + 4])
+            read = prompt_logprobs.read_scores(one.places.start, tensors[parts * at : parts * (at + 1)])
             scores[one.row.number] = prompt_logprobs.joined(scores.get(one.row.number), read)
 
     def note(self, flight: Flight) -> None:
