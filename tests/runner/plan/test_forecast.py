@@ -190,6 +190,28 @@ def test_who_needs_no_less_than_one_that_was_declined_is_declined_without_a_fore
     planner.check()
 
 
+def test_who_shares_pages_like_one_that_was_declined_is_declined_without_a_forecast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planner = make_planner(pages=40, places=64, chunk_tokens=1000, preset=FORECAST)
+    device = FakeDevice(planner)
+    salted = {"prompt": 100, "max_tokens": 400, "promise": 32, "like": "s", "ignore_eos": True}
+    planner.commands.add(new("a", salt=b"one", **salted))
+    device.step()
+    device.step()
+    expected = {}
+    for salt in (b"one", b"other"):
+        with pytest.raises(Declined, match="pages are expected to be needed") as declined:
+            planner.commands.add(new(f"first {salt!r}", salt=salt, **salted))
+        expected[salt] = str(declined.value)
+    assert expected[b"one"] != expected[b"other"]
+    monkeypatch.delattr(Outlook, "need")
+    for salt, why in expected.items():
+        with pytest.raises(Declined) as declined:
+            planner.commands.add(new(f"second {salt!r}", salt=salt, **salted))
+        assert str(declined.value) == why
+
+
 def test_the_longest_lives_of_many_are_not_compared_each_with_each() -> None:
     of = [Prospect(100, number % 90, 2000, LengthLaw.endless()) for number in range(50_000)]
     tracemalloc.start()

@@ -99,14 +99,13 @@ class ForecastLedger(PageLedger):
         outlook, prospect = self._outlook(others), sequence.prospect
         if outlook.sum_of_ends + prospect.end_pages <= limit:  # mostly it is
             return 0
-        declined = self._known.declined.get(prospect.but_tokens)
-        if declined is not None and not sequence.pages:
-            tokens, need = declined
-            if tokens <= prospect.tokens and need > limit:
-                return need
+        key = prospect.but_tokens, tuple(sequence.pages)
+        tokens, need = self._known.declined.get(key, (0, 0))
+        if tokens <= prospect.tokens and need > limit:
+            return need
         need = self._need(outlook, [*others, sequence], prospect).pages
-        if need > limit and not sequence.pages:
-            self._known.declined[prospect.but_tokens] = prospect.tokens, need
+        if need > limit:
+            self._known.declined[key] = prospect.tokens, need
         return need
 
     def _need(self, outlook: Outlook, sequences: list[Sequence], *also: Prospect) -> Need:
@@ -154,6 +153,6 @@ class _Known:
 
     sequences: list[Sequence] = field(default_factory=list)
     outlook: Outlook = field(default_factory=Outlook)
-    declined: dict[tuple[float, ...], tuple[int, int]] = field(default_factory=dict)
-    """The tokens of those that were declined beside them, and the need with each, by what else decides about it. With
-    more tokens, and all else equal, the need is never smaller."""
+    declined: dict[tuple[tuple[float, ...], tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
+    """The tokens of those that were declined beside them, and the need with each, by what else decides about it, with
+    the pages that it found in the prefix cache. With more tokens, and all else equal, the need is never smaller."""
