@@ -451,3 +451,21 @@ async def test_what_a_response_repeats_of_its_request_counts_as_held(served: Ser
         seen += [served.gateway.bodies.held async for _ in stream]
     assert max(seen) >= before + 4 * len(text)
     assert served.gateway.bodies.held == before
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}),
+    ],
+)
+async def test_texts_are_kept_from_answers_by_every_api(served: Served, path: str, body: dict[str, Any]) -> None:
+    answer = await served.http.post(path, json=body | {"model": "tiny", "bad_words": ["fox"]})
+    assert answer.status_code == 200
+    assert "x-motet-ignored" not in answer.headers
+    assert served.cluster.runners[0].submits[-1].sampling.bad_words
+    refused = await served.http.post(path, json=body | {"model": "tiny", "bad_words": "fox"})
+    assert (refused.status_code, refused.json()["error"]["message"][:10]) == (400, "bad_words:")

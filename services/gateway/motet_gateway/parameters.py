@@ -261,7 +261,36 @@ class Body(DescribedModel):
         raise NotImplementedError
 
 
-class ChoicesBody(Body):
+class ForbiddingBody(Body):
+    """One that may keep texts from its answers."""
+
+    bad_words: Any = None
+    """Texts that the answer has nowhere: up to 128, each of 1 to 256 characters. A text is forbidden in the tokens that
+    the tokenizer makes of it, by itself and behind a blank."""
+
+    def forbidden_words(self) -> list[str]:
+        words = [] if self.bad_words is None else self.bad_words
+        if (
+            not isinstance(words, list)
+            or len(words) > MAX_BAD_WORDS
+            or not all(isinstance(one, str) and one.strip() and len(one) <= MAX_STOP_LENGTH for one in words)
+        ):
+            raise InvalidRequest(
+                f"bad_words: must be a list of up to {MAX_BAD_WORDS} strings, each of 1 to {MAX_STOP_LENGTH} "
+                "characters and not blank",
+                param="bad_words",
+            )
+        sizes = [len(one.encode(errors="replace")) for one in words]
+        if max(sizes, default=0) > MAX_BAD_WORD_BYTES or sum(sizes) > MAX_BAD_WORDS_BYTES:
+            raise InvalidRequest(
+                f"bad_words: must be at most {MAX_BAD_WORDS_BYTES} bytes together, and {MAX_BAD_WORD_BYTES} each; send "
+                "fewer or shorter ones",
+                param="bad_words",
+            )
+        return words
+
+
+class ChoicesBody(ForbiddingBody):
     """What chat and plain completions have in common."""
 
     stream_options: StreamOptions | None = None
@@ -281,9 +310,6 @@ class ChoicesBody(Body):
     """Log probabilities show tokens as `token_id:5`, which tells apart those that read alike."""
     prompt_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS), same_as("top_logprobs")] = None
     """Return the log probability of each token of the prompt, with this number of alternatives. Not in a stream."""
-    bad_words: Any = None
-    """Texts that the answer has nowhere: up to 128, each of 1 to 256 characters. A text is forbidden in the tokens that
-    the tokenizer makes of it, by itself and behind a blank."""
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
@@ -319,27 +345,6 @@ class ChoicesBody(Body):
     @property
     def token_ids_wanted(self) -> bool:
         return bool(self.return_token_ids)
-
-    def forbidden_words(self) -> list[str]:
-        words = [] if self.bad_words is None else self.bad_words
-        if (
-            not isinstance(words, list)
-            or len(words) > MAX_BAD_WORDS
-            or not all(isinstance(one, str) and one.strip() and len(one) <= MAX_STOP_LENGTH for one in words)
-        ):
-            raise InvalidRequest(
-                f"bad_words: must be a list of up to {MAX_BAD_WORDS} strings, each of 1 to {MAX_STOP_LENGTH} "
-                "characters and not blank",
-                param="bad_words",
-            )
-        sizes = [len(one.encode(errors="replace")) for one in words]
-        if max(sizes, default=0) > MAX_BAD_WORD_BYTES or sum(sizes) > MAX_BAD_WORDS_BYTES:
-            raise InvalidRequest(
-                f"bad_words: must be at most {MAX_BAD_WORDS_BYTES} bytes together, and {MAX_BAD_WORD_BYTES} each; send "
-                "fewer or shorter ones",
-                param="bad_words",
-            )
-        return words
 
     @property
     def choices(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol
 from motet.errors import InvalidRequest, UnsupportedParameter
 from motet_gateway.grammars.parameters import FIELDS as GRAMMAR_FIELDS
 from motet_gateway.model_not_found import shown
-from motet_gateway.parameters import Body
+from motet_gateway.parameters import Body, ForbiddingBody
 from motet_gateway.tools.parameters import OfferedTools
 
 Json = dict[str, Any]
@@ -31,7 +31,7 @@ class Conversation(Protocol):
         """In the words of chat templates: all content is one string for each message."""
 
 
-class ConversationBody(Body):
+class ConversationBody(ForbiddingBody):
     """Of an API whose conversations become those of a chat."""
 
     hints: ClassVar[frozenset[str]] = Body.hints - {"best_of", "suffix"}
