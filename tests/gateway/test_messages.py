@@ -294,7 +294,7 @@ async def test_tokens_are_counted_as_they_are_used(hermes: Served) -> None:
         await hermes.anthropic.messages.count_tokens(
             model="tiny", messages=HELLO, thinking={"type": "enabled", "budget_tokens": 1024}
         )
-    unnamed = await hermes.http.post("/v1/messages/count_tokens", json=said)
+    unnamed = await hermes.http.post("/v1/messages/count_tokens", json=said | {"stop_sequences": ["never"]})
     assert unnamed.json() == {"input_tokens": counted.input_tokens}
     with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\].name"):
         await hermes.anthropic.messages.count_tokens(model="tiny", messages=HELLO, tools=[{"input_schema": {}}])

@@ -46,6 +46,8 @@ class CountedMessages(ConversationBody):
     tool_choice: Any = None
     """`{"type": "auto"}`: the model decides. `none`: it gets no tools. `any`: it has to call one. `{"type": "tool",
     "name": …}`: it has to call this one. `disable_parallel_tool_use: true`: the answer ends with its first call."""
+    stop_sequences: Any = None
+    """The answer ends before the first of these strings: up to 16, each of 1 to 256 characters."""
     thinking: Any = None
     """`{"type": "enabled"}` and `{"type": "adaptive"}`: the answer begins with a block of the type `thinking`, if the
     model reasons. `enabled` needs one that is declared to. Otherwise, as with `disabled`, a model is told not to
@@ -154,8 +156,6 @@ class MessagesBody(CountedMessages):
     max_tokens: Annotated[int, Field(ge=1), same_as("max_tokens")]
     """The most tokens of the answer. It may be more than the context has left: if the answer fills that, `stop_reason`
     is `model_context_window_exceeded`."""
-    stop_sequences: Any = None
-    """The answer ends before the first of these strings: up to 16, each of 1 to 256 characters."""
     service_tier: Annotated[str | None, BeforeValidator(lambda tier: "default" if tier == SERVICE_TIER else tier)] = (
         None
     )
