@@ -160,3 +160,22 @@ async def test_scores_that_a_response_does_not_show_are_not_held(monkeypatch: py
             assert (await served.typed_events("/v1/responses", body | {"input": said}))[-1]["type"].startswith("resp")
             left[said[0]] = sum(held)
     assert left["<"] < left["s"] / 4
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("llama3", '{"parameters": {"a": 1, "b": "a long value"}, "x": 2}'),
+        ("pythonic", "[1, 2, 3]"),
+        ("hermes", "<tool is a tag"),
+        ("hermes", "\N{GRINNING FACE} hi"),
+    ],
+)
+async def test_a_text_that_waits_behind_reasoning_keeps_its_scores(tool: str, said: str, step: int) -> None:
+    async with reasoning(LAST + "{% if tools and false %} {% endif %}", tool=tool, step=step) as served:
+        body = {"model": "tiny", "input": f"<think>so so</think>{said}", "tools": functions()}
+        answer = await served.http.post("/v1/responses", json=body | {"include": ["message.output_text.logprobs"]})
+    (part,) = answer.json()["output"][-1]["content"]
+    assert part["text"] == said
+    assert b"".join(bytes(one["bytes"]) for one in part["logprobs"]).decode() == said

@@ -184,14 +184,15 @@ class ChoiceText:
         """Decode tokens one by one. Returns those that belong to the answer."""
         for position, token in enumerate(tokens, start=1):
             self.tokens += 1
-            self._reasoning_tokens += self._reasons
+            reasoned = self._reasons
+            self._reasoning_tokens += reasoned
             before = len(self._ready)
             self._say(self._parts(self._text([token])), stops=self.tokens > self._min_tokens)
             said = len(self._ready) > before
             if said and self._divides:
                 self._divide_scores(before)
             self._write_scores([token], logprobs[position - 1 : position])
-            if said and self.logprobs is not None:
+            if self.logprobs is not None and (said or reasoned > self._reasons):
                 self.logprobs.mark()
             if self._has_ended():
                 return tokens[:position]
@@ -311,7 +312,8 @@ class ChoiceText:
 
     def _divide_scores(self, before: int) -> None:
         """If parts of another kind have begun there, those before get the log probabilities of their own tokens. A text
-        gets those of its tokens alone: a tag, and what waited for a decision behind a call, go with what is no text."""
+        gets those of its tokens alone: a tag, and what waited for a decision behind a call, go with what is no text.
+        What waited behind reasoning goes with what follows."""
         writer, kind = self.logprobs, self._kind
         assert writer is not None
         new = [type(part) for part in self._ready[before:]]
@@ -319,7 +321,7 @@ class ChoiceText:
             return
         self._kind = new[-1]
         begins = before + next(at for at, one in enumerate(new) if one is not kind)
-        if scores := writer.take(marked=kind is str):
+        if scores := writer.take(marked=kind is not CallDelta):
             self._ready.insert(self._run_at, scores)
             begins += 1
         self._run_at = begins
