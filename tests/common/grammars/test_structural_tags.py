@@ -2,10 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from llguidance import LLTokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from motet.errors import InvalidRequest
 from motet.grammars.compiler import Grammars, _matcher
@@ -152,3 +154,18 @@ def test_special_tokens_are_no_text() -> None:
         said = [sign, *tokenizer.tokenize_str("so ")]
         said += [*words, sign] if form["format"]["type"] == "tag" else []
         assert all(mask.take(token, place) for place, token in enumerate(said))
+
+
+@pytest.mark.parametrize("value", ["\u2460 of \ufb01", "Yes", "\u6f22"])
+def test_texts_are_demanded_as_they_are_written(tmp_path: Path, value: str) -> None:
+    """By a tokenizer with a normal form of texts, without capitals and with one token for unknown characters, too."""
+    vocabulary = {one: at for at, one in enumerate(["<unk>", "<end>", *(f"<0x{byte:02X}>" for byte in range(256))])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(["<unk>", "<end>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    grammars = Grammars(tmp_path / "tokenizer.json", len(vocabulary), [1])
+    mask = grammars.mask(Grammar(GrammarForm.STRUCTURAL_TAG, json.dumps(of(text(value)))), ())
+    said = [vocabulary[f"<0x{byte:02X}>"] for byte in value.encode()]
+    assert all(mask.take(token, place) for place, token in enumerate(said))

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -235,14 +234,20 @@ def _lark_of_tags(tokenizer: LLTokenizer, text: str) -> str:
 
 
 def _pieces(tokenizer: LLTokenizer, text: str) -> list[tuple[str, bool]]:
-    """Its special tokens apart: what a model means by them is no text."""
+    """Its special tokens apart: what a model means by them is no text. All between them is as the client has written
+    it: a tokenizer may have a normal form of it, and no tokens for some characters."""
     pieces: list[tuple[str, bool]] = []
-    for special, run in groupby(tokenizer.tokenize_str(text, parse_special=True), tokenizer.is_special_token):
-        if special:
-            pieces += [(f"<[{token}]>", True) for token in run]
-        else:
-            pieces.append((json.dumps(tokenizer.decode_str(list(run)), ensure_ascii=False), False))
-    return pieces
+    at = 0
+    for token in filter(tokenizer.is_special_token, tokenizer.tokenize_str(text, parse_special=True)):
+        name = tokenizer.decode_str([token])
+        if (begins := text.find(name, at)) >= 0:  # else it stands for a character that the tokenizer does not know
+            pieces += [*_text_piece(text[at:begins]), (f"<[{token}]>", True)]
+            at = begins + len(name)
+    return pieces + _text_piece(text[at:])
+
+
+def _text_piece(text: str) -> list[tuple[str, bool]]:
+    return [(json.dumps(text, ensure_ascii=False), False)] if text else []
 
 
 def _regex_rule(text: str) -> str:
