@@ -266,8 +266,10 @@ async def test_a_whole_answer_has_its_kind_and_its_usage(server: Server, path: s
 
 @both
 async def test_a_stream_has_the_same_text_in_chunks_and_ends_once(server: Server, path: str) -> None:
-    content = await server.ask(path, max_tokens=100)
-    stream = await server.stream(path, max_tokens=100, stream_options={"include_usage": True})
+    content = await server.ask(path, max_tokens=100, cache_salt=f"whole {path}")
+    stream = await server.stream(
+        path, max_tokens=100, stream_options={"include_usage": True}, cache_salt=f"stream {path}"
+    )
     assert stream.headers["content-type"].startswith("text/event-stream")
     assert stream.headers["cache-control"] == "no-cache"
     assert stream.headers["x-accel-buffering"] == "no"

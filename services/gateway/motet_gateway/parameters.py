@@ -308,7 +308,12 @@ class ChoicesBody(ForbiddingBody):
     """Return the ids of all tokens of prompt and answer."""
     return_tokens_as_token_ids: bool | None = None
     """Log probabilities show tokens as `token_id:5`, which tells apart those that read alike."""
-    prompt_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS), same_as("top_logprobs")] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_TOP_LOGPROBS),
+        same_as("top_logprobs"),
+        BeforeValidator(lambda asked: None if asked is False else asked),
+    ] = None
     """Return the log probability of each token of the prompt, with this number of alternatives. Not in a stream."""
 
     def refuse_unsupported(self) -> None:
