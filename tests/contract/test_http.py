@@ -357,11 +357,12 @@ async def test_an_answer_has_at_least_min_tokens(server: Server) -> None:
 
 
 async def test_several_choices_have_an_index_each_and_are_counted_together(server: Server) -> None:
-    content = await server.ask(CHAT, n=3, max_tokens=6, ignore_eos=True)
+    asked = {"n": 3, "max_tokens": 6, "ignore_eos": True}
+    content = await server.ask(CHAT, cache_salt="whole choices", **asked)
     assert [choice["index"] for choice in content["choices"]] == [0, 1, 2]
     assert {choice["finish_reason"] for choice in content["choices"]} == {"length"}
     assert content["usage"]["completion_tokens"] == 18
-    stream = await server.stream(CHAT, n=3, max_tokens=6, ignore_eos=True, stream_options={"include_usage": True})
+    stream = await server.stream(CHAT, stream_options={"include_usage": True}, cache_salt="streamed choices", **asked)
     for choice in content["choices"]:
         index = choice["index"]
         own = [one["delta"] for one in stream.choices if one["index"] == index]
