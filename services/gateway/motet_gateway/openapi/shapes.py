@@ -311,7 +311,8 @@ class MessageUsage(Shape):
     cache_creation_input_tokens: int
     """Always 0: no part of a prompt is kept on request."""
     cache_read_input_tokens: int
-    """Tokens of the prompt that its runner had computed before, and kept."""
+    """Tokens of the prompt that its runner had computed before, and kept 0, too, if the runner does not
+    say it, as those of earlier versions."""
     output_tokens: int = Field(ge=0)
 
 
@@ -441,7 +442,8 @@ class IncompleteDetails(Shape):
 
 class InputTokensDetails(Shape):
     cached_tokens: int
-    """Tokens of the prompt that its runner had computed before, and kept."""
+    """Tokens of the prompt that its runner had computed before, and kept 0, too, if the runner does not
+    say it, as those of earlier versions."""
     cache_write_tokens: int
     """Always 0."""
 

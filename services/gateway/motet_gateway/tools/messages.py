@@ -5,19 +5,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from motet.errors import InvalidRequest
+from motet_gateway.request_bodies import MAX_CONTAINERS, MAX_ELEMENTS
 
 MAX_DIGITS = 20
 """With a sign. An integer of more has more than 64 bits."""
 
 
-MAX_CONTAINERS = 100_000
-MAX_ELEMENTS = 2_000_000
-"""Of all arguments of a conversation that are JSON in a string: its body's bounds do not count what is in strings, and
-parsing them blocks all other work as parsing the body does."""
-
-
 class EarlierArguments:
-    """Those of one conversation."""
+    """Those of one conversation. Together they have the bounds of its body, which do not count what is in strings:
+    parsing them blocks all other work as parsing the body does."""
 
     def __init__(self) -> None:
         self._containers = 0
