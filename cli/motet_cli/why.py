@@ -81,10 +81,12 @@ def _summary(document: Json) -> str:
     else:
         state = f"is under way since {seconds}"
     model = f" to {visible(document['model'])}" if document["model"] else ""
-    http = f" (x-request-id {visible(document['http_id'])})" if document["http_id"] else ""
+    outside = {"x-request-id": document["http_id"], "trace": document.get("trace")}
+    names = ", ".join(f"{what} {visible(name)}" for what, name in outside.items() if name)
+    known = f" ({names})" if names else ""
     first = document["first_token_seconds"]
     token = f"; its first token came after {first:.3f} s" if first is not None else ""
-    return f"Request {document['id']}{http} of tenant {document['tenant']}{model} {state}{token}."
+    return f"Request {document['id']}{known} of tenant {document['tenant']}{model} {state}{token}."
 
 
 def _sentences(choice: Json, timeline: Sequence[Json]) -> Iterable[str]:

@@ -32,6 +32,7 @@ def document(*choices: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "id": "ab" * 12,
         "http_id": "req-1",
+        "trace": None,
         "tenant": "acme",
         "model": "pirate",
         "status": "200",
@@ -100,6 +101,13 @@ def test_a_request_that_waits_names_each_runner_that_does_not_get_it(monkeypatch
     assert "is under way since 4.000 s." in said
     assert "Answer: not known yet;" in said
     assert "It waits now, as number 4. r0 does not get it: it is reserved for another tenant" in said
+
+
+def test_the_names_that_its_client_knows_are_said(monkeypatch, capsys):
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    assert f"(x-request-id req-1, trace {trace}) of tenant" in printed(document(trace=trace), monkeypatch, capsys)
+    older = {name: value for name, value in document(http_id=None).items() if name != "trace"}
+    assert "Request a of" in printed(older | {"id": "a"}, monkeypatch, capsys)
 
 
 def test_a_missing_half_is_named(monkeypatch, capsys):

@@ -134,6 +134,7 @@ class CheckingGateway:
         engines_lost: int = 0,
         parent: str = "",
         base: str = "",
+        traceparent: str = "",
     ) -> None:
         await self.send(
             submit=runner_pb2.Submit(
@@ -151,6 +152,7 @@ class CheckingGateway:
                 engines_lost=engines_lost,
                 parent=parent,
                 base_digest=base,
+                traceparent=traceparent,
             )
         )
 

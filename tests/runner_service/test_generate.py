@@ -10,6 +10,7 @@ from dataclasses import replace
 import grpc
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2
 from motet.domain import BASE, RequestId
@@ -70,6 +71,20 @@ async def test_the_engine_is_told_the_parent_and_what_may_share_pages(folder):
         await gateway.finished("a.1")
     assert [sequence.parent for sequence in added] == [None, "a"]
     assert {sequence.prefix_salt for sequence in added} == {prefix_salt(hello.base.digest, BASE, "default")}
+
+
+async def test_a_log_line_about_a_request_names_its_trace(folder):
+    engines = SlowEngines()
+    with capture_logs() as logs:
+        async with in_process_runner(folder, engine=engines) as runner, gateway_to(runner.address) as gateway:
+            for _ in range(2):
+                await gateway.submit("a", traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
+            await gateway.submit("b", traceparent="b" * 1000)
+            await gateway.submit("b")
+            engines.hurry()
+            await gateway.finished("b")
+    lines = [line for line in logs if line["event"] == "duplicate_submit"]
+    assert [(line["request"], line.get("trace")) for line in lines] == [("a", "a" * 32), ("b", None)]
 
 
 async def test_a_decline_of_the_engine_reaches_gateway_and_scheduler(folder):

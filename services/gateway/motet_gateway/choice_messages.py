@@ -87,6 +87,7 @@ def submission(live: LiveChoice, placement: RunnerPlacement) -> runner_pb2.Submi
         parent=order.parent,
         weight=placement.weight,
         cache_salt=order.whole_salt,
+        traceparent=order.traceparent,
     )
 
 

@@ -16,6 +16,7 @@ from motet.rpc import EndStream, Link, known_error
 from motet.runner_info import RequestClass
 from motet.terms import check_leaders_term, check_term
 from motet.time_split import TimePart, TimeSplit
+from motet.trace_context import in_log
 from motet.transport import Network
 from motet.transport.methods import SERVE
 from motet_gateway import choice_messages, rate_limits
@@ -386,7 +387,7 @@ class Dispatcher:
                 case FinishChoice(how):
                     live.record.ended(how, live.counted_tokens, self._clock())
                     if isinstance(how, RequestKillsEngines):
-                        log.error("request_kills_engines", request=live.order.request, tenant=live.order.tenant)
+                        log.error("request_kills_engines", tenant=live.order.tenant, **_named(live))
                     self._forget(live)
                     self._log_failure(live, lambda how=how: live.sink.end(how))  # type: ignore[misc]
                 case ReportFinished(epoch, reason):
@@ -427,7 +428,7 @@ class Dispatcher:
         try:
             call()
         except Exception:
-            log.exception("request_end_failed", request=live.order.request)
+            log.exception("request_end_failed", **_named(live))
 
     def _failing_alone(self, live: LiveChoice) -> "_FailingAlone":
         return _FailingAlone(self._break_off, live)
@@ -452,7 +453,7 @@ class Dispatcher:
         self._note(live, Noted.RESUMED, paused["seconds"])
         log.info(
             "request_resumed",
-            request=order.request,
+            **_named(live),
             epoch=generation.epoch,
             instance=generation.placement.instance if generation.placement is not None else "",
             tokens=len(order.prompt_ids) + len(generation.delivered),
@@ -463,7 +464,7 @@ class Dispatcher:
         request = live.order.request
         self._interrupted(live).enter(PausePart.QUEUE, self._clock())
         self._note(live, Noted.LOST, instance, why)
-        log.info("request_lost", request=request, epoch=epoch, instance=instance, reason=why)
+        log.info("request_lost", **_named(live), epoch=epoch, instance=instance, reason=why)
         self._metrics.replacements.inc()
         live.sink.waiting("moving to another runner")
         delivered = len(live.generation.delivered)
@@ -498,6 +499,11 @@ class Dispatcher:
         return scheduler_pb2.ServeUp(held=scheduler_pb2.Held(groups=groups))
 
 
+def _named(live: LiveChoice) -> dict[str, str]:
+    """In a log line"""
+    return {"request": live.order.request, **in_log(live.order.traceparent)}
+
+
 _PARTS = {
     common_pb2.SEQUENCE_STATE_WAITING: PausePart.RUNNER,
     common_pb2.SEQUENCE_STATE_LOADING: PausePart.ADAPTER,
@@ -522,5 +528,5 @@ class _FailingAlone:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        self._break_off(self._live, known_error(error, request=self._live.order.request))
+        self._break_off(self._live, known_error(error, **_named(self._live)))
         return True

@@ -113,6 +113,7 @@ def document(
     return {
         "id": history.id,
         "http_id": history.http_id or None,
+        "trace": history.trace or None,
         "tenant": history.tenant,
         "model": history.model,
         "status": history.status or None,
@@ -135,6 +136,7 @@ def _half_document(story: Story, now: float) -> Json:
     return {
         "id": story.request,
         "http_id": None,
+        "trace": None,
         "tenant": story.tenant,
         "model": None,
         "status": None,

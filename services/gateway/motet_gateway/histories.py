@@ -49,6 +49,8 @@ class History:
     tenant_uid: str
     model: str
     timings: RequestTimings
+    trace: str = ""
+    """Of its client"""
     timeline: Timeline = field(default_factory=Timeline)
     choices: list[ChoiceHistory] = field(default_factory=list)
 
@@ -76,9 +78,11 @@ class Histories:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def begin(self, id_: str, http_id: str, caller: Caller, model: str, timings: RequestTimings) -> History:
+    def begin(
+        self, id_: str, http_id: str, caller: Caller, model: str, timings: RequestTimings, *, trace: str = ""
+    ) -> History:
         tenant = caller.tenant
-        history = History(id_, http_id, tenant, caller.tenant_uid, model, timings)
+        history = History(id_, http_id, tenant, caller.tenant_uid, model, timings, trace)
         history.timeline.note(history.received_at, Noted.RECEIVED, model)
         self._by_id[id_] = history
         if http_id:

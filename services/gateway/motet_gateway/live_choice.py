@@ -69,6 +69,8 @@ class GenerationRequest:
     """Of the client. Only requests with the same one share cached prompts."""
     namespace_uid: str = ""
     """Of the tenant's namespace, as far as the operator says it."""
+    traceparent: str = ""
+    """Of the client's trace"""
 
     @property
     def whole_salt(self) -> str:

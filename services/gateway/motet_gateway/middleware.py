@@ -7,10 +7,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from motet.errors import Internal
+from motet.trace_context import in_log
 from motet_gateway.answers.messages.errors import is_messages
 from motet_gateway.error_format import error_response
 from motet_gateway.errors import ClientGone, HostNotAllowed
-from motet_gateway.request_ids import REQUEST_ID, give_id
+from motet_gateway.request_ids import REQUEST_ID, give_id, take_traceparent
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +46,8 @@ class RequestContext:
                 ended = not message.get("more_body", False)
             await send(message)
 
-        structlog.contextvars.bind_contextvars(request=request_id.decode(), path=scope["path"])
+        trace = in_log(take_traceparent(scope))
+        structlog.contextvars.bind_contextvars(request=request_id.decode(), path=scope["path"], **trace)
         try:
             await self._app(scope, receive, send_with_id)
         except ClientGone:
@@ -57,7 +59,7 @@ class RequestContext:
             if not started:
                 await error_response(Internal(CRASHED))(scope, receive, send_with_id)
         finally:
-            structlog.contextvars.unbind_contextvars("request", "path", "tenant", "key")
+            structlog.contextvars.unbind_contextvars("request", "path", "trace", "tenant", "key")
 
 
 class LocalHostsOnly:

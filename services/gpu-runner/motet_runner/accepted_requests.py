@@ -50,6 +50,8 @@ class AcceptedRequest:
     """The term of the scheduler that placed the request"""
     received: float = 0.0
     """When the Submit came"""
+    traceparent: str = ""
+    """Of its client's trace"""
     in_engine: bool = False
 
 

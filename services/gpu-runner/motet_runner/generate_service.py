@@ -23,6 +23,7 @@ from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.rpc import Session, Sessions, known_error
 from motet.runner_info import RequestClass
 from motet.shares import weight_said
+from motet.trace_context import in_log
 from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_messages import Add, Cancel, Command, EngineOutputs
@@ -163,7 +164,7 @@ class GenerateService:
             # A gateway that submits the request on another stream has lost the first stream, even if this runner does
             # not know that yet.
             if (old.epoch, old.stream) == (submit.epoch, stream.number):
-                log.warning("duplicate_submit", request=submit.request, epoch=submit.epoch)
+                log.warning("duplicate_submit", **_named(old), epoch=submit.epoch)
                 return
             self.cancel(old.request, old.epoch)
         placement = AcceptedRequest(
@@ -180,6 +181,7 @@ class GenerateService:
             max_tokens=sequence.sampling.max_tokens,
             term=submit.term,
             received=self._clock(),
+            traceparent=submit.traceparent,
         )
         self._accepted.add(placement)
         try:
@@ -219,7 +221,7 @@ class GenerateService:
         except TimeoutError:
             failure = Declined(f"The adapter {placement.adapter} did not arrive within {self._adapter_wait:g} s.")
         except Exception as error:  # no other code sees this task's errors
-            failure = known_error(error, request=placement.request)
+            failure = known_error(error, **_named(placement))
         self._close(placement.request, placement.epoch, placement.stream)
         self._decline(placement, failure)
 
@@ -277,7 +279,7 @@ class GenerateService:
         for one in batch.unknown:
             lost = self._close(one.request, one.epoch, one.stream)
             if lost is not None:  # else the request's end was sent before the engine got the cancel
-                log.error("request_lost", request=one.request, epoch=one.epoch)
+                log.error("request_lost", **_named(lost), epoch=one.epoch)
                 self._decline(lost, Declined(f"The request {one.request} never reached the engine."))
         if batch.generated:
             self._metrics.vllm_generation_tokens.labels(self._model).inc(batch.generated)
@@ -333,6 +335,11 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
         prefix_salt=prefix_salt(base_digest, adapter, submit.tenant, submit.cache_salt),
         grammar=grammar,
     )
+
+
+def _named(placement: AcceptedRequest) -> dict[str, str]:
+    """In a log line"""
+    return {"request": placement.request, **in_log(placement.traceparent)}
 
 
 def _quantiles(estimate: common_pb2.Estimate) -> tuple[int, int, int, int] | None:

@@ -48,10 +48,11 @@ class AnswerResponse(Response):
         body: AskingBody,
         *,
         http_id: str = "",
+        traceparent: str = "",
         take: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`http_id`: of the HTTP request. `take` counts the bytes that the answer holds, and raises Overloaded if all
-        requests hold too many."""
+        """`http_id`, `traceparent`: of the HTTP request. `take` counts the bytes that the answer holds, and raises
+        Overloaded if all requests hold too many."""
         self.background = None
         self.caller = caller
         self._gateway = gateway
@@ -68,6 +69,7 @@ class AnswerResponse(Response):
             api,
             body,
             http_id=http_id,
+            traceparent=traceparent,
             take=take,
             hold=self._hold,
             changed=self._on_change,

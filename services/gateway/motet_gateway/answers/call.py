@@ -17,6 +17,7 @@ from motet.prefix_hints import prefix_salt, prompt_hints
 from motet.reasoning.formats import ExpectedReasoning
 from motet.reasoning.splitter import ReasoningSplitter
 from motet.runner_info import RequestClass
+from motet.trace_context import trace_of
 from motet_gateway.answers.api import Api
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.echo import EchoedPrompt, echoed_prompts
@@ -71,6 +72,7 @@ class Call:
         body: AskingBody,
         *,
         http_id: str,
+        traceparent: str,
         take: Callable[[int], None],
         hold: Callable[[int], None],
         changed: Callable[[ChoiceText], None],
@@ -97,7 +99,10 @@ class Call:
         self._changed = changed
         self._wake = wake
         self.timings = RequestTimings(self._clock)
-        self.history = gateway.histories.begin(self.id, http_id, caller, body.model, self.timings)
+        self.history = gateway.histories.begin(
+            self.id, http_id, caller, body.model, self.timings, trace=trace_of(traceparent)
+        )
+        self._traceparent = traceparent
         self._model = ModelOfCall(
             gateway,
             caller,
@@ -357,6 +362,7 @@ class Call:
                 cache_salt=body.cache_salt or "",
                 namespace_uid=self._namespace_uid,
             )
+                traceparent=self._traceparent,
             parent = parent or request
             choice = ChoiceText(
                 number,

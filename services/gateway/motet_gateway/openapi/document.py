@@ -410,13 +410,20 @@ def _parameters(operation: Operation) -> list[Json]:
         "description": "An id of your own for this HTTP request. One that does not fit the pattern is ignored.",
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
     }
+    trace: Json = {
+        "name": "traceparent",
+        "in": "header",
+        "description": "Your trace, as W3C's trace context writes it. Log lines about the request name it. What does "
+        "not fit that form is ignored.",
+        "schema": {"type": "string"},
+    }
     name, meaning = next(
         ((name, meaning) for name, meaning in IN_PATHS.items() if f"{{{name}}}" in operation.path), ("", "")
     )
     if not name:
-        return [own_id]
+        return [own_id, trace]
     schema: Json = {"type": "string", "minLength": 1}
-    return [{"name": name, "in": "path", "required": True, "description": meaning, "schema": schema}, own_id]
+    return [{"name": name, "in": "path", "required": True, "description": meaning, "schema": schema}, own_id, trace]
 
 
 def _answer(operation: Operation) -> Json:

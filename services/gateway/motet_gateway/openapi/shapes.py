@@ -668,6 +668,8 @@ class ExplainedRequest(Shape):
     id: str
     http_id: str | None
     """`x-request-id`."""
+    trace: str | None
+    """The id in `traceparent`."""
     tenant: str
     model: str | None
     status: str | None

@@ -20,7 +20,7 @@ from motet_gateway.gateway import Gateway
 from motet_gateway.identity.caller import caller_of
 from motet_gateway.parameters import parse
 from motet_gateway.request_bodies import RequestBody
-from motet_gateway.request_ids import request_id_of
+from motet_gateway.request_ids import request_id_of, traceparent_of_request
 
 APIS: dict[str, Api[Any]] = {
     "/v1/chat/completions": CHAT,
@@ -72,4 +72,5 @@ class GenerateRoutes:
         gateway.metrics.unknown_fields.inc(len(body.unknown_fields()))
         if Headers(scope=scope).get("x-stainless-retry-count", "0") != "0":
             gateway.metrics.client_retries.inc()
-        return AnswerResponse(gateway, caller, api, body, http_id=request_id_of(scope), take=held.take)
+        http = {"http_id": request_id_of(scope), "traceparent": traceparent_of_request(scope)}
+        return AnswerResponse(gateway, caller, api, body, **http, take=held.take)

@@ -182,6 +182,7 @@ class Submit(_message.Message):
     ESTIMATE_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -204,6 +205,8 @@ class Submit(_message.Message):
     """as in Placed"""
     cache_salt: _builtins.str
     """only requests with the same one share cached prompts"""
+    traceparent: _builtins.str
+    """of its client, as W3C's trace context writes it; empty: it sent none"""
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -237,10 +240,11 @@ class Submit(_message.Message):
         estimate: _common_pb2.Estimate | None = ...,
         weight: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "promise", b"promise", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "base_digest", b"base_digest", "cache_salt", b"cache_salt", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "estimate", b"estimate", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "base_digest", b"base_digest", "cache_salt", b"cache_salt", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "estimate", b"estimate", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term", "traceparent", b"traceparent", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
