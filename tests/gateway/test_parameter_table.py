@@ -5,8 +5,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from motet.api.v1 import scheduler_pb2
 from motet_gateway.parameter_table import BODIES, Effect, Row, rows
-from tests.gateway.conftest import Served
+from tests.gateway.conftest import Served, eventually
 
 SAMPLES: dict[str, Any] = {
     "add_generation_prompt": True,
@@ -16,6 +17,7 @@ SAMPLES: dict[str, Any] = {
     "bad_words": ["fox"],
     "best_of": 2,
     "cache_salt": "mine",
+    "chat_template": "{{ messages }}",
     "chat_template_kwargs": {"x": 1},
     "continue_final_message": False,
     "documents": [],
@@ -55,12 +57,14 @@ SAMPLES: dict[str, Any] = {
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
     "seed": 1,
+    "separate_reasoning": False,
     "service_tier": "flex",
     "skip_special_tokens": False,
     "stop": ["x"],
     "stop_token_ids": [5],
     "stream": False,
     "stream_options": {"include_usage": True},
+    "stream_reasoning": False,
     "structural_tag": '{"format": {"type": "const_string", "value": "a"}}',
     "structured_outputs": {"regex": "a"},
     "suffix": "x",
@@ -85,6 +89,9 @@ async def ask(served: Served, path: str, name: str, value: object) -> httpx2.Res
 
 
 async def test_each_parameter_does_what_the_page_says(served: Served) -> None:
+    served.cluster.scheduler.chat = scheduler_pb2.ChatFormats(request_templates=True)
+    served.cluster.scheduler.publish()
+    await eventually(lambda: served.gateway.catalog.current.groups[0].chat.request_templates)
     for path, row in LINES:
         answer = await ask(served, path, row.name, _sample(path, row))
         assert "x-motet-ignored" not in answer.headers, row

@@ -113,7 +113,13 @@ async def test_the_catalog_is_sent_with_tenants_shares_and_formats(tmp_path: Pat
     address = f"unix:{tmp_path}/s.sock"
     tenants = {"overrides": [{"namespace": "acme", "tokensPerMinute": 9, "weight": 3}]}
     place = view(
-        pools=[pool(allowedNamespaces={"from": "All"}, tenants=tenants, chat={"toolFormat": "hermes"})],
+        pools=[
+            pool(
+                allowedNamespaces={"from": "All"},
+                tenants=tenants,
+                chat={"toolFormat": "hermes", "requestTemplates": True},
+            )
+        ],
         adapters=[
             adapter("a", share=["acme"], chat={"toolFormat": "mistral", "reasoningFormat": "think"}),
             adapter("b"),
@@ -123,7 +129,7 @@ async def test_the_catalog_is_sent_with_tenants_shares_and_formats(tmp_path: Pat
         sync.send_state(reconcile(place).catalog, [])
         await until(lambda: len(scheduler.snapshots()) == 1)
         snapshot = scheduler.received[-1].snapshot
-        assert [one.chat.tool for one in snapshot.pools] == ["hermes"]
+        assert [(one.chat.tool, one.chat.request_templates) for one in snapshot.pools] == [("hermes", True)]
         assert [(one.chat.tool, one.chat.reasoning) for one in snapshot.adapters] == [("mistral", "think"), ("", "")]
         assert [list(one.share) for one in snapshot.adapters] == [["acme"], []]
         assert [list(one.tenants) for one in snapshot.pools] == [["*"]]

@@ -724,7 +724,7 @@ def test_the_catalog_says_who_may_use_which_adapter_and_how_answers_are_read():
     driver.attach()
     own, others = (
         scheduler_pb2.ChatFormats(tool="mistral", reasoning="think"),
-        scheduler_pb2.ChatFormats(tool="a newer one"),
+        scheduler_pb2.ChatFormats(tool="a newer one", request_templates=True),
     )
     entry = scheduler_pb2.AdapterEntry(ref=REF, group=GROUP, model_name="pirate", share=["acme", "zeta"], chat=own)
     classes = {"*": common_pb2.REQUEST_CLASS_BATCH, "acme": common_pb2.REQUEST_CLASS_INTERACTIVE}

@@ -1,4 +1,4 @@
-"""In which formats a model's answers are read, as pools and adapters declare them."""
+"""How a model's chats are written and its answers read, as pools and adapters declare it."""
 
 from dataclasses import dataclass, fields
 from typing import Final, Self
@@ -12,6 +12,8 @@ class ChatFormats:
 
     tool: str = ""
     reasoning: str = ""
+    request_templates: bool = False
+    """Requests may bring a chat template of their own. Only pools permit it."""
 
     @classmethod
     def from_proto(cls, message: scheduler_pb2.ChatFormats) -> Self:

@@ -37,6 +37,8 @@ MAX_MODEL_NAME_LENGTH = 512
 MAX_MESSAGES = 4096
 """Chat templates loop over the messages, some of them several times. This number of messages fills any context."""
 MAX_PROMPTS = 128
+MAX_TEMPLATE_LENGTH = 64 * 1024
+"""Templates of models have up to 20,000 characters."""
 MAX_SCORES = 1 << 19
 """The most log probabilities of prompts in one answer, and the most of its own tokens: of each token and its
 alternatives, for each choice. They are about 15 MB of JSON, for a chat 40 MB."""
@@ -376,6 +378,9 @@ class ChatBody(ChoicesBody):
     """Let the template begin the assistant's message. Unset: true, unless `continue_final_message` is set."""
     continue_final_message: bool | None = None
     """Go on with the last message, which must be the assistant's."""
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE_LENGTH)] | None = None
+    """A template in jinja2 in place of the model's own, of up to 64 KiB. Only where the pool has
+    `spec.chat.requestTemplates`."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the model's chat template."""
     documents: list[dict[str, Any]] | None = None
@@ -572,6 +577,8 @@ class TokenizeBody(DescribedModel):
     """As in `/v1/chat/completions`."""
     continue_final_message: bool | None = None
     """As in `/v1/chat/completions`."""
+    chat_template: str | None = None
+    """As in `/v1/chat/completions`."""
     chat_template_kwargs: dict[str, Any] | None = None
     """As in `/v1/chat/completions`."""
     return_token_strs: bool | None = None
@@ -579,8 +586,8 @@ class TokenizeBody(DescribedModel):
 
     def chat(self) -> ChatBody:
         """The body as a chat request, so that what a chat request would refuse is refused here, too."""
-        kept = ("messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-        said = {name: getattr(self, name) for name in (*kept, "add_special_tokens")}
+        kept = ("messages", "add_generation_prompt", "continue_final_message", "add_special_tokens")
+        said = {name: getattr(self, name) for name in (*kept, "chat_template", "chat_template_kwargs")}
         try:
             chat = ChatBody.model_validate({"model": self.model or "-"} | (self.model_extra or {}) | said)
         except ValidationError as error:

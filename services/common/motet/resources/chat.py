@@ -16,7 +16,17 @@ class Chat(ResourceModel):
     """The tags between which the model writes its reasoning. Absent: its answers are read as content alone."""
 
 
+class PoolChat(Chat):
+    request_templates: bool | None = None
+    """Whether a request may bring a chat template of its own (`chat_template`), which the gateway then runs in the
+    sandbox and within the bounds of all templates. Absent: it may not."""
+
+
 def formats_of(chat: Chat | None) -> ChatFormats:
     if chat is None:
         return UNDECLARED
-    return ChatFormats(tool=chat.tool_format or "", reasoning=chat.reasoning_format or "")
+    return ChatFormats(
+        tool=chat.tool_format or "",
+        reasoning=chat.reasoning_format or "",
+        request_templates=isinstance(chat, PoolChat) and bool(chat.request_templates),
+    )

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from motet.domain import MAX_LORA_RANK, ObjectName
 from motet.promises import PromiseQuantile
-from motet.resources.chat import Chat
+from motet.resources.chat import PoolChat
 from motet.resources.fields import (
     ALL_NAMESPACES,
     API_VERSION,
@@ -380,7 +380,7 @@ class ServingPoolSpec(ResourceModel):
     slo: PoolSlo | None = None
     """How fast answers must be. Absent: as fast as they come."""
 
-    chat: Chat | None = None
+    chat: PoolChat | None = None
     """For the base model, and for adapters that say nothing else. In a group with several pools, what its deciding pool
     says counts."""
 

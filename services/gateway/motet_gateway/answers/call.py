@@ -262,7 +262,8 @@ class Call:
 
     async def _tokenised(self, text: ModelTokenizer, formats: ChatFormats, context: int) -> list[Tokens]:
         keep = kept_tokens(self.body, context)
-        prompts = await self._prompts_of(Tokenising(text, self.gateway.renderer, self.gateway.encoder, formats, keep))
+        how = Tokenising(text, self.gateway.renderer, self.gateway.encoder, formats, keep, self.caller.tenant)
+        prompts = await self._prompts_of(how)
         return prompts if keep.most is not None else [keep.cut(prompt) for prompt in prompts]
 
     async def _finished(self, work: Coroutine[Any, Any, Result], wait: Wait) -> Result:
@@ -361,8 +362,8 @@ class Call:
                 scores_only=body.scores_only,
                 cache_salt=body.cache_salt or "",
                 namespace_uid=self._namespace_uid,
-            )
                 traceparent=self._traceparent,
+            )
             parent = parent or request
             choice = ChoiceText(
                 number,

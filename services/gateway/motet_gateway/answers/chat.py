@@ -20,7 +20,8 @@ from motet_gateway.answers.prompts import Tokenising, not_empty
 from motet_gateway.answers.written import StreamEvents
 from motet_gateway.parameters import ChatBody, Tokens
 from motet_gateway.reasoning import effort_variables
-from motet_gateway.tokens.render_pool import encoded
+from motet_gateway.tokens.chat_template import reads
+from motet_gateway.tokens.render_pool import TemplateText, encoded
 from motet_gateway.tools.written_out import written_out
 
 READS_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+(\w+\.)?(\w+\[['\"])?content(['\"]\])?\s*(if\b|-?%})")
@@ -29,12 +30,13 @@ READS_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+(\w+\.)?(\w+\[['\"])?content(['\"]
 async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Tokens]:
     """A conversation is one prompt."""
     model, offered = tokenising.model, body.tools_offered
-    template, messages = model.chat_template(), body.plain_messages()
+    template, messages = _template_of(body, tokenising), body.plain_messages()
     extra = body.chat_template_kwargs
     if tokenising.formats.reasoning and body.effort is not None:
         extra = effort_variables(body.effort) | (extra or {})
     form = known_format(tokenising.formats.tool)
-    if form is not None and not model.shows_tools:
+    shows_tools = reads(template.text, "tools") if template.of_request else model.shows_tools
+    if form is not None and not shows_tools:
         messages = written_out(messages, offered.said if offered is not None else (), FORMATS[form])
     else:
         if offered is not None:
@@ -44,7 +46,7 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
     if isinstance(body, ChatBody) and body.documents:
         if "documents" not in template.text:
             raise UnsupportedParameter(
-                "documents: this model's chat template does not read them; put their text into a message",
+                "documents: the chat template does not read them; put their text into a message",
                 param="documents",
             )
         extra = {**(extra or {}), "documents": body.documents}
@@ -56,10 +58,21 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
             extra=extra,
         )
     with _named(body.prompt_field):
-        rendered = await tokenising.renderer.render(template, context)
+        rendered = await tokenising.renderer.render(template, context, tenant=tokenising.tenant)
     # The chat template adds the special tokens itself.
     (tokens,) = await tokenising.encode([rendered], special=bool(body.add_special_tokens), field=body.prompt_field)
     return [not_empty(tokens, body.prompt_field)]
+
+
+def _template_of(body: Conversation, tokenising: Tokenising) -> TemplateText:
+    own = body.chat_template if isinstance(body, ChatBody) else None
+    if own and not tokenising.formats.request_templates:
+        raise UnsupportedParameter(
+            "chat_template: the pool of this model permits none; leave it out, or have spec.chat.requestTemplates of "
+            "the pool set to true",
+            param="chat_template",
+        )
+    return tokenising.model.chat_template(own or "")
 
 
 @contextmanager

@@ -25,6 +25,8 @@ class Tokenising:
     encoder: Encoder
     formats: ChatFormats = UNDECLARED
     keep: Keep = KEEP_ALL
+    tenant: str = ""
+    """Who asks"""
 
     async def encode(self, texts: Sequence[str], *, special: bool, field: str) -> Sequence[Tokens]:
         """Raises ContextLengthExceeded for a text that cannot fit into what is kept."""

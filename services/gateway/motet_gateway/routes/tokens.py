@@ -57,7 +57,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
         with gateway.bodies.hold() as held:
             body = await read(TokenizeBody, request, held)
             target, text = text_of(body.model, caller_of(request.scope))
-            tokens = await counted(body, target, text)
+            tokens = await counted(body, target, text, caller_of(request.scope).tenant)
             longest = target.group.max_model_length or text.context_length
             content: dict[str, Any] = {"count": len(tokens), "max_model_len": longest}
             strings = bool(body.return_token_strs)
@@ -82,7 +82,8 @@ def token_routes(gateway: Gateway) -> APIRouter:
             body = await read(CountedMessages, request, held)
             body.refuse_unsupported()
             target, text = text_of(body.model or None, caller_of(request.scope))
-            return json_response({"input_tokens": len(await counted_chat(body, message_prompts, target, text))})
+            tenant = caller_of(request.scope).tenant
+            return json_response({"input_tokens": len(await counted_chat(body, message_prompts, target, text, tenant))})
 
     async def read(kind: type[AnyBody], request: Request, held: RequestBody) -> AnyBody:
         gateway.admission.check_request()
@@ -94,21 +95,22 @@ def token_routes(gateway: Gateway) -> APIRouter:
                 raise asked.ended
         return body
 
-    async def counted(body: TokenizeBody, target: Target, text: ModelTokenizer) -> Tokens:
+    async def counted(body: TokenizeBody, target: Target, text: ModelTokenizer, tenant: str) -> Tokens:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("prompt: send either prompt or messages", param="prompt")
         if body.prompt is None:
-            return await counted_chat(body.chat(), chat_prompts, target, text)
+            return await counted_chat(body.chat(), chat_prompts, target, text, tenant)
         special = body.add_special_tokens is not False
         (tokens,) = await gateway.encoder.encode([body.prompt], text, special=special)
         return tokens
 
     async def counted_chat(
-        body: AnyConversation, prompts: Prompts[AnyConversation], target: Target, text: ModelTokenizer
+        body: AnyConversation, prompts: Prompts[AnyConversation], target: Target, text: ModelTokenizer, tenant: str
     ) -> Tokens:
         formats = formats_of(target, text)
         callable_tools(body, formats)  # refuses them as a request for an answer would
-        (prompt,) = await prompts(body, Tokenising(text, gateway.renderer, gateway.encoder, formats))
+        how = Tokenising(text, gateway.renderer, gateway.encoder, formats, tenant=tenant)
+        (prompt,) = await prompts(body, how)
         return prompt
 
     return router

@@ -1,11 +1,13 @@
 """Renders chat templates: short messages here on the event loop, all others in separate processes.
 
 Sending messages to another process costs far more than most renderings. So short messages are rendered in this process
-if the template's work can be counted (`metered_template`).
+if the template's work can be counted (`metered_template`). Templates that come with requests are always rendered in a
+process: to find out whether their work can be counted takes a process of its own.
 """
 
 import asyncio
 import time
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -32,9 +34,14 @@ class ChatRenderer:
         self.metered: dict[bytes, MeteredTemplate | None] = {}
         """None for templates that are being compiled or must be rendered in a process."""
         self.compiling: set[asyncio.Task[None]] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def render(self, template: TemplateText, context: bytes) -> str:
+    async def render(self, template: TemplateText, context: bytes, *, tenant: str = "") -> str:
         """The prompt as text. Raises InvalidRequest if these messages can't be rendered within the limits."""
+        if template.of_request:
+            # Each may be another one, with a queue of its own: without turns a tenant's would take all processes.
+            async with self._turns.setdefault(tenant, asyncio.Lock()):
+                return await self._processes.render(template, context)
         if len(context) <= SHORT_BYTES:
             if (metered := self.metered.get(template.digest)) is not None:
                 try:

@@ -32,6 +32,10 @@ _SURELY_OF_A_MARK = len("motet-") + 8
 """The characters of a mark's beginning that appear in no text by chance"""
 
 
+MODELS_TEMPLATE = "the model's chat template"
+"""As errors name it. `TemplateText` says what they say of a template that came with a request."""
+
+
 class CannotRender(Exception):
     """The reason, and which field of the request caused it."""
 
@@ -134,11 +138,11 @@ class ChatTemplate:
         try:
             text = self._bounded(context)
         except _Refusal as refusal:
-            raise CannotRender(f"the model's chat template refused the messages: {refusal}") from None
+            raise CannotRender(f"{MODELS_TEMPLATE} refused the messages: {refusal}") from None
         except (CannotRender, MemoryError):
             raise
         except Exception as error:
-            raise CannotRender(f"the model's chat template cannot render these messages: {error}") from None
+            raise CannotRender(f"{MODELS_TEMPLATE} cannot render these messages: {error}") from None
         return _cut_at(mark, text) if continue_final_message else text
 
     def _bounded(self, context: dict[str, Any]) -> str:
@@ -149,7 +153,7 @@ class ChatTemplate:
             size += len(piece)
             if size > MAX_RENDERED_CHARACTERS:
                 raise CannotRender(
-                    f"the model's chat template makes more than {MAX_RENDERED_CHARACTERS} characters of these messages"
+                    f"{MODELS_TEMPLATE} makes more than {MAX_RENDERED_CHARACTERS} characters of these messages"
                 )
         return "".join(pieces)
 
@@ -171,7 +175,7 @@ def _cut_at(mark: str, text: str) -> str:
     before, found, after = text.rpartition(bare)
     if not found:
         raise CannotRender(
-            "continue_final_message: the model's chat template omits the final message or changes its text; "
+            f"continue_final_message: {MODELS_TEMPLATE} omits the final message or changes its text; "
             "send the messages without continue_final_message",
             param="continue_final_message",
         )
@@ -179,7 +183,7 @@ def _cut_at(mark: str, text: str) -> str:
         before = before.replace(bare + space, "")
     if bare[:_SURELY_OF_A_MARK] in before:
         raise CannotRender(
-            "continue_final_message: the model's chat template writes the final message more than once and changes it; "
+            f"continue_final_message: {MODELS_TEMPLATE} writes the final message more than once and changes it; "
             "send the messages without continue_final_message",
             param="continue_final_message",
         )

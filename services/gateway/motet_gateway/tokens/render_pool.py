@@ -14,6 +14,7 @@ import orjson
 import structlog
 
 from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
+from motet_gateway.tokens.chat_template import MODELS_TEMPLATE
 from motet_gateway.tokens.render_process import BROKEN, DONE, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED
 
 log = structlog.get_logger(__name__)
@@ -34,15 +35,31 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 
 
 class TemplateText:
-    """A chat template as the model has it, not parsed yet."""
+    """A chat template as the model has it, or as a request brings it, not parsed yet."""
 
-    __slots__ = ("declared", "digest", "special_tokens", "text")
+    __slots__ = ("declared", "digest", "of_request", "special_tokens", "text")
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, text: str, special_tokens: Mapping[str, str], *, of_request: bool = False) -> None:
         self.text: Final = text
+        self.of_request: Final = of_request
         self.special_tokens: Final = special_tokens
         self.declared: Final = orjson.dumps({"text": text, "special_tokens": dict(special_tokens)})
         self.digest: Final = hashlib.sha256(self.declared).digest()
+
+    def error(self, error: InvalidRequest) -> InvalidRequest:
+        """One about the model's template, if it is about this one."""
+        if not self.of_request:
+            return error
+        if error.message.startswith(MODELS_TEMPLATE):
+            return InvalidRequest(
+                f"chat_template: it{error.message.removeprefix(MODELS_TEMPLATE)}", param="chat_template"
+            )
+        return InvalidRequest(error.message.replace(MODELS_TEMPLATE, "chat_template"), param=error.param)
+
+    def broken(self, why: str) -> MotetError:
+        if self.of_request:
+            return InvalidRequest(f"chat_template: {why}", param="chat_template")
+        return Internal(f"the model has a broken chat template: {why}")
 
 
 def encoded(
@@ -105,7 +122,10 @@ class RenderPool:
             queue.task = asyncio.create_task(self._serve(key, template, queue), name="render")
         answer = asyncio.get_running_loop().create_future()
         queue.jobs.append((context, answer))
-        return self._text(await answer)
+        try:
+            return self._text(template, await answer)
+        except InvalidRequest as error:
+            raise template.error(error) from None
 
     async def metered_code(self, template: TemplateText) -> bytes:
         """See `metered_template`. Raises ValueError if the template's work can't be counted, OSError, or MotetError."""
@@ -196,16 +216,16 @@ class RenderPool:
             process.kill()
         return answers
 
-    def _text(self, answer: bytes) -> str:
+    def _text(self, template: TemplateText, answer: bytes) -> str:
         kind, content = answer[:1], answer[1:]
         if kind == REFUSED:
             message, param = orjson.loads(content)
             raise InvalidRequest(message, param=param)
         if kind == BROKEN:
-            raise Internal(f"the model has a broken chat template: {content.decode()}")
+            raise template.broken(content.decode())
         if kind == NO_MEMORY:
             raise InvalidRequest(
-                f"the model's chat template needs more than {self._memory_bytes >> 20} MiB for these messages",
+                f"{MODELS_TEMPLATE} needs more than {self._memory_bytes >> 20} MiB for these messages",
                 param="messages",
             )
         return content.decode()
@@ -292,7 +312,7 @@ class _RenderProcess(asyncio.Protocol):
         if status == -OUT_OF_TIME:
             log.warning("render_stopped", cpu_seconds=self._cpu_seconds)
             return InvalidRequest(
-                f"the model's chat template takes more than {self._cpu_seconds:g} s of CPU time for these messages",
+                f"{MODELS_TEMPLATE} takes more than {self._cpu_seconds:g} s of CPU time for these messages",
                 param="messages",
             )
         log.error("render_process_died", status=status)

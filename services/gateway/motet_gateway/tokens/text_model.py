@@ -66,6 +66,8 @@ class ModelTokenizer:
     """Of sampling, from generation_config.json. The client's values override them."""
     file: Path = Path()
     """The tokenizer's"""
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    """By the names that chat templates know"""
     token_bytes: TokenBytes = field(init=False, repr=False, compare=False)
     bytes_per_token: int | None = field(init=False, repr=False, compare=False)
     """The most bytes of a text that one token stands for; None: no bound is known."""
@@ -111,6 +113,7 @@ class ModelTokenizer:
             fields.eos_ids,
             fields.sampling,
             folder / "tokenizer.json",
+            special,
         )
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: Keep = KEEP_ALL) -> "list[array[int]]":
@@ -174,7 +177,10 @@ class ModelTokenizer:
         """All special tokens but these."""
         return self.token_bytes.specials - {self.tokenizer.token_to_id(sign) for sign in signs}
 
-    def chat_template(self) -> TemplateText:
+    def chat_template(self, of_request: str = "") -> TemplateText:
+        """The request's own, or the model's."""
+        if of_request:
+            return TemplateText(of_request, self.special_tokens, of_request=True)
         if self.template is None:
             raise InvalidRequest(
                 "this model has no chat template; send plain text to /v1/completions", param="messages"

@@ -1050,23 +1050,27 @@ Global___CatalogGroup: _TypeAlias = CatalogGroup  # noqa: Y015
 
 @_typing.final
 class ChatFormats(_message.Message):
-    """In which formats the model's answers are read, as a pool or an adapter declares. Empty: it does not."""
+    """How chats are written and answers read, as a pool or an adapter declares. Empty: it does not."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOOL_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    REQUEST_TEMPLATES_FIELD_NUMBER: _builtins.int
     tool: _builtins.str
     reasoning: _builtins.str
+    request_templates: _builtins.bool
+    """requests may bring a chat template of their own; only pools permit it"""
     def __init__(
         self,
         *,
         tool: _builtins.str = ...,
         reasoning: _builtins.str = ...,
+        request_templates: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasoning", b"reasoning", "tool", b"tool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reasoning", b"reasoning", "request_templates", b"request_templates", "tool", b"tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,124 @@
+"""`chat_template` of a request: only where the pool permits it, within the bounds of all templates, and no more."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from motet.api.v1 import scheduler_pb2
+from testbed.fake_services import TEMPLATE, fake_services
+from tests.gateway.conftest import Served, eventually, serve
+
+SAYS = [{"role": "user", "content": "Hi"}]
+ENDLESS = (
+    "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.fixture
+async def permitting() -> AsyncIterator[Served]:
+    async with fake_services() as cluster:
+        cluster.add_adapter("legal")
+        cluster.scheduler.chat = scheduler_pb2.ChatFormats(request_templates=True)
+        async with serve(cluster, template_cpu_seconds=0.3, template_processes=2) as running:
+            yield running
+
+
+async def ask(served: Served, template: Any, **more: Any) -> httpx2.Response:
+    body = {"model": "tiny", "messages": SAYS, "max_tokens": 2, "chat_template": template, **more}
+    return await served.http.post("/v1/chat/completions", json=body)
+
+
+def prompt_of(served: Served) -> str:
+    text: str = served.cluster.tokenizer.decode(list(served.cluster.runners[0].submits[-1].prompt_ids))
+    return text
+
+
+@pytest.mark.parametrize("model", ["tiny", "legal"])
+async def test_it_replaces_the_models_own_where_the_pool_permits_it(permitting: Served, model: str) -> None:
+    template = "{{ name }}: {{ messages[0].content }}{{ eos_token }}"
+    answer = await ask(permitting, template, model=model, chat_template_kwargs={"name": "Ann"})
+    assert answer.status_code == 200, answer.text
+    assert prompt_of(permitting).startswith("Ann: Hi")
+    counted = await permitting.http.post(
+        "/tokenize", json={"model": model, "messages": SAYS, "chat_template": "{{ messages[0].content }}"}
+    )
+    plain = await permitting.http.post("/tokenize", json={"model": model, "prompt": "Hi"})
+    assert counted.json()["tokens"] == plain.json()["tokens"]
+    await ask(permitting, "", model=model)
+    assert prompt_of(permitting) == "Hi ", "empty: the model's own"
+
+
+async def test_where_the_pool_says_nothing_it_is_refused_with_the_way_out(served: Served) -> None:
+    for path, body in (
+        ("/v1/chat/completions", {"max_tokens": 2}),
+        ("/tokenize", {}),
+    ):
+        answer = await served.http.post(path, json={"model": "tiny", "messages": SAYS, "chat_template": "x", **body})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", "chat_template")
+        assert "spec.chat.requestTemplates" in error["message"]
+
+
+async def test_an_adapter_cannot_permit_it_for_itself(served: Served) -> None:
+    """Only pools have the field. A pool's word counts for all that is served with it."""
+    assert (await ask(served, "x", model="legal")).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for %}", "chat_template: the chat template cannot be parsed"),
+        ("{{ raise_exception('no') }}", "chat_template: it refused the messages: no"),
+        ("{{ messages[0].content.nothing.more }}", "chat_template: it cannot render these messages"),
+        ("{{ messages.append(1) }}", "chat_template: it cannot render these messages"),
+        ("{{ ''.__class__.__mro__ }}", "chat_template: it cannot render these messages"),
+        ("{{ 'a' * 10 ** 10 }}", "chat_template: it needs more than"),
+        (ENDLESS, "chat_template: it takes more than 0.3 s of CPU time"),
+        ("{{ '' }}", "messages: the prompt is empty"),
+        ("x" * (64 * 1024 + 1), "chat_template: "),
+        (5, "chat_template: "),
+    ],
+)
+async def test_a_bad_one_is_an_error_about_the_field(permitting: Served, template: Any, why: str) -> None:
+    answer = await ask(permitting, template)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, why.partition(":")[0]), answer.text
+    assert error["message"].startswith(why)
+    assert "the model's" not in error["message"]
+
+
+async def test_a_tenants_slow_ones_keep_no_others_templates_waiting(permitting: Served) -> None:
+    """With two processes, two endless templates at once would stop all others."""
+    slow = [asyncio.create_task(ask(permitting, f"{ENDLESS}{number}")) for number in range(6)]
+    await asyncio.sleep(0.1)
+    long = [{"role": "user", "content": "x" * 300}] * 30  # too large for the event loop
+    body = {"model": "tiny", "messages": long, "max_tokens": 2, "truncate_prompt_tokens": 100}
+    answer = await permitting.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200
+    assert sum(one.done() for one in slow) < 5
+    assert {one.status_code for one in await asyncio.gather(*slow)} == {400}
+
+
+async def test_equal_prompts_share_cached_pages_whatever_wrote_them(permitting: Served) -> None:
+    await ask(permitting, None)
+    await ask(permitting, TEMPLATE)
+    own, brought = permitting.cluster.runners[0].submits[-2:]
+    assert (own.prompt_ids, own.cache_salt) == (brought.prompt_ids, brought.cache_salt)
+    own, brought = permitting.cluster.scheduler.enqueued[-2:]
+    assert own.prefix_hashes == brought.prefix_hashes
+
+
+async def test_a_template_that_reads_tools_gets_them(permitting: Served) -> None:
+    permitting.cluster.scheduler.chat.tool = "hermes"
+    permitting.cluster.scheduler.publish()
+    await eventually(lambda: permitting.gateway.catalog.current.groups[0].chat.tool)
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    await ask(permitting, "{{ tools[0].function.name }}: {{ messages[0].content }}", tools=tools)
+    assert prompt_of(permitting) == "look_up: Hi"
+    await ask(permitting, "{% for message in messages %}{{ message.content }}\n\n{% endfor %}", tools=tools)
+    said = prompt_of(permitting)
+    assert said.startswith("You can call these tools:\n")
+    assert said.endswith("\n\nHi\n\n")
