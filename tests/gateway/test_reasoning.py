@@ -16,6 +16,7 @@ from testbed.fake_services import fake_services, model_assets
 from tests.gateway.conftest import Served, eventually, serve
 
 LAST = "{{ messages[-1].content }}"
+TOOLS = [{"type": "function", "function": {"name": "look_up"}}]
 OPENS = LAST + "{% if add_generation_prompt %}<think>\n{% endif %}"
 
 
@@ -126,6 +127,59 @@ async def test_reasoning_stays_away_if_the_request_says_so() -> None:
         assert await streamed(served, text, extra_body={"include_reasoning": False}) == ("", "Yes.")
         with pytest.raises(openai.BadRequestError, match="with logprobs"):
             await ask(served, text, logprobs=True, extra_body={"include_reasoning": False})
+
+
+@pytest.mark.parametrize("begins_inside", [False, True])
+async def test_reasoning_stays_in_the_content_if_the_request_says_so(begins_inside: bool) -> None:
+    async with reasoning(OPENS if begins_inside else LAST) as served:
+        text = "So it is.</think> Yes." if begins_inside else "<think>So it is.</think> Yes."
+        together: dict[str, Any] = {"extra_body": {"separate_reasoning": False}}
+        answer = await ask(served, text, **together)
+        shown = text + "<think>\n" * begins_inside
+        assert of(answer) == (None, shown)
+        assert await streamed(served, text, **together) == ("", shown)
+        apart = await ask(served, text, extra_body={"separate_reasoning": True})
+        assert of(apart)[0] == "So it is."
+        assert of(await ask(served, text, stop=["it"], **together)) == (None, text.partition("it")[0])
+        await ask(served, text, response_format={"type": "json_object"}, **together)
+        assert served.cluster.runners[0].submits[-1].sampling.reasoning.end == "</think>", (
+            "the grammar begins behind it"
+        )
+        for more in ({"include_reasoning": False}, {"tools": TOOLS}):
+            with pytest.raises(openai.BadRequestError, match=r"separate_reasoning: ") as caught:
+                await ask(served, text, extra_body={"separate_reasoning": False, **more})
+            assert caught.value.param == "separate_reasoning"
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}, {"n": 2}])
+@pytest.mark.parametrize(
+    ("thought", "content"), [("One two three.", "Yes it is."), ("One two three.", ""), ("", "Yes it is.")]
+)
+async def test_a_stream_has_the_reasoning_as_a_whole_if_the_request_says_so(
+    thought: str, content: str, more: dict[str, Any]
+) -> None:
+    async with reasoning(step=1) as served:
+        text = f"<think>{thought}{'</think>' if content else ''}{content}" if thought else content
+        said: dict[int, list[tuple[str, str]]] = {}
+        spelled = b""
+        async for event in await served.openai.chat.completions.create(
+            model="tiny", messages=says(text), stream=True, extra_body={"stream_reasoning": False}, **more
+        ):
+            for choice in event.choices:
+                pieces = said.setdefault(choice.index, [])
+                for kind in ("reasoning", "content"):
+                    if piece := getattr(choice.delta, kind, None):
+                        pieces.append((kind, piece))
+                tokens = (choice.logprobs.content if choice.logprobs else None) or []
+                spelled += b"".join(bytes(one.bytes or []) for one in tokens)
+        assert len(said) == more.get("n", 1)
+        for pieces in said.values():
+            reasons = [piece for kind, piece in pieces if kind == "reasoning"]
+            assert "".join(reasons) == thought
+            assert "".join(piece for kind, piece in pieces if kind == "content") == content
+            assert len(pieces) - len(reasons) > 1 or not content, "the content comes while it is written"
+            assert len(reasons) <= 1 or "logprobs" in more
+        assert spelled == (text.encode() if "logprobs" in more else b"")
 
 
 async def test_stop_strings_end_only_the_content_and_logprobs_have_all_tokens() -> None:

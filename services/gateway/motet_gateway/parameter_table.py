@@ -43,7 +43,7 @@ _SGLANG = _names(
     "cache_salt priority custom_params custom_logit_processor bootstrap_host bootstrap_port bootstrap_room "
     "data_parallel_rank"
 )
-_SGLANG_CHAT = _names("continue_final_message chat_template_kwargs")
+_SGLANG_CHAT = _names("continue_final_message chat_template_kwargs separate_reasoning stream_reasoning")
 _LORAX = _names(
     "adapter_id adapter_source max_new_tokens stop_sequences do_sample typical_p no_repeat_ngram_size grammar"
 )

@@ -139,6 +139,16 @@ class Body(DescribedModel):
         return True
 
     @property
+    def separates_reasoning(self) -> bool:
+        """Whether what a model that reasons has thought stands beside the content."""
+        return True
+
+    @property
+    def streams_reasoning(self) -> bool:
+        """Whether a stream has it while it is written."""
+        return True
+
+    @property
     def effort(self) -> str | None:
         """How much the model should reason, one of `EFFORTS`."""
         return None
@@ -404,6 +414,10 @@ class ChatBody(ChoicesBody):
     template gets it, and whether to reason at all."""
     include_reasoning: bool | None = None
     """False: the answer comes without its reasoning. Unset: true."""
+    separate_reasoning: bool | None = None
+    """False: tags and reasoning stay in `content`, as the model writes them, and no tools may be sent. Unset: true."""
+    stream_reasoning: bool | None = None
+    """False: a stream has the reasoning as a whole, when it has ended. Unset: true."""
 
     refused_here: ClassVar[Mapping[str, str]] = {
         "functions": "it is not supported; use tools",
@@ -426,6 +440,17 @@ class ChatBody(ChoicesBody):
                 "include_reasoning: with logprobs the tokens of the reasoning come too; leave one of both out",
                 param="include_reasoning",
             )
+        if not self.separates_reasoning:
+            if not self.shows_reasoning:
+                raise InvalidRequest(
+                    "separate_reasoning: what stays in content cannot be left out; set it or include_reasoning to true",
+                    param="separate_reasoning",
+                )
+            if self.tools_offered is not None:
+                raise InvalidRequest(
+                    "separate_reasoning: calls of tools are read behind the reasoning; leave it out, or send no tools",
+                    param="separate_reasoning",
+                )
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
         if self.continue_final_message and self.add_generation_prompt:
@@ -445,6 +470,14 @@ class ChatBody(ChoicesBody):
     @property
     def shows_reasoning(self) -> bool:
         return self.include_reasoning is not False
+
+    @property
+    def separates_reasoning(self) -> bool:
+        return self.separate_reasoning is not False
+
+    @property
+    def streams_reasoning(self) -> bool:
+        return self.stream_reasoning is not False
 
     @property
     def effort(self) -> str | None:

@@ -335,7 +335,7 @@ class Call:
         skips = body.skip_special_tokens is not False
         if skips and (signs := self._signs):  # some of them may be special tokens
             skips, hidden = False, hidden | text.specials_but(signs)
-        parent = ""
+        parent, separates = "", body.separates_reasoning
         for number in range(len(self.prompts) * body.choices):
             at, own = divmod(number, body.choices)
             request = f"{name}.{number}" if number else name
@@ -374,7 +374,7 @@ class Call:
                 keeps_ids=body.token_ids_wanted,
                 min_tokens=wanted[at].min_tokens,
                 logprobs=self._logprobs_writer(text, at),
-                splitter=ReasoningSplitter(self._reasoning) if self._reasoning is not None else None,
+                splitter=ReasoningSplitter(self._reasoning) if self._reasoning is not None and separates else None,
                 parser=self._tools.parser() if self._tools is not None else None,
                 must_call=self._tools is not None and self._tools.offered.must,
                 on_placed=self.timings.mark_placed,
