@@ -132,9 +132,21 @@ async def test_a_moved_request_goes_on_with_the_scores_that_are_missing(pair: Se
     assert not choice.delivered_ids or choice.scored == len(prompt)
 
 
-async def test_a_runner_that_cannot_score_is_named(served: Served) -> None:
+@pytest.mark.parametrize(
+    ("path", "asks", "named"),
+    [
+        ("completions", {"echo": True, "logprobs": 1}, "echo"),
+        ("completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
+        ("completions", {"echo": True, "logprobs": 1, "prompt_logprobs": 1}, "echo and prompt_logprobs"),
+        ("chat/completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
+    ],
+)
+async def test_a_runner_that_cannot_score_is_named_with_the_field(
+    served: Served, path: str, asks: dict[str, Any], named: str
+) -> None:
     served.cluster.runners[0].scores_per_step = 0
-    asking = served.http.post("/v1/completions", json={"model": "tiny", "prompt": PROMPT, "echo": True, "logprobs": 1})
+    prompt = {"messages": [{"role": "user", "content": PROMPT}]} if path.startswith("chat") else {"prompt": PROMPT}
+    asking = served.http.post(f"/v1/{path}", json={"model": "tiny", **prompt, **asks})
     answering = asyncio.create_task(asking)
     await eventually(lambda: served.cluster.runners[0].submits)
     sent = served.cluster.runners[0].submits[0]
@@ -145,7 +157,8 @@ async def test_a_runner_that_cannot_score_is_named(served: Served) -> None:
     dispatcher.from_runner(placed.address, runner_pb2.GenerateDown(step=runner_pb2.Step(sequences=[step])))
     answer = await answering
     assert answer.status_code == 400
-    assert error_of(answer)["param"] == "echo"
+    assert error_of(answer)["param"] == named.partition(" ")[0]
+    assert error_of(answer)["message"].startswith(f"{named}: ")
     assert "older" in error_of(answer)["message"]
     await eventually(lambda: served.cluster.scheduler.finished)
     assert served.cluster.scheduler.finished[0].reason == common_pb2.FINISH_REASON_FAILED

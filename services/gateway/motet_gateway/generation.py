@@ -136,25 +136,39 @@ _DUPLICATE = (Dropped("duplicate index"),)
 _GAP = "tokens are missing between two steps"
 _GAP_IN_SCORES = "log probabilities of the prompt are missing between two steps"
 _CANNOT_SCORE = (
-    "The runner gives no log probabilities of prompts. It is older than this gateway. Ask without echo or logprobs, or "
-    "try again when all runners have the same version."
+    "the runner gives no log probabilities of prompts, as it is older than this gateway; leave this out, or try again "
+    "when all runners have the same version"
 )
 
 
 class Generation:
     """The state of one choice. Every method returns what to do now; after the end, nothing."""
 
-    __slots__ = ("alone", "avoid", "base", "delivered", "epoch", "losses", "phase", "placement", "scored", "to_score")
+    __slots__ = (
+        "alone",
+        "avoid",
+        "base",
+        "delivered",
+        "epoch",
+        "losses",
+        "phase",
+        "placement",
+        "scored",
+        "scores_for",
+        "to_score",
+    )
 
-    def __init__(self, *, base: str = "", to_score: int = 0) -> None:
+    def __init__(self, *, base: str = "", to_score: int = 0, scores_for: Sequence[str] = ()) -> None:
         """`base`: the digest of the base model that the prompt was tokenised for; empty: not known. `to_score`: tokens
-        of the prompt whose log probabilities are wanted, all of them or 0."""
+        of the prompt whose log probabilities are wanted, all of them or 0. `scores_for`: the fields that ask for
+        them."""
         self.base = base
         self.phase = GenerationPhase.WAITING
         self.epoch = 0
         self.placement: RunnerPlacement | None = None
         self.delivered: list[int] = []
         self.to_score = to_score
+        self.scores_for = scores_for
         self.scored = min(1, to_score)
         """Tokens of the prompt that are scored, from the first one on, which has no log probability."""
         self.avoid = ""
@@ -196,7 +210,7 @@ class Generation:
         news = scores[self.scored - index : self.to_score - index] if scores else []
         self.scored += len(news)
         if step.tokens and self.scored < self.to_score:
-            error = UnsupportedParameter(_CANNOT_SCORE, param="echo")
+            error = UnsupportedParameter(f"{' and '.join(self.scores_for)}: {_CANNOT_SCORE}", param=self.scores_for[0])
             return (*self._leave("it gives no scores", common_pb2.FINISH_REASON_FAILED), FinishChoice(error))
         delivery: tuple[Effect, ...] = (DeliverScores(news),) if news else _NOTHING
         return (*delivery, *self._take(step))

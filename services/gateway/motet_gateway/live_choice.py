@@ -65,6 +65,8 @@ class GenerationRequest:
     scores_only: bool = False
     """The client wants the prompt's log probabilities and no answer. An engine computes one token at least; nobody gets
     it, and it is not counted."""
+    scores_for: Sequence[str] = ()
+    """The fields that ask for log probabilities of the prompt"""
     cache_salt: str = ""
     """Of the client. Only requests with the same one share cached prompts."""
     namespace_uid: str = ""
@@ -95,7 +97,7 @@ class LiveChoice:
         self.heard_at = self.asked_at
         scores = self.order.sampling.HasField("prompt_logprobs")
         to_score = len(self.order.prompt_ids) if scores else 0
-        self.generation = Generation(base=self.order.base_digest, to_score=to_score)
+        self.generation = Generation(base=self.order.base_digest, to_score=to_score, scores_for=self.order.scores_for)
 
     @property
     def counted_tokens(self) -> int:

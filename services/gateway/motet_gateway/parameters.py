@@ -258,6 +258,11 @@ class Body(DescribedModel):
         return None
 
     @property
+    def scores_for(self) -> Sequence[str]:
+        """The fields that ask for log probabilities of the prompt."""
+        return ()
+
+    @property
     def repeated_bytes(self) -> int:
         """About what the answer repeats of the request."""
         return 0
@@ -342,6 +347,10 @@ class ChoicesBody(ForbiddingBody):
     @property
     def prompt_logprobs_wanted(self) -> int | None:
         return self.prompt_logprobs
+
+    @property
+    def scores_for(self) -> Sequence[str]:
+        return () if self.prompt_logprobs is None else ("prompt_logprobs",)
 
     @cached_property
     def usage_wanted(self) -> StreamOptions:
@@ -589,6 +598,10 @@ class CompletionBody(ChoicesBody):
     def prompt_logprobs_wanted(self) -> int | None:
         asked = [self.logprobs if self.echo else None, self.prompt_logprobs]
         return max((one for one in asked if one is not None), default=None)
+
+    @property
+    def scores_for(self) -> Sequence[str]:
+        return (*(("echo",) if self.echo and self.logprobs is not None else ()), *super().scores_for)
 
     @property
     def scores_only(self) -> bool:

@@ -360,6 +360,7 @@ class Call:
                 features=features[at],
                 key=self.caller.account,
                 scores_only=body.scores_only,
+                scores_for=body.scores_for,
                 cache_salt=body.cache_salt or "",
                 namespace_uid=self._namespace_uid,
                 traceparent=self._traceparent,
