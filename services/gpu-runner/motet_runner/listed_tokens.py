@@ -20,12 +20,11 @@ class ListedTokens:
         self._never = {word[0] for word in sampling.bad_words if len(word) == 1}
         bits = _bits(self._allowed) if self._allowed else (1 << vocabulary) - 1
         self._bits = bits & ~_bits(self._never)
-        self._endings: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+        self._endings: dict[int, list[list[int]]] = defaultdict(list)
         """By the last token of each bad word: the tokens before it"""
         for word in sampling.bad_words:
             if len(word) > 1:
-                self._endings[word[-1]].append(word[:-1])
-        self._longest = max(map(len, sampling.bad_words), default=1) - 1
+                self._endings[word[-1]].append(list(word[:-1]))
         self._taken = list(delivered)
         self._chooses_again = False
 
@@ -64,10 +63,11 @@ class ListedTokens:
         )
 
     def _ends_a_word(self, token: int) -> bool:
-        if (words := self._endings.get(token)) is None:
+        taken = self._taken
+        if not taken or (words := self._endings.get(token)) is None:
             return False
-        last = tuple(self._taken[-self._longest :])
-        return any(last[-len(word) :] == word for word in words)
+        last = taken[-1]  # most words differ there: the rest of the answer is not copied for them
+        return any(word[-1] == last and taken[-len(word) :] == word for word in words)
 
 
 def _bits(tokens: Iterable[int]) -> int:
