@@ -193,6 +193,45 @@ async def test_a_template_that_reads_no_tools_gets_them_and_their_calls_as_text(
     assert json.loads(served.cluster.runners[0].submits[-1].sampling.tool_calls)["format"] == "pythonic"
 
 
+STRICT = (
+    "{% for message in messages %}"
+    "{% if message.role not in ('user', 'assistant') %}{{ raise_exception('no role ' ~ message.role) }}{% endif %}"
+    "{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('not in turn') }}{% endif %}"
+    "<{{ message.role }}>{{ message.content }}"
+    "{% endfor %}"
+)
+SILENT = (
+    "{% for message in messages if message.role != 'system' %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [STRICT, SILENT])
+async def test_a_template_that_takes_no_system_message_gets_tools_before_the_first_of_the_user(template: str) -> None:
+    async with fake_services(assets=model_assets(template=template)) as cluster, serve(cluster) as served:
+        cluster.scheduler.chat = scheduler_pb2.ChatFormats(tool="pythonic")
+        cluster.scheduler.publish()
+        await eventually(lambda: served.gateway.catalog.current.groups[0].chat.tool)
+        calls = [{"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"q": "sea"}'}}]
+        chat: list[Any] = [
+            *says("A."),
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "1", "content": "Blue."},
+            *says("And why?"),
+        ]
+        for _ in range(2):  # it is asked once
+            answer = await served.openai.chat.completions.create(model="tiny", messages=chat, tools=TOOLS)
+            said = of(answer)[0] or ""
+            assert said.startswith("<user>You can call these tools:\n")
+            assert said.endswith(
+                "[name_of_the_tool(parameter='value')]\n\nA.<assistant>[look_up(q='sea')]"
+                "<user>Result of look_up:\nBlue.\n\nAnd why?"
+            )
+        if template is STRICT:
+            with pytest.raises(openai.BadRequestError, match="no role system"):
+                system = {"role": "system", "content": "Be brief."}
+                await served.openai.chat.completions.create(model="tiny", messages=[system, *chat], tools=TOOLS)
+
+
 async def test_a_format_of_a_newer_version_is_refused_by_name(served: Served) -> None:
     served.cluster.scheduler.chat = scheduler_pb2.ChatFormats(tool="newer")
     served.cluster.scheduler.publish()

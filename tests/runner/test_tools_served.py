@@ -79,7 +79,9 @@ def strict(tool: Tool) -> Tool:
 def request(one: Asked, seed: int, bias: dict[int, float]) -> Request:
     grammar = grammar_of_answer(one.body, one.tools)
     assert grammar is not None
-    messages = written_out(one.body.plain_messages(), one.tools.offered.said, FORMATS[one.tools.format])
+    messages = written_out(
+        one.body.plain_messages(), one.tools.offered.said, FORMATS[one.tools.format], takes_system=True
+    )
     sampling = Sampling(max_tokens=300, temperature=one.temperature, logit_bias=bias)
     return Request(prompt=[dict(message) for message in messages], grammar=grammar[1], seed=seed, sampling=sampling)
 

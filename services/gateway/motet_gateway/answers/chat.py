@@ -37,7 +37,9 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
     form = known_format(tokenising.formats.tool)
     shows_tools = reads(template.text, "tools") if template.of_request else model.shows_tools
     if form is not None and not shows_tools:
-        messages = written_out(messages, offered.said if offered is not None else (), FORMATS[form])
+        tools = offered.said if offered is not None else ()
+        takes_system = not tools or await tokenising.renderer.takes_system(template, tenant=tokenising.tenant)
+        messages = written_out(messages, tools, FORMATS[form], takes_system=takes_system)
     else:
         if offered is not None:
             extra = {**(extra or {}), "tools": offered.said}

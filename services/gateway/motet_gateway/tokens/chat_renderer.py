@@ -14,7 +14,7 @@ import structlog
 from motet.errors import InvalidRequest, MotetError
 from motet_gateway.tokens.chat_template import CannotRender
 from motet_gateway.tokens.metered_template import MeteredTemplate
-from motet_gateway.tokens.render_pool import RenderPool, TemplateText
+from motet_gateway.tokens.render_pool import RenderPool, TemplateText, encoded
 from motet_gateway.tokens.template_meter import NotMeterable
 
 log = structlog.get_logger(__name__)
@@ -26,6 +26,8 @@ SLOW_SECONDS = 0.01
 thousandth of it."""
 MAX_TEMPLATES = 64
 """How many compiled templates are kept. Beyond it the oldest is dropped."""
+SYSTEM_PROBE = "motet-probe"
+"""The text of a system message, to see whether a template shows it."""
 
 
 class ChatRenderer:
@@ -34,6 +36,7 @@ class ChatRenderer:
         self.metered: dict[bytes, MeteredTemplate | None] = {}
         """None for templates that are being compiled or must be rendered in a process."""
         self.compiling: set[asyncio.Task[None]] = set()
+        self._takes_system: dict[bytes, bool] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def render(self, template: TemplateText, context: bytes, *, tenant: str = "") -> str:
@@ -51,6 +54,19 @@ class ChatRenderer:
             elif template.digest not in self.metered:
                 self._start_compiling(template)
         return await self._processes.render(template, context)
+
+    async def takes_system(self, template: TemplateText, *, tenant: str = "") -> bool:
+        """Whether a template shows a system message. Some refuse it; each is asked once."""
+        if (known := self._takes_system.get(template.digest)) is None:
+            probe = [{"role": "system", "content": SYSTEM_PROBE}, {"role": "user", "content": "?"}]
+            try:
+                known = SYSTEM_PROBE in await self.render(template, encoded(probe), tenant=tenant)
+            except InvalidRequest:
+                known = False
+            if len(self._takes_system) >= MAX_TEMPLATES:
+                del self._takes_system[next(iter(self._takes_system))]
+            self._takes_system[template.digest] = known
+        return known
 
     async def close(self) -> None:
         compiling = list(self.compiling)

@@ -15,14 +15,20 @@ _SYSTEM = ("system", "developer")
 _EXAMPLE = {"parameter": "value"}
 
 
-def written_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], form: ToolFormat) -> list[Message]:
-    """The messages as text alone. The tools stand in the system message, behind its own text."""
+def written_out(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], form: ToolFormat, *, takes_system: bool
+) -> list[Message]:
+    """The messages as text alone. The tools stand in the system message, behind its own text. Where there is none and
+    the template takes none (`takes_system`), they stand before the first message of the user."""
     names = {call.get("id"): call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
     plain: list[Message] = []
     results: list[str] = []
     for message in messages:
         if message["role"] == "tool":
             results.append(_result(message, names))
+            continue
+        if results and message["role"] == "user":
+            results.append(message["content"])
             continue
         _add_results(plain, results)
         plain.append(_with_calls(message, form))
@@ -33,7 +39,11 @@ def written_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]],
     first = plain[0] if plain else {}
     if first.get("role") in _SYSTEM:
         return [{**first, "content": "\n\n".join(filter(None, (first["content"], shown)))}, *plain[1:]]
-    return [{"role": "system", "content": shown}, *plain]
+    if takes_system:
+        return [{"role": "system", "content": shown}, *plain]
+    if first.get("role") == "user":
+        return [{**first, "content": f"{shown}\n\n{first['content']}"}, *plain[1:]]
+    return [{"role": "user", "content": shown}, *plain]
 
 
 def _with_calls(message: Message, form: ToolFormat) -> Message:
@@ -54,7 +64,7 @@ def _result(message: Message, names: Mapping[str | None, str]) -> str:
 
 
 def _add_results(plain: list[Message], results: list[str]) -> None:
-    """As one message: templates want user and assistant in turn."""
+    """As one message, with what the user says behind them: templates want user and assistant in turn."""
     if results:
         plain.append({"role": "user", "content": "\n\n".join(results)})
         results.clear()
