@@ -18,6 +18,8 @@ from motet_gateway.answers.choice import MAX_UNREAD, ChoiceText
 from motet_gateway.answers.completions import COMPLETIONS
 from motet_gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
 from motet_gateway.answers.parts import joined, scores, texts
+from motet_gateway.answers.responses.api import RESPONSES
+from motet_gateway.answers.responses.body import LOGPROBS, ResponsesBody
 from motet_gateway.answers.score_limits import check_scores, limited_by_scores
 from motet_gateway.answers.writer import WRITE_BYTES
 from motet_gateway.generation import EndReason
@@ -161,6 +163,31 @@ class _Client:
 
     async def send(self, message: Message) -> None:
         self.messages.append(message)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_long_response_is_sent_in_parts(served: Served, stream: bool) -> None:
+    """The last event of a stream has all log probabilities again."""
+    client = _Client()
+    asked = {"max_output_tokens": 400, "include": [LOGPROBS], "top_logprobs": 20, "ignore_eos": True, "stream": stream}
+    body = parse(ResponsesBody, orjson.dumps({"model": "tiny", "input": "The quick brown fox"} | asked))
+    await AnswerResponse(served.gateway, ANONYMOUS, RESPONSES, body)({"type": "http"}, client.receive, client.send)
+    _, *bodies = client.messages
+    assert max(len(one["body"]) for one in bodies) <= WRITE_BYTES
+    content = b"".join(one["body"] for one in bodies)
+    assert len(content) > WRITE_BYTES
+    if stream:
+        *events, last, end = content.split(b"\n\n")
+        assert not end
+        deltas = [orjson.loads(one.partition(b"data: ")[2]) for one in events if b".output_text.delta" in one]
+        response = orjson.loads(last.partition(b"data: ")[2])["response"]
+    else:
+        response = orjson.loads(content)
+    (part,) = response["output"][0]["content"]
+    assert len(part["logprobs"]) == 400
+    assert "".join(bytes(one["bytes"]).decode(errors="ignore") for one in part["logprobs"]) in (part["text"], "")
+    if stream:
+        assert [one for event in deltas for one in event["logprobs"]] == part["logprobs"]
 
 
 @pytest.mark.parametrize("echo", [False, True])

@@ -23,7 +23,7 @@ from motet_gateway.answers.changes import Changes
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.echo import EchoedPrompt
 from motet_gateway.answers.prompt_logprobs import ScoredPrompt
-from motet_gateway.answers.writer import WRITE_BYTES, in_parts
+from motet_gateway.answers.writer import WRITE_BYTES, Piece, in_parts
 from motet_gateway.direct_writes import DirectWriter
 from motet_gateway.errors import ClientGone
 from motet_gateway.identity.caller import Caller
@@ -214,7 +214,7 @@ class AnswerResponse(Response):
     async def _write(self, send: Send) -> bool:
         """Write everything that has come since the last write, as one piece. Returns whether it was the last."""
         await self._encode_prompts()
-        parts = self._writer.take()
+        parts: list[Piece] = [*self._writer.take()]
         error = self.call.error
         over = error is None and self.call.over
         if over:
@@ -222,7 +222,7 @@ class AnswerResponse(Response):
         if parts:
             if not self._opened:
                 await self._open(send)
-            await self._send(b"".join(parts), send, more=not over)
+            await self._send_pieces(parts, send, more=not over)
         if error is not None:
             raise error
         return over
@@ -234,12 +234,17 @@ class AnswerResponse(Response):
         headers = [*_JSON, (b"content-length", str(size).encode()), *self._own_headers()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._opened = True
-        if size > WRITE_BYTES:
+        await self._send_pieces(pieces, send, more=False)
+
+    async def _send_pieces(self, pieces: list[Piece], send: Send, *, more: bool) -> None:
+        if sum(map(len, pieces)) > WRITE_BYTES:
             for body in in_parts(pieces):
                 await self._send(body, send)
                 await asyncio.sleep(0)
             pieces = []
-        await self._send(b"".join(pieces), send, more=False)
+            if more:
+                return
+        await self._send(b"".join(pieces), send, more=more)
 
     async def _encode_prompts(self) -> None:
         prompts: list[EchoedPrompt | ScoredPrompt] = [*self.call.echoes, *self.call.scored]

@@ -31,7 +31,7 @@ class AnswerWriter(ABC):
         """The events of everything that has come since the last time, as far as it can be written."""
 
     @abstractmethod
-    def last(self) -> list[bytes]:
+    def last(self) -> list[Piece]:
         """The events after the end of all choices."""
 
     @abstractmethod
@@ -44,6 +44,16 @@ class AnswerWriter(ABC):
 
 
 def in_parts(pieces: Sequence[Piece]) -> Iterator[bytes]:
+    """Small ones are joined: each part costs a turn of the event loop."""
+    part = bytearray()
     for piece in pieces:
-        for start in range(0, len(piece), WRITE_BYTES):
-            yield bytes(memoryview(piece)[start : start + WRITE_BYTES])
+        at = 0
+        while at < len(piece):
+            more = memoryview(piece)[at : at + WRITE_BYTES - len(part)]
+            part += more
+            at += len(more)
+            if len(part) == WRITE_BYTES:
+                yield bytes(part)
+                part.clear()
+    if part:
+        yield bytes(part)

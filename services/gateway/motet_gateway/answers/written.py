@@ -47,7 +47,7 @@ class StreamEvents(AnswerWriter):
                 self._write(choice, form, parts, usage_so_far)
         return parts
 
-    def last(self) -> list[bytes]:
+    def last(self) -> list[Piece]:
         if not self._usage.include_usage:
             return [sse.DONE]
         return [self._made().usage_event(_usage_of(self._call)), sse.DONE]

@@ -76,7 +76,7 @@ class GenerateWriter(AnswerWriter):
         self._changed.clear()
         return [event for choice in choices for event in self._events(choice)]
 
-    def last(self) -> list[bytes]:
+    def last(self) -> list[Piece]:
         return []
 
     def failed(self, error: MotetError) -> bytes:

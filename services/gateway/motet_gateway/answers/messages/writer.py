@@ -58,7 +58,7 @@ class MessageWriter(BlockWriter):
                 events.insert(0, self._text_event.fill(block.text))
         return events
 
-    def last(self) -> list[bytes]:
+    def last(self) -> list[Piece]:
         reason, stop = self._stop_reason()
         delta = {"stop_reason": reason, "stop_sequence": stop}
         usage = self._usage(self._call.tokens)

@@ -1,6 +1,8 @@
 """Writes an answer as the Responses API does: one response of items, whole or as events. Pure."""
 
+import secrets
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -28,6 +30,8 @@ class ResponseWriter(BlockWriter):
         self._body = call.body
         self._custom = call.body.custom_tools
         self._events = 0
+        self._mark = secrets.token_hex(16)
+        """Stands for the log probabilities of a text. Random: no text has it."""
         self._said: Json = {}
         """What each response says of the request."""
 
@@ -81,9 +85,9 @@ class ResponseWriter(BlockWriter):
             events.append(self._of_item(block, done, name=block.call.name, arguments=text))
         return [*events, self._of(block, "response.output_item.done", item=item)]
 
-    def last(self) -> list[bytes]:
+    def last(self) -> list[Piece]:
         response = self._whole_response()
-        return [self._event(f"response.{response['status']}", response=response)]
+        return self._with_logprobs(self._event(f"response.{response['status']}", response=response))
 
     def failed(self, error: MotetError) -> bytes:
         said = error_content(error)
@@ -112,7 +116,18 @@ class ResponseWriter(BlockWriter):
     # ---------------------------------------------------------------------------------------------------------- whole
 
     def finished(self) -> list[Piece]:
-        return [orjson.dumps(self._whole_response())]
+        return self._with_logprobs(orjson.dumps(self._whole_response()))
+
+    def _with_logprobs(self, response: bytes) -> list[Piece]:
+        """In pieces, with the log probabilities of the texts: one write of megabytes would stop all streams."""
+        first, *others = response.split(orjson.dumps(self._mark))
+        pieces: list[Piece] = [first]
+        for block, behind in zip(filter(attrgetter("is_text"), self.blocks), others, strict=True):
+            pieces.append(b"[")
+            for at, columns in enumerate(block.logprobs):
+                pieces += [b",", columns["content"]] if at else [columns["content"]]
+            pieces += [b"]", behind]
+        return pieces
 
     def _whole_response(self) -> Json:
         cut = self.choice.finish is EndReason.LENGTH
@@ -160,7 +175,7 @@ class ResponseWriter(BlockWriter):
         if block.reasoning:
             return {**head, "type": "reasoning", "summary": [], "content": [_thought(text)] if text else []}
         if (call := block.call) is None:
-            parts = [_part(text, _scores(block.logprobs) if with_logprobs else [])]
+            parts = [_part(text, self._mark if with_logprobs else [])]
             content = parts if status != "in_progress" else []
             return {**head, "type": "message", "role": "assistant", "content": content}
         head |= {"call_id": call.id, "name": call.name}
@@ -186,7 +201,7 @@ def _thought(text: str) -> Json:
     return {"type": "reasoning_text", "text": text}
 
 
-def _part(text: str, logprobs: list[Json] | orjson.Fragment) -> Json:
+def _part(text: str, logprobs: list[Json] | str) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
