@@ -4,6 +4,7 @@ hears neither would take half an answer for a whole one."""
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import anthropic
 import httpx2
@@ -11,9 +12,9 @@ import openai
 import pytest
 
 from motet.errors import AdapterFetchFailed
+from testbed.cut_connection import Cut, CutConnection
 from testbed.fake_services import FakeServices, fake_services
 from tests.gateway.conftest import Served, serve
-from tests.support.cut_connection import Cut, CutConnection
 
 Heard = Callable[[], None]
 """Called with each event of a stream."""
@@ -25,29 +26,13 @@ ENDLESS = {"ignore_eos": True}
 ERRORS = (openai.APIError, anthropic.APIError, httpx2.TransportError)
 
 
-async def chat(url: str, heard: Heard) -> str | None:
+async def completion(url: str, heard: Heard, *, chat: bool = False) -> str | None:
     reason = None
+    said = {"messages": [{"role": "user", "content": SAID}]} if chat else {"prompt": SAID}
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        stream = await client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": SAID}],
-            max_tokens=TOKENS,
-            stream=True,
-            extra_body=ENDLESS,
-        )
-        async for chunk in stream:
-            heard()
-            reason = chunk.choices[0].finish_reason or reason
-    return reason
-
-
-async def completion(url: str, heard: Heard) -> str | None:
-    reason = None
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        stream = await client.completions.create(
-            model="tiny", prompt=SAID, max_tokens=TOKENS, stream=True, extra_body=ENDLESS
-        )
-        async for chunk in stream:
+        api = client.chat.completions if chat else client.completions
+        asked = {"model": "tiny", "max_tokens": TOKENS, "stream": True, "extra_body": ENDLESS}
+        async for chunk in await api.create(**said, **asked):
             heard()
             reason = chunk.choices[0].finish_reason or reason
     return reason
@@ -78,7 +63,7 @@ async def message(url: str, heard: Heard) -> str | None:
         return (await stream.get_final_message()).stop_reason
 
 
-CLIENTS = {"chat": chat, "completion": completion, "response": response, "message": message}
+CLIENTS = {"chat": partial(completion, chat=True), "completion": completion, "response": response, "message": message}
 ENDS = {"chat": "length", "completion": "length", "response": "max_output_tokens", "message": "max_tokens"}
 
 
@@ -106,30 +91,31 @@ async def cut_connection(served: Served, cut: Cut) -> AsyncIterator[str]:
         yield connection.url
 
 
-def after(end: bytes, more: int = 0) -> Callable[[bytes], int]:
+def after(end: bytes, more: int = 0) -> Callable[[bytes], int | None]:
     """Where the fifth event, or the first of such ends, is out, and a number of bytes more."""
 
-    def bytes_through(seen: bytes) -> int:
+    def place(seen: bytes) -> int | None:
         at = -1
         for _ in range(5 if end == b"\n\n" else 1):
             if (at := seen.find(end, at + 1)) < 0:
-                return len(seen)
-        return at + len(end) + more
+                return None
+        there = at + len(end) + more
+        return there if there <= len(seen) else None
 
-    return bytes_through
+    return place
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
 @pytest.mark.parametrize(
-    "bytes_through",
+    "at",
     [lambda _: 0, after(b"HTTP/1.1 200"), after(b"\r\n\r\n"), after(b"\n\n"), after(b"\n\n", 20)],
     ids=["before the headers", "within the headers", "before an event", "between events", "within an event"],
 )
 async def test_a_connection_that_breaks_is_an_error(
-    cluster: FakeServices, client: str, bytes_through: Callable[[bytes], int], reset: bool
+    cluster: FakeServices, client: str, at: Callable[[bytes], int | None], reset: bool
 ) -> None:
     cluster.runners[0].step_seconds = 0.002
-    async with serve(cluster) as served, cut_connection(served, Cut(bytes_through, reset=reset)) as url:
+    async with serve(cluster) as served, cut_connection(served, Cut(at, reset=reset)) as url:
         await fails(client, url)
 
 

@@ -232,6 +232,25 @@ async def test_a_template_that_takes_no_system_message_gets_tools_before_the_fir
                 await served.openai.chat.completions.create(model="tiny", messages=[system, *chat], tools=TOOLS)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ('{"q": "%s"}' % ("{[," * 120_000), 200),
+        ('{"q": "%s"}' % ('\\"{' * 120_000), 200),
+        ('{"q": [%s1]}' % ("{}," * 100_001), 400),
+        ('{"q": [%s1]}' % ('"",' * 100_001), 400),
+    ],
+    ids=["braces in a string", "quotes in a string", "objects", "strings"],
+)
+async def test_earlier_arguments_have_the_bounds_of_a_body(hermes: Served, arguments: str, status: int) -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "look_up", "arguments": arguments}}]
+    chat = [{"role": "assistant", "content": None, "tool_calls": calls}, *says("x")]
+    answer = await hermes.http.post("/v1/chat/completions", json={"model": "tiny", "messages": chat, "max_tokens": 2})
+    assert answer.status_code == status, answer.text[:300]
+    if status == 400:
+        assert answer.json()["error"]["param"] == "messages[0].tool_calls[0].function.arguments"
+
+
 async def test_a_format_of_a_newer_version_is_refused_by_name(served: Served) -> None:
     served.cluster.scheduler.chat = scheduler_pb2.ChatFormats(tool="newer")
     served.cluster.scheduler.publish()

@@ -3,10 +3,12 @@
 import re
 import socket
 import threading
+import time
+from urllib.parse import urlsplit
 
 import pytest
 
-from tools.clients.breaking import PIECES, breaking_proxy
+from tools.clients.breaking import LAST_CHUNK, PIECES, breaking_proxy
 from tools.clients.clients import ACTIONS, CLIENTS, Client
 from tools.clients.environments import DRIVERS
 from tools.clients.results import Tried, read_results, write_results
@@ -58,10 +60,10 @@ def test_a_stream_breaks_and_a_short_answer_does_not(pieces: int) -> None:
             end.recv(100)
             end.sendall(answer if pieces > PIECES else answer[:25])
 
-    with socket.create_server(("127.0.0.1", 0)) as server, breaking_proxy(server.getsockname()[1]) as port:
+    with socket.create_server(("127.0.0.1", 0)) as server, breaking_proxy(server.getsockname()[1]) as url:
         threading.Thread(target=serve, args=(server,), daemon=True).start()
         got = b""
-        with socket.create_connection(("127.0.0.1", port)) as asking:
+        with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as asking:
             asking.sendall(b"GET / HTTP/1.1\r\n\r\n")
             try:
                 while data := asking.recv(4096):
@@ -70,3 +72,28 @@ def test_a_stream_breaks_and_a_short_answer_does_not(pieces: int) -> None:
                 pass
     assert answer.startswith(got)
     assert (len(got) < len(answer) / 2) if pieces > PIECES else got == answer[:25]
+
+
+@pytest.mark.parametrize("divided", range(len(LAST_CHUNK) + 1))
+def test_the_end_of_a_stream_never_gets_through_however_it_is_divided(divided: int) -> None:
+    said = b"HTTP/1.1 200 OK\r\n\r\ndata: x\n\n"
+
+    def serve(server: socket.socket) -> None:
+        end, _ = server.accept()
+        with end:
+            end.recv(100)
+            end.sendall(said + LAST_CHUNK[:divided])
+            time.sleep(0.05)  # so that they come apart
+            end.sendall(LAST_CHUNK[divided:])
+
+    with socket.create_server(("127.0.0.1", 0)) as server, breaking_proxy(server.getsockname()[1]) as url:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        with socket.create_connection(("127.0.0.1", urlsplit(url).port)) as asking:
+            asking.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            got = b""
+            try:
+                while data := asking.recv(4096):
+                    got += data
+            except ConnectionResetError:
+                pass
+    assert said.startswith(got)

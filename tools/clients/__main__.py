@@ -42,9 +42,9 @@ def main() -> int:
         manifests = copy_of_bundled(Path(scratch) / "manifests", adapters=[ADAPTER, CALLER])
         with (
             running_stack(Path(scratch), manifests=manifests, env=REPORTS_AT_ONCE) as stack,
-            breaking_proxy(stack.port) as port,
+            breaking_proxy(stack.port) as broken,
         ):
-            asked = questions(stack, port)
+            asked = questions(stack, broken)
             for name, installed in ready.items():
                 actions = [action for action in ACTIONS if action in CLIENTS[name].does]
                 results[name] = tried = Tried(installed.version, try_one(installed.command, actions, asked, stack), "")

@@ -7,19 +7,24 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 
+from testbed.cut_connection import Cut, CutConnection
+
 LAST_CHUNK = b"\r\n0\r\n\r\n"
+PIECE = b"data: "
 PIECES = 3
 
 
 @contextmanager
-def breaking_proxy(port: int) -> Iterator[int]:
-    """A port of this machine that leads to `port`."""
-    began: Future[tuple[int, Callable[[], object]]] = Future()
+def breaking_proxy(port: int) -> Iterator[str]:
+    """A URL of this machine that leads to `port`."""
+    began: Future[tuple[str, Callable[[], object]]] = Future()
+    # On a slow machine one piece has many tokens, and an answer fewer pieces: its end never gets through.
+    cut = Cut(_behind_the_pieces, before=LAST_CHUNK, reset=True)
 
     async def serve() -> None:
         loop, end = asyncio.get_running_loop(), asyncio.Event()
-        async with await asyncio.start_server(lambda *ends: _through(port, *ends), "127.0.0.1", 0) as server:
-            began.set_result((server.sockets[0].getsockname()[1], partial(loop.call_soon_threadsafe, end.set)))
+        async with CutConnection(f"http://127.0.0.1:{port}", cut).serving() as connection:
+            began.set_result((connection.url, partial(loop.call_soon_threadsafe, end.set)))
             await end.wait()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="breaking-proxy", daemon=True)
@@ -32,26 +37,9 @@ def breaking_proxy(port: int) -> Iterator[int]:
         thread.join(10)
 
 
-async def _through(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port)
-
-    async def ask() -> None:
-        while data := await reader.read(65536):
-            there_writer.write(data)
-            await there_writer.drain()
-
-    asking = asyncio.create_task(ask())
-    pieces = 0
-    try:
-        while pieces <= PIECES and (data := await there_reader.read(1024)):
-            pieces += data.count(b"data: ")
-            # On a slow machine one piece has many tokens, and an answer fewer pieces: its end never gets through.
-            told, ends, _ = data.partition(LAST_CHUNK)
-            writer.write(told)
-            await writer.drain()
-            if ends:
-                return
-    finally:
-        asking.cancel()
-        for end in (writer, there_writer):
-            end.transport.abort()
+def _behind_the_pieces(seen: bytes) -> int | None:
+    at = -1
+    for _ in range(PIECES + 1):
+        if (at := seen.find(PIECE, at + 1)) < 0:
+            return None
+    return at

@@ -19,13 +19,13 @@ QUIET_SECONDS = 10.0
 _ENDED = '{"works": false, "why": "the driver ended"}'
 
 
-def questions(stack: LocalStack, broken_port: int) -> Asked:
+def questions(stack: LocalStack, broken: str) -> Asked:
     sys.path.append(str(ROOT / "examples" / "demo"))
     lookups, world = importlib.import_module("lookups"), importlib.import_module("world")
     fact, question = world.fact_of("Brindle", "keeper"), "Who keeps the lighthouse of Brindle?"
     return Asked(
         url=f"{stack.url}/v1",
-        broken_url=f"http://127.0.0.1:{broken_port}/v1",
+        broken_url=f"{broken}/v1",
         adapter=ADAPTER,
         caller=CALLER,
         question=question,

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
@@ -102,20 +103,48 @@ def memory_of(content: bytes) -> int:
     return text + tokens + 64 * strings + 128 * _containers(content) + 16 * content.count(b",")
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How many strings, lists and objects, and elements of these JSON has."""
+
+    strings: int = 0
+    containers: int = 0
+    elements: int = 0
+
+    def __add__(self, other: "Shape") -> "Shape":
+        return Shape(self.strings + other.strings, self.containers + other.containers, self.elements + other.elements)
+
+    @property
+    def too_much(self) -> str:
+        """Of what it has more than may be parsed; empty: of nothing."""
+        if self.strings > MAX_STRINGS:
+            return f"{MAX_STRINGS} strings"
+        if self.containers > MAX_CONTAINERS:
+            return f"{MAX_CONTAINERS} lists and objects"
+        return f"{MAX_ELEMENTS} elements" if self.elements > MAX_ELEMENTS else ""
+
+
+def shape_of(content: bytes) -> Shape:
+    plain = _without_quotes_in_strings(content)
+    strings = plain.count(b'"') // 2
+    plain = _STRING.sub(b"", plain)  # the commas and braces may be part of a text
+    return Shape(strings, _containers(plain), plain.count(b","))
+
+
 def check_shape(content: bytes) -> None:
     """Raise InvalidRequest if the body has too many strings, containers or elements. For most bodies counting
     characters is enough."""
     if content.count(b'"') <= 2 * MAX_STRINGS and _sparse(content):
         return
-    plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")  # removes quotes within strings
+    plain = _without_quotes_in_strings(content)
     if plain.count(b'"') > 2 * MAX_STRINGS:
         raise _too_much(f"{MAX_STRINGS} strings", _field_of_string(plain, MAX_STRINGS))
-    if not _sparse(plain):
-        plain = _STRING.sub(b"", plain)  # the commas and braces may be part of a text
-        if _containers(plain) > MAX_CONTAINERS:
-            raise _too_much(f"{MAX_CONTAINERS} lists and objects")
-        if plain.count(b",") > MAX_ELEMENTS:
-            raise _too_much(f"{MAX_ELEMENTS} elements")
+    if not _sparse(plain) and (what := shape_of(content).too_much):
+        raise _too_much(what)
+
+
+def _without_quotes_in_strings(content: bytes) -> bytes:
+    return content.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
 def _field_of_string(plain: bytes, number: int) -> str | None:

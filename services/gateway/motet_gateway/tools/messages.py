@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from motet.errors import InvalidRequest
-from motet_gateway.request_bodies import MAX_CONTAINERS, MAX_ELEMENTS
+from motet_gateway.request_bodies import Shape, shape_of
 
 MAX_DIGITS = 20
 """With a sign. An integer of more has more than 64 bits."""
@@ -16,19 +16,13 @@ class EarlierArguments:
     parsing them blocks all other work as parsing the body does."""
 
     def __init__(self) -> None:
-        self._containers = 0
-        self._elements = 0
+        self._shape = Shape()
 
     def parse(self, text: str, where: str) -> Any:
         """Raises InvalidRequest if they are too many, and ValueError or RecursionError for what is no JSON."""
-        self._containers += text.count("{") + text.count("[")
-        self._elements += text.count(",")
-        if self._containers > MAX_CONTAINERS or self._elements > MAX_ELEMENTS:
-            raise _wrong(
-                where,
-                f"the arguments of earlier calls have more than {MAX_CONTAINERS} lists and objects together, or more "
-                f"than {MAX_ELEMENTS} elements; send fewer",
-            )
+        self._shape += shape_of(text.encode(errors="replace"))
+        if what := self._shape.too_much:
+            raise _wrong(where, f"the arguments of earlier calls have more than {what} together; send fewer")
         return json.loads(text or "{}", parse_int=_exact, parse_constant=_no_json)
 
 

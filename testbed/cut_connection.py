@@ -9,10 +9,22 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Cut:
-    bytes_through: Callable[[bytes], int]
-    """How many bytes of an answer reach the client, by what of it has come: all of that, as long as it goes on."""
+    at: Callable[[bytes], int | None]
+    """How many bytes of an answer reach the client, by what of it has come. None: it goes on."""
+    before: bytes = b""
+    """The first of these bytes do not reach the client either, however they are divided when they come."""
     reset: bool = False
     """Whether the client hears of an error, and not of an end."""
+
+    def place(self, seen: bytes) -> int | None:
+        found = seen.find(self.before) if self.before else -1
+        places = [at for at in (self.at(seen), found) if at is not None and at >= 0]
+        return min(places, default=None)
+
+    def begun(self, seen: bytes) -> int:
+        """How many bytes at the end may be the first ones of `before`."""
+        sizes = range(min(len(self.before) - 1, len(seen)), 0, -1)
+        return next((size for size in sizes if seen.endswith(self.before[:size])), 0)
 
 
 class CutConnection:
@@ -52,9 +64,11 @@ class CutConnection:
         seen, sent = b"", 0
         while data := await answer.read(1 << 16):
             seen += data
-            through = min(self._cut.bytes_through(seen), len(seen))
+            end = self._cut.place(seen)
+            through = len(seen) - self._cut.begun(seen) if end is None else end
             writer.write(seen[sent:through])
             await writer.drain()
-            sent = through
-            if sent < len(seen):
+            sent = max(sent, through)
+            if end is not None:
                 return
+        writer.write(seen[sent:])
