@@ -4,12 +4,15 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, normalizers
 
 from motet.errors import InvalidRequest, Overloaded
 from motet.grammars.grammar import Grammar, GrammarForm
+from motet.reasoning.formats import ExpectedReasoning
 from motet_gateway.grammars.trial_processes import MAX_PROCESSES, TrialModel, TrialProcesses
 from motet_gateway.grammars.trials import MAX_WAITING, GrammarTrials
 from testbed.tree import ROOT
@@ -65,6 +68,34 @@ async def test_what_fails_at_the_first_masks_of_the_models_tokens_is_refused(tri
             await tried.check(grammar, "t", MODEL)
     await tried.check(optional(100), "t", MODEL)
     await tried.check(many, "t", TrialModel(FOLDER / "none.json", 4096, (0,)))  # for bytes
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_grammar_is_tried_behind_the_reasoning(begun: bool, tried: GrammarTrials) -> None:
+    """Mutations: it is tried without the reasoning, or only where this begins."""
+    behind = ExpectedReasoning("<think>", "</think>", begun=begun)
+    many = Grammar(GrammarForm.REGEX, "(a|b|ab|ba)*" * 60, behind)
+    with pytest.raises(InvalidRequest, match="too many possibilities"):
+        await tried.check(many, "t", MODEL)
+    with pytest.raises(InvalidRequest, match="Unimplemented keys"):
+        await tried.check(replace(schema({"uniqueItems": True}), behind=behind), "t", MODEL)
+    await tried.check(replace(optional(100), behind=behind), "t", MODEL)
+
+
+async def test_a_grammar_is_tried_by_itself_where_a_tokenizer_does_not_write_the_tags(
+    tried: GrammarTrials, tmp_path: Path
+) -> None:
+    """A tokenizer that begins each text with a space. Mutation: only what comes before the end of the reasoning."""
+    tokenizer = Tokenizer.from_file(str(MODEL.tokenizer))
+    tokenizer.normalizer = normalizers.Prepend(" ")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    behind = ExpectedReasoning("<think>", "</think>", begun=False)
+    with pytest.raises(InvalidRequest, match="too many possibilities"):
+        await tried.check(
+            Grammar(GrammarForm.REGEX, "(a|b|ab|ba)*" * 60, behind),
+            "t",
+            MODEL._replace(tokenizer=tmp_path / "tokenizer.json"),
+        )
 
 
 async def test_a_tokenizer_is_read_once_and_few_are_kept(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from openai.types.chat import ChatCompletion
 from tokenizers import Tokenizer
 
 from motet.api.v1 import scheduler_pb2
-from motet.reasoning.formats import FORMATS
+from motet.grammars.grammar import Grammar, GrammarForm
+from motet.reasoning.formats import FORMATS, ExpectedReasoning
+from motet_gateway.grammars.trials import GrammarTrials
 from testbed.fake_services import fake_services, model_assets
 from tests.gateway.conftest import Served, eventually, serve
 
@@ -243,6 +245,20 @@ async def test_calls_come_behind_the_reasoning() -> None:
         said = served.cluster.runners[0].submits[-1].sampling
         assert json.loads(said.tool_calls)["must"]
         assert not said.reasoning.begun
+
+
+@pytest.mark.parametrize("template", [LAST, OPENS])
+async def test_a_grammar_is_tried_behind_the_reasoning(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Grammar] = []
+
+    async def note(_: GrammarTrials, grammar: Grammar, *_of: Any) -> None:
+        tried.append(grammar)
+
+    monkeypatch.setattr(GrammarTrials, "check", note)
+    async with reasoning(template) as served:
+        await ask(served, "Yes", extra_body={"guided_regex": "yes|no"})
+    behind = ExpectedReasoning("<think>", "</think>", begun=template == OPENS)
+    assert tried == [Grammar(GrammarForm.REGEX, "yes|no", behind)]
 
 
 async def test_an_answer_that_is_continued_may_be_inside_its_reasoning() -> None:

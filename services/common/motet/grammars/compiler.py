@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,23 +130,35 @@ class Grammars:
         return GrammarMask(matcher, self._eos, len(delivered))
 
     def try_grammar(self, grammar: Grammar) -> None:
-        """Compile it, and make masks along one of the shortest answers, as an engine would. Raises InvalidRequest."""
-        matcher = _matcher(self._tokenizer or LLTokenizer("byte"), grammar)
-        for _ in range(TRIED_MASKS):
-            bits = int.from_bytes(matcher.compute_bitmask(), "little")
-            lowest = (bits & -bits).bit_length() - 1  # mostly a single character
-            ended = matcher.is_stopped() or matcher.is_accepting()
-            if bits and not ended and not matcher.is_error():
-                ended = not matcher.try_consume_tokens([lowest])
-            if matcher.is_error():
-                raise impossible(
-                    "one of its first steps has too many possibilities, such as the names of an object with hundreds "
-                    f"of optional properties ({matcher.stop_reason()})"
-                )
-            if not bits:
-                raise impossible("no text can follow it")
-            if ended:
-                return
+        """Compile it, and make masks along one of the shortest answers, as an engine would: also behind the reasoning,
+        if it begins there. Raises InvalidRequest."""
+        tokenizer = self._tokenizer or LLTokenizer("byte")
+        matcher = _matcher(tokenizer, grammar)
+        if (behind := grammar.behind) is not None:
+            _try_masks(matcher.deep_copy())
+            tags = behind.end if behind.begun else behind.begin + behind.end
+            reasoning = tokenizer.tokenize_str(tags, parse_special=True)
+            if matcher.try_consume_tokens(reasoning) != len(reasoning):  # this tokenizer writes the tags in another way
+                matcher = _matcher(tokenizer, replace(grammar, behind=None))
+        _try_masks(matcher)
+
+
+def _try_masks(matcher: LLMatcher) -> None:
+    for _ in range(TRIED_MASKS):
+        bits = int.from_bytes(matcher.compute_bitmask(), "little")
+        lowest = (bits & -bits).bit_length() - 1  # mostly a single character
+        ended = matcher.is_stopped() or matcher.is_accepting()
+        if bits and not ended and not matcher.is_error():
+            ended = not matcher.try_consume_tokens([lowest])
+        if matcher.is_error():
+            raise impossible(
+                "one of its first steps has too many possibilities, such as the names of an object with hundreds "
+                f"of optional properties ({matcher.stop_reason()})"
+            )
+        if not bits:
+            raise impossible("no text can follow it")
+        if ended:
+            return
 
 
 def _matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:

@@ -298,7 +298,7 @@ class Call:
         size = len(grammar.text) * len(self.prompts) * self.body.choices  # each choice is sent with its own copy
         self._take(size - self._grammar_bytes)
         self._grammar_bytes = size
-        self._grammar = replace(grammar, behind=self._reasoning)
+        self._grammar = grammar = replace(grammar, behind=self._reasoning)
         try:
             model = TrialModel(text.file, text.vocabulary, tuple(sorted(text.eos_ids)))
             await self._finished(self.gateway.grammars.check(grammar, self.caller.tenant, model), wait)

@@ -4,8 +4,8 @@ Tries grammars with a model's tokenizer: each that comes on stdin, in a fork of 
 tokenizer needs in a second or more. A grammar may take endless time or memory, and end the process that compiles it by
 too deep a recursion. So the kernel limits each fork, and there the stack is smaller than in an engine.
 
-On stdin: the length of form and text, then these. On stdout: the fork's exit status and the length of why the grammar
-cannot be served, then that; nothing if it can.
+On stdin: the length of a message `Sampling`, which has the grammar, then this. On stdout: the fork's exit status and
+the length of why the grammar cannot be served, then that; nothing if it can.
 """
 
 import os
@@ -16,9 +16,10 @@ import threading
 from pathlib import Path
 from typing import NoReturn
 
+from motet.api.v1 import runner_pb2
 from motet.errors import MotetError
 from motet.grammars.compiler import Grammars
-from motet.grammars.grammar import Grammar, GrammarForm
+from motet.grammars.grammar import Grammar
 from motet_gateway.confined import confine, end_with_parent
 
 ASKED = struct.Struct("!I")
@@ -33,11 +34,12 @@ def main() -> None:
     grammars = Grammars(Path(file), int(vocabulary), [int(one) for one in eos.split(",") if one])
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     while header := asked.read(ASKED.size):
-        form, _, text = asked.read(*ASKED.unpack(header)).decode().partition("\n")
+        grammar = Grammar.from_proto(runner_pb2.Sampling.FromString(asked.read(*ASKED.unpack(header))))
+        assert grammar is not None
         reads, writes = os.pipe()
         if (child := os.fork()) == 0:
             os.close(reads)
-            _try(grammars, Grammar(GrammarForm(form), text), writes, float(cpu_seconds), int(memory_bytes))
+            _try(grammars, grammar, writes, float(cpu_seconds), int(memory_bytes))
         os.close(writes)
         with os.fdopen(reads, "rb") as pipe:
             said = pipe.read(MAX_SAID)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
+from motet.api.v1 import runner_pb2
 from motet.errors import Overloaded
 from motet.grammars.grammar import Grammar, impossible
 from motet_gateway.grammars.trial_process import ASKED, SAID
@@ -96,7 +97,9 @@ class TrialProcesses:
 async def _ask(process: asyncio.subprocess.Process, grammar: Grammar) -> tuple[int, bytes]:
     assert process.stdin is not None
     assert process.stdout is not None
-    asked = f"{grammar.form}\n{grammar.text}".encode()
+    message = runner_pb2.Sampling()
+    grammar.write(message)
+    asked = message.SerializeToString()
     process.stdin.write(ASKED.pack(len(asked)) + asked)
     await process.stdin.drain()
     status, length = SAID.unpack(await process.stdout.readexactly(SAID.size))

@@ -25,7 +25,7 @@ class GrammarTrials:
 
     async def check(self, grammar: Grammar, tenant: str, model: TrialModel) -> None:
         """Raises InvalidRequest if no runner can serve it, and Overloaded if this tenant tries too many."""
-        text = f"{tenant}\n{model.tokenizer}\n{grammar.form}\n{grammar.text}"
+        text = f"{tenant}\n{model.tokenizer}\n{grammar.behind}\n{grammar.form}\n{grammar.text}"
         key = hashlib.sha256(text.encode()).digest()
         if (why := self._known.get(key)) is None:
             why = await self._begun(key, grammar, tenant, model)
