@@ -60,7 +60,7 @@ from motet_runner.step_costs import StepCosts
 from motet_runner.step_trace import StepTrace
 
 if TYPE_CHECKING:
-    from motet.grammars.compiler import Grammars
+    from motet.grammars.kept import KeptGrammars
 
 log = structlog.get_logger(__name__)
 
@@ -236,7 +236,7 @@ class Engine(PlannedEngine):
         if sequence.grammar is not None:
             if self._grammars is None:
                 raise StructuredOutputUnavailable("This runner lacks the package llguidance: install motet[grammars].")
-            rules = self._grammars.mask(sequence.grammar, sequence.delivered)
+            rules = self._grammars.mask(sequence.grammar, sequence.delivered, tenant=sequence.tenant)
         if rules is None or sampling.allowed_token_ids or sampling.bad_words:
             rules = ListedTokens(sampling, self.info.vocabulary, sequence.delivered, rules)
         return RowMask(rules)
@@ -377,11 +377,12 @@ class Engine(PlannedEngine):
         return min(wanted or possible, pages * PAGE_TOKENS)
 
 
-def _grammars_of(tokenizer: Path, vocabulary: int, eos: Collection[int]) -> "Grammars | None":
+def _grammars_of(tokenizer: Path, vocabulary: int, eos: Collection[int]) -> "KeptGrammars | None":
     """None: what compiles them is an extra, and is not installed."""
     try:
         from motet.grammars.compiler import Grammars
+        from motet.grammars.kept import KeptGrammars
     except ImportError:
         log.warning("grammars_unavailable", reason="llguidance is not installed", result="no structured output")
         return None
-    return Grammars(tokenizer, vocabulary, eos)
+    return KeptGrammars(Grammars(tokenizer, vocabulary, eos))

@@ -122,9 +122,16 @@ class Grammars:
     def mask(self, grammar: Grammar, delivered: Sequence[int]) -> GrammarMask:
         """For an answer that has these tokens. Raises InvalidRequest for a grammar that cannot be served, and
         StructuredOutputUnavailable if none can."""
+        return self.started(self.compiled(grammar), delivered)
+
+    def compiled(self, grammar: Grammar) -> LLMatcher:
+        """At its beginning. Raises as `mask` does."""
         if self._tokenizer is None:
             raise StructuredOutputUnavailable(f"This engine serves no structured output: {self._why_none}.")
-        matcher = _matcher(self._tokenizer, grammar)
+        return _matcher(self._tokenizer, grammar)
+
+    def started(self, matcher: LLMatcher, delivered: Sequence[int]) -> GrammarMask:
+        """The matcher becomes the mask's own."""
         if delivered and matcher.try_consume_tokens(list(delivered)) != len(delivered):
             raise impossible("the answer that the client has so far does not follow it")
         return GrammarMask(matcher, self._eos, len(delivered))
