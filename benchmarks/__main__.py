@@ -17,6 +17,7 @@ NOT_BENCHMARKS = {
     "__main__",
     "cluster_loads",
     "driven",
+    "earlier_tree",
     "engine_run",
     "harness",
     "host_parts",

@@ -13,11 +13,8 @@ The commit's tree lies beside this one's only while this runs. Its first run com
 
 import argparse
 import asyncio
-import io
 import signal
-import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +22,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.driven import Driven
-from benchmarks.harness import ROOT, Measure, Pairs, Result, alternate, arguments, report, skip
+from benchmarks.earlier_tree import environment_of
+from benchmarks.harness import Measure, Pairs, Result, alternate, arguments, report, skip
 from benchmarks.peer_engines import Case, Comparison, Engines, Workload, kernels_of, with_target
 from benchmarks.peer_sizes import add_sizes, with_sizes
 from motet_runner.thread_environment import THREAD_ENVIRONMENT
@@ -47,17 +45,8 @@ class Before:
     """The engine of an earlier commit, run by that tree's own code."""
 
     def __init__(self, commit: str, folder: Path) -> None:
-        packed = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            archive.extractall(folder, filter="data")
         self.name = f"engine of {commit}"
-        self.environment = _environment(folder)
-
-
-def _environment(tree: Path) -> dict[str, str]:
-    modules = [*tree.glob("*/motet_*/__init__.py"), *tree.glob("services/*/motet*/__init__.py")]
-    packages = [tree, *(module.parent.parent for module in modules)]
-    return {**THREAD_ENVIRONMENT, "PYTHONPATH": ":".join(map(str, packages)), "PYTHONSAFEPATH": "1"}
+        self.environment = {**THREAD_ENVIRONMENT, **environment_of(commit, folder)}
 
 
 def own_load(given: argparse.Namespace, adapters: Sequence[str]) -> dict[str, object]:

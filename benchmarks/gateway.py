@@ -75,6 +75,7 @@ async def serve_cluster() -> None:
 
     async with fake_services() as cluster:
         cluster.add_adapter("legal")
+        cluster.scheduler.max_model_length = 1 << 17
         cluster.scheduler.keeps_record = cluster.runners[0].keeps_record = cluster.predictor.keeps_record = False
         cluster.runners[0].step_seconds = STEP_SECONDS
         addresses = {"scheduler": cluster.scheduler.address, "predictor": cluster.predictor.address}

@@ -1,0 +1,114 @@
+"""Measures the gateway against itself at an earlier commit: the same requests to both, and the same fake services.
+
+A result is the CPU time of today's gateway for a request, as a multiple of the earlier one's: `gateway_vs_before` for
+whole answers of 16 tokens, `gateway_vs_before_stream` for streams of 16 events, and `gateway_vs_before_long_stream` for
+streams of 128 events, nearly all of whose time is that of tokens.
+
+The commit's tree lies beside this one's only while this runs.
+
+    python -m benchmarks.gateway_before COMMIT [--requests 400] [--pairs 8] [--json]
+"""
+
+import argparse
+import json
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+from benchmarks.earlier_tree import environment_of
+from benchmarks.gateway import (
+    BODY,
+    CONNECTIONS,
+    BenchConnection,
+    CpuPerRequest,
+    child,
+    connections,
+    free_port,
+    saturate,
+    until_ready,
+)
+from benchmarks.harness import Result, alternate, arguments, report, skip
+
+LONG = 128
+MOST = 1.03
+
+
+class Measured:
+    """A gateway, and open connections to it, by the body that they send"""
+
+    def __init__(self, process: psutil.Process, port: int) -> None:
+        self.process = process
+        self._port = port
+        self._opened: dict[str, list[BenchConnection]] = {}
+
+    async def open(self, bodies: dict[str, dict[str, Any]], stack: AsyncExitStack) -> None:
+        for name, body in bodies.items():
+            self._opened[name] = await stack.enter_async_context(connections(self._port, body))
+            await saturate(self._opened[name], 10 * CONNECTIONS)  # warm
+
+    def cost(self, name: str, requests: int) -> CpuPerRequest:
+        return CpuPerRequest(self.process, self._opened[name], requests)
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "gateway_vs_before": BODY,
+    "gateway_vs_before_stream": BODY | {"stream": True},
+    "gateway_vs_before_long_stream": BODY | {"stream": True, "max_tokens": LONG, "min_tokens": LONG},
+}
+
+
+async def gateway(addresses: dict[str, str], stack: AsyncExitStack, environment: dict[str, str]) -> Measured:
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="motet-"))
+    port = free_port()
+    process = await stack.enter_async_context(
+        child(
+            "motet_gateway",
+            **environment,
+            MOTET_DATA_DIR=folder,
+            MOTET_GATEWAY_PORT=str(port),
+            MOTET_SCHEDULER_ADDRESS=addresses["scheduler"],
+            MOTET_PREDICTOR_ADDRESS=addresses["predictor"],
+        )
+    )
+    await until_ready(port)
+    measured = Measured(psutil.Process(process.pid), port)
+    await measured.open(BODIES, stack)
+    return measured
+
+
+async def measure(commit: str, requests: int, pairs: int) -> list[Result]:
+    async with AsyncExitStack() as stack:
+        tree = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="motet-before-")))
+        environment = environment_of(commit, tree)
+        cluster = await stack.enter_async_context(child("benchmarks.gateway", "--cluster"))
+        assert cluster.stdout is not None
+        addresses = json.loads(await cluster.stdout.readline())
+        now, before = [await gateway(addresses, stack, of) for of in ({}, environment)]
+        own = [now.process, before.process, psutil.Process(cluster.pid)]
+        results = []
+        for name in BODIES:
+            found = await alternate(now.cost(name, requests), before.cost(name, requests), pairs=pairs, own=own)
+            print(f"{name}: {found}", flush=True)
+            results.append(
+                Result(name, found.ratio, "x", f"<= {MOST}", found.ratio <= MOST, f"gateway of {commit}", found)
+            )
+        return results
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("commit", nargs="?", help="of this repository, whose gateway is the baseline")
+    parser.add_argument("--requests", type=int, default=400, help="requests per figure")
+    parser.add_argument("--pairs", type=int, default=8, help="quiet pairs to measure")
+    given: argparse.Namespace = parser.parse_args()
+    if given.commit is None:
+        skip("name the commit to compare with: python -m benchmarks.gateway_before COMMIT")
+    report("gateway_before", uvloop.run(measure(given.commit, given.requests, given.pairs)), as_json=given.json)
+
+
+if __name__ == "__main__":
+    main()
