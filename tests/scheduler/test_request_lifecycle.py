@@ -9,8 +9,8 @@ from motet.runner_info import Failure, KernelState, RunnerIdentity
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events, request_lifecycle
 from motet_scheduler.policy.request_lifecycle import ENDED_AT_ONCE
-from motet_scheduler.policy.values import Promise
-from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, ready
+from motet_scheduler.policy.values import Limits, Promise
+from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, pool, ready
 
 
 def decline(driver, request, *, epoch=1, code="declined", instance="r0"):
@@ -132,6 +132,26 @@ def test_a_request_that_is_declined_again_and_again_gives_up_when_its_first_wait
         placed = driver.of(effects.SendPlaced)
     assert driver.clock() >= began + 4.9
     assert driver.of(effects.SendRefused)[0].failure.code == "deadline_exceeded"
+
+
+@pytest.mark.parametrize("first", ["the runner", "the gateway"])
+@pytest.mark.parametrize("held", [False, True])
+def test_a_request_that_a_new_scheduler_found_running_gives_up_at_the_same_time_if_it_is_declined(first, held):
+    """`held`: it waits for its quota, and its gateway says that it runs. Such requests have been in no queue here."""
+    driver = ready(avoid_after_decline=100.0, max_avoid=100.0)
+    driver.attach()
+    driver.state()
+    if held:
+        driver.send(events.CatalogReplaced((pool(limits=(("*", Limits(concurrency=1)),)),), ()))
+        driver.enqueue("b")
+        driver.enqueue("a", deadline=5.0, age=1.0)
+        assert driver.scheduler.requests[RequestId("a")].held
+    driver.gateway("g0", driver.live("b"), driver.live("a", deadline=5.0, age=1.0))
+    decline_and_lose(driver, epoch=1, first=first)
+    driver.wait(3.9)
+    assert not driver.of(effects.SendRefused)
+    driver.wait(0.2)
+    assert [(one.request, one.failure.code) for one in driver.of(effects.SendRefused)] == [("a", "deadline_exceeded")]
 
 
 @pytest.mark.parametrize("first", ["the runner", "the gateway"])

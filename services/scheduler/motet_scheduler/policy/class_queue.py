@@ -68,7 +68,7 @@ class ClassQueue:
     def remove(self, request: Request) -> None:
         self._keep_passes(request)
         self._leave_flow(request)
-        request.last_deadline_at, request.deadline_at = request.deadline_at, None
+        request.deadline_at = None
         self._size -= 1
         if not self._size:
             self._passes.clear()

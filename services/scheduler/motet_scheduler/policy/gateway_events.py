@@ -277,8 +277,9 @@ class GatewayEvents:
         self._state.note_event(request.id, Happening.LOST, event.why)
         self._lifecycle.leave(request)
         self._lifecycle.avoid(request, placement.instance)
-        declined = request.declined_epoch == placement.epoch and not request.delivered
-        self._lifecycle.enqueue(request, declined=declined)
+        self._lifecycle.enqueue(request)
+        if request.declined_epoch == placement.epoch:
+            self._lifecycle.go_on_waiting(request)
         if isinstance(request.final_failure, Failure):
             self._lifecycle.refuse(request, request.final_failure)
 

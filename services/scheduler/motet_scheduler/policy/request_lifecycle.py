@@ -64,14 +64,11 @@ class RequestLifecycle:
         if request.digest != BASE:
             self._state.adapter_uses[request.digest] += 1
 
-    def enqueue(self, request: Request, *, timeout: float | None = None, declined: bool = False) -> None:
-        """Add the request to its queue with its own age. `timeout`: how long it may wait this time, if not as usual.
-        `declined`: it has got nothing on the runner that it leaves, so its wait goes on."""
+    def enqueue(self, request: Request, *, timeout: float | None = None) -> None:
+        """Add the request to its queue with its own age. `timeout`: how long it may wait this time, if not as usual."""
         if timeout is None:
             timeout = request.queue_timeout
         request.deadline_at = self._state.now + timeout if timeout > 0 else None
-        if declined:
-            request.deadline_at = request.last_deadline_at
         self.deadlines.add(request)
         self._forget_avoided(request)
         for until in request.avoid.values():
@@ -84,9 +81,9 @@ class RequestLifecycle:
         queue.add(request, weight)
 
     def go_on_waiting(self, request: Request) -> None:
-        """What its gateway lost was declined: it waits no longer than if it had not been placed."""
-        if not request.delivered and request.deadline_at is not None:
-            request.deadline_at = request.last_deadline_at
+        """What its gateway lost was declined: without a token it waits no longer than if it had not been placed."""
+        if not request.delivered:
+            request.deadline_at = request.first_deadline_at
             self.deadlines.add(request)
 
     def end(self, request: Request) -> None:

@@ -81,8 +81,6 @@ class Request:
     """Seconds of each wait in the queue; 0: no limit. The first is shorter if it has waited without a scheduler."""
     deadline_at: float | None = None
     """When it gives up. Only as long as it is in the queue."""
-    last_deadline_at: float | None = None
-    """When it would have given up in its wait before: it goes on with that if its runner declines it."""
     waits_for: str | None = None
     """Whose runners it waits for: the digest of its base model, or of its adapter. None: it has not been tried."""
     flow: Flow = ("", "", 0)
@@ -172,6 +170,12 @@ class Request:
         asked."""
         since = self.deadline_at - self.queue_timeout if self.deadline_at is not None else self.asked_at
         return max(since, self.may_run_from)
+
+    @property
+    def first_deadline_at(self) -> float | None:
+        """When it gives up if all that take it decline it. It follows from its age alone, which its gateway tells a new
+        scheduler, too; the gateway ends it then in any case."""
+        return self.asked_at + self.queue_timeout if self.queue_timeout > 0 else None
 
     @property
     def waiting(self) -> bool:
