@@ -267,7 +267,8 @@ def test_the_end_of_a_promise_is_announced_once(engine_of):
     engine = engine_of(Size(pages=8, patience=1000))
     engine.set_supervised(True)
     ran = run(engine, ask("tight", prompt=5, promise=2), ask("wide", prompt=5, max_tokens=60), steps=45)
-    assert ran.of(OverflowAhead) == [OverflowAhead(R("tight"), 1, 2, 1)]
+    (event,) = ran.of(OverflowAhead)
+    assert (event.request, event.epoch, event.promise, event.number) == ("tight", 1, 2, 1)
     first = next(one for one in ran.outputs if one.request == "tight")
     assert first.index == 0
     assert len(ran.tokens["tight"]) == 28, "the token after the last entry that two pages hold"

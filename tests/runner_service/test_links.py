@@ -9,14 +9,14 @@ import pytest
 
 from motet.api.v1 import common_pb2, scheduler_pb2, supervisor_pb2
 from motet.digest import adapter_digest
-from motet.domain import RequestId
+from motet.domain import BASE, RequestId
 from motet.health import Health
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet.promises import PromiseRule
 from motet.runner_info import KernelState
 from motet_runner import scheduler_link
 from motet_runner.adapters.cache import CERTIFICATE
-from motet_runner.interface import OverflowAhead
+from motet_runner.interface import EngineSequenceReport, OverflowAhead, State
 from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, supervisor_at, until
 from tests.support.in_process_runner import in_process_runner, write_adapter
@@ -431,6 +431,29 @@ async def test_expect_brings_a_known_adapter_to_the_device(folder):
             await gateway.refusal("a", 3)
 
 
+async def test_an_evicted_adapter_is_told_by_itself(folder):
+    """No report says it: the next one is due in a thousand seconds."""
+    address, _ = places(folder)
+    sources = [write_adapter(folder / name, seed=number).as_uri() for number, name in enumerate(("a0", "a1"))]
+    engine = functools.partial(FakeEngine, adapter_slots=1)
+    async with (
+        scheduler_at(address) as scheduler,
+        in_process_runner(folder, scheduler=address, engine=engine, report_seconds=20_000) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: scheduler.of("hello"))
+        for name, source in zip(("a0", "a1"), sources, strict=True):
+            scheduler.ensure(name, source)
+            digest = (await scheduler.adapter(name)).digest
+            reports = len(scheduler.of("report"))
+            await gateway.submit(name, adapter=digest)
+            await gateway.finished(name)
+            await scheduler.adapter(name, stage=DEVICE)
+        assert len(scheduler.of("report")) == reports
+        last = [one for one in scheduler.of("adapter") if one.ref.name == "a0"][-1]
+        assert (last.stage, last.order) == (common_pb2.ADAPTER_STAGE_CERTIFIED, 0)
+
+
 async def test_a_dropped_adapter_is_forgotten_after_its_last_request(folder):
     address, _ = places(folder)
     source = write_adapter(folder / "a0").as_uri()
@@ -507,9 +530,14 @@ async def test_an_overflow_says_what_is_charged_for_a_promise_that_grew_since_th
     ):
         await gateway.submit("a", max_tokens=1000, pages=100)
         await until(lambda: any(x.pages_used for report in supervisor.of("memory") for x in report.live))
-        runner.service.loaded.supervisor.overflow(OverflowAhead(RequestId("a"), 1, promise=104, number=2))
+        entry = EngineSequenceReport(
+            RequestId("a"), 1, 104, 103, State.DECODE, 3, 1640, BASE, "t", 0, 2, promise_number=2
+        )
+        runner.service.loaded.supervisor.overflow(OverflowAhead(entry))
         (overflow,) = await until(lambda: supervisor.of("overflow"))
-        assert (overflow.request.promise.pages, overflow.request.charged_pages) == (104, charged)
+        said = overflow.request
+        assert (said.promise.pages, said.promise.number, said.charged_pages) == (104, 2, charged)
+        assert (said.pages_used, said.output_tokens, said.parked_times) == (103, 1640, 2), "as of now"
 
 
 async def test_park_and_resume_by_order_lose_no_token(folder):

@@ -17,7 +17,7 @@ from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_client import EngineDied
 from motet_runner.engine_messages import EngineOutputs
 from motet_runner.hang_detector import HangDetector
-from motet_runner.interface import OverflowAhead
+from motet_runner.interface import EngineSequenceReport, OverflowAhead, State
 from motet_runner.loaded_runner import LoadedRunner
 from motet_runner.metrics import Metrics
 from motet_runner.plan import preset_named
@@ -184,5 +184,6 @@ async def test_a_report_lists_each_request_once_for_both_links_and_an_overflow_o
         runner.on_batch(EngineOutputs(report=FakeEngine().report()))
         assert sorted(listed) == sorted(names)
         listed.clear()
-        runner.on_batch(EngineOutputs(events=[OverflowAhead(names[7], 1, 2, 1)]))
+        entry = EngineSequenceReport(names[7], 1, 2, 1, State.DECODE, 3, 4, BASE, "t", 0, 0, promise_number=1)
+        runner.on_batch(EngineOutputs(events=[OverflowAhead(entry)]))
         assert listed == [names[7]]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import FakeClock, monotonic
-from motet.domain import ParkMethod, pages_for
+from motet.domain import Digest, ParkMethod, RequestId, pages_for
 from motet.errors import InvalidRequest, StructuredOutputUnavailable
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner import pipe as pipes
@@ -34,7 +34,16 @@ from motet_runner.engine_messages import (
 from motet_runner.engine_process import drive
 from motet_runner.free_levels import CHECK_SECONDS
 from motet_runner.grammar_thread import CompileThread
-from motet_runner.interface import AdapterFailed, Finish, NewSequence, OrderRefused, Sampling
+from motet_runner.interface import (
+    AdapterEvicted,
+    AdapterFailed,
+    AdapterLoaded,
+    Finish,
+    NewSequence,
+    OrderRefused,
+    OverflowAhead,
+    Sampling,
+)
 from motet_runner.pipe import Pipe
 from motet_simulator.fake_engine import FakeEngine, tokens_of
 
@@ -259,6 +268,32 @@ def test_a_report_is_made_and_sent_only_when_the_free_pages_cross_a_level():
             sent.append(batch.report.pages_free)
     assert sent == [4, 2, 10], "below a half, below a quarter, and all of them at the end"
     assert engine.reports == len(sent)
+
+
+def test_no_report_comes_with_an_overflow_or_with_an_adapter_that_comes_and_goes():
+    """Each report lists all requests and adapters, and these happen all the time."""
+    engine = CountingEngine(adapter_slots=1)
+    engine.set_supervised(True)
+    loop = EngineLoop(engine, clock=FakeClock())
+
+    def tight(name):
+        command = add(name, max_tokens=100)
+        return replace(command, sequence=replace(command.sequence, adapter=Digest(name), promise=1))
+
+    seen = set()
+    for name in ("x", "y"):
+        loop.apply(
+            [LoadAdapter(Digest(name), AdapterLayout.of(Path("nowhere"), FileStamp(0, 0, 0), 8, ())), tight(name)]
+        )
+        while engine.has_work():
+            batch = loop.turn()
+            seen |= {type(event) for event in batch.events} if batch is not None else set()
+            loop.apply([Extend(RequestId(name), 1, 1, 9)])
+    assert seen >= {OverflowAhead, AdapterLoaded, AdapterEvicted}
+    assert engine.reports == 0
+    loop.apply([tight("y"), Park(RequestId("y"), 1, 1, 2, ParkMethod.RECOMPUTE)])
+    loop.turn()
+    assert engine.reports == 1, "a park frees pages, which others wait for"
 
 
 def test_the_free_pages_are_compared_with_those_that_kv_can_have_now():

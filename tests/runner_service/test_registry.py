@@ -20,7 +20,7 @@ from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
-from motet_runner.interface import AdapterFailed, AdapterLoaded
+from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport
 from motet_runner.metrics import Metrics
 from tests.support.adapter_fetches import settle, usual_sources
 from tests.support.in_process_runner import write_adapter
@@ -233,6 +233,18 @@ async def test_the_tier_follows_the_engines_events(setup):
     setup.adapters.on_failed(AdapterFailed(one.digest, AdapterIncompatible("no")))
     await setup.settled()  # its files are looked at again
     assert setup.adapters.resident([])[0].tier == common_pb2.MEMORY_TIER_DISK
+
+
+async def test_an_evicted_adapter_is_on_disk_also_by_a_report_from_before_that_is_sent_again(setup):
+    one = await setup.ensure(1, common_pb2.ADAPTER_STAGE_DEVICE)
+    before = [EngineAdapterReport(one.digest, 10, 0, on_device=True)]
+    setup.adapters.on_loaded(AdapterLoaded(one.digest, 10, 0.1))
+    setup.adapters.on_report(before)
+    assert setup.adapters.on_evicted(AdapterEvicted(one.digest)) is one
+    assert setup.adapters.resident(before)[0].tier == common_pb2.MEMORY_TIER_DISK
+    assert one.stage == common_pb2.ADAPTER_STAGE_CERTIFIED
+    setup.adapters.on_report(before)  # a new report, of an adapter that was forgotten here meanwhile
+    assert setup.adapters.resident(before)[0].tier == common_pb2.MEMORY_TIER_DEVICE
 
 
 async def test_cached_bytes_that_changed_are_noticed_when_a_load_fails_and_fetched_again(setup):

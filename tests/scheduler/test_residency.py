@@ -13,7 +13,7 @@ from motet_scheduler import conversion
 from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import Adapters
-from motet_scheduler.policy.values import AdapterReadiness
+from motet_scheduler.policy.values import AdapterReadiness, AdapterStage
 from tests.scheduler.builders import GROUP, SchedulerDriver, adapter, pool, ready, resident
 
 NAMES = tuple(f"a{n}" for n in range(5))
@@ -89,6 +89,37 @@ def test_a_runner_that_is_away_has_no_adapters_ready_for_gateways():
     assert states(driver) == {"a0": AdapterReadiness.COLD}
     driver.attach(resident=resident(digest_of("a0")))
     assert states(driver) == {"a0": AdapterReadiness.READY}
+
+
+def test_a_runner_tells_between_two_reports_where_one_adapter_is_now():
+    driver = certified("a0", "a1")
+    holding(driver, "a0")
+    driver.wait(PAUSE)
+    moved = {"order": 0, "ordered_stage": AdapterStage.NONE, "certificate": None}
+    driver.certify("a1", digest_of("a1"), stage=AdapterStage.DEVICE, **moved)
+    driver.wait(PAUSE)
+    driver.certify("a0", digest_of("a0"), **moved)
+    driver.wait(PAUSE)
+    assert states(driver) == {"a0": AdapterReadiness.COLD, "a1": AdapterReadiness.READY}
+    runner = driver.scheduler.runners["r0"]
+    assert runner.resident == {digest_of("a0"): Tier.DISK, digest_of("a1"): Tier.DEVICE}
+    assert runner.adapters == {digest_of("a1")}
+    driver.certify("a7", digest_of("a7"), stage=AdapterStage.DEVICE, **moved)
+    assert len(runner.resident) == 2, "nobody serves it: the next report says what else is there"
+    holding(driver, "a0")
+    driver.wait(PAUSE)
+    assert states(driver) == {"a0": AdapterReadiness.READY, "a1": AdapterReadiness.COLD}, "a report lists all"
+
+
+def test_a_load_is_over_when_its_runner_tells_that_the_adapter_has_come():
+    driver = certified("a0")
+    driver.state(adapter("a0", min_replicas=1))
+    (order,) = driver.of(effects.EnsureAdapter)
+    assert order.stage is AdapterStage.DEVICE
+    news = {"order": 0, "ordered_stage": AdapterStage.NONE, "certificate": None}
+    driver.certify("a0", digest_of("a0"), stage=AdapterStage.DEVICE, **news)
+    driver.certify("a0", digest_of("a0"), **news)
+    assert [one.stage for one in driver.of(effects.EnsureAdapter)] == [AdapterStage.DEVICE], "it is ordered again"
 
 
 def test_what_does_not_change_is_not_built_again(monkeypatch: pytest.MonkeyPatch):

@@ -166,10 +166,11 @@ class AcceptedRequests:
         reported = self.in_engine(report)
         return [entry_of(one, reported.get((one.request, one.epoch))) for one in self._placements.values()]
 
-    def runner_request(self, request: str, report: EngineReport | None) -> common_pb2.RunnerRequest | None:
-        """The same of one request. A list of all would cost as much for each event as there are requests."""
-        one = self.get(request)
-        return entry_of(one, self.in_engine(report).get((one.request, one.epoch))) if one is not None else None
+    def runner_request(self, now: EngineSequenceReport) -> common_pb2.RunnerRequest | None:
+        """The same of one request, as the engine has just told it; None if the runner has it no more. A list of all
+        would cost as much for each event as there are requests."""
+        one = self.get(now.request)
+        return entry_of(one, now) if one is not None and one.epoch == now.epoch else None
 
     def in_engine(self, report: EngineReport | None) -> Mapping[tuple[RequestId, int], EngineSequenceReport]:
         """What a report says, by request and epoch. Many ask about the newest one."""

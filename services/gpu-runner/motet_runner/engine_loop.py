@@ -63,7 +63,10 @@ UNPRODUCTIVE_WAIT_SECONDS = 0.002
 """Seconds to wait after an iteration that computed nothing, because all sequences wait for an order or an adapter. A
 command ends the wait."""
 
-REPORT_AT_ONCE = (OverflowAhead, ParkedNow, ResumedNow, AdapterLoaded, AdapterEvicted, AdapterFailed)
+REPORT_AT_ONCE = (ParkedNow, ResumedNow, AdapterFailed)
+"""After these, pages that others wait for may be free, or an adapter may be of no use. The other events tell all that
+has changed, to whoever must know it at once: a report lists every request and adapter, and there would be one for each
+overflow and each load."""
 
 FINISHES = {one: common_pb2.FinishReason.Value(f"FINISH_REASON_{one.name}") for one in Finish}
 STATES = {one: common_pb2.SequenceState.Value(f"SEQUENCE_STATE_{one.name}") for one in State}

@@ -135,15 +135,49 @@ class DecodedTokens:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class OverflowAhead:
-    """A sequence is within a page of the end of its promise (S3-10). The engine reports it once per promise."""
+class EngineSequenceReport(NamedTuple):
+    """One sequence, as the engine reports it. A tuple, because reports have many and a tuple is made quickly."""
 
     request: RequestId
     epoch: int
     promise: int
-    number: int = 0
-    """Of the promise, as of those below."""
+    """In pages. For a parked sequence: the promise that it needs to resume."""
+    pages_used: int
+    state: State
+    prompt_tokens: int
+    output_tokens: int
+    adapter: Digest
+    tenant: str
+    priority: int
+    parked_times: int
+    charged_pages: int | None = None
+    """The pages of the promise that the engine's ledger charges to this sequence. They are fewer than the promise while
+    another sequence pays for shared pages. None: the whole promise."""
+    promise_number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OverflowAhead:
+    """A sequence is within a page of the end of its promise (S3-10). The engine reports it once per promise."""
+
+    entry: EngineSequenceReport
+    """As of now: no report comes with this event. What the ledger charges is not in it."""
+
+    @property
+    def request(self) -> RequestId:
+        return self.entry.request
+
+    @property
+    def epoch(self) -> int:
+        return self.entry.epoch
+
+    @property
+    def promise(self) -> int:
+        return self.entry.promise
+
+    @property
+    def number(self) -> int:
+        return self.entry.promise_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +189,7 @@ class ParkedNow:
     method: ParkMethod
     by_itself: bool
     number: int = 0
+    """Of the promise, as of those below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,27 +250,6 @@ Event = (
     | AdapterFailed
     | StateChanged
 )
-
-
-class EngineSequenceReport(NamedTuple):
-    """One sequence in the engine's report. A tuple, because reports have many and a tuple is made quickly."""
-
-    request: RequestId
-    epoch: int
-    promise: int
-    """In pages. For a parked sequence: the promise that it needs to resume."""
-    pages_used: int
-    state: State
-    prompt_tokens: int
-    output_tokens: int
-    adapter: Digest
-    tenant: str
-    priority: int
-    parked_times: int
-    charged_pages: int | None = None
-    """The pages of the promise that the engine's ledger charges to this sequence. They are fewer than the promise while
-    another sequence pays for shared pages. None: the whole promise."""
-    promise_number: int = 0
 
 
 class EngineAdapterReport(NamedTuple):

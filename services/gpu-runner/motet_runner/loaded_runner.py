@@ -201,6 +201,7 @@ class LoadedRunner:
             self.supervisor.ended(ended)
         if batch.report is not None:
             self._report_asked = False
+            self.adapters.on_report(batch.report.adapters)
             self._publish(batch.report)
 
     def _on_event(self, event: Event) -> None:
@@ -223,7 +224,10 @@ class LoadedRunner:
                 if (one := self.adapters.on_loaded(event)) is not None:
                     self.scheduler.adapter_changed(one)
             case AdapterEvicted():
-                self.adapters.on_evicted(event)
+                if (one := self.adapters.on_evicted(event)) is not None and not one.drop_when_idle:
+                    self.scheduler.adapter_changed(one)
+                else:
+                    self._engine.post(ReportNow())  # only a report tells that it is gone altogether
             case AdapterFailed():
                 log.warning("adapter_load_failed", adapter=event.digest, reason=event.error.message)
                 if (one := self.adapters.on_failed(event)) is not None:

@@ -129,7 +129,8 @@ class SchedulerLink:
         return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
 
     def adapter_changed(self, adapter: AdapterLife, error: MotetError | None = None) -> None:
-        """The engine has loaded the adapter, or cannot load it: report that under each of the adapter's names."""
+        """The engine has loaded the adapter, has evicted it, or cannot load it: report that under each of the adapter's
+        names."""
         for ref in adapter.refs.values():
             state = state_of(ref, adapter)
             if error is not None:

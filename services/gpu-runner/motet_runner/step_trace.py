@@ -78,12 +78,16 @@ class StepTrace:
         for name, kind in _KINDS:
             happened = [event for event in events if isinstance(event, kind)]
             if happened:
-                line[name] = [
-                    {key: value for key, value in asdict(event).items() if key != "epoch"} for event in happened
-                ]
+                line[name] = [_said_of(event) for event in happened]
         if not plan.count and not line.keys() & {"promises", "overflows", "parks", "resumes"}:
             return
         if kernels != self._kernels:
             self._kernels = kernels
             line["of"] = self._of()
         self._file.append(json.dumps(line).encode() + b"\n")
+
+
+def _said_of(event: Event) -> dict[str, Any]:
+    if isinstance(event, OverflowAhead):
+        return {"request": event.request, "promise": event.promise, "number": event.number}
+    return {key: value for key, value in asdict(event).items() if key != "epoch"}

@@ -96,13 +96,14 @@ class SupervisorLink:
 
     def overflow(self, event: OverflowAhead) -> None:
         report = self._last_report()
-        entry = self._accepted.runner_request(event.request, report)
-        if entry is None or entry.epoch != event.epoch:
-            return
-        if entry.charged_pages and not self._facts.info.by_forecast:
+        reported = self._accepted.in_engine(report).get((event.request, event.epoch))
+        charged = reported.charged_pages if reported is not None else None
+        if reported is not None and charged is not None and not self._facts.info.by_forecast:
             # Pages added to the promise since the report are charged, too. A part of a forecast does not grow with it.
-            entry.charged_pages += max(0, event.promise - entry.promise.pages)
-        entry.promise.pages, entry.promise.number = event.promise, event.number
+            charged = max(1, charged) + max(0, event.promise - reported.promise)
+        entry = self._accepted.runner_request(event.entry._replace(charged_pages=charged))
+        if entry is None:
+            return
         free = report.pages_free if report is not None else 0
         sent = self.link.send(supervisor_pb2.WatchUp(overflow=supervisor_pb2.Overflow(request=entry, pages_free=free)))
         if sent:

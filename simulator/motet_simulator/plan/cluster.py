@@ -51,6 +51,7 @@ class Cluster:
         self.saved = catalog(self.adapters, setup)
         self.scheduler = Scheduler(setup.scheduler, now=0.0, saved=self.saved)
         self.supervisor = Supervisor(setup.supervisor)
+        self._refs = {one.serving.digest: one.spec.ref for one in self.saved.adapters if one.serving is not None}
         self.runners = {runner.instance: runner for runner in map(self._runner, range(setup.runners))}
         self._record = record
         self._gateway = self._gateway_of(iter(()))
@@ -66,6 +67,7 @@ class Cluster:
             seed=setup.seed * 100_003 + number,
             gaps=self.outcome.gaps,
             rank=setup.rank,
+            refs=self._refs,
             to_scheduler=partial(after, MESSAGE_SECONDS, self._tell_scheduler),
             to_supervisor=partial(after, MESSAGE_SECONDS, self._tell_supervisor),
             ended=lambda answer: after(delivery, self._gateway.ended, answer),

@@ -16,6 +16,9 @@ class DiskCache:
         """As the last report listed them. None: one has come or gone since."""
         self._on_device: Collection[Digest] = ()
 
+    def __contains__(self, digest: Digest) -> bool:
+        return digest in self._adapters
+
     def use(self, digest: Digest) -> bool:
         """Whether it was not here before."""
         if digest in self._adapters:

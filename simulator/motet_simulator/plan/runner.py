@@ -1,6 +1,6 @@
 """A simulated runner, as scheduler, supervisor and gateway see it: it takes orders, and tells what becomes of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
@@ -62,6 +62,7 @@ class SimulatedRunner:
         seed: int,
         gaps: Gaps,
         rank: int,
+        refs: Mapping[Digest, AdapterRef],
         to_scheduler: Callable[[scheduler_events.Event], None],
         to_supervisor: Callable[[supervisor_events.Event], None],
         ended: Callable[[Answer], None],
@@ -82,6 +83,7 @@ class SimulatedRunner:
         self._to_supervisor = to_supervisor
         self._ended = ended
         self._declined = declined
+        self._refs = refs
         self._cache = DiskCache(size.cached_adapters)
         self._reports = Reports(self.instance, self._accepted, self._cache)
         self._iterations = Iterations(self.engine, clock, self._tell, leaps=leaps)
@@ -195,9 +197,8 @@ class SimulatedRunner:
     def _tell_event(self, event: Event) -> None:
         match event:
             case OverflowAhead():
-                sequence = self.engine.planner.sequences.get(event.request)
-                if sequence is not None:
-                    entry = self._reports.entry(sequence.entry())
+                if self.engine.planner.sequences.get(event.request) is not None:  # else it has ended since
+                    entry = self._reports.entry(event.entry)
                     self._to_supervisor(supervisor_events.OverflowAnnounced(self.instance, entry))
             case ParkedNow():
                 self._to_supervisor(
@@ -215,11 +216,23 @@ class SimulatedRunner:
                 self._to_supervisor(
                     supervisor_events.OrderRefused(self.instance, event.request, event.epoch, event.number)
                 )
-            case AdapterLoaded() | AdapterEvicted() | AdapterFailed() | StateChanged():
-                pass  # the report that comes with it names the adapters
+            case AdapterLoaded():
+                self._report_adapter(self._refs[event.digest], event.digest, AdapterStage.DEVICE)
+            case AdapterEvicted():
+                if event.digest in self._cache:
+                    self._report_adapter(self._refs[event.digest], event.digest, AdapterStage.CERTIFIED)
+                else:
+                    self._clock.at(self._clock.now, self.ask_report)  # only a report tells that it is gone altogether
+            case AdapterFailed() | StateChanged():
+                pass
 
     def _report_adapter(
-        self, ref: AdapterRef, digest: Digest, stage: AdapterStage, order: int, ordered: AdapterStage
+        self,
+        ref: AdapterRef,
+        digest: Digest,
+        stage: AdapterStage,
+        order: int = 0,
+        ordered: AdapterStage = AdapterStage.NONE,
     ) -> None:
         self._to_scheduler(
             scheduler_events.AdapterStateChanged(

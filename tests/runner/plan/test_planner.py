@@ -109,7 +109,9 @@ def test_a_promise_is_announced_one_page_before_its_end_and_once() -> None:
         if happened(device, OverflowAhead) and announced_at is None:
             announced_at = len(planner.sequences.get(R("a")).tokens)
     assert announced_at == 17  # the first token of the last promised page
-    assert happened(device, OverflowAhead) == [OverflowAhead(R("a"), 1, 2, 1)]
+    (event,) = happened(device, OverflowAhead)
+    assert (event.request, event.epoch, event.promise, event.number) == ("a", 1, 2, 1)
+    assert (event.entry.pages_used, event.entry.output_tokens, event.entry.state) == (1, 12, State.DECODE)
 
 
 def test_a_promise_for_the_whole_answer_is_never_announced() -> None:

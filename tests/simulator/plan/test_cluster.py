@@ -16,6 +16,7 @@ from motet_simulator.plan.setup import Setup
 from motet_simulator.profiles.profile import StepLaw, Work
 from motet_simulator.quantiles import quantile
 from motet_simulator.workloads.request import WorkloadRequest
+from motet_supervisor.policy import events as supervisor_events
 from tests.simulator.setups import LAW, profile, workload
 
 QUIET = profile(noise=0.0)
@@ -144,6 +145,21 @@ def test_a_cold_adapter_loads_before_its_first_token_and_a_warm_one_does_not() -
     first, *others = simulated(Setup(profile=slow, runners=1), requests).outcome.first_tokens
     assert first > 0.5
     assert max(others) < 0.2
+
+
+def test_few_things_make_a_runner_report_all_that_it_has() -> None:
+    """A whole report of each overflow and each load took more than half of a simulation's time."""
+    requests = list(workload(3, 300, rate=20, adapters=30, output=150))
+    seen: Counter[type] = Counter()
+    tight = profile(pages=2000, max_sequences=32, adapter_slots=4, cached_adapters=64)
+    setup = Setup(profile=tight, runners=3, lengths="exact")
+    cluster = simulated(setup, requests, record=lambda _, one: seen.update([type(one)]))
+    overflows, moves = seen[supervisor_events.OverflowAnnounced], seen[events.AdapterStateChanged]
+    assert overflows > 200
+    assert moves > 200
+    assert not seen[supervisor_events.RequestParked]
+    each_second = 3 * (int(cluster.outcome.seconds) + 1)
+    assert seen[events.RunnerReported] <= each_second + 10, "a few, as pages grew scarce"
 
 
 def test_prompts_that_begin_alike_are_computed_once() -> None:

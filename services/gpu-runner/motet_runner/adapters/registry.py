@@ -103,7 +103,7 @@ class AdapterRegistry:
                 continue
             entry = in_engine.get(adapter.digest)
             tier = common_pb2.MEMORY_TIER_DISK
-            if adapter.on_device or (entry is not None and entry.on_device):
+            if adapter.on_device:
                 tier = common_pb2.MEMORY_TIER_DEVICE
             residents.append(
                 common_pb2.ResidentAdapter(
@@ -174,15 +174,21 @@ class AdapterRegistry:
 
     # ------------------------------------------------------------------------------------------------- engine's events
 
+    def on_report(self, entries: list[EngineAdapterReport]) -> None:
+        """A new report. It may list an adapter on the device that was forgotten here, and is known again since."""
+        for entry in entries:
+            self._decide(self.policy.engine_lists, entry.digest, on_device=entry.on_device)
+
     def on_loaded(self, event: AdapterLoaded) -> AdapterLife | None:
         self._metrics.adapter_loads.inc()
         self._metrics.adapter_load_seconds.observe(event.seconds)
         self._decide(self.policy.engine_has, event.digest, on_device=True)
         return self.policy.get(event.digest)
 
-    def on_evicted(self, event: AdapterEvicted) -> None:
+    def on_evicted(self, event: AdapterEvicted) -> AdapterLife | None:
         self._metrics.adapter_evictions.inc()
         self._decide(self.policy.engine_has, event.digest, on_device=False)
+        return self.policy.get(event.digest)
 
     def on_failed(self, event: AdapterFailed) -> AdapterLife | None:
         self._metrics.adapter_failures.inc()

@@ -86,9 +86,7 @@ class SequenceMemory:
         """Report once per promise that its end is near (S3-10)."""
         if not sequence.announced and sequence.nears_promise:
             sequence.announced = True
-            self._table.events.append(
-                OverflowAhead(sequence.request, sequence.new.epoch, sequence.promise, sequence.promise_number)
-            )
+            self._table.events.append(OverflowAhead(sequence.entry()))
 
     def _set_promise(self, sequence: Sequence, promise: int) -> None:
         sequence.promise = promise

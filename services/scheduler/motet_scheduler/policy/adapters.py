@@ -416,6 +416,14 @@ class Adapters:
                     del self._holders[digest]
             self._tell_of(digest)
 
+    def stage_told(self, runner: Runner, digest: Digest, stage: AdapterStage) -> None:
+        """Between two reports, an adapter has come to a runner's device, or gone from there to its disk. Only of what
+        serves: nothing else bounds what a runner names until its next report."""
+        tier = _TIERS.get(stage)
+        if tier is not None and digest in self._serving_sources() and runner.note_tier(digest, tier):
+            self._holders.setdefault(digest, {})[runner.instance] = tier
+            self._tell_of(digest)
+
     def connection_changed(self, runner: Runner) -> None:
         """What a runner holds counts for gateways only while it is connected."""
         for digest in runner.resident:
@@ -499,6 +507,9 @@ class Adapters:
 
     def _retire_digest(self, spec: AdapterSpec, revision: Revision) -> None:
         self.retired.setdefault(revision.digest, {})[spec.ref.object] = _source_of(spec, revision)
+
+
+_TIERS = {AdapterStage.CERTIFIED: Tier.DISK, AdapterStage.HOST: Tier.HOST, AdapterStage.DEVICE: Tier.DEVICE}
 
 
 def _ensure(order: int, runner: Runner, source: DigestSource, digest: str, stage: AdapterStage) -> EnsureAdapter:

@@ -283,10 +283,7 @@ class Runner:
         before, self.resident = self.resident, resident
         for digest in self._awaited & resident.keys():
             if resident[digest] is Tier.DEVICE:
-                self._awaited.discard(digest)
-                self._loading.discard(digest)
-                for load in self._loads[digest].values():
-                    load.at = LAPSED
+                self._load_came(digest)
         if resident == before:
             return []
         changed: list[tuple[Digest, Tier | None]] = [
@@ -296,6 +293,22 @@ class Runner:
         for digest, _ in changed:
             self._note_adapter(digest)
         return changed
+
+    def note_tier(self, digest: Digest, tier: Tier) -> bool:
+        """One adapter is at this tier now. False if it was there before."""
+        if self.resident.get(digest) is tier:
+            return False
+        self.resident = {**self.resident, digest: tier}
+        if tier is Tier.DEVICE and digest in self._awaited:
+            self._load_came(digest)
+        self._note_adapter(digest)
+        return True
+
+    def _load_came(self, digest: Digest) -> None:
+        self._awaited.discard(digest)
+        self._loading.discard(digest)
+        for load in self._loads[digest].values():
+            load.at = LAPSED
 
     def forget_adapters(self) -> None:
         """The runner is gone."""

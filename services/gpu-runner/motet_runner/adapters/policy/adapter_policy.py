@@ -278,6 +278,12 @@ class AdapterPolicy:
         if (life := self.get(digest)) is not None:
             life.on_device = on_device
 
+    def engine_lists(self, digest: Digest, *, on_device: bool) -> None:
+        """So says the engine's report. It may be older than a command that the engine forget the adapter."""
+        life = self.get(digest)
+        if life is not None and life.in_engine:
+            life.on_device = on_device
+
     def engine_failed(self, digest: Digest) -> None:
         """The engine could not load the adapter: its files may have changed."""
         life = self.get(digest)
