@@ -98,6 +98,13 @@ class Late(Refuses):
         return super().allowed()
 
 
+class SlowMask(RowMask):
+    """Slow ones are known by their CPU time, and a thread that sleeps takes none."""
+
+    def make(self, limit: float) -> None:  # noqa: ARG002
+        super().make(-1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     seconds: float
@@ -142,7 +149,7 @@ class Decoding:
                     prompt=tuple(2 + (7 * i + 131 * row) % (SHAPE.vocabulary - 2) for i in range(PROMPT)),
                     promise=pages_for(self._tokens),
                     sampling=Sampling(max_tokens=self._tokens - PROMPT, ignore_eos=True),
-                    mask=RowMask(kind(self._grammars.mask(GRAMMAR, ()))) if masked and kind is not None else None,
+                    mask=self._mask(kind) if masked and kind is not None else None,
                 )
             )
         while self._engine.report().pending_prefill_tokens:
@@ -154,6 +161,10 @@ class Decoding:
             self._engine.cancel(name)
         self._engine.step()
         return steps
+
+    def _mask(self, kind: type[Allows]) -> RowMask:
+        rules = kind(self._grammars.mask(GRAMMAR, ()))
+        return SlowMask(rules) if issubclass(kind, Late) else RowMask(rules)
 
     def _step(self) -> Step:
         began = time.perf_counter()

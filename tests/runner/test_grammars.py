@@ -17,7 +17,7 @@ from motet.grammars.compiler import MAX_TAKE_SECONDS, Grammars
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet.grammars.unions import told_apart
 from motet_runner import mask_threads
-from motet_runner.execute.batch.row_table import TableRow
+from motet_runner.execute.batch.row_table import TableRow, masked_rows
 from motet_runner.execute.sample import row_masks
 from motet_runner.execute.sample.host_sampler import Sampler, Samples
 from motet_runner.execute.sample.row_masks import RowMasks
@@ -123,14 +123,15 @@ def test_drawn_answers_are_valid_at_any_temperature() -> None:
 class FixedRules:
     """Allows the same tokens always."""
 
-    def __init__(self, allowed: set[int]) -> None:
-        self._allowed = allowed
+    def __init__(self, allowed: set[int], vocabulary: int = 16) -> None:
+        self._allowed, self._vocabulary = allowed, vocabulary
 
     def take(self, token: int, place: int) -> bool:
         return token in self._allowed
 
     def allowed(self) -> bytes:
-        return np.packbits([token in self._allowed for token in range(16)], bitorder="little").tobytes()
+        tokens = range(self._vocabulary)
+        return np.packbits([token in self._allowed for token in tokens], bitorder="little").tobytes()
 
     failure = InvalidRequest("nothing is allowed")
 
@@ -144,8 +145,33 @@ def row_with(rules: FixedRules, seed: int, **sampling) -> TableRow:
 def sampled(logits: torch.Tensor, row: TableRow) -> Samples:
     sampler = Sampler(frozenset())
     samples = sampler.sample(logits, [row])
-    assert RowMasks(sampler, MaskThreads()).hold([row], logits, samples, spent=60.0) == []
+    assert RowMasks(sampler, MaskThreads()).hold(masked_rows([row]), logits, samples, spent=60.0) == []
     return samples
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("others", [{}, {"temperature": 1.0}], ids=["greedy", "mixed"])
+def test_greedy_rows_choose_the_largest_logit_that_is_allowed(
+    dtype: torch.dtype, others: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In groups of three, with ties, both zeros, and rows that have nothing left."""
+    vocabulary, count = 21, 60
+    monkeypatch.setattr(row_masks, "CPU_GROUP", 3 * vocabulary + 1)
+    chance = np.random.default_rng(0)
+    values = np.array([-np.inf, -3, -0.5, -0.0, 0.0, 0.5, 2, 2.5], dtype=np.float32)
+    numbers = chance.choice(values, (count, vocabulary))
+    allowed = [set(np.flatnonzero(chance.random(vocabulary) < share).tolist()) for share in np.linspace(0, 0.6, count)]
+    rows = [row_with(FixedRules(one, vocabulary), 0) for one in allowed]
+    rows.append(row_with(FixedRules({1}, vocabulary), 0, **others))
+    logits = torch.from_numpy(np.vstack([numbers, np.zeros((1, vocabulary), np.float32)])).to(dtype)
+    sampler, threads = Sampler(frozenset()), MaskThreads()
+    samples = sampler.sample(logits, rows)
+    assert RowMasks(sampler, threads).hold(masked_rows(rows), logits, samples, spent=60.0) == []
+    for row, may, found in zip(numbers, allowed, samples.tokens, strict=False):
+        of_allowed = np.where([token in may for token in range(vocabulary)], row, -np.inf)
+        largest = int(of_allowed.argmax())
+        assert found == (largest if np.isfinite(of_allowed[largest]) and np.isfinite(row.max()) else None)
+    assert samples.tokens[-1] == 1
 
 
 def test_drawn_tokens_have_the_distribution_of_masking_first() -> None:

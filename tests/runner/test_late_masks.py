@@ -19,7 +19,7 @@ from motet_runner.engine import Engine
 from motet_runner.engine_loop import EngineLoop
 from motet_runner.interface import NewSequence, Sampling
 from motet_runner.mask_threads import MAX_THREADS, NICENESS, MaskThreads
-from motet_runner.row_mask import RowMask, TokenRules
+from motet_runner.row_mask import MASKS_OF_MISTRUST, RowMask, TokenRules
 from testbed.tree import ROOT
 from tests.runner.engines import EngineRun, ask, make_engine, run
 
@@ -258,6 +258,74 @@ def test_slow_masks_of_one_iteration_do_not_delay_its_other_masks(grammars: Gram
     assert quick.allowed is not None
     for one in slow:
         one.go.set()
+
+
+class Watched:
+    """Notes which threads make its masks. One that is slow takes CPU time."""
+
+    failure = None
+
+    def __init__(self) -> None:
+        self.by_own: list[bool] = []
+        self.slow = False
+        self._own = threading.current_thread()
+
+    def take(self, token: int, place: int) -> bool:
+        return True
+
+    def back_to(self, place: int) -> None: ...
+
+    def allowed(self) -> bytes:
+        self.by_own.append(threading.current_thread() is self._own)
+        began = time.thread_time()
+        while self.slow and time.thread_time() - began < 0.005:
+            pass
+        return b""
+
+    def make(self, threads: MaskThreads, mask: RowMask) -> bool:
+        """Whether this thread has made it"""
+        mask.allowed = None
+        threads.make([mask], spent=0.0)
+        while mask.late:
+            threads.wait(5)
+        return self.by_own[-1]
+
+
+def test_the_engines_thread_makes_masks_that_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutations: it makes the first one; one slow mask is forgotten after the next one."""
+    monkeypatch.setattr(mask_threads, "MAX_WAIT_SECONDS", 0.002)
+    rules, threads = Watched(), MaskThreads()
+    mask = RowMask(rules)
+    assert [rules.make(threads, mask) for _ in range(3)] == [False, True, True]
+    rules.slow = True
+    assert rules.make(threads, mask)  # nobody knew
+    assert mask.slow
+    assert not rules.make(threads, mask)
+    rules.slow = False
+    assert not any(rules.make(threads, mask) for _ in range(MASKS_OF_MISTRUST))
+    assert not mask.slow
+    assert rules.make(threads, mask)
+
+
+def test_the_engines_thread_makes_quick_masks_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_threads, "MAX_WAIT_SECONDS", 0.002)
+    rules, threads = Watched(), MaskThreads()
+    mask = RowMask(rules)
+    rules.make(threads, mask)
+    monkeypatch.setattr(mask_threads, "MAX_WAITS_SECONDS", 0.0)
+    assert not rules.make(threads, mask)
+
+
+@pytest.mark.usefixtures("patient")
+def test_nobody_waits_for_a_mask_whose_last_one_was_slow(grammars: Grammars) -> None:
+    """Mutation: the engine's thread waits for all that it has begun."""
+    threads, held = MaskThreads(), Held(grammars.mask(WORD, ()))
+    slow, quick = RowMask(held), RowMask(grammars.mask(WORD, ()))
+    slow.slow = True
+    threads.make([slow, quick], spent=0.0)
+    assert slow.late
+    assert quick.allowed is not None
+    held.go.set()
 
 
 @pytest.mark.usefixtures("impatient")

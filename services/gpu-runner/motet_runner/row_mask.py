@@ -1,6 +1,7 @@
 """What the next token of a row may be. Another thread works that out when it is needed, because it may take a while. No
 torch."""
 
+import time
 from typing import Protocol
 
 import structlog
@@ -9,6 +10,9 @@ from motet.errors import MotetError
 from motet.grammars.grammar import impossible
 
 log = structlog.get_logger(__name__)
+
+MASKS_OF_MISTRUST = 16
+"""After a slow one, so many more have to be quick. A hostile grammar has slow ones now and then."""
 
 
 class TokenRules(Protocol):
@@ -33,7 +37,7 @@ class TokenRules(Protocol):
 class RowMask:
     """The rules of one sequence, with which it stays when it is parked, and their bits for its next token."""
 
-    __slots__ = ("_failure", "_rules", "allowed", "late")
+    __slots__ = ("_failure", "_mistrust", "_rules", "allowed", "late", "slow")
 
     def __init__(self, rules: TokenRules) -> None:
         self._rules = rules
@@ -42,6 +46,10 @@ class RowMask:
         """The rules' bits; None if nobody has made them for the next token."""
         self.late = False
         """True while another thread makes them."""
+        self.slow = False
+        """Whether the last ones were slow."""
+        self._mistrust = 1
+        """How many more have to be quick until the next ones are expected to be."""
 
     def take(self, token: int, place: int) -> bool:
         """See `TokenRules`. Not to be called while it is late."""
@@ -61,11 +69,20 @@ class RowMask:
         self.late = True
         return True
 
-    def make(self) -> None:
+    @property
+    def quick(self) -> bool:
+        """Whether the next bits are expected to be quick: none are known to be before the first ones."""
+        return not self._mistrust
+
+    def make(self, limit: float) -> None:
+        """`limit`: bits that take more seconds of CPU time are slow."""
+        began = time.thread_time()
         try:
             self.allowed = self._rules.allowed()
         except BaseException as error:  # also a panic of Rust, which is no Exception: it ends its own request
             log.error("mask_failed", error=repr(error))
             self.allowed = b""  # no token
             self._failure = impossible("the answer cannot go on: its next step has failed")
+        self.slow = time.thread_time() - began > limit
+        self._mistrust = MASKS_OF_MISTRUST if self.slow else max(0, self._mistrust - 1)
         self.late = False

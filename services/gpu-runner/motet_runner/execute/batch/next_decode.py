@@ -11,7 +11,7 @@ import numpy as np
 
 from motet.domain import PAGE_TOKENS
 from motet_runner.execute.batch.flat_batch import FlatBatch, SequenceAttention
-from motet_runner.execute.batch.row_table import UNKNOWN_TOKEN, RowTable
+from motet_runner.execute.batch.row_table import UNKNOWN_TOKEN, RowTable, masked_rows
 from motet_runner.plan import DecodeRows, StepPlan
 
 
@@ -34,7 +34,7 @@ class NextDecode:
         self._order = None if order == list(range(len(order))) else order
         """For each token of the batch, its row's index in the plan; None: the orders are equal"""
         self._write([row.tokens[-1] for row in batch.sampled])
-        self.masked = any(row.mask is not None for row in batch.sampled)
+        self.masked = masked_rows(batch.sampled)
         self._columns: list[Sequence[int]] = []
         """Tokens that are not yet in the rows, in the order of the plan"""
         self._beginning: list[list[tuple[int, int]]] = [[] for _ in range(PAGE_TOKENS)]

@@ -6,6 +6,7 @@ has to grow.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,19 @@ class TableRow:
     @property
     def output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
+
+
+class MaskedRow(NamedTuple):
+    at: int
+    """Its place in the batch"""
+    row: TableRow
+    mask: RowMask
+    next: int
+    """The place of its next token in its output"""
+
+
+def masked_rows(rows: Sequence[TableRow]) -> list[MaskedRow]:
+    return [MaskedRow(at, row, row.mask, row.output_tokens) for at, row in enumerate(rows) if row.mask is not None]
 
 
 class RowTable:

@@ -1,6 +1,6 @@
 """The worker that computes in this process, with its own table of rows (OR-12)."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.execute.batch.flat_batch import FlatBatch
 from motet_runner.execute.batch.flat_batch_builder import FlatBatchBuilder, WherePlaced
 from motet_runner.execute.batch.next_decode import NextDecode
-from motet_runner.execute.batch.row_table import UNKNOWN_TOKEN, RowTable
+from motet_runner.execute.batch.row_table import UNKNOWN_TOKEN, MaskedRow, RowTable, masked_rows
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.sample import prompt_logprobs
 from motet_runner.execute.sample.host_sampler import Sampler, Samples
@@ -89,7 +89,7 @@ class LocalWorker(BaseWorker):
                     samples = self.sampler.sample(logits, batch.sampled)
             if again.masked:
                 with torch.inference_mode():
-                    flight.late = self._hold(batch, logits, samples, missing=again.missing)
+                    flight.late = self._hold(again.masked, logits, samples, missing=again.missing)
             flight.sampled = samples.tokens
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -113,10 +113,12 @@ class LocalWorker(BaseWorker):
         self._tap(batch, logits)
         return logits
 
-    def _hold(self, batch: FlatBatch, logits: torch.Tensor, samples: Samples, *, missing: int = 0) -> list[int]:
+    def _hold(
+        self, rows: Sequence[MaskedRow], logits: torch.Tensor, samples: Samples, *, missing: int = 0
+    ) -> list[int]:
         """Holds the tokens against the masks of their rows → the rows whose masks are late"""
         spent = self._clock() - self._launched_at
-        return self._masks.hold(batch.sampled, logits, samples, missing=missing, spent=spent)
+        return self._masks.hold(rows, logits, samples, missing=missing, spent=spent)
 
     def wait_for_masks(self, seconds: float) -> None:
         self._masks.threads.wait(seconds)
@@ -150,7 +152,7 @@ class LocalWorker(BaseWorker):
         found = prompt_logprobs.scores_of(logits[len(batch.sampled) :], batch.scored)
         if batch.sampled:
             samples = self.sampler.sample(logits[: len(batch.sampled)], batch.sampled, batch.chosen)
-            late = self._hold(batch, logits, samples)
+            late = self._hold(masked_rows(batch.sampled), logits, samples)
             flight.late += late
             first = len(flight.sampled)
             if samples.logprobs:
