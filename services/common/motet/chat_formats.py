@@ -1,6 +1,6 @@
 """How a model's chats are written and its answers read, as pools and adapters declare it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final, Self
 
 from motet.api.v1 import scheduler_pb2
@@ -17,14 +17,14 @@ class ChatFormats:
 
     @classmethod
     def from_proto(cls, message: scheduler_pb2.ChatFormats) -> Self:
-        return cls(**{one.name: getattr(message, one.name) for one in fields(cls)})
+        return cls(tool=message.tool, reasoning=message.reasoning)
 
     def to_proto(self) -> scheduler_pb2.ChatFormats:
-        return scheduler_pb2.ChatFormats(**{one.name: getattr(self, one.name) for one in fields(self)})
+        return scheduler_pb2.ChatFormats(tool=self.tool, reasoning=self.reasoning)
 
     def over(self, others: "ChatFormats") -> "ChatFormats":
         """What this declares, and for the rest what the others do."""
-        return ChatFormats(**{one.name: getattr(self, one.name) or getattr(others, one.name) for one in fields(self)})
+        return ChatFormats(tool=self.tool or others.tool, reasoning=self.reasoning or others.reasoning)
 
 
 UNDECLARED: Final = ChatFormats()

@@ -196,12 +196,11 @@ class Generation:
     def step(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
         if step.epoch != self.epoch or self.phase is not GenerationPhase.PLACED:
             return _STALE
-        if not self.delivered and step.HasField("cached_tokens"):
-            return (PromptFound(step.cached_tokens), *self._news(step))
-        return self._news(step)
-
-    def _news(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
-        return self._step_with_scores(step) if self.scored < self.to_score else self._take(step)
+        if self.delivered and self.scored >= self.to_score:  # the frequent case
+            return self._take(step)
+        begins = not self.delivered and step.HasField("cached_tokens")
+        news = self._step_with_scores(step) if self.scored < self.to_score else self._take(step)
+        return (PromptFound(step.cached_tokens), *news) if begins else news
 
     def _step_with_scores(self, step: runner_pb2.SequenceStep) -> tuple[Effect, ...]:
         index, scores = step.prompt_index, step.prompt_logprobs

@@ -178,8 +178,8 @@ class Body(DescribedModel):
 
     def unknown_fields(self) -> list[str]:
         """In the order of the body."""
-        known = self.hints | IN_BODIES.keys() | UNSUPPORTED.keys() | GRAMMAR_FIELDS.keys()
-        return [name for name in self.model_extra or {} if name not in known]
+        known = (self.hints, IN_BODIES, UNSUPPORTED, GRAMMAR_FIELDS)
+        return [name for name in self.model_extra or {} if not any(name in one for one in known)]
 
     def refuse_unsupported(self) -> None:
         _ = self.options  # checks them

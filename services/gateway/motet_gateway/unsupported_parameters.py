@@ -60,7 +60,9 @@ UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
 
 
 def refuse_known_to_others(extra: Mapping[str, Any]) -> None:
-    for name in extra.keys() & UNSUPPORTED.keys() - IN_BODIES.keys():  # what `motet.sampling` declares is supported
+    for name in extra.keys() & UNSUPPORTED.keys():
+        if name in IN_BODIES:  # what `motet.sampling` declares is supported
+            continue
         why, harmless = UNSUPPORTED[name]
         value = extra[name]
         if value is not None and not any(_is_same(value, one) for one in harmless):

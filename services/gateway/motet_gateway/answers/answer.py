@@ -184,7 +184,8 @@ class AnswerResponse(Response):
             self.abort(error)
 
     def _on_change(self, choice: ChoiceText) -> None:
-        self._writer.add(choice)
+        if self._streaming:
+            self._writer.add(choice)
         if choice.over:
             self._changes.wake()
         elif self._direct is not None and self._opened and not self.call.echoes:

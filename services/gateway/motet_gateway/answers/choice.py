@@ -37,6 +37,7 @@ class ChoiceText:
         "_min_tokens",
         "_must_call",
         "_parser",
+        "_plain",
         "_ready",
         "_reasoning_tokens",
         "_run_at",
@@ -85,6 +86,8 @@ class ChoiceText:
         self._must_call = must_call
         self._detokenizer = detokenizer
         self._stops = stops
+        self._plain = stops is None and parser is None and splitter is None and logprobs is None
+        """Nothing in its text ends it, and only the text is wanted: the frequent case."""
         self._hidden_ids = hidden_ids  # a stop token ends the answer and is not part of its text
         self._stop_ids = stop_ids
         self._last_token = -1
@@ -152,24 +155,29 @@ class ChoiceText:
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         self.waiting_for = ""
-        if self._has_ended():
+        if self._plain:
+            self._add_unread(tokens)
+        elif self._has_ended():
             return
-        if self._stops is None and self._parser is None and not self._reasons and not self._divides:
-            self.tokens += len(tokens)
-            self._unread.extend(tokens)
+        elif self._stops is None and self._parser is None and not self._reasons and not self._divides:
             self._write_scores(tokens, logprobs)
-            if len(self._unread) >= MAX_UNREAD:
-                self._read()
+            self._add_unread(tokens)
         else:
             tokens = self._read_until_end(tokens, logprobs)
         if tokens and self._stop_ids:
             self._last_token = tokens[-1]
         if self._ids is not None:
             self._ids.extend(tokens)
-        if self._has_ended():
+        if not self._plain and self._has_ended():
             self.stop_here()
         else:
             self.changed(self)
+
+    def _add_unread(self, tokens: Sequence[int]) -> None:
+        self.tokens += len(tokens)
+        self._unread.extend(tokens)
+        if len(self._unread) >= MAX_UNREAD:
+            self._read()
 
     @property
     def _reasons(self) -> bool:
@@ -293,7 +301,7 @@ class ChoiceText:
             self._ready.insert(self._run_at, scores)
         self._run_at = 0
         ready, self._ready = self._ready, []
-        return joined(ready)
+        return joined(ready) if len(ready) > 1 else ready
 
     def take_ids(self) -> list[int]:
         """Of tokens that have not been taken yet, if their ids are kept."""
