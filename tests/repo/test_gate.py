@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import asdict, replace
+from importlib.util import cache_from_source
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -200,6 +201,18 @@ def test_two_lanes_end_in_one_line_and_their_times_are_kept(tree: Path) -> None:
     assert list(tree.glob("tests/unit/__pycache__/*.pyc")), "the next process need not compile it"
     kept = json.loads((tree / "cache" / "motet" / "tests.json").read_text())["rest+stack"]
     assert 0.3 <= kept["cpu_files"]["tests/stack/test_stack.py"] < kept["cpu_lanes"]["stack"]
+
+
+def test_modules_are_compiled_before_the_first_lane_begins(tree: Path) -> None:
+    """Processes that the tests start may not be able to write it down."""
+    module, broken = (tree / "cli" / "package" / f"{name}.py" for name in ("module", "broken"))
+    module.parent.mkdir(parents=True)
+    module.touch()
+    broken.write_text("of two minds")
+    looks = f"from pathlib import Path\ndef test_stack():\n    assert Path({cache_from_source(module)!r}).exists()\n"
+    (tree / "tests" / "stack" / "test_stack.py").write_text(looks)
+    ran = run_gate(tree, "--no-kube")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 FAILS_ONCE = """

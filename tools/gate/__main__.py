@@ -2,7 +2,7 @@
 
     python -m tools.gate [--no-kube] [--slowest N] [--rerun N] [-- arguments of pytest]
 
-plan.py decides what to run, lanes.py runs it, and summary.py counts the results.
+plan.py decides what to run, compiled.py prepares the tree, lanes.py runs it, and summary.py counts the results.
 
 pytest-xdist would replace lanes.py alone, and its workers share no order of files and no fixture: each worker that gets
 a test of a cluster would start a control plane of its own. pytest-testmon leaves out tests by the Python code that they
@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 from tools.gate import records, reruns
+from tools.gate.compiled import compile_modules
 from tools.gate.lanes import LaneResult, Lanes
 from tools.gate.plan import MachineFacts, RunPlan, RunRecord, alone, announced, plan, spelled
 from tools.gate.summary import closing_line, exit_status, may_run_again, passed_again, seconds_of_files, slowest
@@ -144,6 +145,7 @@ def main() -> int:
     began = time.monotonic()
     if chosen.build and subprocess.run([sys.executable, "-m", "tools.kube.build"], check=False).returncode:
         say("The Kubernetes tools were not built: tests that need a control plane cannot run.")
+    compile_modules(Path())
     ran = asyncio.run(Lanes(chosen.lanes, say).run())
     once_more = rerun_failed(ran, options.rerun)
     seconds = time.monotonic() - began
