@@ -66,10 +66,14 @@ class DueTimes(RandomEvents):
         self.driver.pass_time(seconds, self.carry_out_all)
 
 
+ANY = settings(stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TestDueTimes = DueTimes.TestCase
-TestDueTimes.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestDueTimes.settings = settings(ANY, max_examples=10)
+
+
+@pytest.mark.soak
+class TestManyDueTimes(DueTimes.TestCase):
+    settings = settings(ANY, max_examples=500)
 
 
 def test_a_scheduler_that_knows_nothing_has_nothing_to_do_after_its_start():

@@ -1,5 +1,7 @@
 """Random events while quotas apply, and change. The scheduler recounts its accounts after each event."""
 
+import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -60,3 +62,9 @@ class RandomQuotas(RandomEvents):
 
 
 TestRandomQuotas = RandomQuotas.TestCase
+TestRandomQuotas.settings = settings(max_examples=40)
+
+
+@pytest.mark.soak
+class TestManyRandomQuotas(RandomQuotas.TestCase):
+    settings = settings(max_examples=1000)

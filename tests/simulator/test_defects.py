@@ -7,6 +7,7 @@ from motet_simulator.trials.plan import Plan
 from motet_simulator.trials.run import run_trial
 from motet_simulator.trials.shrink import smaller_alike
 from tests.simulator.defects import DEFECTS, Defect, put_back
+from tests.simulator.test_trials import SEEDS as FIRST_TRIALS
 
 SEEDS = 1_000
 CHEAPEST = "an error of one step ends the election"
@@ -22,7 +23,8 @@ def test_a_defect_that_is_put_back_is_found_and_is_gone_without_it(defect: Defec
     plan = draw_plan(defect.seed)
     with put_back(defect):
         assert fails(plan)
-    assert not fails(plan)
+    if defect.seed >= FIRST_TRIALS:  # those do not fail: `test_trials.py` runs them
+        assert not fails(plan)
 
 
 def test_the_plan_of_a_defect_is_made_small() -> None:
