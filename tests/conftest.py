@@ -28,6 +28,9 @@ settings.load_profile("motet")
 
 use_plain_logs()
 
+# Until all tests are collected: collections of garbage took two fifths of the time of all imports.
+gc.disable()
+
 # Torch's threads wait for the next operator on a busy core, which is two fifths of what the tests of engines take.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -45,6 +48,7 @@ def pytest_collection_finish() -> None:
     """Collections of garbage do not visit what stays for the whole run: modules, and all tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
