@@ -1,6 +1,7 @@
 """Versions in a real database: what is written is what the next process serves, and damage changes nothing."""
 
 import asyncio
+import itertools
 import json
 import sqlite3
 from collections.abc import AsyncIterator
@@ -569,3 +570,33 @@ async def test_a_change_that_is_noticed_while_a_version_is_read_counts_in_it(fol
         await kept.versions.take_order()
         assert kept.model.serving.name == candidate.name
         assert kept.model.serving.corrections[adapter].trust <= TRUST_AFTER_CHANGE
+
+
+@pytest.mark.parametrize(("last", "times"), [("read_corrections", 1), ("read_corrections", 3), ("read_comparisons", 1)])
+async def test_a_change_that_is_noticed_at_the_start_counts_in_all_versions(folder, data, monkeypatch, last, times):
+    """They are read one after the other, then the comparisons. `times`: of `last`, until the change comes."""
+    adapter = "acme", "acme/changed"
+    async with running(folder) as kept:
+        for serves in (True, False):
+            await kept.versions.offer(data)
+            candidate = kept.model.versions.candidate
+            candidate.correction(*adapter).trust = 0.95
+            if serves:
+                kept.model.versions.serve(candidate)
+            await kept.flush()
+        await kept.flush()
+        names = kept.names
+    model, left, read = PromptModel(LengthModel()), itertools.count(times - 1, -1), getattr(kept_versions, last)
+
+    async def read_then_change(*which, **how):
+        await read(*which, **how)
+        if next(left) == 0:
+            change(model, adapter)
+
+    monkeypatch.setattr(kept_versions, last, read_then_change)
+    async with open_store(f"sqlite+aiosqlite:///{folder}/motet.db") as store:
+        await KeptVersions(store, model, FakeClock()).flush(MAX_FITTED_BYTES)
+    assert [one.name for one in model.versions] == names
+    assert len(names) == 3
+    for version in model.versions:
+        assert version.correction(*adapter).trust <= TRUST_AFTER_CHANGE, version.name

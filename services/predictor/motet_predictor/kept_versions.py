@@ -4,7 +4,7 @@ why."""
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf
@@ -113,7 +113,12 @@ class KeptVersions:
 
     async def _serve(self, ordered: VersionRecord) -> None:
         known = next((one for one in self._model.versions if one.name == ordered.version), None)
-        version = known if known is not None else await self._read(ordered)
+        version = known
+        if version is None:
+            await write_changes(self._store, self._model)
+            version = await self._read(ordered)
+            if version is not None:
+                self._restart_changed([version])
         if version is not None:
             self._model.versions.serve(version)
             version.decision = "ordered"
@@ -121,6 +126,7 @@ class KeptVersions:
             await self._write_roles()
 
     async def _load(self) -> None:
+        await write_changes(self._store, self._model)
         records = await table.all_versions(self._store)
         self._number = max([self._number, *map(_number_of, records)])
         found: dict[str, PromptVersion] = {}
@@ -136,13 +142,13 @@ class KeptVersions:
         if candidate is not None:
             versions.offer(candidate)
         await read_comparisons(self._store, versions)
+        self._restart_changed(found.values())
         self._model.versions = versions
         self._loaded = True
         log.info("versions_loaded", serving=self._model.serving.name, known=len(records))
 
     async def _read(self, record: VersionRecord) -> PromptVersion | None:
-        """A version with its weights; None if it is of another layout, or damaged."""
-        await write_changes(self._store, self._model)
+        """A version with its weights; None if it is of another layout, or damaged. Changes were written before."""
         try:
             if record.version == self._model.lengths.version:
                 version = self._model.plain_version()
@@ -155,8 +161,6 @@ class KeptVersions:
                 self._store, record.version, noted_by=self._model.lengths.version
             )
             await read_corrections(self._store, version, limit=self._model.max_adapters, restarted=older)
-            for one in self._model.unsaved_changes:  # noticed while it was read
-                version.correction(*one).restart()
         except StoreUnavailable:
             raise
         except Exception as error:  # damaged rows end in errors of many kinds
@@ -171,6 +175,12 @@ class KeptVersions:
             await table.set_figures(self._store, record.version, figures)  # `motet predict show` prints it
             return None
         return version
+
+    def _restart_changed(self, read: Iterable[PromptVersion]) -> None:
+        """For what changed while these were read: in them it did not count. No `await` follows until they are used."""
+        for version in read:
+            for one in self._model.unsaved_changes:
+                version.correction(*one).restart()
 
     async def _weights(self, record: VersionRecord) -> Fitted:
         if not record.version.startswith(f"{VERSION}."):
