@@ -231,6 +231,27 @@ def test_tenants_take_turns_to_have_their_grammars_compiled():
     assert sorted(ended) == ["a", "b", "c", "d", "x"]
 
 
+def test_a_tenant_that_comes_while_another_ones_grammar_is_compiled_waits_for_that_one_alone():
+    begun, begins, may_end = [], threading.Semaphore(0), threading.Semaphore(0)
+
+    def mask_of(sequence):
+        begun.append(sequence.request)
+        begins.release()
+        assert may_end.acquire(timeout=20)
+        return AnyToken()
+
+    grammars = CompileThread(mask_of)
+    for name in ("a", "b", "c"):
+        grammars.begin(of_tenant(with_grammar(name), "busy"))
+    assert begins.acquire(timeout=20)
+    grammars.begin(of_tenant(with_grammar("x"), "other"))
+    grammars.begin(of_tenant(with_grammar("d"), "busy"))
+    may_end.release(5)
+    for _ in range(4):
+        assert begins.acquire(timeout=20)
+    assert begun == ["a", "x", "b", "c", "d"]
+
+
 def of_tenant(command, tenant):
     return replace(command, sequence=replace(command.sequence, tenant=tenant))
 

@@ -1,5 +1,6 @@
 """Makes the masks of new requests beside the engine's thread: only the request waits while its grammar is compiled. The
-gateway has tried it, so that none takes long. Tenants take turns, so that only a tenant's own grammars delay it."""
+gateway has tried it, so that none takes long. Tenants take turns: the first grammar of one waits for at most one of
+each other tenant, and the one that is being compiled is one of these."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ class CompileThread:
         self._waiting: list[Entry] = []
         self._lock = Lock()
         self._turns: OrderedDict[str, deque[Entry]] = OrderedDict()
-        """What has not begun, by tenant. The first tenant is the next one."""
+        """What has not begun, by tenant. The first tenant is the next one, and stays so while its own is compiled."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -60,10 +61,16 @@ class CompileThread:
     def _compile_next(self) -> None:
         """Once for each that has begun."""
         with self._lock:
-            tenant, own = self._turns.popitem(last=False)
-            command, future = own.popleft()
+            tenant, own = next(iter(self._turns.items()))
+            entry = own.popleft()
+        self._compile(*entry)
+        with self._lock:  # not before: those who came meanwhile go before its next one
             if own:
-                self._turns[tenant] = own
+                self._turns.move_to_end(tenant)
+            else:
+                del self._turns[tenant]
+
+    def _compile(self, command: Add, future: Future[RowMask]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
