@@ -1,6 +1,7 @@
 """The loop around an engine, and the pipe between service and engine, without processes."""
 
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -250,6 +251,23 @@ def test_a_tenant_that_comes_while_another_ones_grammar_is_compiled_waits_for_th
     for _ in range(4):
         assert begins.acquire(timeout=20)
     assert begun == ["a", "x", "b", "c", "d"]
+
+
+def test_a_turn_does_not_look_at_each_request_that_waits_for_its_grammar():
+    engine = GrammarEngine()
+    grammars = CompileThread(engine.mask_of)
+    loop = EngineLoop(engine, clock=monotonic, grammars=grammars)
+    loop.apply([with_grammar(f"a{number}") for number in range(1000)])
+    calls = []
+    sys.setprofile(lambda _frame, event, _argument: calls.append(event))
+    try:
+        loop.turn()
+        loop.apply([Cancel("a500", 1, 1, time.monotonic())])
+    finally:
+        sys.setprofile(None)
+        engine.may_compile.set()
+    assert len(grammars) == 999
+    assert len(calls) < 500
 
 
 def of_tenant(command, tenant):

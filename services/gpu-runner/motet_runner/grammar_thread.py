@@ -4,7 +4,7 @@ each other tenant, and the one that is being compiled is one of these."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
 from motet.domain import RequestId
@@ -15,65 +15,61 @@ from motet_runner.interface import NewSequence
 from motet_runner.row_mask import RowMask
 
 MaskOf = Callable[[NewSequence], RowMask]
-Entry = tuple[Add, Future[RowMask]]
 
 
 class CompileThread:
     def __init__(self, mask_of: MaskOf) -> None:
         self._mask_of = mask_of
         self._thread = ThreadPoolExecutor(1, "grammars")
-        self._waiting: list[Entry] = []
+        self._waiting: dict[RequestId, Add] = {}
+        """Those that are wanted. Only the engine's thread changes it; the other one looks who is there."""
         self._lock = Lock()
-        self._turns: OrderedDict[str, deque[Entry]] = OrderedDict()
+        self._turns: OrderedDict[str, deque[Add]] = OrderedDict()
         """What has not begun, by tenant. The first tenant is the next one, and stays so while its own is compiled."""
+        self._done: deque[tuple[Add, RowMask | MotetError]] = deque()
+        """What `done` has not returned: each turn of the engine looks at these alone, not at all that wait."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def begin(self, command: Add) -> None:
-        entry: Entry = (command, Future())
-        self._waiting.append(entry)
+        self._waiting[command.sequence.request] = command
         with self._lock:
-            self._turns.setdefault(command.sequence.tenant, deque()).append(entry)
+            self._turns.setdefault(command.sequence.tenant, deque()).append(command)
         self._thread.submit(self._compile_next)
 
     def forget(self, request: RequestId) -> None:
         """It is not wanted any more."""
-        for entry in [one for one in self._waiting if one[0].sequence.request == request]:
-            entry[1].cancel()
-            self._waiting.remove(entry)
+        self._waiting.pop(request, None)
 
     def done(self) -> Iterator[tuple[Add, RowMask | MotetError]]:
-        """In the order of their arrival, as far as they are done."""
-        waiting, self._waiting = self._waiting, []
-        for entry in waiting:
-            command, future = entry
-            if not future.done():
-                self._waiting.append(entry)
-                continue
-            try:
-                yield command, future.result()
-            except MotetError as error:
-                yield command, error
-            except BaseException as error:  # also a panic of Rust, which is no Exception: it ends its own request
-                yield command, known_error(RuntimeError(repr(error)), command="mask_of")
+        """In the order in which they were done."""
+        while self._done:
+            command, found = self._done.popleft()
+            if self._is_wanted(command):
+                del self._waiting[command.sequence.request]
+                yield command, found
+
+    def _is_wanted(self, command: Add) -> bool:
+        return self._waiting.get(command.sequence.request) is command
 
     def _compile_next(self) -> None:
         """Once for each that has begun."""
         with self._lock:
             tenant, own = next(iter(self._turns.items()))
-            entry = own.popleft()
-        self._compile(*entry)
+            command = own.popleft()
+        if self._is_wanted(command):
+            self._done.append((command, self._compiled(command.sequence)))
         with self._lock:  # not before: those who came meanwhile go before its next one
             if own:
                 self._turns.move_to_end(tenant)
             else:
                 del self._turns[tenant]
 
-    def _compile(self, command: Add, future: Future[RowMask]) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
+    def _compiled(self, sequence: NewSequence) -> RowMask | MotetError:
         try:
-            future.set_result(self._mask_of(command.sequence))
-        except BaseException as error:  # `done` raises it
-            future.set_exception(error)
+            return self._mask_of(sequence)
+        except MotetError as error:
+            return error
+        except BaseException as error:  # also a panic of Rust, which is no Exception: it ends its own request
+            return known_error(RuntimeError(repr(error)), command="mask_of")
