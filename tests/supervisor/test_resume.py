@@ -311,6 +311,61 @@ def test_pages_of_what_came_back_are_not_free_although_no_report_has_said_so():
     assert not driver.wait(0.1), "ten pages are left"
 
 
+def alone_beside(*running, parked, free=None):
+    """A supervisor without a scheduler, and what a runner of a hundred pages has reported. Two hundred may be
+    promised."""
+    driver = SupervisorDriver(resume_without_scheduler=2.0, resume_margin=0.05, heartbeat=100.0, overcommit=2.0)
+    driver.connect(*running, parked, pages=100)
+    driver.wait(0.0)
+    driver.clock.advance(2.0)
+    driver.report(*running, parked, **({} if free is None else {"pages_free": free}))
+    driver.wait(0.0)
+    assert not driver.of(effects.Resume)
+    return driver
+
+
+@pytest.mark.parametrize(("wanted", "resumes"), [(75, True), (76, False)])
+def test_pages_of_what_has_ended_are_free_although_no_report_has_said_so(wanted, resumes):
+    """Its engine may be busy for long, and its last report is repeated."""
+    small, big, waits = entry("small", 20, used=20), entry("big", 80, used=60), entry("p", wanted, parked=True)
+    driver = alone_beside(small, big, parked=waits)
+    driver.send(events.RequestEnded(R0, RequestId("big"), 1))
+    driver.wait(0.1)
+    assert bool(driver.of(effects.Resume)) is resumes
+    driver.report(small, waits, pages_free=20)
+    driver.wait(2.5)
+    assert bool(driver.of(effects.Resume)) is resumes
+
+
+def test_pages_of_what_was_parked_are_free_although_no_report_has_said_so():
+    small, big = entry("small", 20, used=20), entry("big", 80, used=60, request_class=RequestClass.BATCH)
+    driver = alone_beside(small, big, parked=entry("p", 75, parked=True))
+    driver.parked("big", 80)
+    driver.wait(0.1)
+    assert [one.request for one in driver.of(effects.Resume)] == ["p"]
+
+
+def test_pages_that_others_share_are_not_free_when_one_that_has_them_ends():
+    """Of the pages that are in use, the two share thirty."""
+    both = [entry(name, 40, used=40, charged_pages=charged) for name, charged in (("a", 40), ("b", 10))]
+    driver = alone_beside(*both, parked=entry("p", 60, parked=True), free=50)
+    driver.send(events.RequestEnded(R0, RequestId("a"), 1))
+    driver.wait(0.1)
+    assert not driver.of(effects.Resume), "sixty pages are free, and five more are wanted"
+
+
+@pytest.mark.parametrize(("wanted", "resumed"), [(60, ["a"]), (61, [])])
+def test_what_came_back_has_the_pages_that_it_was_promised_although_no_report_has_said_so(wanted, resumed):
+    running = entry("a", 70, used=70, request_class=RequestClass.BATCH)
+    driver = alone_beside(running, parked=entry("p", 35, parked=True))
+    driver.parked("a", wanted)
+    driver.wait(0.1)
+    assert [one.request for one in driver.of(effects.Resume)] == ["p"]
+    driver.resumed("p", 35)
+    driver.wait(2.5)
+    assert [one.request for one in driver.of(effects.Resume)] == resumed
+
+
 @pytest.mark.parametrize(("pages", "resumed"), [(16, ["a", "b"]), (15, ["a"])])
 def test_several_requests_resume_alone_in_order_as_long_as_they_fit(pages, resumed):
     """On an idle runner, without a margin."""

@@ -148,11 +148,12 @@ class WatchedRunner:
 
     @property
     def pages_unused(self) -> int:
-        """Pages that can be had now; fewer than the ledger has free where more is promised than there is. Before the
-        first report, a page that requests share counts once for each of them: perhaps too few, never too many."""
-        if self.pages_free is not None:
-            return self.pages_free
-        return self.ledger.capacity - sum(one.entry.pages_used for one in self.sequences.values())
+        """Pages that can be had now; fewer than the ledger has free where more is promised than there is.
+
+        Two numbers, each perhaps too small: the last report does not know what has been freed since, and here a page
+        that requests share counts once for each of them."""
+        unused = self.ledger.capacity - sum(one.entry.pages_used for one in self.sequences.values())
+        return unused if self.pages_free is None else max(unused, self.pages_free)
 
     def apply_report(self, live: tuple[RunnerRequest, ...], now: float, order_timeout: float) -> list[TrackedRequest]:
         """Apply the runner's report. Returns requests that it shows as parked for the first time, or again because the

@@ -196,12 +196,15 @@ class Supervisor:
             return
         if sequence.is_past(event.number):
             return
-        back = sequence.entry._replace(pages=event.pages, state=SequenceState.WAITING, promise_number=event.number)
+        pages = event.pages
+        back = sequence.entry._replace(
+            pages=pages, pages_used=pages, state=SequenceState.WAITING, promise_number=event.number
+        )
         if sequence.parked and runner.pages_free is not None:
-            runner.pages_free -= event.pages
+            runner.pages_free -= pages
         runner.change(sequence, back)
         sequence.order_done()
-        self._effects.append(effects.ReportResumed(event.instance, event.request, event.epoch, event.pages))
+        self._effects.append(effects.ReportResumed(event.instance, event.request, event.epoch, pages))
 
     def _order_refused(self, event: events.OrderRefused) -> None:
         """The next report decides anew, no earlier: what the order was decided on is not true any more."""
