@@ -59,7 +59,9 @@ def test_quantiles_rise_with_their_share(seen: list[tuple[int, bool]]) -> None:
     statistics = LengthStatistics()
     for tokens, censored in seen:
         statistics.observe(tokens, censored=censored)
-    answers = [statistics.quantile(q) for q in (0.0, 0.5, 0.8, 0.9, 0.95, 1.0)]
+    shares = (0.0, 0.5, 0.8, 0.9, 0.95, 1.0)
+    answers = [statistics.quantile(q) for q in shares]
+    assert answers == (statistics.quantiles(shares) or [None] * len(shares))
     if statistics.count == 0:
         assert answers == [None] * 6
     else:

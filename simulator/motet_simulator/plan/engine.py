@@ -18,7 +18,7 @@ from motet_runner.interface import (
 from motet_runner.plan import Copy, LoadArrived, Planner, StepPlan, StepResult, preset_named
 from motet_runner.planned_engine import PlannedEngine
 from motet_runner.step_costs import StepCosts
-from motet_simulator.plan.answer import Answer
+from motet_simulator.plan.answer import Answer, token_of_each
 from motet_simulator.plan.engine_tokens import EOS, VOCABULARY
 from motet_simulator.plan.gaps import Gaps
 from motet_simulator.plan.leaps import MAX_LEAPT_ITERATIONS, Leaps
@@ -94,8 +94,7 @@ class SimulatedEngine(PlannedEngine):
         decoded = self.planner.take_decoded()
         outputs, events = self.planner.take_outputs()
         if decoded is not None:
-            for request in decoded.requests:
-                self._answers[request].token(self.now, self._gaps)
+            token_of_each(map(self._answers.__getitem__, decoded.requests), self.now, self._gaps)
         for output in outputs:
             if output.tokens:
                 self._answers[output.request].token(self.now, self._gaps)

@@ -26,7 +26,8 @@ class Estimates:
         statistics = self._statistics.get((asked.tenant, asked.adapter))
         if statistics is None or statistics.count < MIN_ANSWERS:
             return _estimate((most,) * 4, LENGTH_OF_MAX_TOKENS)
-        return _estimate([min(statistics.quantile(share) or most, most) for share in _SHARES], "tenant")
+        quantiles = statistics.quantiles(_SHARES) or (most,) * 4
+        return _estimate([min(one or most, most) for one in quantiles], "tenant")
 
     def observe(self, asked: WorkloadRequest, tokens: int, most: int) -> None:
         if self._lengths != "answers":

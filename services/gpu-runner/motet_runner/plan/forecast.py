@@ -150,7 +150,9 @@ class _Chances(NamedTuple):
         runs[lengths >= most] = 0
         runs[:, 0] = 1
         others = np.zeros((len(self.runs), len(steps)))  # at steps that were not looked at, they have ended
-        others[:, np.isin(steps, self.steps)] = self.runs[:, np.isin(self.steps, steps)]
+        at = np.searchsorted(steps, self.steps)  # no step that was looked at is after the last one of now
+        both = steps[at] == self.steps
+        others[:, at[both]] = self.runs[:, both]
         return _Chances(
             np.concatenate((self.tokens, tokens)),
             np.concatenate((self.most_pages, most_pages)),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from motet.domain import PAGE_TOKENS, Digest, RequestId
+from motet.domain import PAGE_TOKENS, Digest
 from motet.errors import NotFinite, Overloaded
 from motet_runner.interface import (
     AdapterFailed,
@@ -35,29 +35,30 @@ _OUT_OF_MEMORY = (
 
 
 class ExtendedSequences:
-    """Those that only got another token, as columns."""
+    """Those that only got another token, as columns once all have theirs."""
 
-    __slots__ = ("_choices", "_epochs", "_indices", "_requests", "tokens")
+    __slots__ = ("_sequences", "tokens")
 
     def __init__(self) -> None:
-        self._requests: list[RequestId] = []
-        self._epochs: list[int] = []
-        self._choices: list[int] = []
-        self._indices: list[int] = []
+        self._sequences: list[Sequence] = []
         self.tokens: list[int] = []
 
     def add(self, sequence: Sequence, token: int) -> None:
-        new, tokens = sequence.new, sequence.tokens
-        self._requests.append(sequence.request)
-        self._epochs.append(new.epoch)
-        self._choices.append(new.choice)
-        self._indices.append(len(tokens) - sequence.prompt_tokens)
+        sequence.tokens.append(token)
+        self._sequences.append(sequence)
         self.tokens.append(token)
-        tokens.append(token)
 
     def decoded(self) -> DecodedTokens:
-        names = tuple(self._requests), tuple(self._epochs), tuple(self._choices)
-        return DecodedTokens(*names, tuple(self._indices), 0, self.tokens)
+        """To be asked before any of them gets another token."""
+        sequences = self._sequences
+        return DecodedTokens(
+            tuple([one.request for one in sequences]),
+            tuple([one.new.epoch for one in sequences]),
+            tuple([one.new.choice for one in sequences]),
+            tuple([len(one.tokens) - 1 - one.prompt_tokens for one in sequences]),
+            0,
+            self.tokens,
+        )
 
 
 @dataclass(slots=True)

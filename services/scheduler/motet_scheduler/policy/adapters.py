@@ -182,6 +182,7 @@ class Adapters:
         # Only now, when all names are updated: another name may serve the same bytes.
         for adapter in gone:
             self.gone.append(adapter.spec.ref)
+            self._to_tell[adapter.spec.ref.object] = None
             self._retire(adapter)
         return before != wanted
 
@@ -442,7 +443,7 @@ class Adapters:
         return bool(self._to_tell)
 
     def take_changed(self) -> dict[ObjectName, None]:
-        """The adapters that have changed since this was called last; also some that have been removed since."""
+        """The adapters that have changed since this was called last, or have been removed since."""
         changed, self._to_tell = self._to_tell, {}
         return changed
 

@@ -253,8 +253,9 @@ class CatalogPublisher:
                 if entries.get(name) != entry:
                     entries[name] = entry
                     changed.append(entry)
+        # Only of what has changed: with thousands of adapters, a look at all took longer than the rest.
+        removed = [entries.pop(name).ref for name in self._to_publish if name in entries and name not in adapters]
         self._to_publish.clear()
-        removed = [entries.pop(name).ref for name in [name for name in entries if name not in adapters]]
         groups = tuple(self._groups())
         alike = before is not None and before.namespaces == state.namespaces
         if before is not None and alike and not changed and not removed and groups == before.groups:
