@@ -132,13 +132,12 @@ def test_offsets_count_each_byte_that_the_detokenizer_marks() -> None:
 
 def test_all_that_is_held_is_released_if_it_is_taken_in_parts() -> None:
     text, held = TEXTS["byte level"], list[int]()
-    writer = ChatLogprobs(text.token_bytes, 1, hold=held.append)
+    writer, joined = ChatLogprobs(text.token_bytes, 1, hold=held.append), dict[str, bytearray]()
     for token in range(20):
         writer.add(token, runner_pb2.TokenLogprobs(logprob=-1, top_ids=[token], top_logprobs=[-1]), b"a")
-        if token % 5 == 3:
-            writer.mark()
         if token % 5 == 4:
-            writer.release(writer.take(marked=True))
-    assert sum(held) > 0
-    writer.release(writer.take())
+            writer.join(joined, writer.take())
+    assert sum(held) == len(joined["content"])
+    assert len(orjson.loads(b"[%b]" % joined["content"])) == 20
+    writer.release(joined)
     assert sum(held) == 0

@@ -5,7 +5,7 @@ request does not have, is content. White space beside calls is dropped.
 """
 
 import json
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
 
 from motet.tool_calls.formats import ToolFormat
@@ -50,8 +50,10 @@ class CallParser:
         self._make_id = make_id
         self._only_one = only_one
         self.calls: list[ParsedCall] = []
-        self._found: list[str | CallDelta] = []
-        """What may be given out now, in the order of the text."""
+        self._found: list[tuple[str | CallDelta, int]] = []
+        """What may be given out now, in the order of the text, and how many characters have come behind each."""
+        self.behind: Sequence[int] = ()
+        """How many characters have come behind each part that was given out last. A text is directly before them."""
         self._space = ""
         self._plain_since_call = True
         """Whether there is content behind the last call."""
@@ -65,6 +67,7 @@ class CallParser:
     def feed(self, text: str) -> list[str | CallDelta]:
         """The content and what is new of the calls, in the order of the text."""
         if self.enough:
+            self.behind = ()
             return []
         self._reader.add(text)
         return self._advance()
@@ -72,10 +75,14 @@ class CallParser:
     def flush(self) -> list[str | CallDelta]:
         """The rest, now that no more text will come."""
         if self.enough:
+            self.behind = ()
             return []
         self._reader.final = True
         found = self._advance()
-        return [*found, self._space] if self._space and self._plain_since_call else found
+        if not self._space or not self._plain_since_call:
+            return found
+        self.behind = [*self.behind, 0]
+        return [*found, self._space]
 
     @property
     def complete(self) -> bool:
@@ -92,17 +99,17 @@ class CallParser:
         if self._reader.undecided > MAX_UNDECIDED:
             return False
         call = ParsedCall(self._make_id(), name)
-        self._found.append(CallDelta(len(self.calls), call.id, name, ""))
-        self.calls.append(call)
         self._space = ""
         self._plain_since_call = False
         self._reader.account()
+        self._find(CallDelta(len(self.calls), call.id, name, ""))
+        self.calls.append(call)
         return True
 
     def add_arguments(self, text: str) -> None:
         self._reader.account()
         self.calls[-1].parts.append(text)
-        self._found.append(CallDelta(len(self.calls) - 1, "", "", text))
+        self._find(CallDelta(len(self.calls) - 1, "", "", text))
 
     def end_call(self) -> None:
         self.calls[-1].complete = _is_object(self.calls[-1].arguments)
@@ -113,7 +120,14 @@ class CallParser:
     def _advance(self) -> list[str | CallDelta]:
         next(self._parsing, None)
         found, self._found = self._found, []
-        return found
+        if not found:
+            self.behind = ()
+            return []
+        self.behind = [behind for _, behind in found]
+        return [part for part, _ in found]
+
+    def _find(self, part: str | CallDelta, held: int = 0) -> None:
+        self._found.append((part, self._reader.left + held))
 
     def _say(self, text: str, *, undecided: bool = False) -> None:
         """As content."""
@@ -125,7 +139,7 @@ class CallParser:
         shown = max(len(text.rstrip()), len(text) - MAX_HELD_SPACE)
         self._space = text[shown:]
         if shown:
-            self._found.append(text[:shown])
+            self._find(text[:shown], held=len(self._space))
             self._plain_since_call = True
 
     def _parse(self) -> Generator[None, None, None]:

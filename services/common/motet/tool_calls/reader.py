@@ -37,6 +37,11 @@ class Reader:
         self._mark = self.at
 
     @property
+    def left(self) -> int:
+        """Characters that belong to nothing yet, read or not."""
+        return len(self.text) - self._mark
+
+    @property
     def undecided(self) -> int:
         """Characters that were read and belong to nothing yet."""
         return self.at - self._mark

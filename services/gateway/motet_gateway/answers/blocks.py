@@ -8,6 +8,7 @@ from motet.tool_calls.parser import CallDelta
 from motet_gateway.answers.call import Call
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.logprobs import Columns
+from motet_gateway.answers.parts import Scores
 from motet_gateway.answers.writer import AnswerWriter, Piece
 from motet_gateway.generation import EndReason
 
@@ -69,11 +70,12 @@ class BlockWriter(AnswerWriter):
             events += self.opening()
         scores: Columns = {}
         for part in said:
-            if isinstance(part, dict):
-                self._drop(choice, scores)
-                scores = part
-                continue
-            if isinstance(part, str):
+            if isinstance(part, Scores):
+                if part.of_text:
+                    scores = part.columns
+                else:
+                    self._drop(choice, part.columns)
+            elif isinstance(part, str):
                 self._open(Block(len(self.blocks)), events)
                 self._add(part, scores, events)
                 scores = {}
@@ -84,8 +86,6 @@ class BlockWriter(AnswerWriter):
             elif self._call.body.shows_reasoning:
                 self._open(Block(len(self.blocks), reasoning=True), events)
                 self._add(part.text, {}, events)
-            self._drop(choice, scores)  # of a call, or of reasoning
-            scores = {}
         if choice.finish is not None and self.never_empty and not self.blocks:
             self._begin(Block(0), events)
         if scores and self.blocks and self.blocks[-1].is_text:

@@ -1,13 +1,15 @@
 """The text of one choice: tokens in, text out, with stop strings applied and tokens counted. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from motet.api.v1 import runner_pb2
 from motet.errors import Internal, MotetError
 from motet.reasoning.splitter import ReasoningSplitter
 from motet.tool_calls.parser import CallDelta, CallParser, ParsedCall
-from motet_gateway.answers.logprobs import LogprobsWriter
-from motet_gateway.answers.parts import Part, Reasoning, joined
+from motet_gateway.answers.logprobs import Columns, LogprobsWriter
+from motet_gateway.answers.parts import Part, Reasoning, Scores, joined
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import Detokenizer
 from motet_gateway.tokens.stop_strings import StopStrings
@@ -17,6 +19,14 @@ Score = Callable[[Sequence[runner_pb2.TokenLogprobs]], None]
 MAX_UNREAD = 256
 """When this number of tokens of an answer wait because nobody takes it yet, they become text."""
 NO_CALL = "The answer has to call a tool but has no call. Its runner may be of a version that knows no tools."
+
+
+class _Scored(NamedTuple):
+    """The log probabilities of a token, and of which characters it has bytes. One without any goes with the next."""
+
+    begins: int
+    ends: int
+    columns: Columns
 
 
 class ChoiceText:
@@ -29,7 +39,9 @@ class ChoiceText:
     __slots__ = (
         "_begun",
         "_begun_calls",
+        "_characters",
         "_detokenizer",
+        "_divides",
         "_hidden_ids",
         "_ids",
         "_kind",
@@ -40,11 +52,12 @@ class ChoiceText:
         "_plain",
         "_ready",
         "_reasoning_tokens",
-        "_run_at",
+        "_run",
         "_splitter",
         "_stop_ids",
         "_stops",
         "_unread",
+        "_waiting",
         "changed",
         "error",
         "finish",
@@ -95,6 +108,8 @@ class ChoiceText:
         self._min_tokens = min_tokens
         self.logprobs = logprobs
         """Set when the client asked for them."""
+        self._divides = logprobs is not None and (parser is not None or splitter is not None)
+        """Whether log probabilities are of parts of several kinds."""
         self._begun = False
         self.on_placed = on_placed
         self.changed = changed
@@ -102,10 +117,14 @@ class ChoiceText:
         self.score = score
         self._unread: list[int] = []
         self._ready: list[Part] = []
+        self._characters = 0
+        """That its tokens have written."""
+        self._waiting: deque[_Scored] = deque()
+        """Until it is decided what their characters are."""
+        self._run: Scores | None = None
+        """The last ones of what is ready."""
         self._kind: type = str
         """Of the last part."""
-        self._run_at = 0
-        """Where in what is ready the parts of that kind begin: there their log probabilities stand."""
         self._begun_calls = 0
         self.tokens = 0
         self.finish: EndReason | None = None
@@ -192,24 +211,16 @@ class ChoiceText:
         """Decode tokens one by one. Returns those that belong to the answer."""
         for position, token in enumerate(tokens, start=1):
             self.tokens += 1
-            reasoned = self._reasons
-            self._reasoning_tokens += reasoned
-            before = len(self._ready)
-            self._say(self._parts(self._text([token])), stops=self.tokens > self._min_tokens)
-            said = len(self._ready) > before
-            if said and self._divides:
-                self._divide_scores(before)
+            self._reasoning_tokens += self._reasons
+            text = self._text([token])
             self._write_scores([token], logprobs[position - 1 : position])
-            if self.logprobs is not None and (said or reasoned > self._reasons):
-                self.logprobs.mark()
+            if self._divides and self.logprobs is not None and (columns := self.logprobs.take()):
+                begins, size = self._characters, len(text) + self._detokenizer.incomplete
+                self._waiting.append(_Scored(begins, begins + max(size, 1), columns))
+            self._say(text, stops=self.tokens > self._min_tokens)
             if self._has_ended():
                 return tokens[:position]
         return tokens
-
-    @property
-    def _divides(self) -> bool:
-        """Whether log probabilities are of parts of several kinds."""
-        return self.logprobs is not None and (self._parser is not None or self._splitter is not None)
 
     def _write_scores(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         if (writer := self.logprobs) is not None:
@@ -224,25 +235,30 @@ class ChoiceText:
             return self._detokenizer.begins(token)
         return writer.token_bytes.of(token)
 
-    def _parts(self, text: str, *, last: bool = False) -> list[Part]:
-        parts: list[Part] = []
+    def _parts(self, text: str, *, last: bool) -> Iterator[tuple[str | Reasoning | CallDelta, int]]:
+        """Each with how many characters have come behind it."""
         if self._splitter is not None:
             thought, text = self._splitter.feed(text)
             if last:
                 more, rest = self._splitter.flush()
                 thought, text = thought + more, text + rest
             if thought:
-                parts.append(Reasoning(thought))
-        if self._parser is not None:
-            parts += self._parser.feed(text)
-            parts += self._parser.flush() if last else ()
+                yield Reasoning(thought), len(text)
+        if (parser := self._parser) is not None:
+            found = parser.feed(text)
+            yield from zip(found, parser.behind, strict=True)
+            if last:
+                found = parser.flush()
+                yield from zip(found, parser.behind, strict=True)
         elif text:
-            parts.append(text)
-        return parts
+            yield text, 0
 
-    def _say(self, parts: Sequence[Part], *, stops: bool) -> None:
+    def _say(self, text: str, *, stops: bool, last: bool = False) -> None:
         """`stops`: whether stop strings may end the answer. They end texts alone, and none goes on behind a call."""
-        for part in parts:
+        self._characters += len(text)
+        for part, behind in self._parts(text, last=last):
+            if self._divides:
+                self._divide_scores(part, self._characters - behind)
             said = part
             if stops and self._stops is not None:
                 if isinstance(part, str):
@@ -282,24 +298,25 @@ class ChoiceText:
             self._read()
         if self._stops is not None and self._stops.stopped:
             return EndReason.STOP
-        before = len(self._ready)
-        self._say(self._parts(self._detokenizer.flush(), last=True), stops=True)
+        self._say(self._detokenizer.flush(), stops=True, last=True)
         if self._stops is not None:
             if self._stops.stopped:
                 how = EndReason.STOP
             elif held := self._stops.flush():
                 self._ready.append(held)
-        if self._divides and len(self._ready) > before:
-            self._divide_scores(before)
         return how
 
     def take(self) -> list[Part]:
         """What has not been taken yet."""
         if self._unread:
             self._read()
-        if self.logprobs is not None and (scores := self.logprobs.take(marked=self._divides and not self.over)):
-            self._ready.insert(self._run_at, scores)
-        self._run_at = 0
+        if self._divides:
+            if self.over:
+                self._move_scores(self._characters, of_text=False)
+                self._move_scores(self._characters + 1, of_text=self._kind is str)
+        elif self.logprobs is not None and (scores := self.logprobs.take()):
+            self._ready.insert(0, Scores(scores, of_text=True))
+        self._run = None
         ready, self._ready = self._ready, []
         return joined(ready) if len(ready) > 1 else ready
 
@@ -314,22 +331,27 @@ class ChoiceText:
         unread, self._unread = self._unread, []
         text = self._text(unread)
         if self._splitter is not None:
-            self._ready += self._parts(text)
+            self._say(text, stops=False)
         elif text:
             self._ready.append(text)
 
-    def _divide_scores(self, before: int) -> None:
-        """If parts of another kind have begun there, those before get the log probabilities of their own tokens. A text
-        gets those of its tokens alone: a tag, and what waited for a decision behind a call, go with what is no text.
-        What waited behind reasoning goes with what follows."""
-        writer, kind = self.logprobs, self._kind
+    def _divide_scores(self, part: str | Reasoning | CallDelta, ends: int) -> None:
+        """The part gets those of its own tokens. A token that writes a character of a text is the text's."""
+        self._kind = type(part)
+        if isinstance(part, str):
+            self._move_scores(ends - len(part), of_text=False)
+            self._move_scores(ends, of_text=True)
+        else:
+            if self._run is not None and self._run.of_text:
+                self._run = None  # the text behind this part is another one
+            self._move_scores(ends, of_text=False)
+
+    def _move_scores(self, to: int, *, of_text: bool) -> None:
+        """Of all tokens that have ended there; of a text: that have begun before."""
+        writer, waiting = self.logprobs, self._waiting
         assert writer is not None
-        new = [type(part) for part in self._ready[before:]]
-        if new[-1] is kind:
-            return
-        self._kind = new[-1]
-        begins = before + next(at for at, one in enumerate(new) if one is not kind)
-        if scores := writer.take(marked=kind is not CallDelta):
-            self._ready.insert(self._run_at, scores)
-            begins += 1
-        self._run_at = begins
+        while waiting and (waiting[0].begins < to if of_text else waiting[0].ends <= to):
+            if self._run is None or self._run.of_text is not of_text:
+                self._run = Scores({}, of_text)
+                self._ready.append(self._run)
+            writer.join(self._run.columns, waiting.popleft().columns)

@@ -42,32 +42,25 @@ class LogprobsWriter(ABC):
         self._hold = hold
         self._characters = CharacterCounter(token_bytes) if characters is None else copy(characters)
         self._columns: Columns = {}
-        self._marked: dict[str, int] = {}
-        """How much of each column is before the mark."""
-
-    def mark(self) -> None:
-        """All so far is of tokens whose text is out."""
-        self._marked = {name: len(column) for name, column in self._columns.items()}
 
     @abstractmethod
     def add(self, token: int, logprobs: runner_pb2.TokenLogprobs, added: bytes, *, scored: bool = True) -> None:
         """`added`: what the token adds to the text; nothing for one that ends it and for a hidden special token.
         `scored`: false for the first token of a prompt, before which nothing tells its probability."""
 
-    def take(self, *, marked: bool = False) -> Columns:
-        """What has not been taken yet; `marked`: only what is before the mark. It counts as held until `release`."""
-        if marked and not self._marked:
-            return {}
+    def take(self) -> Columns:
+        """What has not been taken yet. It counts as held until `release`."""
         taken, self._columns = self._columns, {}
-        for name, end in self._marked.items() if marked else ():
-            if rest := taken[name][end:]:
-                if rest.startswith(b","):  # between the two, and in neither
-                    del rest[0]
-                    self._hold(-1)
-                self._columns[name] = rest
-                del taken[name][end:]
-        self._marked = {}
         return taken
+
+    def join(self, taken: Columns, more: Columns) -> None:
+        """Add what was taken later."""
+        for name, column in more.items():
+            into = taken.setdefault(name, bytearray())
+            if into:
+                into += b","
+                self._hold(1)
+            into += column
 
     def release(self, taken: Columns) -> None:
         self._hold(-sum(map(len, taken.values())))

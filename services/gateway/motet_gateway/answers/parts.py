@@ -13,9 +13,17 @@ class Reasoning:
     text: str
 
 
-Part = str | Reasoning | CallDelta | Columns
-"""Log probabilities stand before the part whose tokens they are of. They stand alone if these tokens add no text, as
-those that end a call."""
+@dataclass(slots=True)
+class Scores:
+    """Log probabilities. They stand before the part whose tokens they are of; alone if these tokens add nothing to it,
+    as those that end a call."""
+
+    columns: Columns
+    of_text: bool
+    """Whether these tokens write a text: not a call, reasoning, tags, or white space beside these"""
+
+
+Part = str | Reasoning | CallDelta | Scores
 
 
 def joined(parts: list[Part]) -> list[Part]:
@@ -46,7 +54,7 @@ def reasoning(parts: Iterable[Part]) -> list[str]:
 
 
 def scores(parts: Iterable[Part]) -> list[Columns]:
-    return [part for part in parts if isinstance(part, dict)]
+    return [part.columns for part in parts if isinstance(part, Scores)]
 
 
 def _kind(part: Part) -> tuple[type, int]:

@@ -10,7 +10,7 @@ from motet_gateway.answers.call import Call
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.form import Form, usage
 from motet_gateway.answers.logprobs import Columns
-from motet_gateway.answers.parts import Part, Reasoning, joined, reasoning, scores, texts
+from motet_gateway.answers.parts import Part, Reasoning, Scores, joined, reasoning, scores, texts
 from motet_gateway.answers.writer import AnswerWriter, Piece
 from motet_gateway.parameters import ChoicesBody
 
@@ -100,12 +100,12 @@ class StreamEvents(AnswerWriter):
                 ids = []
             elif isinstance(part, Reasoning):
                 parts.append(form.reasoning_event(choice.index, part.text, shown, usage_so_far))
-            elif isinstance(part, dict):
+            elif isinstance(part, Scores):
                 if shown is not None:  # of the end of a call, behind which something else begins
                     parts.append(form.full_event(choice.index, "", shown, None, usage_so_far))
-                shown = _as_json(choice, part)
+                shown = _as_json(choice, part.columns)
                 assert choice.logprobs is not None
-                choice.logprobs.release(part)
+                choice.logprobs.release(part.columns)
                 continue
             else:
                 parts.append(form.call_event(choice.index, part, shown, usage_so_far))
@@ -118,7 +118,7 @@ class StreamEvents(AnswerWriter):
     def _ended(self, choice: ChoiceText, said: list[Part]) -> list[Part]:
         """What may be written now: all, once something behind the reasoning has come."""
         parts = [*self._held.pop(choice.index, ()), *said]
-        if choice.finish is None and all(isinstance(part, Reasoning | dict) for part in parts):
+        if choice.finish is None and all(isinstance(part, Reasoning | Scores) for part in parts):
             self._held[choice.index] = parts
             return []
         return joined(parts)

@@ -24,6 +24,10 @@ class Detokenizer(Protocol):
     def flush(self) -> str:
         """The rest of the text: replacement characters for an incomplete character, as in `decode`."""
 
+    @property
+    def incomplete(self) -> bool:
+        """Whether the last tokens end within a character."""
+
     def hides(self, token: int) -> bool: ...
 
     def begins(self, token: int) -> bytes:
@@ -76,6 +80,10 @@ class SpellingDetokenizer:
         rest, self._rest = self._rest, b""
         return rest.decode(errors=self._errors)
 
+    @property
+    def incomplete(self) -> bool:
+        return bool(self._rest)
+
     def hides(self, token: int) -> bool:
         return bool(self._hides and self._hides(token))
 
@@ -110,6 +118,10 @@ class DecodingDetokenizer:
     def flush(self) -> str:
         held, self._held = self._held, []
         return self._text_of(held)
+
+    @property
+    def incomplete(self) -> bool:
+        return bool(self._held)
 
     def hides(self, token: int) -> bool:
         return self._skip and self._token_bytes.special(token)
