@@ -1,10 +1,14 @@
 """Log probabilities of prompts in vLLM's form, over a real socket."""
 
+import tracemalloc
 from typing import Any
 
+import orjson
 import pytest
 
-from testbed.fake_services import score_of
+from motet_gateway.answers.prompt_logprobs import ScoredPrompt
+from motet_gateway.tokens.text_model import ModelTokenizer
+from testbed.fake_services import byte_tokenizer, score_of
 from tests.gateway.conftest import Served
 from tests.gateway.test_completions import chat, complete, submitted
 from tests.gateway.test_errors import error_of
@@ -89,3 +93,18 @@ async def test_what_cannot_be_answered_is_refused_by_its_name(served: Served, bo
     answer = await served.http.post("/v1/completions", json={"model": "tiny", "prompt": PROMPT} | body)
     assert answer.status_code == 400
     assert error_of(answer)["param"] == "prompt_logprobs"
+
+
+def test_writing_those_of_a_long_prompt_takes_little_more_memory_than_their_text() -> None:
+    model = ModelTokenizer(byte_tokenizer(), None, 400, 512)
+    prompt = [at % 300 for at in range(2000)]
+    scored = ScoredPrompt(prompt, model.token_bytes, 20)
+    scored.score([score_of(token, at, 20) for at, token in enumerate(prompt)][1:])
+    tracemalloc.start()
+    try:
+        scored.encode()
+        (_, peak) = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(orjson.loads(scored.json)) == len(prompt)
+    assert peak < 1.5 * len(scored.json)

@@ -201,7 +201,7 @@ class Call:
     def echo_of(self, choice: ChoiceText) -> EchoedPrompt | None:
         return self.echoes[choice.index // self.body.choices] if self.echoes else None
 
-    def scored_of(self, choice: ChoiceText) -> bytes:
+    def scored_of(self, choice: ChoiceText) -> bytes | bytearray:
         """The log probabilities of its prompt as JSON; empty if nobody asked for them."""
         return self.scored[choice.index // self.body.choices].json if self.scored else b""
 

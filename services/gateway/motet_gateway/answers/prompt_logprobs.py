@@ -1,5 +1,6 @@
 """Log probabilities of a prompt in vLLM's form. Pure."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +22,8 @@ class ScoredPrompt:
         self._tokens = tokens
         self._token_bytes = token_bytes
         self._top = top
-        self._scores: list[runner_pb2.TokenLogprobs] = []
-        self.json = b""
+        self._scores: deque[runner_pb2.TokenLogprobs] = deque()
+        self.json = bytearray()
         """Set by `encode`."""
 
     def score(self, logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
@@ -35,9 +36,14 @@ class ScoredPrompt:
         return not self.json and len(self._scores) == len(self._tokens) - 1
 
     def encode(self) -> None:
-        """Write them as JSON. This may take a while."""
-        self.json = orjson.dumps([None, *map(self._of_token, self._tokens[1:], self._scores)])
-        self._scores.clear()
+        """Write them as JSON, token by token: one long call would keep all other threads waiting, and objects of all
+        tokens would take several times the memory of the text. This may take a while."""
+        json = bytearray(b"[null")
+        for token in self._tokens[1:]:
+            json += b","
+            json += orjson.dumps(self._of_token(token, self._scores.popleft()))
+        json += b"]"
+        self.json = json
 
     def _of_token(self, token: int, one: runner_pb2.TokenLogprobs) -> dict[str, Any]:
         """The token itself comes first, as many clients expect."""
