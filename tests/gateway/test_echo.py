@@ -199,3 +199,13 @@ def test_the_tokens_of_a_prompt_join_to_its_text(kind: str, prompt: str, special
     made = orjson.loads(b"".join(writer.as_json(echo.logprobs)))
     assert made["token_logprobs"] == [None] + [-1] * (len(tokens) - 1)
     assert made["text_offset"][-1] <= len(text)
+
+
+def test_scores_that_only_the_other_form_shows_are_not_written_as_echo() -> None:
+    body = CompletionBody(model="tiny", prompt="x", echo=True, prompt_logprobs=2)
+    model = TEXTS["byte level"]
+    writer = lambda: CompletionLogprobs(model.token_bytes, 2)  # noqa: E731
+    (echo,) = echoed_prompts(body, [[1, 2, 3]], model, writer=writer)
+    echo.score([score_of(token, token, 2) for token in (2, 3)])
+    assert echo.ready
+    assert not echo.complete

@@ -64,6 +64,14 @@ def test_too_many_log_probabilities_are_refused(body: Body, limits: list[int], p
         assert name in caught.value.message
 
 
+@pytest.mark.parametrize(("logprobs", "of_prompt", "param"), [(20, 0, "logprobs"), (0, 20, "prompt_logprobs")])
+def test_the_field_that_asks_for_most_of_a_prompt_is_named(logprobs: int, of_prompt: int, param: str) -> None:
+    body = completion(echo=True, logprobs=logprobs, prompt_logprobs=of_prompt, max_tokens=1)
+    with pytest.raises(InvalidRequest, match=f"lower {param} or n") as caught:
+        check_scores(body, [[1] * 30_000], [1])
+    assert caught.value.param == param
+
+
 def test_as_many_log_probabilities_as_are_allowed_are_not_refused() -> None:
     most = MAX_SCORES // (8 * 21)
     check_scores(chat(n=8, max_tokens=most, logprobs=True, top_logprobs=20), [[1]], [most])

@@ -36,7 +36,8 @@ class EchoedPrompt:
 
     def score(self, logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         """Of the next tokens, from the second one on."""
-        self._logprobs.extend(logprobs)
+        if self._writer is not None:
+            self._logprobs.extend(logprobs)
 
     @property
     def ready(self) -> bool:
@@ -62,7 +63,7 @@ def echoed_prompts(
     body: Body, prompts: Sequence[Tokens], model: ModelTokenizer, *, writer: Callable[[], CompletionLogprobs]
 ) -> list[EchoedPrompt]:
     skip = body.skip_special_tokens is not False
-    scored = body.prompt_logprobs_wanted is not None
+    scored = body.top_logprobs_wanted is not None
     return [
         EchoedPrompt(
             tokens,

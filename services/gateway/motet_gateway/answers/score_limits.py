@@ -24,7 +24,7 @@ def check_scores(body: Body, prompts: Sequence[Tokens], limits: Sequence[int]) -
     if of_prompts is not None:
         scores = sum(map(len, prompts)) * (1 + of_prompts) * body.choices
         if scores > MAX_SCORES:
-            field = "logprobs" if body.scores_of_prompts is None else "prompt_logprobs"
+            field = "prompt_logprobs" if body.scores_of_prompts == of_prompts else "logprobs"
             raise InvalidRequest(
                 f"{field}: the prompts would come back with {scores} log probabilities, and an answer has at most "
                 f"{MAX_SCORES}. Send fewer or shorter prompts, or lower {field} or n.",
