@@ -130,9 +130,9 @@ class Call:
         """One for each prompt, if the client wants log probabilities of prompts in vLLM's form."""
         self.started: list[StartedChoice] = []
         self.choices: list[ChoiceText] = []
+        """Of `started`."""
         self.seed = 0
         """Of its draws. With it, the same answer comes again."""
-        """Of `started`."""
         self.length_source = ""
         """Who estimated the length of the answer."""
         self.class_name = ""

@@ -50,7 +50,7 @@ class Usage(Shape):
     """Of all choices together."""
     total_tokens: int = Field(ge=0)
     prompt_tokens_details: PromptTokensDetails | None = None
-    """Unless all runners are of a version that does not say it."""
+    """Left out if it is not known of each prompt: runners of earlier versions do not say it."""
     completion_tokens_details: CompletionTokensDetails | None = None
     """Only of chats with a model that is declared to reason."""
 
@@ -311,8 +311,8 @@ class MessageUsage(Shape):
     cache_creation_input_tokens: int
     """Always 0: no part of a prompt is kept on request."""
     cache_read_input_tokens: int
-    """Tokens of the prompt that its runner had computed before, and kept 0, too, if the runner does not
-    say it, as those of earlier versions."""
+    """Tokens of the prompt that its runner had computed before, and kept. 0, too, if the runner does not say it, as
+    those of earlier versions."""
     output_tokens: int = Field(ge=0)
 
 
@@ -442,8 +442,8 @@ class IncompleteDetails(Shape):
 
 class InputTokensDetails(Shape):
     cached_tokens: int
-    """Tokens of the prompt that its runner had computed before, and kept 0, too, if the runner does not
-    say it, as those of earlier versions."""
+    """Tokens of the prompt that its runner had computed before, and kept. 0, too, if the runner does not say it, as
+    those of earlier versions."""
     cache_write_tokens: int
     """Always 0."""
 
