@@ -368,6 +368,19 @@ async def test_a_namespace_that_is_made_again_shares_no_cached_prompts(cluster: 
     assert len(set(salted)) == len(set(hints)) == 2
 
 
+async def test_a_request_that_comes_before_its_namespace_is_known_has_its_salt(cluster: FakeServices) -> None:
+    scheduler, predictor = cluster.scheduler, cluster.predictor
+    runners, scheduler.runners = scheduler.runners, []
+    async with serve(cluster, ready=False, hold_seconds=0.05) as served:
+        waiting = asyncio.create_task(complete(served, prompt="x", max_tokens=1))
+        await eventually(lambda: scheduler.held)
+        scheduler.runners, scheduler.namespaces = runners, {ANONYMOUS.tenant: "first"}
+        scheduler.publish()
+        await waiting
+        assert "first" in submitted(served).cache_salt
+    assert {one.tenant for one in predictor.prompts} == {f"{ANONYMOUS.tenant}@first"}
+
+
 async def test_a_runner_that_knows_no_salt_never_answers(cluster: FakeServices) -> None:
     cluster.runners[0].fields = []
     async with serve(cluster) as served:

@@ -86,9 +86,7 @@ class Call:
         """In seconds since 1970."""
         self.caller = caller
         self._namespace_uid = gateway.access.keyring.namespace_uid(caller.tenant)
-        """As it was at first, if the namespace is made again meanwhile"""
-        self.lengths_tenant = scope_tenant(caller.tenant, self._namespace_uid)
-        """Whose lengths the answers are"""
+        """As it was when it was first known, if the namespace is made again meanwhile"""
         self.body: Body = body
         self.gateway = gateway
         self._prompts_of: Callable[[Tokenising], Awaitable[list[Tokens]]] = partial(api.prompts, body)
@@ -144,6 +142,11 @@ class Call:
     def target(self) -> Target | None:
         """The model, once it is known."""
         return self._model.target
+
+    @property
+    def lengths_tenant(self) -> str:
+        """Whose lengths the answers are"""
+        return scope_tenant(self.caller.tenant, self._namespace_uid)
 
     @property
     def error(self) -> MotetError | None:
@@ -213,6 +216,8 @@ class Call:
     async def begin(self, wait: Wait) -> None:
         """Find the model, tokenise the prompts, and start the choices."""
         target, text = await self._model.find(wait)
+        if not self._namespace_uid:  # no catalog had come yet when the request did
+            self._namespace_uid = self.gateway.access.keyring.namespace_uid(self.caller.tenant)
         context = target.group.max_model_length or text.context_length or UNKNOWN_CONTEXT
         formats = formats_of(target, text)
         self._tools = callable_tools(self.body, formats)
