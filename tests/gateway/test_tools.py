@@ -1,7 +1,8 @@
 """Tools in chats: OpenAI's unmodified client, over a real socket. The runner writes what the user says."""
 
 import json
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import openai
@@ -12,6 +13,8 @@ from openai.types.chat import ChatCompletion
 from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, MotetError
 from motet.grammars.grammar import GrammarForm
+from motet_gateway.answers.messages.conversation import chat_messages as conversation_of_messages
+from motet_gateway.answers.responses.conversation import chat_messages as conversation_of_responses
 from motet_gateway.parameters import ChatBody, parse
 from motet_gateway.tools.parameters import MAX_TOOLS
 from testbed.fake_services import TEMPLATE, fake_services, model_assets
@@ -331,6 +334,42 @@ def test_the_arguments_of_earlier_calls_are_bounded_together() -> None:
     with pytest.raises(InvalidRequest) as caught:
         ChatBody(model="m", messages=[*says("x"), asked, asked]).plain_messages()
     assert caught.value.param == "messages[2].tool_calls[0].function.arguments"
+
+
+def conversations(value: object) -> dict[str, Callable[[], object]]:
+    """With a call whose arguments have the value, in each API."""
+    arguments, text = {"n": value}, json.dumps({"n": value})
+    called = {"id": "1", "type": "function", "function": {"name": "send", "arguments": text}}
+    use = {"type": "tool_use", "id": "1", "name": "send", "input": arguments}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "x"}
+    messages = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    item = {"type": "function_call", "call_id": "1", "name": "send", "arguments": text}
+    chat = ChatBody(model="m", messages=[{"role": "assistant", "tool_calls": [called]}])
+    return {
+        "messages[0].tool_calls[0].function.arguments": chat.plain_messages,
+        "messages[0].content[0].input": lambda: conversation_of_messages(None, messages),
+        "input[0].arguments": lambda: conversation_of_responses(None, [item]),
+    }
+
+
+@pytest.mark.parametrize("where", conversations(0))
+def test_no_function_is_called_for_each_value_of_earlier_arguments(where: str) -> None:
+    """That blocks all other requests: a second for two million values."""
+    read, calls = conversations([1] * 150_000)[where], list[str]()
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        read()
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 1000
+
+
+@pytest.mark.parametrize("where", conversations(0))
+def test_few_values_are_looked_at_for_integers_that_are_too_long(where: str) -> None:
+    assert str(2**64) in json.dumps(conversations([1, 2**64])[where]())
+    with pytest.raises(InvalidRequest, match="send these integers as strings") as caught:
+        conversations([1] * 150_000 + [2**64])[where]()
+    assert caught.value.param == where
 
 
 async def test_a_chat_goes_on_behind_a_call_with_broken_arguments(hermes: Served) -> None:

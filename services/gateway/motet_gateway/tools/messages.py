@@ -1,14 +1,16 @@
 """Earlier calls of a conversation, as chat templates want them: arguments as objects. Pure."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+import orjson
+from pydantic_core import from_json
 
 from motet.errors import InvalidRequest
 from motet_gateway.request_bodies import Shape, shape_of
 
-MAX_DIGITS = 20
-"""With a sign. An integer of more has more than 64 bits."""
+MAX_EXACT = 100_000
+"""The most values that are looked at one by one, which blocks all other work for some 50 ms."""
 
 
 class EarlierArguments:
@@ -17,13 +19,39 @@ class EarlierArguments:
 
     def __init__(self) -> None:
         self._shape = Shape()
+        self._seen = 0
 
     def parse(self, text: str, where: str) -> Any:
-        """Raises InvalidRequest if they are too many, and ValueError or RecursionError for what is no JSON."""
+        """Raises InvalidRequest if they are too many, and ValueError for what is no JSON."""
         self._shape += shape_of(text.encode(errors="replace"))
         if what := self._shape.too_much:
             raise _wrong(where, f"the arguments of earlier calls have more than {what} together; send fewer")
-        return json.loads(text or "{}", parse_int=_exact, parse_constant=_no_json)
+        return self.exact(from_json(text or "{}", allow_inf_nan=False), where)
+
+    def exact(self, arguments: Any, where: str) -> Any:
+        """With integers of more than 64 bits as strings: what passes the messages on would refuse these."""
+        try:
+            orjson.dumps(arguments)
+        except TypeError:
+            return self._exact(arguments, where)
+        return arguments
+
+    def _exact(self, value: Any, where: str) -> Any:
+        self._seen += 1
+        if self._seen > MAX_EXACT:
+            raise _wrong(
+                where,
+                f"the arguments of earlier calls have integers of more than 64 bits and more than {MAX_EXACT} values; "
+                "send these integers as strings",
+            )
+        match value:
+            case dict():
+                return {name: self._exact(one, where) for name, one in value.items()}
+            case list():
+                return [self._exact(one, where) for one in value]
+            case int() if not -(1 << 63) <= value < 1 << 64:
+                return str(value)
+        return value
 
 
 def with_calls(message: Mapping[str, Any], where: str, earlier: EarlierArguments) -> dict[str, Any]:
@@ -60,35 +88,13 @@ def arguments_of(call: Mapping[str, Any], where: str, earlier: EarlierArguments)
     if isinstance(arguments, str):
         try:
             arguments = earlier.parse(arguments, f"{where}.arguments")
-        except (ValueError, RecursionError):
+        except ValueError:
             arguments = {}
         return arguments if isinstance(arguments, dict) else {}  # a model wrote this: the chat has to go on
     if not isinstance(arguments, dict):
         raise _wrong(f"{where}.arguments", "must be a JSON object, as a string")
-    return arguments
-
-
-def _exact(digits: str) -> int | str:
-    """What passes the messages on has no integers of more than 64 bits, and would round these."""
-    if len(digits) <= MAX_DIGITS and -(1 << 63) <= (value := int(digits)) < 1 << 64:
-        return value
-    return digits
-
-
-def exact(value: Any) -> Any:
-    """The same of arguments that are an object already."""
-    match value:
-        case dict():
-            return {name: exact(one) for name, one in value.items()}
-        case list():
-            return [exact(one) for one in value]
-        case int() if not -(1 << 63) <= value < 1 << 64:
-            return str(value)
-    return value
-
-
-def _no_json(word: str) -> None:
-    raise ValueError(word)
+    exact: dict[str, Any] = earlier.exact(arguments, f"{where}.arguments")
+    return exact
 
 
 def _wrong(field: str, why: str) -> InvalidRequest:

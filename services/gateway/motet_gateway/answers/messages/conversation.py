@@ -5,7 +5,7 @@ from typing import Any
 
 from motet_gateway.answers.conversation import ChatMessages, Json, string, text_of, texts, wrong
 from motet_gateway.parameters import MAX_MESSAGES
-from motet_gateway.tools.messages import exact
+from motet_gateway.tools.messages import EarlierArguments
 
 TEXT = ("text",)
 
@@ -15,8 +15,9 @@ def chat_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[Js
     chat = ChatMessages()
     for text in texts(system, "system", TEXT) if system is not None else ():
         chat.system(text)
+    earlier = EarlierArguments()
     for at, message in enumerate(messages):
-        _add(message, f"messages[{at}]", chat, last=at == len(messages) - 1)
+        _add(message, f"messages[{at}]", chat, earlier, last=at == len(messages) - 1)
     if not (made := chat.all()):
         raise wrong("messages", "have no content")
     if len(made) > MAX_MESSAGES:  # each result of a call is one
@@ -24,7 +25,7 @@ def chat_messages(system: Any, messages: Sequence[Mapping[str, Any]]) -> list[Js
     return made
 
 
-def _add(message: Mapping[str, Any], where: str, chat: ChatMessages, *, last: bool) -> None:
+def _add(message: Mapping[str, Any], where: str, chat: ChatMessages, earlier: EarlierArguments, *, last: bool) -> None:
     role, content = message.get("role"), message.get("content")
     where_content = f"{where}.content"
     if role != "assistant" and content in ("", []):  # without it, the message before would be the last
@@ -41,7 +42,7 @@ def _add(message: Mapping[str, Any], where: str, chat: ChatMessages, *, last: bo
                     chat.text("user", text_of(block, at, (*TEXT, "tool_result")))
         case "assistant":
             for block, at in _blocks(content, where_content):
-                _said(block, at, chat, last=last)
+                _said(block, at, chat, earlier, last=last)
         case _:
             raise wrong(f"{where}.role", "must be 'user' or 'assistant'")
 
@@ -63,14 +64,15 @@ def _result(block: Mapping[str, Any], where: str, chat: ChatMessages) -> None:
     chat.result(string(block, "tool_use_id", where), text)
 
 
-def _said(block: Mapping[str, Any], where: str, chat: ChatMessages, *, last: bool) -> None:
+def _said(block: Mapping[str, Any], where: str, chat: ChatMessages, earlier: EarlierArguments, *, last: bool) -> None:
     match block.get("type"):
         case "tool_use":
             if last:
                 raise wrong(where, "the results of the last calls have to follow, in a message of the user")
             if not isinstance(arguments := block.get("input"), dict):
                 raise wrong(f"{where}.input", "must be an object")
-            chat.call(string(block, "id", where), string(block, "name", where), exact(arguments))
+            exact = earlier.exact(arguments, f"{where}.input")
+            chat.call(string(block, "id", where), string(block, "name", where), exact)
         case "thinking":
             chat.reasoning(string(block, "thinking", where))
         case "redacted_thinking":
