@@ -1,5 +1,7 @@
 """The bytes of an answer's tokens join to its text, with any tokenizer."""
 
+import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from motet.api.v1 import runner_pb2
-from motet_gateway.answers.choice import ChoiceText
+from motet.reasoning.formats import ExpectedReasoning
+from motet.reasoning.splitter import ReasoningSplitter
+from motet_gateway.answers.choice import MAX_WAITING, ChoiceText
 from motet_gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
-from motet_gateway.answers.parts import texts
+from motet_gateway.answers.parts import scores, texts
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.text_model import ModelTokenizer
@@ -141,3 +145,34 @@ def test_all_that_is_held_is_released_if_it_is_taken_in_parts() -> None:
     assert len(orjson.loads(b"[%b]" % joined["content"])) == 20
     writer.release(joined)
     assert sum(held) == 0
+
+
+def test_scores_that_wait_for_what_their_tokens_are_take_little_more_than_is_counted() -> None:
+    """Of an answer that is nothing but white space behind a tag, as its client may order it."""
+    text, held, nothing = TEXTS["byte level"], Counter[str](), lambda *_: None
+    (space,) = text.encode(["\n"], add_special_tokens=False)[0]
+    choice = ChoiceText(
+        0,
+        detokenizer(text.token_bytes),
+        None,
+        hidden_ids=frozenset(),
+        min_tokens=0,
+        logprobs=ChatLogprobs(text.token_bytes, 0, hold=lambda size: held.update(bytes=size)),
+        splitter=ReasoningSplitter(ExpectedReasoning("<think>", "</think>", begun=True)),
+        on_placed=nothing,
+        changed=nothing,
+        stop_here=nothing,
+        score=nothing,
+    )
+    one = [runner_pb2.TokenLogprobs(logprob=-1)]
+    tracemalloc.start()
+    try:
+        for _ in range(16_000):
+            choice.deliver([space], one)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < held["bytes"] + 600 * MAX_WAITING
+    choice.end(EndReason.STOP)
+    (scored,) = scores(choice.take())
+    assert len(orjson.loads(b"[%b]" % scored["content"])) == 16_000

@@ -18,6 +18,9 @@ Score = Callable[[Sequence[runner_pb2.TokenLogprobs]], None]
 
 MAX_UNREAD = 256
 """When this number of tokens of an answer wait because nobody takes it yet, they become text."""
+MAX_WAITING = 4096
+"""The most log probabilities that wait apart from each other: each takes some 500 bytes more than is counted. Those of
+more tokens go where the last of them goes."""
 NO_CALL = "The answer has to call a tool but has no call. Its runner may be of a version that knows no tools."
 
 
@@ -214,9 +217,8 @@ class ChoiceText:
             self._reasoning_tokens += self._reasons
             text = self._text([token])
             self._write_scores([token], logprobs[position - 1 : position])
-            if self._divides and self.logprobs is not None and (columns := self.logprobs.take()):
-                begins, size = self._characters, len(text) + self._detokenizer.incomplete
-                self._waiting.append(_Scored(begins, begins + max(size, 1), columns))
+            if self._divides:
+                self._keep_scores(text)
             self._say(text, stops=self.tokens > self._min_tokens)
             if self._has_ended():
                 return tokens[:position]
@@ -334,6 +336,20 @@ class ChoiceText:
             self._say(text, stops=False)
         elif text:
             self._ready.append(text)
+
+    def _keep_scores(self, text: str) -> None:
+        """Of the token that has written this."""
+        writer, waiting = self.logprobs, self._waiting
+        assert writer is not None
+        if not (columns := writer.take()):
+            return
+        begins = self._characters
+        ends = begins + max(len(text) + self._detokenizer.incomplete, 1)
+        if len(waiting) == MAX_WAITING:
+            begins, _, more = waiting.pop()
+            writer.join(more, columns)
+            columns = more
+        waiting.append(_Scored(begins, ends, columns))
 
     def _divide_scores(self, part: str | Reasoning | CallDelta, ends: int) -> None:
         """The part gets those of its own tokens. A token that writes a character of a text is the text's."""
