@@ -28,6 +28,17 @@ OF_CLIENT = dict.fromkeys(GenerateParameters.model_fields) | {
 """What its client library sends if nobody asks for anything."""
 
 
+@pytest.mark.parametrize("kept", [None, True, False])
+async def test_what_all_bodies_have_acts_here_too(served: Served, kept: bool | None) -> None:
+    body = {
+        "inputs": "a fox",
+        "parameters": {"stop": ["fox"], "max_new_tokens": 30},
+        "include_stop_str_in_output": kept,
+    }
+    text = (await served.http.post("/generate", json=body)).json()["generated_text"]
+    assert text.endswith("fox") is (kept is not False)
+
+
 async def generate(served: Served, path: str = "/generate", **parameters: Any) -> httpx2.Response:
     return await served.http.post(path, json={"inputs": PROMPT, "parameters": parameters})
 

@@ -48,7 +48,8 @@ def api_page() -> str:
             - Every answer has the header `x-request-id`. Send your own to find the request in the gateway's log: 1 to
               128 letters, digits, `.`, `_`, `:` or `-`. Below `/v1/messages`, `request-id` has it, too.
             - Every error has the body and the headers shown [below](#an-error), and a code from [errors](errors.md).
-              Below `/v1/messages` the body is [another one](#an-error-of-v1messages).
+              Below `/v1/messages` the body is [another one](#an-error-of-v1messages), and so it is of
+              [LoRAX's paths](#an-error-of-loraxs-paths).
             - Another path answers 404 with `not_found`, another method 405 with `method_not_allowed`.
             """)
             + "\n",
@@ -58,6 +59,8 @@ def api_page() -> str:
             header_table(failed),
             "### An error of /v1/messages\n",
             table(["field", "value", "meaning"], answer_rows(schemas["MessagesErrorBody"], schemas)),
+            "### An error of LoRAX's paths\n",
+            table(["field", "value", "meaning"], answer_rows(schemas["LoraxErrorBody"], schemas)),
             "## Parameters of other servers\n",
             flat("""Motet refuses these parameters of requests for an answer with `unsupported_parameter`: it does
             not have them, and without them the answer would not be what they ask for. It takes a value that asks for
@@ -76,14 +79,18 @@ def operation_section(said: Schema, schemas: Schemas) -> Iterator[str]:
     end = "" if said["summary"].endswith("?") else "."
     yield f"{said['summary']}{end} {said['description']}\n"
     if "requestBody" in said:
-        yield "Body:\n"
-        rows = field_rows(said["requestBody"]["content"]["application/json"]["schema"], schemas)
-        yield table(["field", "value", "default", "meaning"], list(rows))
+        rows = list(field_rows(said["requestBody"]["content"]["application/json"]["schema"], schemas))
+        if rows:  # else it is that of another path, as the description says
+            yield "Body:\n"
+            yield table(["field", "value", "default", "meaning"], rows)
     answer = said["responses"]["200"]
     for media, content in answer.get("content", {"nothing": {}}).items():
         if "schema" in content:
+            rows = answer_rows(content["schema"], schemas)
+            if not rows:
+                continue
             yield "Each event of a stream:\n" if media == "text/event-stream" else "Answer:\n"
-            yield table(["field", "value", "meaning"], answer_rows(content["schema"], schemas))
+            yield table(["field", "value", "meaning"], rows)
         else:
             yield "Answer: 200 without a body.\n" if media == "nothing" else f"Answer: `{media}`.\n"
     if own := {name: one for name, one in answer["headers"].items() if name != "x-request-id"}:

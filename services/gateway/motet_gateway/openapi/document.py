@@ -6,7 +6,7 @@ from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from motet.errors import (
@@ -38,6 +38,7 @@ from motet.errors import (
     UnsupportedParameter,
 )
 from motet.keys import KeyScope
+from motet_gateway.answers.lorax.body import GenerateBody, StreamedBody, WholeBody
 from motet_gateway.answers.messages.body import CountedMessages, MessagesBody
 from motet_gateway.answers.messages.errors import PATH as MESSAGES_PATH
 from motet_gateway.answers.messages.errors import is_messages
@@ -102,6 +103,10 @@ OF_ONE_ERROR = {
 }
 
 
+class InvocationsBody(RootModel[ChatBody | CompletionBody | GenerateBody]):
+    """Of the API whose prompt's field it has: `messages`, `prompt` or `inputs`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     method: str
@@ -121,6 +126,8 @@ class Operation:
     errors: tuple[type[MotetError], ...] = ()
     unhealthy: str = ""
     """When it answers 503 without a body."""
+    of_lorax: bool = False
+    """Its errors have LoRAX's form."""
 
 
 OPERATIONS = (
@@ -192,6 +199,61 @@ OPERATIONS = (
         body=CountedMessages,
         scope=KeyScope.USER,
         errors=(*OF_BODIES, *OF_MODELS),
+    ),
+    Operation(
+        "post",
+        "/generate",
+        "generate",
+        "answers",
+        "Continue a text, as LoRAX's API",
+        "Errors have LoRAX's form.",
+        shapes.Generated,
+        body=WholeBody,
+        scope=KeyScope.USER,
+        errors=(*OF_BODIES, *OF_MODELS, *OF_ANSWERS),
+        of_lorax=True,
+    ),
+    Operation(
+        "post",
+        "/generate_stream",
+        "generateStream",
+        "answers",
+        "Continue a text as a stream, as LoRAX's API",
+        "An event for each token. The last one has the whole text, or is an error; there is no `[DONE]`.",
+        chunk=shapes.GeneratedEvent,
+        body=StreamedBody,
+        scope=KeyScope.USER,
+        errors=(*OF_BODIES, *OF_MODELS, *OF_ANSWERS),
+        of_lorax=True,
+    ),
+    Operation(
+        "post",
+        "/",
+        "generateEither",
+        "answers",
+        "Continue a text, as LoRAX's clients without a path",
+        "With `stream: true` as `/generate_stream`, otherwise as `/generate`, with the answer in a list.",
+        shapes.GeneratedList,
+        shapes.GeneratedEvent,
+        GenerateBody,
+        KeyScope.USER,
+        errors=(*OF_BODIES, *OF_MODELS, *OF_ANSWERS),
+        of_lorax=True,
+    ),
+    Operation(
+        "post",
+        "/invocations",
+        "invocations",
+        "answers",
+        "Answer any of these bodies, as SageMaker's clients send them",
+        "A body with `messages` is one of `/v1/chat/completions`, one with `prompt` of `/v1/completions`, and one with "
+        "`inputs` of `/`. Answers and errors are theirs.",
+        shapes.Invoked,
+        shapes.InvokedEvent,
+        InvocationsBody,
+        KeyScope.USER,
+        errors=(*OF_BODIES, *OF_MODELS, *OF_ANSWERS),
+        of_lorax=True,
     ),
     Operation(
         "get",
@@ -360,6 +422,7 @@ def _models() -> list[tuple[type[BaseModel], JsonSchemaMode]]:
     modes: dict[type[BaseModel], JsonSchemaMode] = {
         shapes.ErrorBody: "serialization",
         shapes.MessagesErrorBody: "serialization",
+        shapes.LoraxErrorBody: "serialization",
     }
     for operation in OPERATIONS:
         if operation.body:
@@ -391,13 +454,15 @@ def _operation(operation: Operation) -> Json:
         made["requestBody"] = {"required": True, "content": content}
     if operation.unhealthy:
         made["responses"]["503"] = {"description": operation.unhealthy, "headers": _headers(REQUEST_ID)}
-    error_body = shapes.MessagesErrorBody if is_messages(operation.path) else shapes.ErrorBody
+    error_body = _ref(shapes.MessagesErrorBody if is_messages(operation.path) else shapes.ErrorBody)
+    if operation.of_lorax:
+        error_body = {"anyOf": [_ref(shapes.LoraxErrorBody), error_body]}
     for status, errors in sorted(errors_of(operation).items()):
         codes = ", ".join(f"`{error.mapping.code}`" for error in errors)
         made["responses"][str(status)] = {
             "description": codes,
             "headers": _headers(OF_AN_ERROR | OF_ONE_ERROR.get(HTTPStatus(status), {})),
-            "content": {"application/json": {"schema": _ref(error_body)}},
+            "content": {"application/json": {"schema": error_body}},
         }
     return made
 
@@ -427,20 +492,19 @@ def _parameters(operation: Operation) -> list[Json]:
 
 
 def _answer(operation: Operation) -> Json:
-    if not operation.answer:
+    if not operation.answer and operation.chunk is None:
         return {"description": "Yes", "headers": _headers(REQUEST_ID)}
-    if isinstance(operation.answer, str):
-        content: Json = {operation.answer: {}}
-    else:
-        content = {"application/json": {"schema": _ref(operation.answer)}}
+    content: Json = {}
+    if isinstance(operation.answer, type):
+        content["application/json"] = {"schema": _ref(operation.answer)}
+    elif operation.answer:
+        content[operation.answer] = {}
     if operation.chunk is None:
-        return {"description": "Done", "headers": _headers(REQUEST_ID), "content": content}
+        headers = OF_AN_ANSWER if operation.of_lorax else REQUEST_ID
+        return {"description": "Done", "headers": _headers(headers), "content": content}
     content["text/event-stream"] = {"schema": _ref(operation.chunk)}
-    return {
-        "description": "One JSON object, or server-sent events with `stream: true`",
-        "headers": _headers(OF_A_STREAM),
-        "content": content,
-    }
+    either = "One JSON object, or server-sent events with `stream: true`" if operation.answer else "Server-sent events"
+    return {"description": either, "headers": _headers(OF_A_STREAM), "content": content}
 
 
 def _headers(headers: dict[str, str]) -> Json:

@@ -5,6 +5,7 @@ from typing import Any
 
 from motet.described_model import field_docstrings
 from motet.sampling import IN_BODIES, Sampling
+from motet_gateway.answers.lorax.body import BESIDE, OPTIONS_OF_LORAX
 from motet_gateway.answers.messages.body import SERVICE_TIER, THINKING, TOOL_CHOICES
 from motet_gateway.answers.responses.conversation import ROLES
 from motet_gateway.answers.responses.tools import KINDS
@@ -305,6 +306,11 @@ FIELDS: dict[str, dict[str, Json]] = {
         "modalities": {"enum": [["text"], None]},
         "reasoning_effort": {"enum": [*EFFORTS, None]},
     },
+    "GenerateParameters": {
+        "stop": {"anyOf": [{"type": "array", "maxItems": MAX_STOPS, "items": STOP}, NULL]},
+        "response_format": {"anyOf": [{"type": "object"}, NULL]},
+        "grammar": {"anyOf": [{"type": "object"}, NULL]},
+    },
     "CountedMessages": OF_MESSAGES,
     "MessagesBody": OF_MESSAGES
     | {
@@ -350,6 +356,14 @@ BEFORE_OPTIONS = {
 """The field behind which the options of sampling come, of bodies that have them."""
 
 
+WITHOUT = {
+    "GenerateBody": BESIDE,
+    "WholeBody": (*BESIDE, "stream"),
+    "StreamedBody": (*BESIDE, "stream"),
+}
+"""Fields of all bodies that have no place in some, or no effect"""
+
+
 def complete(schemas: dict[str, Json]) -> None:
     """Put them in the place of what the annotations say, and the options of sampling behind `max_tokens`."""
     options = _options()
@@ -361,16 +375,23 @@ def complete(schemas: dict[str, Json]) -> None:
         if (limit := BEFORE_OPTIONS.get(model)) is not None:
             head = dict(islice(properties.items(), 1 + list(properties).index(limit)))
             schemas[model]["properties"] = head | options | properties
+    of_lorax = _options(of_model=False)
+    schemas["GenerateParameters"]["properties"] |= {name: of_lorax[one] for name, one in OPTIONS_OF_LORAX.items()}
+    for model, names in WITHOUT.items():
+        for name in names:
+            del schemas[model]["properties"][name]
+        schemas[model]["properties"]["include_stop_str_in_output"]["description"] += " Unset: true."
 
 
-def _options() -> dict[str, Json]:
+def _options(*, of_model: bool = True) -> dict[str, Json]:
+    """`of_model`: what a model's files say counts."""
     meanings = field_docstrings(Sampling)
     return {
         name: {
             "anyOf": [option.schema(), NULL],
             "default": None,
             "title": name.replace("_", " ").title(),
-            "description": meanings[name] + " Unset: the model's own default." * option.of_model,
+            "description": meanings[name] + " Unset: the model's own default." * (of_model and option.of_model),
         }
         for name, option in IN_BODIES.items()
     }

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
@@ -686,3 +686,73 @@ class ExplainedRequest(Shape):
     """Of the whole request."""
     choices: list[ExplainedChoice]
     """One for each prompt and choice, of the first 16. Of a request of another gateway: the one with this id."""
+
+
+# ------------------------------------------------------------------------------------------------------ LoRAX's own API
+
+
+class AlternativeToken(Shape):
+    id: int
+    text: str
+    logprob: float
+
+
+class GeneratedToken(Shape):
+    id: int
+    text: str
+    """Of a token that adds no text of its own: its name."""
+    logprob: float
+    special: bool
+    """Whether it adds no text."""
+    skipped: bool
+    alternative_tokens: list[AlternativeToken] = []
+    """Only with `return_k_alternatives`."""
+
+
+class GenerationDetails(Shape):
+    finish_reason: Literal["length", "eos_token", "stop_sequence"]
+    prompt_tokens: int = Field(ge=0)
+    generated_tokens: int = Field(ge=0)
+    seed: int | None
+    """With it a drawn answer comes again. Null where the most likely tokens came."""
+
+
+class WholeGenerationDetails(GenerationDetails):
+    skipped_tokens: int
+    prefill: list[GeneratedToken]
+    """Always empty."""
+    tokens: list[GeneratedToken]
+
+
+class Generated(Shape):
+    generated_text: str
+    details: WholeGenerationDetails | None = None
+    """Only with `details: true`."""
+
+
+class GeneratedList(RootModel[list[Generated]]):
+    """One."""
+
+
+class GeneratedEvent(Shape):
+    token: GeneratedToken
+    generated_text: str | None
+    """The whole text, in the last event."""
+    details: GenerationDetails | None
+    """In the last event."""
+
+
+class LoraxErrorBody(Shape):
+    """An error of LoRAX's paths. What asks for keys is before them: its errors have the shape of all others."""
+
+    error: str
+    """What is wrong and what to do, for people. It may change."""
+    error_type: Literal["validation", "generation", "overloaded"]
+
+
+class Invoked(RootModel[ChatCompletion | Completion | list[Generated]]):
+    """As the API answers that the body is of."""
+
+
+class InvokedEvent(RootModel[ChatCompletionChunk | CompletionChunk | GeneratedEvent]):
+    """As the API answers that the body is of."""

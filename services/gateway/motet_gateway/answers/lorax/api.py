@@ -10,7 +10,8 @@ from motet_gateway.parameters import Tokens
 
 
 async def prompts(body: GenerateBody, tokenising: Tokenising) -> list[Tokens]:
-    (tokens,) = await tokenising.encode([body.inputs], special=True, field=body.prompt_field)
+    special = body.add_special_tokens is not False
+    (tokens,) = await tokenising.encode([body.inputs], special=special, field=body.prompt_field)
     return [not_empty(tokens, body.prompt_field)]
 
 

@@ -30,6 +30,8 @@ REFUSED: dict[str, Refused] = {
 """By name: the reason, and the values that have no effect. null never has one."""
 _SAMPLES = ("temperature", "top_k", "top_p", "typical_p")
 """Any of these asks for a draw, as `do_sample` does."""
+BESIDE = ("seed", "truncate_prompt_tokens")
+"""Fields of all bodies that LoRAX has within `parameters`"""
 OPTIONS_OF_LORAX = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -82,14 +84,15 @@ class GenerateBody(Body):
     def model_post_init(self, _: Any) -> None:
         if self.streams is not None:
             self.stream = self.streams
-        for name in ("seed", "truncate_prompt_tokens"):
+        for name in BESIDE:
             if getattr(self, name) is not None:
                 raise _misplaced(name)
         said = self.said
         self.model = said.adapter_id or self.model
         self.seed = said.seed
         self.truncate_prompt_tokens = said.truncate
-        self.include_stop_str_in_output = True
+        if self.include_stop_str_in_output is None:
+            self.include_stop_str_in_output = True
 
     @cached_property
     def said(self) -> GenerateParameters:
