@@ -8,12 +8,12 @@ LANES = {
     "releases": ("tests/kube/releases/installed", "tests/kube/releases/test_pages.py"),
     "engine": ("tests/runner",),
     "services": ("tests/gateway", "tests/runner_service", "tests/contract"),
-    "simulator": ("tests/simulator", "tests/docs"),
     "stack": ("tests/stack",),
     "rest": ("tests",),
+    "simulator": ("tests/simulator", "tests/docs"),
     "kernels": ("tests/kernels",),
-    "images": ("tests/images",),
     "benchmarks": ("tests/benchmarks",),
+    "images": ("tests/images",),
 }
 """The lanes in the order in which they begin. The longest are first, so that none of them runs alone at the end, when
 half of the CPU has nothing to do. Lanes that mostly wait (releases, cluster, stack) run beside others that compute.
