@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import orjson
@@ -33,7 +34,10 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for path in tracked():
+        sources = tracked()
+        # With their bytecode: else the processes there would compile all modules again.
+        compiled = (Path(cache_from_source(path)) for path in sources if path.suffix == ".py")
+        for path in (*sources, *filter(Path.is_file, compiled)):
             copy = folder / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             try:
