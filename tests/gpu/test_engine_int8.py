@@ -1,5 +1,5 @@
-"""Llama with adapters of 8-bit integers, through an engine on the GPU's kernels: it computes what PEFT computes with
-adapters that were rounded so before, and adapters take less memory."""
+"""Mistral, with a window that is shorter than prompts, and with adapters of 8-bit integers, through an engine on the
+GPU's kernels: it computes what PEFT computes with adapters that were rounded so before, and they take less memory."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 
 def test_an_engine_equals_peft_with_rounded_adapters(tmp_path: Path) -> None:
-    engine = serve_as_peft("Llama", tmp_path, "int8").engine
+    engine = serve_as_peft("Mistral, sliding window", tmp_path, "int8").engine
     assert isinstance(engine.diagnostics.loaded.fused, GpuForward)
     linears = engine.diagnostics.linears.shapes.values()
     of_numbers = sum(inputs + outputs for inputs, outputs in linears)
