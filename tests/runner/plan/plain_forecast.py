@@ -15,7 +15,7 @@ def steps_until(last: float) -> list[float]:
     return [*(step for step in steps if step < last), last]
 
 
-def largest_need(of: Sequence[Prospect], shared: Sequence[int] = ()) -> tuple[int, tuple[int, ...]]:
+def largest_need(of: Sequence[Prospect], shared: Sequence[int] = (), at_least: int = 0) -> tuple[int, tuple[int, ...]]:
     if not of:
         return 0, ()
     steps = np.array(steps_until(max(0, *(one.most - one.generated - 1 for one in of))))
@@ -30,8 +30,26 @@ def largest_need(of: Sequence[Prospect], shared: Sequence[int] = ()) -> tuple[in
     deviation = np.sqrt((expected * (pages - expected)).sum(axis=0))
     needs = np.minimum(expected.sum(axis=0) + DEVIATIONS * deviation, (pages * (runs > 0)).sum(axis=0))
     at = int(needs.argmax())
-    need = int(np.ceil(needs[at]))
+    need = max(int(np.ceil(needs[at])), at_least)
     return need, divided(need, expected[:, at])
+
+
+def shared_pages(of: Sequence[Prospect], pages: Sequence[Sequence[int]]) -> list[int]:
+    """How many of each one's pages are those of one that most likely ends later."""
+    shared, paid = [0] * len(of), set[int]()
+    for at in sorted(range(len(of)), key=lambda at: of[at].likely_left, reverse=True):
+        shared[at] = sum(page in paid for page in pages[at])
+        paid.update(pages[at])
+    return shared
+
+
+def charges(of: Sequence[Prospect], pages: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """What each is charged, with the pages that it holds: at least what those surely need together whose answers become
+    as long as they can."""
+    sure = [(one, held) for one, held in zip(of, pages, strict=True) if one.surely_longest]
+    of_sure, held_by_sure = [one for one, _ in sure], [held for _, held in sure]
+    at_least = pages_of_longest_lives(of_sure, shared_pages(of_sure, held_by_sure)) if sure else 0
+    return largest_need(of, shared_pages(of, pages), at_least)[1]
 
 
 def divided(pages: int, weights: np.ndarray) -> tuple[int, ...]:

@@ -111,7 +111,7 @@ def test_an_outlook_is_the_plain_forecast(of: list[Prospect], then: list[Prospec
 def test_with_shared_pages_it_is_the_plain_forecast(of: list[tuple[Prospect, float]]) -> None:
     each = [one for one, _ in of]
     assert pages_of_longest_lives(each) == plain_forecast.pages_of_longest_lives(each, [0] * len(each))
-    shared = [int(share * min(pages_for(one.tokens), one.most_pages)) for one, share in of]
+    shared = [0, *(int(share * min(pages_for(one.tokens), one.most_pages)) for one, share in of[1:])]  # somebody pays
     assert outlook_of(each).need(shared=shared).pages == plain_forecast.largest_need(each, shared)[0]
     assert pages_of_longest_lives(each, shared) == plain_forecast.pages_of_longest_lives(each, shared)
 
@@ -210,6 +210,41 @@ def test_who_shares_pages_like_one_that_was_declined_is_declined_without_a_forec
         with pytest.raises(Declined) as declined:
             planner.commands.add(new(f"second {salt!r}", salt=salt, **salted))
         assert str(declined.value) == why
+
+
+class Counted(list[int]):
+    """Counts how many of its pages anybody looks at."""
+
+    looked_at = 0
+
+    def __getitem__(self, at):
+        found = super().__getitem__(at)
+        Counted.looked_at += len(found) if isinstance(at, slice) else 1
+        return Counted(found) if isinstance(at, slice) else found
+
+    def __iter__(self):
+        for page in super().__iter__():
+            Counted.looked_at += 1
+            yield page
+
+
+def test_who_pays_for_shared_pages_is_found_without_a_look_at_each_page() -> None:
+    """Two of a hundred share one page, and eighty a prompt of a hundred pages."""
+    planner = make_planner(pages=20_000, places=200, chunk_tokens=100_000, preset=FORECAST)
+    device = FakeDevice(planner)
+    for like, prompt, number in (("one", 24, 2), ("apart", 1616, 18), ("prompt", 1616, 80)):
+        for at in range(number):
+            name = f"{like}-{at}"
+            shares = {"like": name, "salt": b""} if like == "apart" else {"like": like, "salt": b"one"}
+            planner.commands.add(new(name, prompt=prompt, max_tokens=90, ignore_eos=True, **shares))
+            for _ in range(2 if at == 0 else 0):
+                device.step()
+    assert planner.memory.pages.repeated == 1 + 79 * 100
+    device.step()
+    for sequence in planner.sequences:
+        sequence.pages = Counted(sequence.pages)
+    planner.memory.charges()
+    assert Counted.looked_at < 20 * 100, "all of them: 10,000"
 
 
 def test_the_longest_lives_of_many_are_not_compared_each_with_each() -> None:
@@ -327,6 +362,39 @@ def test_pages_that_a_window_gives_back_make_room_for_others(quantiles: tuple[in
         most = max(most, sum(held))
     assert 5 * joined - 20 <= most <= 100
     assert not any(isinstance(event, ParkedNow) for event in device.events)
+
+
+@settings(max_examples=60)
+@given(
+    asked=st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b"]),
+            st.integers(1, 90),
+            st.integers(1, 60),
+            st.none() | quantiles,
+            st.integers(0, 3),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+def test_what_is_charged_is_the_plain_forecast_whoever_shares_pages(
+    asked: list[tuple[str, int, int, list[int] | None, int, bool]],
+) -> None:
+    planner = make_planner(pages=400, places=16, chunk_tokens=200, preset=FORECAST)
+    device = FakeDevice(planner)
+    for number, (like, prompt, most, lengths, steps, ends) in enumerate(asked):
+        planner.commands.add(
+            new(f"r{number}", prompt=prompt, max_tokens=most, like=like, salt=b"one", quantiles=lengths)
+        )
+        for _ in range(steps):
+            device.step()
+        if ends:
+            planner.commands.cancel(RequestId(f"r{number // 2}"))
+        everybody = sorted(planner.sequences, key=lambda one: one.arrival)
+        plain = plain_forecast.charges([one.prospect for one in everybody], [one.pages for one in everybody])
+        assert tuple(planner.memory.charges().values()) == plain
+        planner.check()
 
 
 @settings(max_examples=40)

@@ -6,6 +6,7 @@ promises has no limit. If the forecast was wrong and pages are short, the newest
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from motet.domain import RequestId
 from motet.ledger import Shortfall
@@ -14,6 +15,7 @@ from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.presets import UNBOUNDED
 from motet_runner.plan.sequence import Sequence
+from motet_runner.plan.shared_pages import Payers
 
 
 class ForecastLedger(PageLedger):
@@ -21,8 +23,7 @@ class ForecastLedger(PageLedger):
     that their sums are the forecast.
 
     Between two iterations, requests may come one after the other. So what was found out about the running sequences is
-    kept until one of them changes, and each request costs only its own part. Who pays for
-    shared pages is found out anew.
+    kept until one of them changes, and each request costs only its own part.
     """
 
     by_forecast = True
@@ -54,6 +55,11 @@ class ForecastLedger(PageLedger):
         super().check()
         now = [one.prospect for one in self._known.sequences]
         assert now == self._known.outlook.prospects, (now, self._known.outlook.prospects)
+        if (payers := self._known.payers.get(False)) is not None:  # all of them
+            assert payers.shared == self._payers(self._known.sequences, now).shared, payers.shared
+        for one in self._sequences:
+            several = [self._pages.has_several_holders(page) for page in one.pages]
+            assert all(before >= after for before, after in pairwise(several)), (one.request, one.pages, several)
 
     @property
     def promised(self) -> int:
@@ -113,9 +119,14 @@ class ForecastLedger(PageLedger):
         the outlook."""
         prospects = [*outlook.prospects, *also]
         sure = [at for at, one in enumerate(prospects) if one.surely_longest]
-        shared_by_sure = self._shared([sequences[at] for at in sure], [prospects[at] for at in sure])
-        at_least = pages_of_longest_lives([prospects[at] for at in sure], shared_by_sure)
-        return outlook.need(also, shared=self._shared(sequences, prospects), at_least=at_least)
+        of_sure = [prospects[at] for at in sure]
+        shared = self._shared(sequences, prospects, len(also))
+        if len(sure) == len(prospects):
+            shared_by_sure = shared
+        else:
+            more = len(also) if also and also[-1].surely_longest else 0
+            shared_by_sure = self._shared([sequences[at] for at in sure], of_sure, more, sure=True)
+        return outlook.need(also, shared=shared, at_least=pages_of_longest_lives(of_sure, shared_by_sure))
 
     def _outlook(self, sequences: list[Sequence]) -> Outlook:
         known = self._known
@@ -124,24 +135,28 @@ class ForecastLedger(PageLedger):
         come = sequences[len(known.sequences) :]
         if come:
             known.declined.clear()
+            known.payers.clear()
             known.sequences += come
             known.outlook.add([one.prospect for one in come])
         return known.outlook
 
-    def _shared(self, sequences: list[Sequence], prospects: list[Prospect]) -> list[int] | None:
-        """Of several that hold a page, the one that most likely ends last pays for it: as long as the others need the
-        page, somebody is still charged for it. → how many of each one's pages others pay for; None if no page is
-        shared."""
+    def _shared(
+        self, sequences: list[Sequence], prospects: list[Prospect], more: int, *, sure: bool = False
+    ) -> list[int] | None:
+        """How many of each one's pages others pay for; None if no page is shared. `more`: how many of the last ones are
+        not known yet. `sure`: they are those that surely become as long as they can."""
         if not self._pages.repeated:
             return None
+        known = self._known.payers.get(sure)
+        if known is None:
+            known = self._known.payers[sure] = self._payers(sequences[: len(sequences) - more], prospects)
+        if not more:
+            return known.shared
+        return known.shared_with(sequences[-1].pages, prospects[-1].likely_left, lambda at: prospects[at].likely_left)
+
+    def _payers(self, sequences: list[Sequence], prospects: list[Prospect]) -> Payers:
         pages = [one.pages for one in sequences]
-        shared = [0] * len(pages)
-        paid: set[int] = set()
-        for at in sorted(range(len(prospects)), key=lambda at: prospects[at].likely_left, reverse=True):
-            paid_before = len(paid)
-            paid.update(pages[at])
-            shared[at] = len(pages[at]) - (len(paid) - paid_before)
-        return shared
+        return Payers(pages, lambda at: prospects[at].likely_left, self._pages.has_several_holders)
 
     def _running(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         return [one for one in sequences if one.request in self._promises]
@@ -153,6 +168,8 @@ class _Known:
 
     sequences: list[Sequence] = field(default_factory=list)
     outlook: Outlook = field(default_factory=Outlook)
+    payers: dict[bool, Payers] = field(default_factory=dict)
+    """Of all, and of those that surely become as long as they can"""
     declined: dict[tuple[tuple[float, ...], tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)
     """The tokens of those that were declined beside them, and the need with each, by what else decides about it, with
     the pages that it found in the prefix cache. With more tokens, and all else equal, the need is never smaller."""

@@ -70,8 +70,8 @@ class PageLedger(Ledger[RequestId]):
         return f"{pages} pages were promised and {max(0, free)} can be given beside the adapters in use"
 
     def sequences_changed(self) -> None:
-        """Sequences with promises have more tokens or other promises, or begin anew: what was found out about them does
-        not hold any more."""
+        """Sequences with promises have more tokens, other promises or other pages, or begin anew: what was found out
+        about them does not hold any more."""
 
     @property
     def charges_all_whole(self) -> bool:

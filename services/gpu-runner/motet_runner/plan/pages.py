@@ -71,6 +71,10 @@ class PageAllocator:
         """True if several holders, the cache included, have the page. Then none of them may write to it."""
         return self._holders[page] + self._cached[page] > 1
 
+    def has_several_holders(self, page: int) -> bool:
+        """True if it is in use more than once. The prefix cache does not count."""
+        return self._holders[page] > 1
+
     def give(self, pages: Sequence[int]) -> None:
         """One holder gives these pages back."""
         for page in reversed(pages):

@@ -146,6 +146,7 @@ class SequenceMemory:
         self.copies += copies
         if moves:
             self.moves.append(moves)
+            self.ledger.sequences_changed()
             self.cache.relocate(moves)
             for sequence in self._table:
                 sequence.pages = [moves.get(page, page) for page in sequence.pages]
