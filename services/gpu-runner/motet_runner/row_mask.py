@@ -12,7 +12,7 @@ from motet.grammars.grammar import impossible
 log = structlog.get_logger(__name__)
 
 MASKS_OF_MISTRUST = 16
-"""After a slow one, so many more have to be quick. A hostile grammar has slow ones now and then."""
+"""After a slow one, this number of masks has to be quick. A hostile grammar has slow ones now and then."""
 
 
 class TokenRules(Protocol):
