@@ -1,5 +1,7 @@
 """Which runner takes a request, and the reasons that waiting requests get (PU-12)."""
 
+from itertools import count
+
 import pytest
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
@@ -794,6 +796,51 @@ def test_a_request_that_is_declined_keeps_how_often_it_was_passed_over(again):
     pass_over(2)
     driver.wait(2.1)
     assert reserved(driver) == {"r0": "large"}
+
+
+@pytest.mark.parametrize("runners", [1, 2])
+def test_who_is_declined_again_and_again_by_a_full_runner_gets_a_place_there(runners):
+    """A runner's own forecast may exceed the sum that the scheduler has. Until the request may try again, the runner
+    takes nothing new: else others would take what has become free each time."""
+    driver = ready(max_passed_over=3)
+    room, running, numbers = {}, [], count()
+    for number in range(runners):
+        driver.attach(f"r{number}")
+        room[f"r{number}"] = 100
+
+    def small():
+        driver.enqueue(f"small{(number := next(numbers))}", tenant=f"t{number % 7}", **pages(10))
+
+    def carry_out(decided):
+        """The runners have too little room for the large one unless sixty pages are free."""
+        for placed in [one for one in decided if isinstance(one, effects.SendPlaced)]:
+            if placed.request != "large":
+                room[placed.instance] -= 10
+                running.append((placed.request, placed.instance))
+            elif room[placed.instance] < 60:
+                failure = Failure("declined", "no room after all")
+                carry_out(driver.send(events.RunnerDeclined(placed.instance, placed.request, placed.epoch, failure)))
+                carry_out(driver.lose("large", placed.epoch))
+            else:
+                return True
+        return False
+
+    def later(seconds):
+        """Some end, and others come."""
+        found = carry_out(driver.wait(seconds))
+        for _ in range(runners):
+            request, instance = running.pop(0)
+            room[instance] += 10
+            found |= carry_out(driver.finish(request))
+            small()
+            found |= carry_out(driver.effects)
+        return found
+
+    for _ in range(20 * runners):
+        small()
+        carry_out(driver.effects)
+    driver.enqueue("large", tenant="large", **pages(40))
+    assert any(later(0.1) for _ in range(400))
 
 
 def test_an_untried_overdue_request_gets_its_reservation_before_the_runner_takes_another():

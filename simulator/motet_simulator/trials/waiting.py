@@ -120,4 +120,4 @@ def _has_room(parts: Parts, known: Runner, request: Request, scheduler: Schedule
     to_come = sum(one.promise.pages for one in accepted if one.request not in known_to_engine)
     to_come += sum(map(known.ledger.promise_of, under_way))
     beside = len(used - computed) * engine.adapter_pages
-    return not need.never and need.promise.pages + to_come + beside <= engine.ledger.free
+    return not need.never and need.room + to_come + beside <= engine.ledger.free

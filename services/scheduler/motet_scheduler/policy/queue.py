@@ -264,7 +264,7 @@ class Queue:
         for runner, overdue in self.reserved.items():
             if request_class is overdue.request_class and runner in self.freed and runner.has_capacity:
                 need = overdue.requirement_on(runner.capacity, config, runner.adapter_pages(overdue.digest))
-                if need.promise.pages <= runner.ledger.free and (outcome := place(overdue, [runner])) is not None:
+                if need.room <= runner.ledger.free and (outcome := place(overdue, [runner])) is not None:
                     yield outcome
         last: Head | None = None
         untried, left, rooms = config.tenants_examined, True, self._rooms(request_class)

@@ -68,7 +68,7 @@ def choose(
             too_small = too_small or need.never
             continue
         could = True
-        pages = need.promise.pages
+        pages = need.room
         # The first comparison is the fast one, for the many that wait; what most of the others lack comes next.
         if pages > runner.ledger.free or runner in reserved:
             continue
@@ -160,9 +160,9 @@ def obstacle_on(
     need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
     if need.never:
         return Obstacle(need.never)
-    kind = RESERVED if runner in reserved else _obstacle(request, runner, need.promise.pages, now, kept.on(runner))
+    kind = RESERVED if runner in reserved else _obstacle(request, runner, need.room, now, kept.on(runner))
     if kind is _TOO_FEW_PAGES:
-        return Obstacle(kind, need.promise.pages, max(0, runner.free_for(request.digest)))
+        return Obstacle(kind, need.room, max(0, runner.free_for(request.digest)))
     return Obstacle(kind or OTHERS_FIRST)
 
 
@@ -182,7 +182,7 @@ def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig
         rank = (
             not runner.parked,
             runner.slot_for(request.digest),
-            runner.free_for(request.digest) - need.promise.pages,
+            runner.free_for(request.digest) - need.room,
             runner.instance,
         )
         if best is None or rank > best:

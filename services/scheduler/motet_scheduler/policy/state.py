@@ -205,7 +205,9 @@ class SchedulerState:
     def note_delivered(self, request: Request, tokens: int) -> None:
         """A peer says that it has this much of its answer: at most what it asked for, and what a context holds."""
         context = self._longest_context.get(request.group) or self._find_longest_context(request.group)
-        request.delivered = max(request.delivered, min(tokens, request.max_tokens or context, context))
+        delivered = min(tokens, request.max_tokens or context, context)
+        if delivered > request.delivered:
+            request.delivered, request.declined_times = delivered, 0
 
     def _find_longest_context(self, group: GroupName) -> int:
         runners = self.one_of_each_capacity(group).values()
@@ -223,7 +225,7 @@ class SchedulerState:
         for capacity, runner in self.one_of_each_capacity(request.group).items():
             need = request.requirement_on(runner.capacity, self.config, runner.adapter_pages(request.digest))
             if not need.never:
-                needs[capacity] = (need.promise.pages, need.adapter_pages)
+                needs[capacity] = (need.room, need.adapter_pages)
         return needs
 
     def emit(self, effect: Effect) -> None:
