@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import FakeClock, monotonic
-from motet.domain import Digest, ParkMethod, RequestId, pages_for
+from motet.domain import BASE, Digest, ParkMethod, RequestId, pages_for
 from motet.errors import InvalidRequest, StructuredOutputUnavailable
 from motet.grammars.grammar import Grammar, GrammarForm
+from motet_runner import engine_loop
 from motet_runner import pipe as pipes
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.engine_loop import UNPRODUCTIVE_WAIT_SECONDS, EngineLoop
@@ -70,25 +71,38 @@ def sequences(batch, stream=1):
     return list(runner_pb2.GenerateDown.FromString(batch.steps[stream]).step.sequences)
 
 
-@pytest.mark.parametrize("cancelled", [True, False], ids=["it was cancelled first", "it runs"])
+@pytest.mark.parametrize("first_life", ["it runs", "cancelled", "at its end", "refused by an adapter", "a defect"])
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_an_order_for_a_placements_first_life_is_void_in_its_second(epoch, cancelled):
+def test_an_order_for_a_placements_first_life_is_void_in_its_second(epoch, first_life):
     """A gateway that lost its stream submits its placements again on the next one, with what has been delivered."""
-    loop = EngineLoop(engine := FakeEngine(), clock=monotonic)
+    loop = EngineLoop(engine := FakeEngine(adapter_pages=1000), clock=monotonic)
 
-    def placed(**how):
-        command = add("a", max_tokens=200, **how)
-        return replace(command, sequence=replace(command.sequence, promise=2))
+    def placed(max_tokens=200, adapter=BASE, **how):
+        command = add("a", max_tokens=max_tokens, **how)
+        return replace(command, sequence=replace(command.sequence, promise=2, adapter=adapter))
 
-    loop.apply([placed()])
+    tokens = 20 if first_life == "at its end" else 200
+    loop.apply([placed(tokens, "x" if first_life == "refused by an adapter" else BASE)])
     (first,) = engine.report().sequences
     loop.turn()
     orders = [
         Extend("a", epoch, first.promise, 2 * first.promise, first.promise_number),
         Park("a", epoch, first.promise, first.promise, ParkMethod.RECOMPUTE, first.promise_number),
     ]
-    if cancelled:  # as the service does when the engine has it
-        loop.apply([Cancel("a", 1, 1, 0.0)])
+    match first_life:
+        case "cancelled":  # as the service does when the engine has it
+            loop.apply([Cancel("a", 1, 1, 0.0)])
+        case "at its end":
+            for _ in range(tokens):
+                loop.turn()
+        case "refused by an adapter":
+            loop.apply([LoadAdapter("x", AdapterLayout.of(Path("x"), FileStamp(0, 0, 0), 1, ()))])
+            loop.turn()
+        case "a defect":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(engine, "resume", broken)
+                loop.apply([Resume("a", 1, 2, first.promise_number)])
+    assert bool(engine.report().sequences) == (first_life == "it runs")
     loop.apply([placed(delivered=tokens_of(PROMPT, 0, 1), stream=2, epoch=epoch), *orders])
     (second,) = engine.report().sequences
     assert (second.promise, second.parked_times, second.epoch) == (first.promise, 0, epoch)
@@ -97,6 +111,16 @@ def test_an_order_for_a_placements_first_life_is_void_in_its_second(epoch, cance
     assert [one.number for one in refused] == [first.promise_number] * 2
     loop.apply([replace(orders[0], number=second.promise_number)])
     assert engine.report().sequences[0].promise == 2 * first.promise, "an order for the promise of now counts"
+
+
+def test_the_numbers_of_those_that_ended_last_are_known(monkeypatch):
+    monkeypatch.setattr(engine_loop, "ENDED_REMEMBERED", 2)
+    loop = EngineLoop(engine := FakeEngine(), clock=monotonic)
+    for name in ("a", "b", "a", "c", "d"):
+        loop.apply([add(name, max_tokens=1)])
+        assert loop.turn().ended
+    loop.apply([add(name) for name in ("a", "b", "c", "d")])
+    assert {one.request: one.promise_number for one in engine.report().sequences} == {"a": 1, "b": 1, "c": 2, "d": 2}
 
 
 def test_an_idle_loop_sends_nothing_and_waits():

@@ -56,7 +56,7 @@ from motet_runner.row_mask import RowMask
 
 log = structlog.get_logger(__name__)
 
-CANCELLED_REMEMBERED = 4096
+ENDED_REMEMBERED = 16_384
 """Requests. One that comes again comes soon: its gateway has lost a stream, or the scheduler has moved it back."""
 
 UNPRODUCTIVE_WAIT_SECONDS = 0.002
@@ -96,7 +96,7 @@ class EngineLoop:
         self._clock = clock
         self._live: dict[RequestId, _LiveSequence] = {}
         self._last_numbers = OrderedDict[RequestId, int]()
-        """Of the promises of requests that were cancelled here. If one is placed again, its numbers go on from there:
+        """Of the promises of requests that have ended here. If one is placed again, its numbers go on from there:
         an order that was decided for its first life must not mean a promise of its second."""
         self._batch = EngineOutputs()
         self._messages: dict[int, runner_pb2.GenerateDown] = {}
@@ -138,7 +138,7 @@ class EngineLoop:
                 self._engine.cancel(new.request, new.epoch)
                 self._batch.refused.append(SequenceRefused(new.request, new.epoch, stream, error))
             case Cancel(request, epoch) | Extend(request, epoch) | Park(request, epoch) | Resume(request, epoch):
-                self._engine.cancel(request, epoch)
+                self._cancel_in_engine(request, epoch)
                 live = self._live.get(request)
                 if live is not None and live.epoch == epoch:
                     message = self._say_end(request, live, Finish.FAILED)
@@ -243,12 +243,14 @@ class EngineLoop:
         self._say_end(command.request, live, Finish.CANCELLED)
 
     def _cancel_in_engine(self, request: RequestId, epoch: int) -> None:
-        number = self._engine.cancel(request, epoch)
-        if number == 0:  # it waits for its grammar, and nobody has heard of a promise
+        self._note_last_number(request, self._engine.cancel(request, epoch))
+
+    def _note_last_number(self, request: RequestId, number: int) -> None:
+        if number == 0:  # it waited for its grammar, and nobody has heard of a promise
             return
         self._last_numbers[request] = number
         self._last_numbers.move_to_end(request)
-        if len(self._last_numbers) > CANCELLED_REMEMBERED:
+        if len(self._last_numbers) > ENDED_REMEMBERED:
             self._last_numbers.popitem(last=False)
 
     def _want_report(self, _: ReportNow) -> None:
@@ -354,6 +356,7 @@ class EngineLoop:
         self._write_split(message.split, live)
         if output.error is not None:
             message.failure.CopyFrom(output.error.to_proto())
+        self._note_last_number(output.request, output.promise_number)
         self._end(output.request, live, finish)
 
     def _on_event(self, event: Event) -> None:

@@ -110,6 +110,8 @@ class SequenceOutput:
     error: MotetError | None = None
     cached_tokens: int | None = None
     """With the first token from this engine: how many tokens of the prompt were in the prefix cache"""
+    promise_number: int = 0
+    """Of the last promise, if this is the end"""
 
 
 @dataclass(frozen=True, slots=True)

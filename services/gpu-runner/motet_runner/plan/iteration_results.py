@@ -209,6 +209,7 @@ class IterationResults:
         output.cached_tokens, sequence.cached_tokens = sequence.cached_tokens, None
         lives.outputs.append(output)
         if finish is not None:
+            output.promise_number = sequence.promise_number
             lives.remove(sequence)
             return
         if sequence.restarts_after is not None and len(sequence.tokens) > sequence.restarts_after:

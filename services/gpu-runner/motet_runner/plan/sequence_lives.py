@@ -34,6 +34,7 @@ class SequenceLives:
         """End a sequence with an error."""
         new, index = sequence.new, sequence.output_tokens
         failed = SequenceOutput(new.request, new.epoch, new.choice, index, [], finish=Finish.FAILED, error=error)
+        failed.promise_number = sequence.promise_number
         self.outputs.append(failed)
         self.remove(sequence)
 
