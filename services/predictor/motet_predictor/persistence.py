@@ -15,7 +15,7 @@ from motet_predictor.sample_features import MAX_SAMPLE_BYTES
 
 log = structlog.get_logger(__name__)
 
-ROWS_PER_WRITE = 50
+ROWS_PER_WRITE = 25
 """Scopes that are packed or unpacked without a pause, and the same number of samples is written with them: about 1 ms
 of the event loop, which must also answer Predict in time."""
 
