@@ -16,8 +16,8 @@ BINS = 64
 PRIOR_ANSWERS = 20.0
 """How many answers the even prior counts for. With 5, q95 varies too much in a new adapter."""
 UNSEEN_ANSWERS = 1.0
-"""Before the first answer, so many count as beyond all others: few answers must not promise more than they can. They
-fall with the root of the weight, as the error of a share does."""
+"""This number counts as beyond all others before the first answer: few answers must not promise more than they can. It
+falls with the root of the weight, as the error of a share does."""
 HALF_LIFE = 2048
 """Longer than that of the statistics: a quantile of the tail needs many answers."""
 NEWEST_HALF_LIFE = 24
