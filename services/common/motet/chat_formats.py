@@ -17,14 +17,20 @@ class ChatFormats:
 
     @classmethod
     def from_proto(cls, message: scheduler_pb2.ChatFormats) -> Self:
-        return cls(tool=message.tool, reasoning=message.reasoning)
+        return cls(tool=message.tool, reasoning=message.reasoning, request_templates=message.request_templates)
 
     def to_proto(self) -> scheduler_pb2.ChatFormats:
-        return scheduler_pb2.ChatFormats(tool=self.tool, reasoning=self.reasoning)
+        return scheduler_pb2.ChatFormats(
+            tool=self.tool, reasoning=self.reasoning, request_templates=self.request_templates
+        )
 
     def over(self, others: "ChatFormats") -> "ChatFormats":
         """What this declares, and for the rest what the others do."""
-        return ChatFormats(tool=self.tool or others.tool, reasoning=self.reasoning or others.reasoning)
+        return ChatFormats(
+            tool=self.tool or others.tool,
+            reasoning=self.reasoning or others.reasoning,
+            request_templates=self.request_templates or others.request_templates,
+        )
 
 
 UNDECLARED: Final = ChatFormats()
