@@ -269,3 +269,19 @@ def test_those_beside_one_that_ends_stay_columns_and_go_on() -> None:
     assert seen[2:4] == [(("a", "b", "c"), []), (("a", "c"), [("b", "length")])]
     assert seen[7] == (("c",), [("a", "stop")])
     assert [len(one.tokens) for one in planner.sequences] == [3 + 11]
+
+
+def test_a_page_is_cached_when_the_one_that_had_it_cached_ends() -> None:
+    """Both compute the same first page at once, so only one of them can cache its own."""
+    twins = Twins()
+    for name, prompt, tokens in (("a", 26, 4), ("b", 37, 7)):
+        twins.both(
+            lambda planner, name=name, prompt=prompt, tokens=tokens: planner.commands.add(
+                new(name, prompt=prompt, max_tokens=tokens, like="same", salt=b"s")
+            )
+        )
+    cached = []
+    while not twins.devices[1].finished:
+        twins.step()
+        cached.append(len(twins.caches[1]))
+    assert cached[-2:] == [1, 2]

@@ -83,8 +83,7 @@ class DecodeRound:
 
     @cached_property
     def _filling(self) -> list[list[int]]:
-        """Per iteration (modulo PAGE_TOKENS), the sequences that have filled a page when it is computed. A sequence
-        that cannot add its page to the cache can do so only after another one has left, and that ends the round."""
+        """Per iteration (modulo PAGE_TOKENS), the sequences that have filled a page when it is computed."""
         return _by_turn(start + 1 for start in self._first_starts)
 
     @cached_property
@@ -190,7 +189,7 @@ class DecodeRound:
         In the order of the sequences, as without a round: pages that are given back are taken again in that order."""
         filling = self._filling[iteration % PAGE_TOKENS]
         tokens = self._columns[-1]
-        for place in sorted({*filling, *apart}) if apart else filling:
+        for place in sorted({*self._uncached(), *apart}) if apart else filling:
             sequence = self.sequences[place]
             if place in apart:
                 sequence.pending -= 1
@@ -202,6 +201,15 @@ class DecodeRound:
                 memory.add_to_cache(sequence)
         if apart:
             self._find_least()
+
+    def _uncached(self) -> list[int]:
+        """Who has filled a page that is not in the cache: now, or before, while another one used an equal page that is
+        cached. If that one leaves, those behind it can add theirs."""
+        return [
+            place
+            for place, (sequence, first) in enumerate(zip(self.sequences, self._first_starts, strict=True))
+            if sequence.chain is not None and (first + self._collected) // PAGE_TOKENS > sequence.chain.cached
+        ]
 
     def plain_iterations(self, memory: SequenceMemory) -> int:
         """How many of the next iterations have only tokens as results and evict nothing, as far as sequences and pages
