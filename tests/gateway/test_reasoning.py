@@ -1,20 +1,32 @@
 """Reasoning in chats: OpenAI's unmodified client, over a real socket. The runner writes what the prompt says."""
 
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
 from tokenizers import Tokenizer
 
-from motet.api.v1 import scheduler_pb2
+from motet.api.v1 import runner_pb2, scheduler_pb2
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet.reasoning.formats import FORMATS, ExpectedReasoning
+from motet.reasoning.splitter import ReasoningSplitter
+from motet_gateway.answers.call import Call
+from motet_gateway.answers.chat import ChatForm
+from motet_gateway.answers.choice import ChoiceText
+from motet_gateway.answers.logprobs import ChatLogprobs
+from motet_gateway.answers.written import StreamEvents
 from motet_gateway.grammars.trials import GrammarTrials
-from testbed.fake_services import fake_services, model_assets
+from motet_gateway.parameters import ChatBody, parse
+from motet_gateway.tokens.detokenizer import detokenizer
+from motet_gateway.tokens.text_model import ModelTokenizer
+from testbed.fake_services import byte_tokenizer, fake_services, model_assets
+from tests.common.cpu_speed import cpu_unit_seconds
 from tests.gateway.conftest import Served, eventually, serve
 
 LAST = "{{ messages[-1].content }}"
@@ -180,8 +192,43 @@ async def test_a_stream_has_the_reasoning_as_a_whole_if_the_request_says_so(
             assert "".join(reasons) == thought
             assert "".join(piece for kind, piece in pieces if kind == "content") == content
             assert len(pieces) - len(reasons) > 1 or not content, "the content comes while it is written"
-            assert len(reasons) <= 1 or "logprobs" in more
+            assert len(reasons) <= 1
         assert spelled == (text.encode() if "logprobs" in more else b"")
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_reasoning_that_waits_for_its_end_costs_as_much_for_each_token(scored: bool) -> None:
+    text, tokens = ModelTokenizer(byte_tokenizer(), None, 400, 512), 4000
+    asked = {"model": "tiny", "messages": says("?"), "stream": True, "stream_reasoning": False, "logprobs": scored}
+    call = SimpleNamespace(  # what its writer reads of it
+        body=parse(ChatBody, json.dumps(asked).encode()),
+        target=SimpleNamespace(fingerprint="f"),
+        echo_of=lambda _: None,
+        id="1",
+        created=1,
+    )
+    events, nothing = StreamEvents(ChatForm, cast("Call", call)), lambda *_: None
+    choice = ChoiceText(
+        0,
+        detokenizer(text.token_bytes),
+        None,
+        hidden_ids=frozenset(),
+        min_tokens=0,
+        logprobs=ChatLogprobs(text.token_bytes, 0) if scored else None,
+        splitter=ReasoningSplitter(ExpectedReasoning("<think>", "</think>", begun=True)),
+        on_placed=nothing,
+        changed=events.add,
+        stop_here=nothing,
+        score=nothing,
+    )
+    written, spent, one = b"", 0.0, runner_pb2.TokenLogprobs(logprob=-1)
+    for (token,) in text.encode(["a"] * tokens + list("</think>b"), add_special_tokens=False):
+        choice.deliver([token], [one] if scored else [])
+        began = time.thread_time()
+        written += b"".join(events.take())
+        spent += time.thread_time() - began
+    assert b"a" * tokens in written
+    assert spent < 6 * cpu_unit_seconds()  # a walk over all that waits, at each token, takes more than 20
 
 
 async def test_stop_strings_end_only_the_content_and_logprobs_have_all_tokens() -> None:

@@ -181,7 +181,7 @@ class ChoiceText:
             self._add_unread(tokens)
         elif self._has_ended():
             return
-        elif self._stops is None and self._parser is None and not self._reasons and not self._divides:
+        elif self._stops is None and self._parser is None and not self.reasons and not self._divides:
             self._write_scores(tokens, logprobs)
             self._add_unread(tokens)
         else:
@@ -202,7 +202,8 @@ class ChoiceText:
             self._read()
 
     @property
-    def _reasons(self) -> bool:
+    def reasons(self) -> bool:
+        """Whether what comes may be reasoning."""
         return self._splitter is not None and not self._splitter.over
 
     def _has_ended(self) -> bool:
@@ -214,7 +215,7 @@ class ChoiceText:
         """Decode tokens one by one. Returns those that belong to the answer."""
         for position, token in enumerate(tokens, start=1):
             self.tokens += 1
-            self._reasoning_tokens += self._reasons
+            self._reasoning_tokens += self.reasons
             text = self._text([token])
             self._write_scores([token], logprobs[position - 1 : position])
             if self._divides:

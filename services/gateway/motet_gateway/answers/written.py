@@ -10,7 +10,7 @@ from motet_gateway.answers.call import Call
 from motet_gateway.answers.choice import ChoiceText
 from motet_gateway.answers.form import Form, usage
 from motet_gateway.answers.logprobs import Columns
-from motet_gateway.answers.parts import Part, Reasoning, Scores, joined, reasoning, scores, texts
+from motet_gateway.answers.parts import Reasoning, Scores, reasoning, scores, texts
 from motet_gateway.answers.writer import AnswerWriter, Piece
 from motet_gateway.parameters import ChoicesBody
 
@@ -27,12 +27,9 @@ class StreamEvents(AnswerWriter):
         self._form: Form | None = None
         """From the time when there is something to write: then the model is known."""
         self._introduced: set[int] = set()
-        self._held: dict[int, list[Part]] = {}
-        """By choice: reasoning that has not ended, if a stream must not have it before"""
 
     def clear(self) -> None:
         super().clear()
-        self._held.clear()
         self._form = None  # another model, another fingerprint
 
     def take(self) -> list[bytes]:
@@ -77,11 +74,12 @@ class StreamEvents(AnswerWriter):
         return self._form
 
     def _write(self, choice: ChoiceText, form: Form, parts: list[bytes], usage_so_far: dict[str, Any] | None) -> None:
-        said, ids = choice.take(), choice.take_ids()
-        if not self._call.body.shows_reasoning:
+        body, ids = self._call.body, choice.take_ids()
+        # Reasoning that has to come as a whole stays in the choice until its end.
+        waits = choice.reasons and choice.finish is None and body.shows_reasoning and not body.streams_reasoning
+        said = [] if waits else choice.take()
+        if not body.shows_reasoning:
             said = [part for part in said if not isinstance(part, Reasoning)]
-        elif not self._call.body.streams_reasoning:
-            said = self._ended(choice, said)
         if (said or ids or choice.finish is not None) and choice.index not in self._introduced:
             self._introduced.add(choice.index)
             parts.append(form.opening(choice.index))
@@ -114,14 +112,6 @@ class StreamEvents(AnswerWriter):
             parts.append(form.full_event(choice.index, "", shown, None, usage_so_far, ids=ids))
         if choice.finish is not None:
             parts.append(form.end_event(choice, usage_so_far))
-
-    def _ended(self, choice: ChoiceText, said: list[Part]) -> list[Part]:
-        """What may be written now: all, once something behind the reasoning has come."""
-        parts = [*self._held.pop(choice.index, ()), *said]
-        if choice.finish is None and all(isinstance(part, Reasoning | Scores) for part in parts):
-            self._held[choice.index] = parts
-            return []
-        return joined(parts)
 
 
 def _whole_choice(call: Call, choice: ChoiceText, form: Form) -> list[Piece]:
