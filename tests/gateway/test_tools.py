@@ -372,6 +372,16 @@ def test_few_values_are_looked_at_for_integers_that_are_too_long(where: str) -> 
     assert caught.value.param == where
 
 
+@pytest.mark.parametrize("where", conversations(0))
+def test_integers_that_are_too_long_are_bounded_together(where: str) -> None:
+    """Writing 2,000 of the longest as strings blocks all other requests for half a second."""
+    longest = 10**4299
+    assert str(longest) in str(conversations([longest] * 50)[where]())
+    with pytest.raises(InvalidRequest, match=r"more than 1048576 bits together; send these integers as") as caught:
+        conversations([longest] * 100)[where]()
+    assert caught.value.param == where
+
+
 async def test_a_chat_goes_on_behind_a_call_with_broken_arguments(hermes: Served) -> None:
     text = '<tool_call>{"name": "look_up", "arguments": {"q": x}}</tool_call>'
     answer = await hermes.openai.chat.completions.create(model="tiny", messages=says(text), tools=TOOLS)
