@@ -13,10 +13,12 @@ from openai.types.chat import ChatCompletion
 from motet.api.v1 import scheduler_pb2
 from motet.errors import InvalidRequest, MotetError
 from motet.grammars.grammar import GrammarForm
+from motet.tool_calls.formats import FORMATS
 from motet_gateway.answers.messages.conversation import chat_messages as conversation_of_messages
 from motet_gateway.answers.responses.conversation import chat_messages as conversation_of_responses
 from motet_gateway.parameters import ChatBody, parse
 from motet_gateway.tools.parameters import MAX_TOOLS
+from motet_gateway.tools.written_out import written_out
 from testbed.fake_services import TEMPLATE, fake_services, model_assets
 from tests.gateway.conftest import Served, eventually, serve
 
@@ -229,10 +231,42 @@ async def test_a_template_that_takes_no_system_message_gets_tools_before_the_fir
                 "[name_of_the_tool(parameter='value')]\n\nA.<assistant>[look_up(q='sea')]"
                 "<user>Result of look_up:\nBlue.\n\nAnd why?"
             )
+        system: Any = {"role": "system", "content": "Be brief."}
         if template is STRICT:
             with pytest.raises(openai.BadRequestError, match="no role system"):
-                system = {"role": "system", "content": "Be brief."}
                 await served.openai.chat.completions.create(model="tiny", messages=[system, *chat], tools=TOOLS)
+        else:  # what the client says there is not shown without tools either
+            answer = await served.openai.chat.completions.create(model="tiny", messages=[system, *chat], tools=TOOLS)
+            assert of(answer)[0] == said
+
+
+@pytest.mark.parametrize(
+    ("roles", "takes_system", "shown"),
+    [
+        ("system user", True, "system+tools user"),
+        ("system developer user", True, "system+tools developer user"),
+        ("user", True, "tools(system) user"),
+        ("developer user", True, "developer tools+user"),
+        ("system user", False, "system tools+user"),
+        ("developer system user assistant", False, "developer system tools+user assistant"),
+        ("user user", False, "tools+user user"),
+        ("system", False, "system tools(user)"),
+        ("assistant user", False, "tools(user) assistant user"),
+        ("system assistant", False, "system tools(user) assistant"),
+        ("", False, "tools(user)"),
+    ],
+)
+def test_tools_stand_where_the_template_shows_them(roles: str, takes_system: bool, shown: str) -> None:
+    messages = [{"role": role, "content": role} for role in roles.split()]
+    seen = []
+    for one in written_out(messages, TOOLS, FORMATS["pythonic"], takes_system=takes_system):
+        texts = ["tools" if text.startswith("You can call") else text for text in _paragraphs(one["content"])]
+        seen.append("+".join(texts) if one["role"] in texts else f"{texts[0]}({one['role']})")
+    assert " ".join(seen) == shown
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [one for one in text.split("\n\n") if not one.startswith("To call one")]
 
 
 @pytest.mark.parametrize(

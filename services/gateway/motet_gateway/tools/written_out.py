@@ -18,8 +18,8 @@ _EXAMPLE = {"parameter": "value"}
 def written_out(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], form: ToolFormat, *, takes_system: bool
 ) -> list[Message]:
-    """The messages as text alone. The tools stand in the system message, behind its own text. Where there is none and
-    the template takes none (`takes_system`), they stand before the first message of the user."""
+    """The messages as text alone. The tools stand in the system message, behind its own text. Where the template does
+    not show one (`takes_system`), or only a developer has said something, they stand before the user's first text."""
     names = {call.get("id"): call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
     plain: list[Message] = []
     results: list[str] = []
@@ -36,14 +36,19 @@ def written_out(
     if not tools:
         return plain
     shown = _tools_text(tools, form)
-    first = plain[0] if plain else {}
-    if first.get("role") in _SYSTEM:
-        return [{**first, "content": "\n\n".join(filter(None, (first["content"], shown)))}, *plain[1:]]
-    if takes_system:
+    leading = next((at for at, one in enumerate(plain) if one["role"] not in _SYSTEM), len(plain))
+    if takes_system and not leading:
         return [{"role": "system", "content": shown}, *plain]
-    if first.get("role") == "user":
-        return [{**first, "content": f"{shown}\n\n{first['content']}"}, *plain[1:]]
-    return [{"role": "user", "content": shown}, *plain]
+    if takes_system and plain[0]["role"] == "system":
+        return [_joined(plain[0], plain[0]["content"], shown), *plain[1:]]
+    if leading < len(plain) and plain[leading]["role"] == "user":
+        first = plain[leading]
+        return [*plain[:leading], _joined(first, shown, first["content"]), *plain[leading + 1 :]]
+    return [*plain[:leading], {"role": "user", "content": shown}, *plain[leading:]]
+
+
+def _joined(message: Message, *texts: str) -> Message:
+    return {**message, "content": "\n\n".join(filter(None, texts))}
 
 
 def _with_calls(message: Message, form: ToolFormat) -> Message:
