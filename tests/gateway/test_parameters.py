@@ -12,11 +12,12 @@ from tokenizers.processors import TemplateProcessing
 
 from motet.errors import InvalidRequest, MotetError
 from motet.sampling import IN_BODIES
-from motet_gateway.answers.chat import READS_PARTS, chat_prompts
+from motet_gateway.answers.chat import chat_prompts
 from motet_gateway.answers.completions import completion_prompts
 from motet_gateway.answers.prompts import Tokenising, max_answer_tokens
 from motet_gateway.parameters import ChatBody, CompletionBody, parse, request_class, sampling
 from motet_gateway.tokens.chat_renderer import ChatRenderer
+from motet_gateway.tokens.content_parts import as_read, reads_parts
 from motet_gateway.tokens.encoder import Encoder
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText
 from motet_gateway.tokens.text_model import Keep, ModelTokenizer
@@ -150,13 +151,29 @@ def test_a_cut_text_keeps_the_tokens_that_the_tokenizer_adds(words: int) -> None
         ("{% for part in message.content %}", True),
         ("{%- for part in message['content'] -%}", True),
         ("{%- for item in content %}", True),
+        ("{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}", True),
         ("{% for message in messages %}{{ message.content }}", False),
         ("{% for line in message.content.splitlines() %}", False),
     ],
 )
 def test_a_template_that_reads_parts_gets_them(template: str, parts: bool) -> None:
-    assert (READS_PARTS.search(template) is not None) is parts
+    assert reads_parts(template) is parts
     said = {"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}
     body = parse(ChatBody, orjson.dumps({"messages": [said]}))
     both = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert body.plain_messages(parts=parts)[0]["content"] == (both if parts else "a\nb")
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        ("{{ message.content }}", False),
+        ("{% for part in message.content %}{{ part.text }}", True),
+        ("{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}", False),
+        ("{% if message.content is not string %}{% for part in message.content %}", False),
+    ],
+)
+def test_a_template_that_reads_parts_alone_gets_strings_as_parts(template: str, parts: bool) -> None:
+    given = [{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}]}]
+    assert as_read(template, given)[0]["content"] == ([{"type": "text", "text": "a"}] if parts else "a")
+    assert as_read(template, given)[1] == given[1]

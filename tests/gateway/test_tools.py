@@ -240,6 +240,35 @@ async def test_a_template_that_takes_no_system_message_gets_tools_before_the_fir
             assert of(answer)[0] == said
 
 
+PARTS = (
+    "{% for message in messages %}<{{ message.role }}>"
+    "{% if message.content[0].type == 'image' %}{{ raise_exception('no image') }}{% endif %}"
+    "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+    "{% if not loop.last or add_generation_prompt %}<end>{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("form", ["", "pythonic"])
+async def test_a_template_that_reads_parts_alone_shows_what_comes_as_a_string_too(form: str) -> None:
+    async with fake_services(assets=model_assets(template=PARTS)) as cluster, serve(cluster) as served:
+        cluster.scheduler.chat = scheduler_pb2.ChatFormats(tool=form)
+        cluster.scheduler.publish()
+        await eventually(lambda: [group.chat.tool for group in served.gateway.catalog.current.groups] == [form])
+        for content in ("Hi", [{"type": "text", "text": "Hi"}]):
+            said: list[Any] = [{"role": "user", "content": content}]
+            answer = await served.openai.chat.completions.create(model="tiny", messages=said)
+            assert of(answer)[0] == "<user>Hi<end>"
+            begun = [*said, {"role": "assistant", "content": "Yes"}]
+            more = {"continue_final_message": True, "add_generation_prompt": False}
+            answer = await served.openai.chat.completions.create(model="tiny", messages=begun, extra_body=more)
+            assert of(answer)[0] == "<user>Hi<end><assistant>Yes"
+        response = await served.openai.responses.create(model="tiny", input="Hi", instructions="Be brief.")
+        assert response.output_text == "<system>Be brief.<end><user>Hi<end>"
+        if form:
+            answer = await served.openai.chat.completions.create(model="tiny", messages=says("Hi"), tools=TOOLS)
+            assert (of(answer)[0] or "").startswith("<system>You can call these tools:\n")
+
+
 @pytest.mark.parametrize(
     ("roles", "takes_system", "shown"),
     [

@@ -1,6 +1,5 @@
 """/v1/chat/completions."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,10 +20,9 @@ from motet_gateway.answers.written import StreamEvents
 from motet_gateway.parameters import ChatBody, Tokens
 from motet_gateway.reasoning import effort_variables
 from motet_gateway.tokens.chat_template import reads
+from motet_gateway.tokens.content_parts import as_read, reads_parts
 from motet_gateway.tokens.render_pool import TemplateText, encoded
 from motet_gateway.tools.written_out import written_out
-
-READS_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+(\w+\.)?(\w+\[['\"])?content(['\"]\])?\s*(if\b|-?%})")
 
 
 async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Tokens]:
@@ -43,7 +41,7 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
     else:
         if offered is not None:
             extra = {**(extra or {}), "tools": offered.said}
-        if isinstance(body, ChatBody) and READS_PARTS.search(template.text) is not None:
+        if isinstance(body, ChatBody) and reads_parts(template.text):
             messages = body.plain_messages(parts=True)
     if isinstance(body, ChatBody) and body.documents:
         if "documents" not in template.text:
@@ -54,7 +52,7 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
         extra = {**(extra or {}), "documents": body.documents}
     with _named(body.prompt_field):
         context = encoded(
-            messages,
+            as_read(template.text, messages),
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final_message=bool(body.continue_final_message),
             extra=extra,

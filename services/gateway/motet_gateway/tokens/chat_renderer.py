@@ -13,6 +13,7 @@ import structlog
 
 from motet.errors import InvalidRequest, MotetError
 from motet_gateway.tokens.chat_template import CannotRender
+from motet_gateway.tokens.content_parts import as_read
 from motet_gateway.tokens.metered_template import MeteredTemplate
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText, encoded
 from motet_gateway.tokens.template_meter import NotMeterable
@@ -58,7 +59,8 @@ class ChatRenderer:
     async def takes_system(self, template: TemplateText, *, tenant: str = "") -> bool:
         """Whether a template shows a system message. Some refuse it; each is asked once."""
         if (known := self._takes_system.get(template.digest)) is None:
-            probe = [{"role": "system", "content": SYSTEM_PROBE}, {"role": "user", "content": "?"}]
+            said = [{"role": "system", "content": SYSTEM_PROBE}, {"role": "user", "content": "?"}]
+            probe = as_read(template.text, said)
             try:
                 known = SYSTEM_PROBE in await self.render(template, encoded(probe), tenant=tenant)
             except InvalidRequest:

@@ -158,12 +158,14 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _marked(messages: Sequence[Mapping[str, Any]], mark: str) -> list[Mapping[str, Any]]:
-    """The messages, the last one with the mark behind its text."""
+def _marked(messages: Sequence[Mapping[str, Any]], mark: str, text: str = "content") -> list[Mapping[str, Any]]:
+    """The messages, the last one with the mark behind its text; or so the parts of a message."""
     *others, final = messages
-    content = final.get("content")
+    content = final.get(text)
+    if isinstance(content, list) and content and text == "content":
+        return [*others, {**final, text: _marked(content, mark, "text")}]
     if isinstance(content, str) and content.strip():
-        return [*others, {**final, "content": content + mark}]
+        return [*others, {**final, text: content + mark}]
     raise CannotRender(
         "continue_final_message: the final message is empty; send the beginning of the answer as its content",
         param="continue_final_message",
