@@ -153,6 +153,13 @@ def test_values_without_an_effect_are_accepted(kind: type) -> None:
             parse(kind, orjson.dumps(body)).refuse_unsupported()
 
 
+def test_who_takes_a_template_is_named_where_it_is_refused() -> None:
+    with pytest.raises(UnsupportedParameter, match="only /v1/chat/completions and /tokenize take it") as caught:
+        parse(CompletionBody, b'{"model":"m","prompt":"x","chat_template":"y"}').refuse_unsupported()
+    assert caught.value.param == "chat_template"
+    parse(TokenizeBody, orjson.dumps({"messages": HELLO, "chat_template": "y"})).chat()
+
+
 def test_counting_tokens_refuses_what_an_answer_would_refuse() -> None:
     for more, field in (({"tools": [{}]}, "tools[0].type"), ({"echo": True}, "echo")):
         with pytest.raises(UnsupportedParameter) as caught:

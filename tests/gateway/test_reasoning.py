@@ -151,6 +151,8 @@ async def test_reasoning_stays_in_the_content_if_the_request_says_so(begins_insi
         answer = await ask(served, text, **together)
         shown = text + "<think>\n" * begins_inside
         assert of(answer) == (None, shown)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens_details is None
         assert await streamed(served, text, **together) == ("", shown)
         apart = await ask(served, text, extra_body={"separate_reasoning": True})
         assert of(apart)[0] == "So it is."

@@ -26,12 +26,12 @@ MAX_ANSWERS = 1024
 """Choices of all prompts of one request"""
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
+"""Every piece of text is compared with every stop string. OpenAI takes 4 strings, harnesses send more; with these two
+bounds a token costs less than 0.1 ms, whatever the strings are."""
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_BYTES, MAX_BAD_WORDS_BYTES = 1000, 4096
 """Of one, and of all together: a word may be a token for each byte, and the engine reads them for each choice."""
 MAX_SALT_LENGTH = 128
-"""Every piece of text is compared with every stop string. OpenAI takes 4 strings, harnesses send more; with these two
-bounds a token costs less than 0.1 ms, whatever the strings are."""
 MAX_MODEL_NAME_LENGTH = 512
 """Longer than the names of a pool, a tenant and an adapter together may be."""
 MAX_MESSAGES = 4096

@@ -10,7 +10,7 @@ from motet.sampling import IN_BODIES
 
 _NOT_SUPPORTED = "it is not supported"
 _ADAPTER = "name the adapter in model; GET /v1/models lists its names"
-_TEMPLATE = "only /v1/chat/completions takes it, where the model's pool permits it"
+_TEMPLATE = "only /v1/chat/completions and /tokenize take it, where the model's pool permits it"
 
 UNSUPPORTED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     # Which model answers.

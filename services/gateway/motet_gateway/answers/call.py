@@ -163,7 +163,7 @@ class Call:
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Of all answers. None: their model is not known to reason."""
+        """Of all answers. None: nobody looks for reasoning in them."""
         counted = [choice.reasoning_tokens for choice in self.choices]
         return sum(filter(None, counted)) if any(one is not None for one in counted) else None
 

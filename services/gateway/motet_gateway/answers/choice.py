@@ -159,7 +159,8 @@ class ChoiceText:
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Those of `tokens` that are reasoning, with its tags. None: its model is not known to reason."""
+        """Those of `tokens` that are reasoning, with its tags. None: nobody looks for it, as the model is not known to
+        reason or the client wants it undivided."""
         if self._splitter is None:
             return None
         return self._reasoning_tokens if self._splitter.found else 0

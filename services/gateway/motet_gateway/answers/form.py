@@ -142,7 +142,7 @@ class Form(ABC):
 def usage(
     prompt_tokens: int, completion_tokens: int, *, cached_tokens: int | None, reasoning_tokens: int | None
 ) -> Json:
-    """`cached_tokens`: None if no runner has said it. `reasoning_tokens`: None if the model is not known to reason."""
+    """`cached_tokens`: None if no runner has said it. `reasoning_tokens`: None if nobody looks for reasoning."""
     counted: Json = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
