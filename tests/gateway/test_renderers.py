@@ -171,6 +171,15 @@ async def test_no_message_is_refused_for_memory_that_others_of_its_batch_use() -
     assert [len(answer) for answer in answers] == [4_000_000] * 32
 
 
+async def test_no_message_is_refused_for_memory_that_other_templates_use() -> None:
+    """Mutation: a process that has no memory any more is not replaced by a new one."""
+    kept = "\N{GRINNING FACE}" * 400_000  # four bytes each
+    async with rendering(processes=1) as renderers:
+        for number in range(12):
+            assert await rendered(renderers, SAYS, [{"role": "user", "content": "x" * 3_000_000}])
+            assert await rendered(renderers, TemplateText(f"{{% if unset %}}{kept}{{% endif %}}{number}", {}), HELLO)
+
+
 async def test_a_process_that_dies_while_it_waits_costs_no_request() -> None:
     async with rendering() as renderers, asyncio.timeout(PATIENCE_S):
         await rendered(renderers, SAYS, HELLO)

@@ -8,8 +8,14 @@ import httpx2
 import pytest
 
 from motet.api.v1 import scheduler_pb2
+from motet.errors import Overloaded
+from motet_gateway.tokens.chat_renderer import ChatRenderer
+from motet_gateway.tokens.render_pool import TemplateText, encoded
+from motet_gateway.tokens.request_templates import MAX_WAITING
 from testbed.fake_services import TEMPLATE, fake_services
+from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
+from tests.gateway.test_renderers import HELLO, children, rendering
 
 SAYS = [{"role": "user", "content": "Hi"}]
 ENDLESS = (
@@ -100,6 +106,71 @@ async def test_a_tenants_slow_ones_keep_no_others_templates_waiting(permitting: 
     assert answer.status_code == 200
     assert sum(one.done() for one in slow) < 5
     assert {one.status_code for one in await asyncio.gather(*slow)} == {400}
+
+
+def endless(number: int, *, tenant: str) -> TemplateText:
+    return TemplateText(f"{ENDLESS}{number}", {}, brought_by=tenant)
+
+
+async def hung_up(renderer: ChatRenderer, templates: list[TemplateText], after: float) -> None:
+    asked = [asyncio.create_task(renderer.render(one, encoded(HELLO))) for one in templates]
+    await asyncio.sleep(after)
+    for one in asked:
+        one.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_clients_that_hang_up_keep_no_others_templates_waiting() -> None:
+    """Mutation: the turn ends with the request instead of with the work of its process."""
+    async with rendering(processes=3, cpu_seconds=3600) as processes, asyncio.timeout(PATIENCE_S):
+        renderer = ChatRenderer(processes)
+        for number in range(6):
+            await hung_up(renderer, [endless(number, tenant="a")], after=0.05)
+        assert await renderer.render(TemplateText("b's", {}, brought_by="b"), encoded(HELLO)) == "b's"
+        assert await renderer.render(TemplateText("the model's", {}), encoded(HELLO)) == "the model's"
+        await renderer.close()
+
+
+async def test_the_models_templates_keep_a_process_whatever_tenants_bring() -> None:
+    async with rendering(processes=2, cpu_seconds=3600) as processes, asyncio.timeout(PATIENCE_S):
+        renderer = ChatRenderer(processes)
+        await hung_up(renderer, [endless(0, tenant=tenant) for tenant in "abc"], after=0.05)
+        assert await renderer.render(TemplateText("the model's", {}), encoded(HELLO)) == "the model's"
+        await renderer.close()
+
+
+async def test_a_tenants_line_has_an_end_and_who_hangs_up_leaves_it() -> None:
+    async with rendering(processes=3) as processes, asyncio.timeout(PATIENCE_S):
+        renderer = ChatRenderer(processes)
+        line = asyncio.create_task(hung_up(renderer, [endless(n, tenant="a") for n in range(MAX_WAITING)], after=0.1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        mine, others = (TemplateText("Hi", {}, brought_by=tenant) for tenant in "ab")
+        with pytest.raises(Overloaded, match="Try again"):
+            await renderer.render(mine, encoded(HELLO))
+        assert await renderer.render(others, encoded(HELLO)) == "Hi"
+        await line
+        began = asyncio.get_running_loop().time()
+        assert await renderer.render(mine, encoded(HELLO)) == "Hi"
+        assert asyncio.get_running_loop().time() - began < PATIENCE_S / 2, "behind the one alone that is under way"
+        await renderer.close()
+
+
+async def test_each_has_a_process_of_its_own() -> None:
+    async with rendering(processes=2) as processes:
+        own, said = TemplateText("own", {}), encoded(HELLO)
+        assert await processes.render(own, said) == "own"
+        (models,) = {child.pid for child in children()}
+        for text, tenant in (("x", "a"), ("y", "a"), ("y", "b")):
+            before = {child.pid for child in children()}
+            for _ in range(2):
+                assert await processes.render(TemplateText(text, {}, brought_by=tenant), said) == text
+            await eventually(lambda: len(children()) == 2)
+            now = {child.pid for child in children()}
+            assert models in now, "it renders the model's template on"
+            assert now & before == {models}, "a new one for each template, and for each tenant"
+        assert await processes.render(own, said) == "own"
+        assert {child.pid for child in children()} == now
 
 
 async def test_equal_prompts_share_cached_pages_whatever_wrote_them(permitting: Served) -> None:

@@ -133,7 +133,8 @@ class Settings(BaseSettings):
 
     template_processes: int = Field(2, gt=0)
     """The most processes that render chat templates. Each is started when it is first needed, and then kept. One is
-    normally enough; more help when templates or conversations take long, and each may take `template_memory_bytes`."""
+    normally enough; more help when templates or conversations take long, and each may take `template_memory_bytes`.
+    Templates that requests bring take one process fewer, if there are several."""
 
     template_cpu_seconds: float = Field(1.0, gt=0)
     """CPU time that rendering one chat template may take. Then its process is killed and the request gets 400. Normal

@@ -33,10 +33,10 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
     if tokenising.formats.reasoning and body.effort is not None:
         extra = effort_variables(body.effort) | (extra or {})
     form = known_format(tokenising.formats.tool)
-    shows_tools = reads(template.text, "tools") if template.of_request else model.shows_tools
+    shows_tools = reads(template.text, "tools") if template.brought_by is not None else model.shows_tools
     if form is not None and not shows_tools:
         tools = offered.said if offered is not None else ()
-        takes_system = not tools or await tokenising.renderer.takes_system(template, tenant=tokenising.tenant)
+        takes_system = not tools or await tokenising.renderer.takes_system(template)
         messages = written_out(messages, tools, FORMATS[form], takes_system=takes_system)
     else:
         if offered is not None:
@@ -58,7 +58,7 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
             extra=extra,
         )
     with _named(body.prompt_field):
-        rendered = await tokenising.renderer.render(template, context, tenant=tokenising.tenant)
+        rendered = await tokenising.renderer.render(template, context)
     # The chat template adds the special tokens itself.
     (tokens,) = await tokenising.encode([rendered], special=bool(body.add_special_tokens), field=body.prompt_field)
     return [not_empty(tokens, body.prompt_field)]
@@ -72,7 +72,7 @@ def _template_of(body: Conversation, tokenising: Tokenising) -> TemplateText:
             "the pool set to true",
             param="chat_template",
         )
-    return tokenising.model.chat_template(own or "")
+    return tokenising.model.chat_template(own or "", tokenising.tenant)
 
 
 @contextmanager

@@ -2,12 +2,11 @@
 
 Sending messages to another process costs far more than most renderings. So short messages are rendered in this process
 if the template's work can be counted (`metered_template`). Templates that come with requests are always rendered in a
-process: to find out whether their work can be counted takes a process of its own.
+process (`request_templates`): to find out whether their work can be counted takes a process of its own.
 """
 
 import asyncio
 import time
-from weakref import WeakValueDictionary
 
 import structlog
 
@@ -16,6 +15,7 @@ from motet_gateway.tokens.chat_template import CannotRender
 from motet_gateway.tokens.content_parts import as_read
 from motet_gateway.tokens.metered_template import MeteredTemplate
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText, encoded
+from motet_gateway.tokens.request_templates import RequestTemplates
 from motet_gateway.tokens.template_meter import NotMeterable
 
 log = structlog.get_logger(__name__)
@@ -38,14 +38,12 @@ class ChatRenderer:
         """None for templates that are being compiled or must be rendered in a process."""
         self.compiling: set[asyncio.Task[None]] = set()
         self._takes_system: dict[bytes, bool] = {}
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._brought = RequestTemplates(processes)
 
-    async def render(self, template: TemplateText, context: bytes, *, tenant: str = "") -> str:
+    async def render(self, template: TemplateText, context: bytes) -> str:
         """The prompt as text. Raises InvalidRequest if these messages can't be rendered within the limits."""
-        if template.of_request:
-            # Each may be another one, with a queue of its own: without turns a tenant's would take all processes.
-            async with self._turns.setdefault(tenant, asyncio.Lock()):
-                return await self._processes.render(template, context)
+        if template.brought_by is not None:
+            return await self._brought.render(template.brought_by, template, context)
         if len(context) <= SHORT_BYTES:
             if (metered := self.metered.get(template.digest)) is not None:
                 try:
@@ -56,13 +54,13 @@ class ChatRenderer:
                 self._start_compiling(template)
         return await self._processes.render(template, context)
 
-    async def takes_system(self, template: TemplateText, *, tenant: str = "") -> bool:
+    async def takes_system(self, template: TemplateText) -> bool:
         """Whether a template shows a system message. Some refuse it; each is asked once."""
         if (known := self._takes_system.get(template.digest)) is None:
             said = [{"role": "system", "content": SYSTEM_PROBE}, {"role": "user", "content": "?"}]
             probe = as_read(template.text, said)
             try:
-                known = SYSTEM_PROBE in await self.render(template, encoded(probe), tenant=tenant)
+                known = SYSTEM_PROBE in await self.render(template, encoded(probe))
             except InvalidRequest:
                 known = False
             if len(self._takes_system) >= MAX_TEMPLATES:
@@ -75,6 +73,7 @@ class ChatRenderer:
         for task in compiling:
             task.cancel()
         await asyncio.gather(*compiling, return_exceptions=True)
+        await self._brought.close()
         await self._processes.close()
 
     def _render_here(self, template: TemplateText, metered: MeteredTemplate, context: bytes) -> str:

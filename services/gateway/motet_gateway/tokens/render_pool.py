@@ -7,7 +7,8 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
 import orjson
@@ -25,7 +26,7 @@ MAX_BATCH = 64
 """Messages of one queue that are handed over together. What arrives together stays together on its further way, and a
 crossing between processes costs more than most renderings."""
 MAX_TEMPLATES = 64
-"""The most templates that a process renders. Then it is replaced, which frees their memory."""
+"""The most templates of models that a process renders. Then it is replaced, which frees their memory."""
 RENDER_TIMEOUT_SECONDS = 60.0
 """Limit of real time, including the start of a process. Normally the kernel ends a rendering by its CPU time long
 before."""
@@ -37,18 +38,20 @@ _ENVIRONMENT = ("PATH", "PYTHONPATH", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 class TemplateText:
     """A chat template as the model has it, or as a request brings it, not parsed yet."""
 
-    __slots__ = ("declared", "digest", "of_request", "special_tokens", "text")
+    __slots__ = ("brought_by", "declared", "digest", "special_tokens", "text")
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str], *, of_request: bool = False) -> None:
+    def __init__(self, text: str, special_tokens: Mapping[str, str], *, brought_by: str | None = None) -> None:
         self.text: Final = text
-        self.of_request: Final = of_request
+        self.brought_by: Final = brought_by
+        """The tenant whose request brings it; None: it is the model's."""
         self.special_tokens: Final = special_tokens
         self.declared: Final = orjson.dumps({"text": text, "special_tokens": dict(special_tokens)})
-        self.digest: Final = hashlib.sha256(self.declared).digest()
+        # No two tenants share a process for what they bring: how fast an answer comes would betray the other's text.
+        self.digest: Final = hashlib.sha256(orjson.dumps([brought_by]) + self.declared).digest()
 
     def error(self, error: InvalidRequest) -> InvalidRequest:
         """One about the model's template, if it is about this one."""
-        if not self.of_request:
+        if self.brought_by is None:
             return error
         if error.message.startswith(MODELS_TEMPLATE):
             return InvalidRequest(
@@ -57,7 +60,7 @@ class TemplateText:
         return InvalidRequest(error.message.replace(MODELS_TEMPLATE, "chat_template"), param=error.param)
 
     def broken(self, why: str) -> MotetError:
-        if self.of_request:
+        if self.brought_by is not None:
             return InvalidRequest(f"chat_template: {why}", param="chat_template")
         return Internal(f"the model has a broken chat template: {why}")
 
@@ -102,12 +105,15 @@ class _Died(Overloaded):
 
 class RenderPool:
     """Renders each template, short and long messages apart, one after the other: a template or a request that takes its
-    time makes only its own queue wait."""
+    time makes only its own queue wait. A template that a request brings has a process of its own, so that it leaves no
+    memory taken where others are rendered."""
 
     def __init__(self, *, processes: int, cpu_seconds: float, memory_bytes: int) -> None:
         self._cpu_seconds = cpu_seconds
         self._memory_bytes = memory_bytes
+        self.most: Final = processes
         self._free_processes = asyncio.Semaphore(processes)
+        self._busy = 0
         self._queues: dict[tuple[bytes, bool], _TemplateQueue] = {}
         self._idle: list[_RenderProcess] = []
         self._running: dict[_RenderProcess, asyncio.Task[int]] = {}
@@ -129,7 +135,7 @@ class RenderPool:
 
     async def metered_code(self, template: TemplateText) -> bytes:
         """See `metered_template`. Raises ValueError if the template's work can't be counted, OSError, or MotetError."""
-        async with self._free_processes:
+        async with self._process_free():
             process = await self._start()  # no other template has run in it
             try:
                 answer = await process.metered_code(template)
@@ -188,20 +194,33 @@ class RenderPool:
 
     async def _ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         """Try once more with a new process if one dies: a signal or a lack of memory may have killed it. Only if the
-        second dies, too, the messages are at fault."""
-        async with self._free_processes:
+        second dies, too, the messages are at fault. The same if one has no memory and has rendered before."""
+        async with self._process_free():
+            waiting = self._waiting_process(template)
             try:
-                return await self._ask_one(self._waiting_process() or await self._start(), template, contexts)
+                answers = await self._ask_one(waiting or await self._start(), template, contexts)
             except _Died:
                 if self._closed:
                     raise
-                return await self._ask_one(await self._start(), template, contexts)
+            else:
+                if waiting is None or answers[-1][:1] != NO_MEMORY:
+                    return answers
+            return await self._ask_one(await self._start(), template, contexts)
 
-    def _waiting_process(self) -> "_RenderProcess | None":
-        while self._idle:
-            process = self._idle.pop()
-            if process.alive:
-                return process
+    @asynccontextmanager
+    async def _process_free(self) -> AsyncIterator[None]:
+        async with self._free_processes:
+            self._busy += 1
+            try:
+                yield
+            finally:
+                self._busy -= 1
+
+    def _waiting_process(self, template: TemplateText) -> "_RenderProcess | None":
+        self._idle = [process for process in self._idle if process.alive]
+        for at in reversed(range(len(self._idle))):
+            if self._idle[at].serves(template):
+                return self._idle.pop(at)
         return None
 
     async def _ask_one(self, process: "_RenderProcess", template: TemplateText, contexts: list[bytes]) -> list[bytes]:
@@ -231,6 +250,10 @@ class RenderPool:
         return content.decode()
 
     async def _start(self) -> "_RenderProcess":
+        while self._idle and len(self._idle) + self._busy > self.most:
+            ended = next((one for one in self._idle if one.of_request), self._idle[0])
+            self._idle.remove(ended)
+            ended.kill()
         ours, theirs = socket.socketpair()
         with theirs:
             child = await asyncio.create_subprocess_exec(
@@ -245,8 +268,8 @@ class RenderPool:
         process = _RenderProcess(child, self._cpu_seconds)
         ours.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: process, sock=ours)
-        self._running[process] = ended = asyncio.create_task(child.wait(), name=f"renderer {child.pid}")
-        ended.add_done_callback(lambda _: self._running.pop(process, None))
+        self._running[process] = waited = asyncio.create_task(child.wait(), name=f"renderer {child.pid}")
+        waited.add_done_callback(lambda _: self._running.pop(process, None))
         return process
 
 
@@ -270,11 +293,17 @@ class _RenderProcess(asyncio.Protocol):
         self._answers: list[bytes] = []
         self._wanted = 0
         self.known: set[bytes] = set()
+        self.of_request = False
+        """It renders one template, which a request has brought."""
+
+    def serves(self, template: TemplateText) -> bool:
+        return template.digest in self.known or (template.brought_by is None and not self.of_request)
 
     async def ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         """An answer for each, or fewer if the last one has used up the memory."""
         declared = b"" if template.digest in self.known else template.declared
         self.known.add(template.digest)
+        self.of_request = template.brought_by is not None
         return await self._exchange((template.digest, declared, b"[" + b",".join(contexts) + b"]"), len(contexts))
 
     async def metered_code(self, template: TemplateText) -> bytes:

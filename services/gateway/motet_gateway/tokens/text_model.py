@@ -177,10 +177,10 @@ class ModelTokenizer:
         """All special tokens but these."""
         return self.token_bytes.specials - {self.tokenizer.token_to_id(sign) for sign in signs}
 
-    def chat_template(self, of_request: str = "") -> TemplateText:
+    def chat_template(self, of_request: str = "", tenant: str = "") -> TemplateText:
         """The request's own, or the model's."""
         if of_request:
-            return TemplateText(of_request, self.special_tokens, of_request=True)
+            return TemplateText(of_request, self.special_tokens, brought_by=tenant)
         if self.template is None:
             raise InvalidRequest(
                 "this model has no chat template; send plain text to /v1/completions", param="messages"
