@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx2
+import jinja2
 import pytest
 
 from motet.api.v1 import scheduler_pb2
@@ -171,6 +172,28 @@ async def test_each_has_a_process_of_its_own() -> None:
             assert now & before == {models}, "a new one for each template, and for each tenant"
         assert await processes.render(own, said) == "own"
         assert {child.pid for child in children()} == now
+
+
+async def test_the_event_loop_reads_none(permitting: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would take it up to a quarter of a second, and all streams with it."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a template is read here")
+
+    monkeypatch.setattr(jinja2.Environment, "lex", never)
+    monkeypatch.setattr(jinja2.Environment, "compile", never)
+    permitting.cluster.scheduler.chat.tool = "hermes"
+    permitting.cluster.scheduler.publish()
+    await eventually(lambda: permitting.gateway.catalog.current.groups[0].chat.tool)
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    for offered in (tools, None):
+        answer = await ask(permitting, "{# tools #}{{ messages[0].content }}", tools=offered)
+        assert answer.status_code == 200, answer.text
+        assert ("You can call these tools" in prompt_of(permitting)) is (offered is not None)
+    await ask(permitting, "{{ tools[0].function.name }}", tools=tools)
+    assert prompt_of(permitting) == "look_up"
+    slow = await ask(permitting, "{# tools #}{{" + "(" * 60_000, tools=tools)
+    assert (slow.status_code, slow.json()["error"]["param"]) == (400, "chat_template")
 
 
 async def test_equal_prompts_share_cached_pages_whatever_wrote_them(permitting: Served) -> None:

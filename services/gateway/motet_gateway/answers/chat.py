@@ -19,7 +19,6 @@ from motet_gateway.answers.prompts import Tokenising, not_empty
 from motet_gateway.answers.written import StreamEvents
 from motet_gateway.parameters import ChatBody, Tokens
 from motet_gateway.reasoning import effort_variables
-from motet_gateway.tokens.chat_template import reads
 from motet_gateway.tokens.content_parts import as_read, reads_parts
 from motet_gateway.tokens.render_pool import TemplateText, encoded
 from motet_gateway.tools.written_out import written_out
@@ -27,14 +26,13 @@ from motet_gateway.tools.written_out import written_out
 
 async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Tokens]:
     """A conversation is one prompt."""
-    model, offered = tokenising.model, body.tools_offered
+    offered = body.tools_offered
     template, messages = _template_of(body, tokenising), body.plain_messages()
     extra = body.chat_template_kwargs
     if tokenising.formats.reasoning and body.effort is not None:
         extra = effort_variables(body.effort) | (extra or {})
     form = known_format(tokenising.formats.tool)
-    shows_tools = reads(template.text, "tools") if template.brought_by is not None else model.shows_tools
-    if form is not None and not shows_tools:
+    if form is not None and not await tokenising.renderer.shows_tools(template, tokenising.model):
         tools = offered.said if offered is not None else ()
         takes_system = not tools or await tokenising.renderer.takes_system(template)
         messages = written_out(messages, tools, FORMATS[form], takes_system=takes_system)

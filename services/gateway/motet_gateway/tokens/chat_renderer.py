@@ -17,6 +17,7 @@ from motet_gateway.tokens.metered_template import MeteredTemplate
 from motet_gateway.tokens.render_pool import RenderPool, TemplateText, encoded
 from motet_gateway.tokens.request_templates import RequestTemplates
 from motet_gateway.tokens.template_meter import NotMeterable
+from motet_gateway.tokens.text_model import ModelTokenizer
 
 log = structlog.get_logger(__name__)
 
@@ -53,6 +54,12 @@ class ChatRenderer:
             elif template.digest not in self.metered:
                 self._start_compiling(template)
         return await self._processes.render(template, context)
+
+    async def shows_tools(self, template: TemplateText, model: ModelTokenizer) -> bool:
+        """Whether a template, the model's own or another one, writes the tools that a request offers."""
+        if template.brought_by is None:
+            return model.shows_tools
+        return await self._brought.reads(template.brought_by, template, "tools")
 
     async def takes_system(self, template: TemplateText) -> bool:
         """Whether a template shows a system message. Some refuse it; each is asked once."""

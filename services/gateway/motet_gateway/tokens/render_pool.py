@@ -87,6 +87,11 @@ def encoded(
         ) from None
 
 
+def asks_whether_it_reads(template: TemplateText, variable: str) -> bytes:
+    """What to render it with, to be answered `YES` or not."""
+    return orjson.dumps({"reads": variable, "text": template.text})
+
+
 _RenderJob = tuple[bytes, "asyncio.Future[bytes]"]
 """What to render, and the future of its result."""
 

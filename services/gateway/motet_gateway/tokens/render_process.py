@@ -6,8 +6,8 @@ memory than its share. The process reads jobs from a socket at descriptor 0, ans
 
 A job is three parts, each behind its length in four bytes: the template's digest, the template as JSON (empty when
 this process has had it), and a JSON list of what to render it with. Each of these gets an answer, behind its length
-too. The first byte of an answer says what follows. If the third part is empty, the answer is the template's metered
-code, to be rendered elsewhere.
+too. The first byte of an answer says what follows. An element may also ask whether a template's text reads a variable.
+If the third part is empty, the answer is the template's metered code, to be rendered elsewhere.
 """
 
 import signal
@@ -18,10 +18,12 @@ from typing import Any
 import orjson
 
 from motet_gateway.confined import confine
-from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate
+from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate, reads
 from motet_gateway.tokens.metered_template import metered_code
 
 DONE, REFUSED, BROKEN, NO_MEMORY = b"+", b"-", b"!", b"m"
+YES = "yes"
+"""Answers a question. No is empty."""
 OUT_OF_TIME = signal.SIGPROF
 LENGTH_BYTES = 4
 TOGETHER_BYTES = 64 * 1024
@@ -72,6 +74,8 @@ def _metered_code(declared: bytearray) -> tuple[bytes, bytes]:
 def _rendered(template: ChatTemplate | bytes, context: dict[str, Any]) -> tuple[bytes, bytes]:
     if isinstance(template, bytes):
         return BROKEN, template
+    if (name := context.get("reads")) is not None:
+        return DONE, YES.encode() if reads(context["text"], name) else b""
     try:
         return DONE, template.render(**context).encode(errors="replace")
     except CannotRender as error:

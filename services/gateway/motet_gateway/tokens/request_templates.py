@@ -6,7 +6,8 @@ from contextlib import AsyncExitStack
 from weakref import WeakValueDictionary
 
 from motet.errors import Overloaded
-from motet_gateway.tokens.render_pool import RenderPool, TemplateText
+from motet_gateway.tokens.render_pool import RenderPool, TemplateText, asks_whether_it_reads
+from motet_gateway.tokens.render_process import YES
 
 MAX_WAITING = 64
 """Of each tenant, the one that is rendered included. Each may take a second, and waits with its body."""
@@ -39,6 +40,12 @@ class RequestTemplates:
             self._waiting[tenant] -= 1
             if not self._waiting[tenant]:
                 del self._waiting[tenant]
+
+    async def reads(self, tenant: str, template: TemplateText, variable: str) -> bool:
+        """Whether it reads the variable of this name. A process finds out: a stranger's text may take long to read."""
+        if variable not in template.text:
+            return False
+        return await self.render(tenant, template, asks_whether_it_reads(template, variable)) == YES
 
     async def close(self) -> None:
         running = list(self._running)
