@@ -1540,7 +1540,7 @@ class AdapterState(_message.Message):
     answers: _common_pb2.AdapterStage.ValueType
     """the stage that the order asked for; unset for news that nobody asked for"""
     order: _builtins.int
-    """that it answers; 0 for such news, and from runners of an earlier version"""
+    """that it answers; 0 for such news and from runners of an earlier version"""
     @_builtins.property
     def ref(self) -> _common_pb2.AdapterRef: ...
     @_builtins.property
