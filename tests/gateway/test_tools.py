@@ -223,7 +223,7 @@ async def test_a_template_that_takes_no_system_message_gets_tools_before_the_fir
             {"role": "tool", "tool_call_id": "1", "content": "Blue."},
             *says("And why?"),
         ]
-        for _ in range(2):  # it is asked once
+        for _ in range(2):  # the second time it is rendered on the event loop
             answer = await served.openai.chat.completions.create(model="tiny", messages=chat, tools=TOOLS)
             said = of(answer)[0] or ""
             assert said.startswith("<user>You can call these tools:\n")
@@ -296,6 +296,24 @@ def test_tools_stand_where_the_template_shows_them(roles: str, takes_system: boo
 
 def _paragraphs(text: str) -> list[str]:
     return [one for one in text.split("\n\n") if not one.startswith("To call one")]
+
+
+async def test_whether_a_template_takes_a_system_message_is_asked_with_the_variables_of_the_request() -> None:
+    """Mutations: without them; an answer is kept; the case of letters matters."""
+    template = (
+        "{{ day | upper }}{% for message in messages if message.role != 'system' or day.shown %}"
+        "<{{ message.role }}>{{ message.content | upper }}{% endfor %}"
+    )
+    async with fake_services(assets=model_assets(template=template)) as cluster, serve(cluster) as served:
+        cluster.scheduler.chat = scheduler_pb2.ChatFormats(tool="pythonic")
+        cluster.scheduler.publish()
+        await eventually(lambda: served.gateway.catalog.current.groups[0].chat.tool)
+        for shown in (False, True, False):
+            body = {"chat_template_kwargs": {"day": {"shown": shown}}}
+            answer = await served.openai.chat.completions.create(
+                model="tiny", messages=says("A."), tools=TOOLS, extra_body=body
+            )
+            assert ("<system>YOU CAN CALL" in (of(answer)[0] or "")) is shown
 
 
 @pytest.mark.parametrize(

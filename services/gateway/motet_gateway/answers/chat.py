@@ -34,7 +34,7 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
     form = known_format(tokenising.formats.tool)
     if form is not None and not await tokenising.renderer.shows_tools(template, tokenising.model):
         tools = offered.said if offered is not None else ()
-        takes_system = not tools or await tokenising.renderer.takes_system(template)
+        takes_system = not tools or await tokenising.renderer.takes_system(template, extra)
         messages = written_out(messages, tools, FORMATS[form], takes_system=takes_system)
     else:
         if offered is not None:

@@ -7,6 +7,8 @@ process (`request_templates`): to find out whether their work can be counted tak
 
 import asyncio
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import structlog
 
@@ -29,7 +31,7 @@ thousandth of it."""
 MAX_TEMPLATES = 64
 """How many compiled templates are kept. Beyond it the oldest is dropped."""
 SYSTEM_PROBE = "motet-probe"
-"""The text of a system message, to see whether a template shows it."""
+"""The text of a system message, to see whether a template shows it, in whatever case."""
 
 
 class ChatRenderer:
@@ -38,7 +40,6 @@ class ChatRenderer:
         self.metered: dict[bytes, MeteredTemplate | None] = {}
         """None for templates that are being compiled or must be rendered in a process."""
         self.compiling: set[asyncio.Task[None]] = set()
-        self._takes_system: dict[bytes, bool] = {}
         self._brought = RequestTemplates(processes)
 
     async def render(self, template: TemplateText, context: bytes) -> str:
@@ -61,19 +62,15 @@ class ChatRenderer:
             return model.shows_tools
         return await self._brought.reads(template.brought_by, template, "tools")
 
-    async def takes_system(self, template: TemplateText) -> bool:
-        """Whether a template shows a system message. Some refuse it; each is asked once."""
-        if (known := self._takes_system.get(template.digest)) is None:
-            said = [{"role": "system", "content": SYSTEM_PROBE}, {"role": "user", "content": "?"}]
-            probe = as_read(template.text, said)
-            try:
-                known = SYSTEM_PROBE in await self.render(template, encoded(probe))
-            except InvalidRequest:
-                known = False
-            if len(self._takes_system) >= MAX_TEMPLATES:
-                del self._takes_system[next(iter(self._takes_system))]
-            self._takes_system[template.digest] = known
-        return known
+    async def takes_system(self, template: TemplateText, extra: Mapping[str, Any] | None) -> bool:
+        """Whether a template shows a system message, with these variables; some refuse it. The answer is not kept: it
+        may be another one with the variables of another request."""
+        said = [{"role": "system", "content": SYSTEM_PROBE}, {"role": "user", "content": "?"}]
+        probe = as_read(template.text, said)
+        try:
+            return SYSTEM_PROBE in (await self.render(template, encoded(probe, extra=extra))).lower()
+        except InvalidRequest:
+            return False
 
     async def close(self) -> None:
         compiling = list(self.compiling)
