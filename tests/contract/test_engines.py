@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.domain import Digest, ParkMethod, RequestId, pages_for
-from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
+from motet.errors import TOO_FEW_PAGES, ContextLengthExceeded, Declined, InvalidRequest, MotetError
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterLoaded,
@@ -141,8 +141,9 @@ def test_an_impossible_request_is_refused_for_good(engine_of):
 def test_a_request_that_does_not_fit_now_is_declined_and_changes_nothing(engine_of):
     engine = engine_of(Size(pages=8))
     engine.add(ask("a", prompt=82, max_tokens=10))
-    with pytest.raises(Declined):
+    with pytest.raises(Declined) as declined:
         engine.add(ask("b", prompt=34, max_tokens=10))
+    assert declined.value.reason == TOO_FEW_PAGES
     assert set(book_of(engine)) == {"a"}
     assert engine.report().pages_promised == 6
     engine.add(ask("c", prompt=20, max_tokens=10))
@@ -152,8 +153,9 @@ def test_a_request_that_does_not_fit_now_is_declined_and_changes_nothing(engine_
 def test_the_same_or_a_lower_epoch_is_declined_and_the_running_one_continues(engine_of, epoch):
     engine = engine_of(Size())
     ran = run(engine, ask("a", epoch=3), steps=5)
-    with pytest.raises(Declined):
+    with pytest.raises(Declined) as declined:
         engine.add(ask("a", epoch=epoch))
+    assert declined.value.reason == "", "more free pages would not help"
     run(engine, ran=ran)
     assert len(ran.tokens["a"]) == 40
 
@@ -175,8 +177,9 @@ def test_new_sequences_leave_pages_for_parked_ones_unless_a_supervisor_decides(e
     run(engine, ask("a", prompt=60, max_tokens=30), steps=2)
     assert engine.park(R("a"), 1, 6, 6, ParkMethod.RECOMPUTE)
     engine.set_supervised(False)
-    with pytest.raises(Declined):
+    with pytest.raises(Declined) as declined:
         engine.add(ask("b", prompt=70, max_tokens=10))
+    assert declined.value.reason == TOO_FEW_PAGES
     engine.set_supervised(True)
     engine.add(ask("b", prompt=70, max_tokens=10))
 

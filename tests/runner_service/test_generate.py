@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from motet.api.v1 import common_pb2, runner_pb2, runner_pb2_grpc, scheduler_pb2
 from motet.domain import BASE, RequestId
-from motet.errors import Declined
+from motet.errors import TOO_FEW_PAGES, Declined
 from motet.prefix_hints import prefix_salt
 from motet.transport.over_grpc import is_healthy, open_channel
 from motet_gateway.estimator import longest
@@ -101,6 +101,7 @@ async def test_a_decline_of_the_engine_reaches_gateway_and_scheduler(folder):
         assert (declined.failure.code, declined.term) == ("declined", 3)
         (up,) = await until(lambda: scheduler.of("declined"))
         assert (up.request, up.epoch, up.failure.code) == ("a", 1, "declined")
+        assert up.failure.reason == TOO_FEW_PAGES
         assert [one.request for one in runner.service.accepted] == ["first"]
 
 

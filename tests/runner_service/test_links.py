@@ -405,6 +405,7 @@ async def test_a_request_whose_adapter_does_not_come_is_declined(folder):
         declined = await gateway.refusal("lost")
         assert declined.failure.code == "declined"
         assert "did not arrive" in declined.failure.message
+        assert declined.failure.reason == "", "more free pages would not help"
         assert len(runner.service.accepted) == 0
 
 

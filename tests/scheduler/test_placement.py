@@ -5,6 +5,7 @@ from itertools import count
 import pytest
 
 from motet.domain import BASE, Digest, InstanceName, RequestId
+from motet.errors import TOO_FEW_PAGES
 from motet.runner_info import Failure, RequestClass, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.placement import LOOKED_AT_ONCE, PLACED_AT_ONCE
@@ -818,7 +819,7 @@ def test_who_is_declined_again_and_again_by_a_full_runner_gets_a_place_there(run
                 room[placed.instance] -= 10
                 running.append((placed.request, placed.instance))
             elif room[placed.instance] < 60:
-                failure = Failure("declined", "no room after all")
+                failure = Failure("declined", "no room after all", reason=TOO_FEW_PAGES)
                 carry_out(driver.send(events.RunnerDeclined(placed.instance, placed.request, placed.epoch, failure)))
                 carry_out(driver.lose("large", placed.epoch))
             else:
@@ -841,6 +842,28 @@ def test_who_is_declined_again_and_again_by_a_full_runner_gets_a_place_there(run
         carry_out(driver.effects)
     driver.enqueue("large", tenant="large", **pages(40))
     assert any(later(0.1) for _ in range(400))
+
+
+@pytest.mark.parametrize(("reason", "needed"), [(TOO_FEW_PAGES, 45), ("", 15)])
+def test_only_who_was_declined_for_lack_of_room_is_tried_with_more_free_pages(reason, needed):
+    """An adapter may be fetched for minutes: its request would empty a runner for nothing."""
+    driver = ready(avoid_after_decline=1.0, max_avoid=1.0)
+    driver.attach()
+    driver.enqueue("a", **pages(15))
+    for epoch in (1, 2):
+        failure = Failure("declined", "a reason", reason=reason)
+        driver.send(events.RunnerDeclined(InstanceName("r0"), RequestId("a"), epoch, failure))
+        driver.lose("a", epoch)
+        if epoch == 1:
+            driver.wait(1.1)
+            assert driver.where("a") == "r0"
+    driver.enqueue("others", tenant="b", **pages(100 - needed + 1))
+    driver.wait(1.1)
+    assert driver.where("a") == ""
+    driver.finish("others")
+    driver.enqueue("fewer", tenant="b", **pages(100 - needed))
+    driver.wait(1.1)
+    assert driver.where("a") == "r0"
 
 
 def test_an_untried_overdue_request_gets_its_reservation_before_the_runner_takes_another():

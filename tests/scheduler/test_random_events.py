@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from motet.domain import BASE, InstanceName, RequestId
+from motet.errors import TOO_FEW_PAGES
 from motet.runner_info import Failure, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.queue import Queue
@@ -285,7 +286,7 @@ class RandomEvents(RuleBasedStateMachine):
         place = self.placed[name]
         self.runner_requests[place.instance].pop(name, None)
         if place.instance in self.attached:
-            failure = Failure("declined", "a random decline")
+            failure = Failure("declined", "a random decline", reason=data.draw(st.sampled_from(["", TOO_FEW_PAGES])))
             self.send(events.RunnerDeclined(place.instance, RequestId(name), place.epoch, failure))
         if name not in self.placed:
             return

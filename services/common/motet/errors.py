@@ -77,8 +77,8 @@ class MotetError(Exception):
         self.message = message
         self.param = param
         self.reason = reason
-        """For an adapter's error: the reason of the condition in its status, such as RankTooLarge. Empty: see the
-        code."""
+        """For an adapter's error: the reason of the condition in its status, such as RankTooLarge. Of a decline:
+        TOO_FEW_PAGES, or empty. Empty: see the code."""
         self.retry_after = self.mapping.retry_after if retry_after is None else retry_after
         self.headers: Mapping[str, str] = {}
         """That an HTTP client gets with it."""
@@ -235,6 +235,10 @@ class AdapterFetchFailed(AdapterError):
     public_message = "The adapter's files could not be fetched"
 
 
+TOO_FEW_PAGES = "TooFewPages"
+"""The reason of a decline that more free pages would have prevented. The scheduler tries such a request with more."""
+
+
 class Declined(MotetError):
     """A runner did not take the request. The scheduler places it again, so clients hardly ever see this."""
 
@@ -326,7 +330,7 @@ TABLE: dict[str, type[MotetError]] = _classes_by_code(MotetError) | {Internal.ma
 
 
 def reason_of(failure: common_pb2.Failure) -> str:
-    """The condition's reason that a peer reported; empty, as if it had said none, if no condition may have it."""
+    """The reason that a peer reported; empty, as if it had said none, if no condition may have it."""
     return failure.reason if _REASON.fullmatch(failure.reason) else ""
 
 

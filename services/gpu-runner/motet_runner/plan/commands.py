@@ -2,7 +2,7 @@
 is planned with it."""
 
 from motet.domain import Digest, ParkMethod, RequestId
-from motet.errors import Declined, InvalidRequest
+from motet.errors import TOO_FEW_PAGES, Declined, InvalidRequest
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import AdapterFailed, NewSequence, State
 from motet_runner.plan.admission import admitted, too_long_beside_adapter
@@ -126,13 +126,14 @@ class Commands:
         parked = [] if self.supervised else self._sequences.parked()
         if parked:
             # They come back once enough pages are free. Others could take these again and again.
-            raise Declined(f"{len(parked)} parked requests come back first; try another runner or wait.")
+            why_not = f"{len(parked)} parked requests come back first"
+            raise Declined(f"{why_not}; try another runner or wait.", reason=TOO_FEW_PAGES)
         # The sequence holds its shared pages from now on: only then are they charged once.
         self._memory.share_cached(sequence, new.promise)
         ledger, in_use = self._memory.ledger, self._adapters.pages_in_use(new.adapter)
         why_not = ledger.why_not(sequence, new.promise, pages_of_adapters=in_use)
         if why_not:
-            raise Declined(f"{why_not}; try another runner or wait.")
+            raise Declined(f"{why_not}; try another runner or wait.", reason=TOO_FEW_PAGES)
         ledger.promise(new.request, new.promise)
 
     def _too_long(self, new: NewSequence) -> InvalidRequest | None:

@@ -57,8 +57,8 @@ class Requirement:
     room: int
     """Free pages with which it is tried: those of its promise, and as many more for each time that a runner had too
     little room after all. Who knows why: at last it is tried on an empty one."""
-    declined: int
-    """How often runners had declined it."""
+    room_lacked: int
+    """The request's, when this was found."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -116,8 +116,8 @@ class Request:
     avoid: dict[str, float] = field(default_factory=dict)
     """Runners to avoid, and until when."""
     declines: int = 0
-    declined_times: int = 0
-    """How often runners themselves said that they decline it, since it last got a token."""
+    room_lacked: int = 0
+    """How often runners declined it for lack of room, since it last got a token."""
     declined_epoch: int = 0
     """Of the placement that was declined last."""
     final_failure: object | None = None
@@ -208,11 +208,11 @@ class Request:
             or need.capacity is not capacity
             or need.delivered != self.delivered
             or need.adapter_pages != adapter_pages
-            or need.declined != self.declined_times
+            or need.room_lacked != self.room_lacked
         ):
             promise = self.promise_on(capacity, config, adapter_pages)
             never = self._never_fits(capacity, adapter_pages)
-            room, times = promise.pages, self.declined_times
+            room, times = promise.pages, self.room_lacked
             if times:
                 room = max(room, min(room * (1 + times), capacity.pages - adapter_pages))
             need = self.need = Requirement(capacity, self.delivered, adapter_pages, never, promise, room, times)

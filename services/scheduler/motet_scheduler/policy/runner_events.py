@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import inf
 
 from motet.domain import Digest, InstanceName
-from motet.errors import TABLE, AdapterError, Declined, InvalidRequest, StructuredOutputUnavailable
+from motet.errors import TABLE, TOO_FEW_PAGES, AdapterError, InvalidRequest, StructuredOutputUnavailable
 from motet.runner_info import Capacity, Failure, RunnerRequest, SequenceState, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
@@ -144,8 +144,8 @@ class RunnerEvents:
         self._state.note_event(request.id, Happening.DECLINED, event.instance, event.failure.message)
         self._lifecycle.avoid(request, event.instance)
         request.declined_epoch = event.epoch
-        if event.failure.code == Declined.mapping.code:
-            request.declined_times += 1
+        if event.failure.reason == TOO_FEW_PAGES:
+            request.room_lacked += 1
         if nowhere or _is_final(event.failure):
             request.final_failure = event.failure
         if request.placement is not None:

@@ -349,7 +349,9 @@ class Failure(_message.Message):
     retry_after_seconds: _builtins.float
     """0: trying again will not help"""
     reason: _builtins.str
-    """of an adapter: the condition's reason in its status (RankTooLarge); may be empty"""
+    """Of an adapter: the condition's reason in its status (RankTooLarge). Of a decline: TooFewPages, if more free pages
+    would have prevented it. May be empty.
+    """
     def __init__(
         self,
         *,
