@@ -866,6 +866,29 @@ def test_only_who_was_declined_for_lack_of_room_is_tried_with_more_free_pages(re
     assert driver.where("a") == "r0"
 
 
+@pytest.mark.parametrize("first", ["the runner", "the gateway"])
+def test_a_decline_counts_once_and_at_once_whoever_is_heard_first(first):
+    driver = ready(avoid_after_decline=1.0, max_avoid=1.0)
+    driver.attach()
+    driver.enqueue("a", **pages(15))
+    failure = Failure("declined", "no room after all", reason=TOO_FEW_PAGES)
+
+    def decline():
+        driver.send(events.RunnerDeclined(InstanceName("r0"), RequestId("a"), 1, failure))
+
+    tell = [decline, lambda: driver.lose("a", 1)]
+    for one in tell if first == "the runner" else tell[::-1]:
+        one()
+    request = driver.scheduler.requests[RequestId("a")]
+    assert [pages for pages, _ in request.page_needs.values()] == [30], "it is looked at where fewer are free"
+    avoids = dict(request.avoid)
+    decline()
+    assert (request.room_lacked, request.declines, request.avoid) == (1, 2, avoids)
+    driver.enqueue("others", tenant="b", **pages(70))
+    driver.wait(1.1)
+    assert driver.where("a") == "r0"
+
+
 def test_an_untried_overdue_request_gets_its_reservation_before_the_runner_takes_another():
     """It was behind a request of its tenant, and is tried for the first time when that is cancelled."""
     driver = ready(max_passed_over=1)

@@ -135,7 +135,7 @@ class RunnerEvents:
             return
         here = request.runs_on(runner.identity, event.epoch)
         # Its gateway, which is told too, may have said before that it lost this placement.
-        if not (here or request.has_left(runner.identity, event.epoch)):
+        if not (here or request.has_left(runner.identity, event.epoch)) or event.epoch == request.declined_epoch:
             return
         never_here = event.failure.code == StructuredOutputUnavailable.mapping.code
         nowhere = never_here and self._lifecycle.avoid_for_good(request, event.instance)
@@ -156,6 +156,7 @@ class RunnerEvents:
             self._lifecycle.refuse(request, event.failure)
         else:
             self._lifecycle.go_on_waiting(request)
+            self._state.queue(request.group).try_again([request])  # it may need more pages than it was filed with
 
     def sequences_ended(self, event: events.SequencesEnded) -> None:
         runner = self._state.current(event.instance, event.incarnation)
