@@ -4,6 +4,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,13 @@ def with_grammar(request, text="a", epoch=1):
     return replace(command, sequence=replace(command.sequence, grammar=grammar, epoch=epoch))
 
 
+def eventually(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def turns_until(loop, arrived):
     for _ in range(2000):
         batch = loop.turn()
@@ -275,6 +283,48 @@ def test_a_tenant_that_comes_while_another_ones_grammar_is_compiled_waits_for_th
     for _ in range(4):
         assert begins.acquire(timeout=20)
     assert begun == ["a", "x", "b", "c", "d"]
+
+
+def test_what_is_cancelled_after_it_was_compiled_is_not_kept():
+    engine, masks = GrammarEngine(), weakref.WeakSet()
+
+    def mask_of(_sequence):
+        masks.add(mask := AnyToken())
+        return mask
+
+    loop = EngineLoop(engine, clock=monotonic, grammars=CompileThread(mask_of))
+    loop.apply([with_grammar("a"), with_grammar("b")])
+    eventually(lambda: len(masks) == 2)
+    loop.apply([Cancel(name, 1, 1, time.monotonic()) for name in ("a", "b")])
+
+    def none_left():
+        loop.turn()
+        return not masks
+
+    eventually(none_left)
+    assert loop.command_wait_seconds() is None
+
+
+def test_a_grammar_that_is_cancelled_before_its_turn_takes_none():
+    begun, begins, may_end = [], threading.Semaphore(0), threading.Event()
+
+    def mask_of(sequence):
+        begun.append(sequence.request)
+        begins.release()
+        assert may_end.wait(20)
+        return AnyToken()
+
+    grammars = CompileThread(mask_of)
+    for name, tenant in (("a", "busy"), ("b", "busy"), ("x", "other"), ("y", "other"), ("gone", "gone")):
+        grammars.begin(of_tenant(with_grammar(name), tenant))
+    assert begins.acquire(timeout=20)
+    grammars.forget("x")
+    grammars.forget("gone")
+    grammars.begin(of_tenant(with_grammar("z"), "third"))
+    may_end.set()
+    for _ in range(3):
+        assert begins.acquire(timeout=20)
+    assert begun == ["a", "y", "z", "b"]
 
 
 def test_a_turn_does_not_look_at_each_request_that_waits_for_its_grammar():

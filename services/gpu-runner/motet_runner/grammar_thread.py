@@ -1,6 +1,6 @@
 """Makes the masks of new requests beside the engine's thread: only the request waits while its grammar is compiled. The
 gateway has tried it, so that none takes long. Tenants take turns: the first grammar of one waits for at most one of
-each other tenant, and the one that is being compiled is one of these."""
+each other tenant, and the one that is being compiled is one of these. What is not wanted any more takes no turn."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -30,7 +30,12 @@ class CompileThread:
         """What `done` has not returned: each turn of the engine looks at these alone, not at all that wait."""
 
     def __len__(self) -> int:
+        """How many wait."""
         return len(self._waiting)
+
+    def __bool__(self) -> bool:
+        """Whether to look at `done`: also where nobody waits any more, or it would keep what was compiled for them."""
+        return bool(self._waiting or self._done)
 
     def begin(self, command: Add) -> None:
         self._waiting[command.sequence.request] = command
@@ -56,15 +61,27 @@ class CompileThread:
     def _compile_next(self) -> None:
         """Once for each that has begun."""
         with self._lock:
-            tenant, own = next(iter(self._turns.items()))
-            command = own.popleft()
-        if self._is_wanted(command):
-            self._done.append((command, self._compiled(command.sequence)))
+            command = self._next_wanted()
+        if command is None:
+            return
+        self._done.append((command, self._compiled(command.sequence)))
+        tenant = command.sequence.tenant
         with self._lock:  # not before: those who came meanwhile go before its next one
-            if own:
+            if self._turns[tenant]:
                 self._turns.move_to_end(tenant)
             else:
                 del self._turns[tenant]
+
+    def _next_wanted(self) -> Add | None:
+        """Of the first tenant that has one. None: all that have begun are done or forgotten."""
+        while self._turns:
+            tenant, own = next(iter(self._turns.items()))
+            while own:
+                command = own.popleft()
+                if self._is_wanted(command):
+                    return command
+            del self._turns[tenant]
+        return None
 
     def _compiled(self, sequence: NewSequence) -> RowMask | MotetError:
         try:
