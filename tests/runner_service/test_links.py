@@ -455,6 +455,36 @@ async def test_an_evicted_adapter_is_told_by_itself(folder):
         assert (last.stage, last.order) == (common_pb2.ADAPTER_STAGE_CERTIFIED, 0)
 
 
+@pytest.mark.parametrize("what", ["no name", "no folder"])
+async def test_a_report_says_where_an_evicted_adapter_is_if_nothing_else_does(folder, what):
+    """All manifests of the adapter are gone, or the disk cache has evicted it, and a request has it looked for."""
+    address, _ = places(folder)
+    sources = [write_adapter(folder / name, seed=number).as_uri() for number, name in enumerate(("a0", "a1"))]
+    engine = functools.partial(FakeEngine, adapter_slots=1)
+    async with (
+        scheduler_at(address) as scheduler,
+        in_process_runner(folder, scheduler=address, engine=engine, report_seconds=20_000) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await until(lambda: scheduler.of("hello"))
+        scheduler.ensure("a0", sources[0], DEVICE)
+        digest = (await scheduler.adapter("a0", stage=DEVICE)).digest
+        life = runner.service.loaded.adapters.get(digest)
+        if what == "no name":
+            ref = common_pb2.AdapterRef(namespace="default", name="a0", generation=1)
+            scheduler.send(scheduler_pb2.AttachDown(drop=scheduler_pb2.DropAdapter(term=1, adapter=ref)))
+            await until(lambda: not life.refs)
+        else:
+            life.waiters[0], life.held = "", None
+        reports = len(scheduler.of("report"))
+        scheduler.ensure("a1", sources[1])
+        await gateway.submit("x", adapter=(await scheduler.adapter("a1")).digest)
+        await gateway.finished("x")
+        await until(lambda: len(scheduler.of("report")) > reports)
+        tiers = {one.digest: one.tier for one in scheduler.of("report")[-1].resident}
+        assert tiers.get(digest) == (common_pb2.MEMORY_TIER_DISK if what == "no name" else None)
+
+
 async def test_a_dropped_adapter_is_forgotten_after_its_last_request(folder):
     address, _ = places(folder)
     source = write_adapter(folder / "a0").as_uri()

@@ -221,12 +221,11 @@ class LoadedRunner:
             case OrderRefused():
                 self.supervisor.refused(event)
             case AdapterLoaded():
-                if (one := self.adapters.on_loaded(event)) is not None:
-                    self.scheduler.adapter_changed(one)
+                if (one := self.adapters.on_loaded(event)) is not None and not self.scheduler.adapter_changed(one):
+                    self._engine.post(ReportNow())
             case AdapterEvicted():
-                if (one := self.adapters.on_evicted(event)) is not None and not one.drop_when_idle:
-                    self.scheduler.adapter_changed(one)
-                else:
+                one = self.adapters.on_evicted(event)
+                if one is None or one.drop_when_idle or not self.scheduler.adapter_changed(one):
                     self._engine.post(ReportNow())  # only a report tells that it is gone altogether
             case AdapterFailed():
                 log.warning("adapter_load_failed", adapter=event.digest, reason=event.error.message)

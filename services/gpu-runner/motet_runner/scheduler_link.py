@@ -128,14 +128,15 @@ class SchedulerLink:
         left = max(0.0, self._drain_ends - self._clock())
         return scheduler_pb2.AttachUp(draining=scheduler_pb2.RunnerDraining(deadline_seconds=left))
 
-    def adapter_changed(self, adapter: AdapterLife, error: MotetError | None = None) -> None:
+    def adapter_changed(self, adapter: AdapterLife, error: MotetError | None = None) -> bool:
         """The engine has loaded the adapter, has evicted it, or cannot load it: report that under each of the adapter's
-        names."""
+        names → whether the scheduler learns where it is now. Not if it has no name any more, or no checked files."""
         for ref in adapter.refs.values():
             state = state_of(ref, adapter)
             if error is not None:
                 state.failure.CopyFrom(error.to_proto())
             self.report_adapter(state)
+        return bool(adapter.refs) and (adapter.on_device or adapter.checked is not None)
 
     def _greet(self) -> Iterable[scheduler_pb2.AttachUp]:
         report = self._last_report()
