@@ -150,8 +150,9 @@ class WatchedRunner:
     def pages_unused(self) -> int:
         """Pages that can be had now; fewer than the ledger has free where more is promised than there is.
 
-        Two numbers, each perhaps too small: the last report does not know what has been freed since, and here a page
-        that requests share counts once for each of them."""
+        The larger of two numbers: the last report does not know what has been freed since, and here a page that
+        requests share counts once for each of them. Neither knows what running requests have taken since that report:
+        where more is promised than there is, a resume may be ordered that the runner refuses."""
         unused = self.ledger.capacity - sum(one.entry.pages_used for one in self.sequences.values())
         return unused if self.pages_free is None else max(unused, self.pages_free)
 
