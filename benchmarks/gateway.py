@@ -21,7 +21,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httptools
@@ -127,6 +126,26 @@ async def child(*arguments: str, **environment: str) -> AsyncIterator[asyncio.su
     finally:
         process.terminate()
         await process.communicate()
+
+
+@asynccontextmanager
+async def fake_services() -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, str]]]:
+    """The process of the services that a gateway asks, and their addresses as settings of a gateway."""
+    async with child("benchmarks.gateway", "--cluster") as cluster:
+        assert cluster.stdout is not None
+        addresses = json.loads(await cluster.stdout.readline())
+        yield cluster, {f"MOTET_{name.upper()}_ADDRESS": addresses[name] for name in ("scheduler", "predictor")}
+
+
+@asynccontextmanager
+async def ready_gateway(**environment: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """The process and the port of a gateway that answers."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="motet-") as folder:
+        own = {"MOTET_DATA_DIR": folder, "MOTET_GATEWAY_PORT": str(port)}
+        async with child("motet_gateway", **environment, **own) as process:
+            await until_ready(port)
+            yield process, port
 
 
 def free_port() -> int:
@@ -396,22 +415,11 @@ async def measure_text(pairs: int) -> list[Result]:
 
 async def measure(requests: int, pairs: int) -> list[Result]:
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="motet-")))
-        cluster = await stack.enter_async_context(child("benchmarks.gateway", "--cluster"))
-        assert cluster.stdout is not None
-        addresses = json.loads(await cluster.stdout.readline())
-        port, echo_port = free_port(), free_port()
-        gateway = await stack.enter_async_context(
-            child(
-                "motet_gateway",
-                MOTET_DATA_DIR=str(folder),
-                MOTET_GATEWAY_PORT=str(port),
-                MOTET_SCHEDULER_ADDRESS=addresses["scheduler"],
-                MOTET_PREDICTOR_ADDRESS=addresses["predictor"],
-            )
-        )
+        cluster, addresses = await stack.enter_async_context(fake_services())
+        gateway, port = await stack.enter_async_context(ready_gateway(**addresses))
+        echo_port = free_port()
         echo = await stack.enter_async_context(child("benchmarks.gateway", "--echo", str(echo_port)))
-        await asyncio.gather(until_ready(port), until_ready(echo_port))
+        await until_ready(echo_port)
         processes = [psutil.Process(process.pid) for process in (gateway, echo, cluster)]
         whole = await stack.enter_async_context(connections(port, BODY))
         streamed = await stack.enter_async_context(connections(port, BODY | {"stream": True}))

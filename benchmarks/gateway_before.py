@@ -10,7 +10,6 @@ The commit's tree lies beside this one's only while this runs.
 """
 
 import argparse
-import json
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -25,11 +24,10 @@ from benchmarks.gateway import (
     CONNECTIONS,
     BenchConnection,
     CpuPerRequest,
-    child,
     connections,
-    free_port,
+    fake_services,
+    ready_gateway,
     saturate,
-    until_ready,
 )
 from benchmarks.harness import Result, alternate, arguments, report, skip
 
@@ -62,19 +60,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 async def gateway(addresses: dict[str, str], stack: AsyncExitStack, environment: dict[str, str]) -> Measured:
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="motet-"))
-    port = free_port()
-    process = await stack.enter_async_context(
-        child(
-            "motet_gateway",
-            **environment,
-            MOTET_DATA_DIR=folder,
-            MOTET_GATEWAY_PORT=str(port),
-            MOTET_SCHEDULER_ADDRESS=addresses["scheduler"],
-            MOTET_PREDICTOR_ADDRESS=addresses["predictor"],
-        )
-    )
-    await until_ready(port)
+    process, port = await stack.enter_async_context(ready_gateway(**environment, **addresses))
     measured = Measured(psutil.Process(process.pid), port)
     await measured.open(BODIES, stack)
     return measured
@@ -84,9 +70,7 @@ async def measure(commit: str, requests: int, pairs: int) -> list[Result]:
     async with AsyncExitStack() as stack:
         tree = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="motet-before-")))
         environment = environment_of(commit, tree)
-        cluster = await stack.enter_async_context(child("benchmarks.gateway", "--cluster"))
-        assert cluster.stdout is not None
-        addresses = json.loads(await cluster.stdout.readline())
+        cluster, addresses = await stack.enter_async_context(fake_services())
         now, before = [await gateway(addresses, stack, of) for of in ({}, environment)]
         own = [now.process, before.process, psutil.Process(cluster.pid)]
         results = []

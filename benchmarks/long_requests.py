@@ -9,7 +9,6 @@ gateway is the real process; fake services answer at once.
 
 import asyncio
 import json
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -18,7 +17,7 @@ from typing import Any
 import psutil
 import uvloop
 
-from benchmarks.gateway import BODY, BenchConnection, child, free_port, paced, until_ready
+from benchmarks.gateway import BODY, BenchConnection, fake_services, paced, ready_gateway
 from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report
 
 PROMPT_BYTES, SCHEMA_BYTES = 220_000, 100_000
@@ -77,21 +76,8 @@ class Short:
 
 async def measure(seconds: float, pairs: int) -> list[Result]:
     async with AsyncExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="motet-"))
-        cluster = await stack.enter_async_context(child("benchmarks.gateway", "--cluster"))
-        assert cluster.stdout is not None
-        addresses = json.loads(await cluster.stdout.readline())
-        port = free_port()
-        gateway = await stack.enter_async_context(
-            child(
-                "motet_gateway",
-                MOTET_DATA_DIR=folder,
-                MOTET_GATEWAY_PORT=str(port),
-                MOTET_SCHEDULER_ADDRESS=addresses["scheduler"],
-                MOTET_PREDICTOR_ADDRESS=addresses["predictor"],
-            )
-        )
-        await until_ready(port)
+        cluster, addresses = await stack.enter_async_context(fake_services())
+        gateway, port = await stack.enter_async_context(ready_gateway(**addresses))
         beside: Measure = Short(port, seconds, beside_long=True)
         alone: Measure = Short(port, seconds, beside_long=False)
         await beside()  # warm: the processes that try grammars start
