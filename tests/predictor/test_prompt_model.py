@@ -120,14 +120,6 @@ def test_calibration_reads_a_quantile_further_up_where_answers_were_longer_than_
     assert 0.7 < after[0] < 0.8
 
 
-def test_many_answers_are_promised_no_margin_for_what_is_unseen() -> None:
-    even, quantile, calibration = np.arange(4000) * 0.618034 % 1, np.array([0.9]), Calibration()
-    assert calibration.positions(quantile) == pytest.approx(0.945, abs=0.001)
-    for position in even:
-        calibration.observe(position, position)
-    assert calibration.positions(quantile) == pytest.approx(0.9, abs=0.0003)
-
-
 def test_where_the_newest_answers_are_too_long_too_often_more_is_promised_until_they_are_not() -> None:
     """A fifth of them exceed the quantile that a tenth should: too few for a change of lengths."""
     even, quantile, calibration = np.arange(2000) * 0.618034 % 1, np.array([0.9]), Calibration()

@@ -16,8 +16,7 @@ BINS = 64
 PRIOR_ANSWERS = 20.0
 """How many answers the even prior counts for. With 5, q95 varies too much in a new adapter."""
 UNSEEN_ANSWERS = 1.0
-"""This number counts as beyond all others before the first answer: few answers must not promise more than they can. It
-falls with the root of the weight, as the error of a share does."""
+"""The next answer counts as if it were beyond all others: so few answers do not promise more than they can."""
 HALF_LIFE = 2048
 """Longer than that of the statistics: a quantile of the tail needs many answers."""
 NEWEST_HALF_LIFE = 24
@@ -25,7 +24,7 @@ NEWEST_STRENGTH = 20.0
 """How many answers the earlier ones count for beside the newest."""
 WATCHED = 0.9
 """The quantile that answers should not exceed too often."""
-MAX_TOO_LONG = 1.25
+MAX_TOO_LONG = 1.5
 """By how many more than expected the newest answers may exceed it."""
 _EDGES = np.linspace(0.0, 1.0, BINS + 1)
 _DECAY = 2.0 ** (-1 / HALF_LIFE)
@@ -75,6 +74,5 @@ class Calibration:
 
 
 def _read(below: np.ndarray, quantiles: float | np.ndarray) -> np.ndarray:
-    unseen = UNSEEN_ANSWERS * (PRIOR_ANSWERS / below[-1]) ** 0.5
-    positions: np.ndarray = np.interp(quantiles * (below[-1] + unseen), below, _EDGES)
+    positions: np.ndarray = np.interp(quantiles * (below[-1] + UNSEEN_ANSWERS), below, _EDGES)
     return positions
