@@ -502,7 +502,7 @@ async def test_a_client_that_leaves_frees_its_request(served: Served) -> None:
         async for _ in stream.text_stream:
             break
     await eventually(lambda: served.gateway.dispatcher.live == 0)
-    assert served.cluster.runners[0].cancels
+    await eventually(lambda: served.cluster.runners[0].cancels)  # on its way when the gateway has let go
 
 
 def test_a_text_of_a_million_pieces_is_joined_once() -> None:
