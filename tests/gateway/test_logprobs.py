@@ -16,7 +16,7 @@ from motet.reasoning.formats import ExpectedReasoning
 from motet.reasoning.splitter import ReasoningSplitter
 from motet_gateway.answers.choice import MAX_WAITING, ChoiceText
 from motet_gateway.answers.logprobs import ChatLogprobs, CompletionLogprobs
-from motet_gateway.answers.parts import scores, texts
+from motet_gateway.answers.parts import Scores, scores, texts
 from motet_gateway.generation import EndReason
 from motet_gateway.tokens.detokenizer import detokenizer
 from motet_gateway.tokens.text_model import ModelTokenizer
@@ -145,6 +145,35 @@ def test_all_that_is_held_is_released_if_it_is_taken_in_parts() -> None:
     assert len(orjson.loads(b"[%b]" % joined["content"])) == 20
     writer.release(joined)
     assert sum(held) == 0
+
+
+def test_a_token_with_a_part_of_a_texts_first_character_is_the_texts() -> None:
+    """It ends the reasoning and writes no whole character of the text; the next one does."""
+    words = ["so", "</think>\u00c3", "\u00a9", "."]  # as byte-level vocabularies spell the two bytes of an e acute
+    tokenizer = Tokenizer(models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    text, nothing = ModelTokenizer(tokenizer, None, 400, 512), lambda *_: None
+    choice = ChoiceText(
+        0,
+        detokenizer(text.token_bytes),
+        None,
+        hidden_ids=frozenset(),
+        min_tokens=0,
+        logprobs=ChatLogprobs(text.token_bytes, 0),
+        splitter=ReasoningSplitter(ExpectedReasoning("<think>", "</think>", begun=True)),
+        on_placed=nothing,
+        changed=nothing,
+        stop_here=nothing,
+        score=nothing,
+    )
+    for token in range(len(words)):
+        choice.deliver([token], [runner_pb2.TokenLogprobs(logprob=-1)])
+    choice.end(EndReason.STOP)
+    parts = choice.take()
+    assert "".join(texts(parts)) == "\u00e9."
+    of_text = [part.columns["content"] for part in parts if isinstance(part, Scores) and part.of_text]
+    of_others = [part.columns["content"] for part in parts if isinstance(part, Scores) and not part.of_text]
+    assert [len(orjson.loads(b"[%b]" % b",".join(some))) for some in (of_others, of_text)] == [1, 3]
 
 
 def test_scores_that_wait_for_what_their_tokens_are_take_little_more_than_is_counted() -> None:
