@@ -101,8 +101,8 @@ class Runner:
         self.parked: dict[RequestId, ParkedRequest] = {}
         self.orphaned: dict[PlacementKey, float] = {}
         """Requests, running or parked, that only reports of this runner say it has, and since which report."""
-        self.resident: Mapping[Digest, Tier] = {}
-        """The adapters that it holds, as last reported."""
+        self.resident: dict[Digest, Tier] = {}
+        """The adapters that it holds, as it has told last."""
         self.adapters: set[Digest] = set()
         """Adapters that it has or will have soon: on its device, used by its requests, or being loaded."""
         self._adapter_moved = adapter_moved
@@ -280,7 +280,7 @@ class Runner:
 
     def note_resident(self, resident: Mapping[Digest, Tier]) -> list[tuple[Digest, Tier | None]]:
         """Replace the adapters that it holds. Returns those that have changed, and where they are now."""
-        before, self.resident = self.resident, resident
+        before, self.resident = self.resident, dict(resident)  # its own: `note_tier` changes it
         for digest in self._awaited & resident.keys():
             if resident[digest] is Tier.DEVICE:
                 self._load_came(digest)
@@ -298,7 +298,7 @@ class Runner:
         """One adapter is at this tier now. False if it was there before."""
         if self.resident.get(digest) is tier:
             return False
-        self.resident = {**self.resident, digest: tier}
+        self.resident[digest] = tier
         if tier is Tier.DEVICE and digest in self._awaited:
             self._load_came(digest)
         self._note_adapter(digest)
