@@ -125,7 +125,10 @@ class Shape:
 
 
 def shape_of(content: bytes) -> Shape:
-    plain = _without_quotes_in_strings(content)
+    return _shape_of_plain(_without_quotes_in_strings(content))
+
+
+def _shape_of_plain(plain: bytes) -> Shape:
     strings = plain.count(b'"') // 2
     plain = _STRING.sub(b"", plain)  # the commas and braces may be part of a text
     return Shape(strings, _containers(plain), plain.count(b","))
@@ -139,7 +142,7 @@ def check_shape(content: bytes) -> None:
     plain = _without_quotes_in_strings(content)
     if plain.count(b'"') > 2 * MAX_STRINGS:
         raise _too_much(f"{MAX_STRINGS} strings", _field_of_string(plain, MAX_STRINGS))
-    if not _sparse(plain) and (what := shape_of(content).too_much):
+    if not _sparse(plain) and (what := _shape_of_plain(plain).too_much):
         raise _too_much(what)
 
 
