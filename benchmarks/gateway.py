@@ -129,7 +129,7 @@ async def child(*arguments: str, **environment: str) -> AsyncIterator[asyncio.su
 
 
 @asynccontextmanager
-async def fake_services() -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, str]]]:
+async def services_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, str]]]:
     """The process of the services that a gateway asks, and their addresses as settings of a gateway."""
     async with child("benchmarks.gateway", "--cluster") as cluster:
         assert cluster.stdout is not None
@@ -415,7 +415,7 @@ async def measure_text(pairs: int) -> list[Result]:
 
 async def measure(requests: int, pairs: int) -> list[Result]:
     async with AsyncExitStack() as stack:
-        cluster, addresses = await stack.enter_async_context(fake_services())
+        cluster, addresses = await stack.enter_async_context(services_process())
         gateway, port = await stack.enter_async_context(ready_gateway(**addresses))
         echo_port = free_port()
         echo = await stack.enter_async_context(child("benchmarks.gateway", "--echo", str(echo_port)))

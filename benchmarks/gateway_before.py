@@ -25,9 +25,9 @@ from benchmarks.gateway import (
     BenchConnection,
     CpuPerRequest,
     connections,
-    fake_services,
     ready_gateway,
     saturate,
+    services_process,
 )
 from benchmarks.harness import Result, alternate, arguments, report, skip
 
@@ -70,7 +70,7 @@ async def measure(commit: str, requests: int, pairs: int) -> list[Result]:
     async with AsyncExitStack() as stack:
         tree = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="motet-before-")))
         environment = environment_of(commit, tree)
-        cluster, addresses = await stack.enter_async_context(fake_services())
+        cluster, addresses = await stack.enter_async_context(services_process())
         now, before = [await gateway(addresses, stack, of) for of in ({}, environment)]
         own = [now.process, before.process, psutil.Process(cluster.pid)]
         results = []

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import uvloop
 
-from benchmarks.gateway import BODY, BenchConnection, fake_services, paced, ready_gateway
+from benchmarks.gateway import BODY, BenchConnection, paced, ready_gateway, services_process
 from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report
 
 PROMPT_BYTES, SCHEMA_BYTES = 220_000, 100_000
@@ -76,7 +76,7 @@ class Short:
 
 async def measure(seconds: float, pairs: int) -> list[Result]:
     async with AsyncExitStack() as stack:
-        cluster, addresses = await stack.enter_async_context(fake_services())
+        cluster, addresses = await stack.enter_async_context(services_process())
         gateway, port = await stack.enter_async_context(ready_gateway(**addresses))
         beside: Measure = Short(port, seconds, beside_long=True)
         alone: Measure = Short(port, seconds, beside_long=False)
