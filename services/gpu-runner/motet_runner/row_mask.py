@@ -1,5 +1,5 @@
-"""What the next token of a row may be. Another thread works that out when it is needed, because it may take a while. No
-torch."""
+"""What the next token of a row may be: worked out when it is needed, and beside the engine's thread if it may take a
+while (`mask_threads`). No torch."""
 
 import time
 from typing import Protocol
@@ -45,7 +45,7 @@ class RowMask:
         self.allowed: bytes | None = None
         """The rules' bits; None if nobody has made them for the next token."""
         self.late = False
-        """True while another thread makes them."""
+        """True from `begin` to the end of `make`."""
         self.slow = False
         """Whether the last ones were slow."""
         self._mistrust = 1
