@@ -20,6 +20,9 @@ MAX_NAMED = 3
 
 CLAIMED_PAGES = 1, 3, 50, 2**31
 CLAIMED_TOKENS = 0, 5, 10**9
+LATER = 1000
+"""Epochs after a request's own, so many that it never gets there. With the next one a lie would come true if the request
+were placed here while it is on its way."""
 NOBODY = "nobody"
 
 
@@ -134,4 +137,9 @@ class Liar:
             gateways = [*system.gateways, NOBODY]
             others += [Named(f"invented-{number}", 1, self._random.choice(gateways)) for number in range(2)]
         some = self._random.sample(others, self._random.randint(0, min(MAX_NAMED, len(others))))
-        return [one._replace(epoch=max(1, one.epoch + self._random.choice((0, 0, 1, -1)))) for one in some]
+        return [one._replace(epoch=self._epoch(one.epoch)) for one in some]
+
+    def _epoch(self, true: int) -> int:
+        """The true one or another. 0 is that of a request that was never placed."""
+        claimed = true + self._random.choice((0, 0, LATER, -1))
+        return claimed if claimed > 0 else LATER
