@@ -1,6 +1,6 @@
 """How often others took room that was too small for a request that had its turn before them."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 
 from motet_scheduler.policy.order import Head, Order
 from motet_scheduler.policy.requests import Request
@@ -14,10 +14,18 @@ class Passes:
 
     def __init__(self, max_passed_over: int) -> None:
         self._max_passed_over = max_passed_over
+        self._added = 0
+        """How many there were, also those that are not kept."""
         self._numbers: list[int] = []
         """Of the placements."""
         self._orders: list[Order] = []
         """Of what was placed."""
+        self._sorted: list[Order] = []
+        """The last of these, as many as are allowed, in order."""
+        self._firsts: list[Order] = []
+        """Those of what was placed that had its turn before all that was placed later: so in order, too."""
+        self._firsts_at: list[int] = []
+        """How many there were up to each of these."""
         self.first: Request | None = None
         """The overdue one that gets a runner first: so as long as it waits here, also if its tenant was given more."""
         self._not_yet: Head | None = None
@@ -27,10 +35,22 @@ class Passes:
 
     def add(self, number: int, order: Order) -> bool:
         """Whether the first may be overdue now that was not before."""
+        most, firsts = self._max_passed_over, self._firsts
+        if len(self._sorted) == most:
+            del self._sorted[bisect_left(self._sorted, self._orders[-most])]
+        insort(self._sorted, order)
+        self._added += 1
         self._numbers.append(number)
         self._orders.append(order)
-        if len(self._numbers) > 2 * self._max_passed_over:
-            del self._numbers[: self._max_passed_over], self._orders[: self._max_passed_over]
+        if len(self._numbers) > 2 * most:
+            del self._numbers[:most], self._orders[:most]
+        while firsts and firsts[-1] >= order:
+            firsts.pop()
+            self._firsts_at.pop()
+        firsts.append(order)
+        self._firsts_at.append(self._added)
+        if len(firsts) > most:
+            del firsts[0], self._firsts_at[0]
         self._missing -= 1
         return self.first is None and self._missing <= 0
 
@@ -40,12 +60,11 @@ class Passes:
             return False
         request = head[3]
         missing = self._max_passed_over - request.passes
-        for number, order in zip(reversed(self._numbers), reversed(self._orders), strict=True) if missing > 0 else ():
-            if number <= request.passes_from or order < head:
-                break
-            missing -= 1
-            if not missing:
-                break
+        if missing > 0:
+            since_it_came = len(self._numbers) - bisect_right(self._numbers, request.passes_from)
+            before_it = bisect_left(self._firsts, head)
+            since_it_was_first = self._added - self._firsts_at[before_it - 1] if before_it else self._added
+            missing -= min(missing, since_it_came, since_it_was_first)
         if missing > 0:
             self._not_yet, self._missing = head, missing
             return False
@@ -57,6 +76,9 @@ class Passes:
         request = head[3]
         if request.passes >= self._max_passed_over:
             return  # it stays overdue
-        first = max(bisect_right(self._numbers, request.passes_from), len(self._numbers) - self._max_passed_over)
-        request.passes += sum(map(head.__lt__, self._orders[first:]))
+        first = bisect_right(self._numbers, request.passes_from)
+        if first <= len(self._numbers) - len(self._sorted):  # mostly
+            request.passes += len(self._sorted) - bisect_right(self._sorted, head)
+        else:
+            request.passes += sum(map(head.__lt__, self._orders[first:]))
         request.passes_from = number
