@@ -7,7 +7,7 @@ An entry is a kind and its arguments. Words are made when somebody asks: most ti
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum
-from itertools import chain
+from itertools import chain, starmap
 from typing import NamedTuple
 
 MAX_FIRST, MAX_LAST = 16, 48
@@ -44,18 +44,22 @@ class Entry(NamedTuple):
         return self.kind.detail(self.arguments)
 
 
+Noted = tuple[float, Kind, tuple[object, ...]]
+"""An entry, as it is kept: most are never read, so it gets its names when it is."""
+
+
 class Timeline:
     __slots__ = ("_first", "_last", "_left_out_from", "left_out")
 
     def __init__(self) -> None:
-        self._first: list[Entry] = []
-        self._last: deque[Entry] | None = None
+        self._first: list[Noted] = []
+        self._last: deque[Noted] | None = None
         self.left_out = 0
         """Entries between the first and the last ones."""
         self._left_out_from = 0.0
 
     def note(self, at: float, kind: Kind, *arguments: object) -> None:
-        entry = Entry(at, kind, arguments)
+        entry = (at, kind, arguments)
         if len(self._first) < MAX_FIRST:
             self._first.append(entry)
             return
@@ -63,10 +67,10 @@ class Timeline:
             self._last = deque(maxlen=MAX_LAST)
         if len(self._last) == MAX_LAST:
             if not self.left_out:
-                self._left_out_from = self._last[0].at
+                self._left_out_from = self._last[0][0]
             self.left_out += 1
         self._last.append(entry)
 
     def __iter__(self) -> Iterator[Entry]:
-        between = [Entry(self._left_out_from, _Gap.LEFT_OUT, (self.left_out,))] if self.left_out else ()
-        return chain(self._first, between, self._last or ())
+        between: list[Noted] = [(self._left_out_from, _Gap.LEFT_OUT, (self.left_out,))] if self.left_out else []
+        return starmap(Entry, chain(self._first, between, self._last or ()))

@@ -98,11 +98,13 @@ class ClassQueue:
         if share.counter == before or not self._passes:
             return
         self._overdue = None
+        passes, most = self._passes, self._max_passed_over
         for flow in share.flows.values():
-            request = flow[0][-1]
-            if request.waits_for in self._passes and request.charge is None:
+            request = flow[0][3]
+            # One that was passed as often as allowed stays overdue.
+            if request.passes < most and request.waits_for in passes and request.charge is None:
                 head = (before, request.turn_at, request.sequence, request)
-                self._passes[request.waits_for].count(head, self._placements)
+                passes[request.waits_for].count(head, self._placements)
 
     def _keep_passes(self, request: Request) -> None:
         """Those that passed it where it waited: it leaves, and may come back."""
@@ -175,10 +177,10 @@ class ClassQueue:
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
 
-    def that_fit(self, runner: Runner, free: int, examined: int) -> list[Request]:
+    def that_fit(self, runner: Runner, free: int, examined: int) -> list[Head]:
         """Those that wait for room on this runner and need at most `free` pages: at most `examined` of those that wait
         for the same."""
-        found: list[Request] = []
+        found: list[Head] = []
         for runners_of in self._names_for(runner):
             found += self.waiting[runners_of].that_fit(runner, free, examined)
         return found
@@ -187,25 +189,28 @@ class ClassQueue:
         """Of those that were tried and wait for the same, the first."""
         return (waiting.heads.first() for waiting in self.waiting.values())
 
-    def first_for(self, counter: float, examined: int) -> Iterator[Request]:
+    def first_for(self, counter: float, examined: int) -> Iterator[Head]:
         """Of those that were tried and wait for the same, the first of tenants with at most this counter."""
         for waiting in self.waiting.values():
             for head in islice(waiting.heads, examined):
                 if head[0] > counter:  # mostly the first one
                     break
-                yield head[3]
+                yield head
 
-    def to_try(self, fit: Collection[Request], after: Head | None, untried: int) -> list[Head]:
+    def to_try(self, fit: Collection[Head], after: Head | None, untried: int) -> list[Head]:
         """In order: untried requests, and those that may fit. `after`: only later ones.
 
         The work is bounded: at most `untried` untried ones. None is later than an untried one that is left.
         """
-        if not fit and not self.untried_heads:
-            return []
-        heads = list(islice(self.untried_heads, untried + 1))
-        found = sorted([*heads[:untried], *map(head_of, set(fit))])
-        if len(heads) > untried:
-            del found[bisect_left(found, heads[untried]) :]
+        found = list(set(fit)) if len(fit) > 1 else [*fit]
+        if self.untried_heads:
+            heads = list(islice(self.untried_heads, untried + 1))
+            found += heads[:untried]
+            found.sort()
+            if len(heads) > untried:
+                del found[bisect_left(found, heads[untried]) :]
+        else:
+            found.sort()
         return found[bisect_right(found, after) :] if after is not None else found
 
     def _names_for(self, runner: Runner) -> Collection[str]:

@@ -43,10 +43,9 @@ def leaves_headroom(runner: Runner, pages: int, digest: Digest, one_in: int) -> 
     return pages + kept <= runner.free_for(digest) or pages + kept > runner.ledger.limit
 
 
-def pages_beside(runner: Runner, kept: int) -> int:
-    """The most pages that a request may need there, where `kept` pages are kept. One so large that it never leaves
-    them may have all."""
-    free = runner.ledger.free
+def pages_beside(runner: Runner, free: int, kept: int) -> int:
+    """The most pages that a request may need there, where `kept` of the `free` pages are kept. One so large that it
+    never leaves them may have all."""
     return free if free + kept > runner.ledger.limit else free - kept
 
 
@@ -128,5 +127,6 @@ class Headroom:
 
     def look(self) -> bool:
         """The same, and it is looked now."""
-        moved, self._stood = self.moved, self.standing()
+        standing = self.standing()
+        moved, self._stood = standing != self._stood, standing
         return moved

@@ -54,6 +54,11 @@ class OrderedHeads:
         return self._of.keys()
 
     def first(self) -> Head:
+        if not self._new:  # mostly nothing has moved: the common case of `__iter__`, as this is asked very often
+            head = self._heads[0]
+            share = head[3].share
+            if self._of.get(head[3]) is head and share is not None and head[0] == share.counter:
+                return head
         return next(iter(self))
 
     def add(self, request: Request) -> None:

@@ -163,26 +163,27 @@ class Placer:
         self._lifecycle.refuse(request, Failure.of(ContextLengthExceeded(outcome.why)))
 
     def assign(self, request: Request, runner: Runner, promise: Promise) -> None:
-        source = self._state.adapters.source_of(request.digest, request.adapter)
+        state = self._state
+        source = state.adapters.source_of(request.digest, request.adapter)
         if source is not None and runner.tier_of(request.digest) is not Tier.DEVICE:
             promise = Promise(promise.pages, promise.tokens, source.bytes)
-            if not runner.load_is_awaited(request.digest, source.ref, self._state.now, self._state.config.load_retry):
-                self._state.emit(self._state.adapters.load(runner, request.digest, source, self._state.now))
+            if not runner.load_is_awaited(request.digest, source.ref, state.now, state.config.load_retry):
+                state.emit(state.adapters.load(runner, request.digest, source, state.now))
         runner.emptied = False  # if it was, the others have no room, and the load has returned
         request.epoch += 1
         request.base = request.base or runner.base.digest
-        request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, self._state.now)
-        self._state.families.placed(request, runner.instance)
+        request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, state.now)
+        state.families.placed(request, runner.instance)
         request.waiting_reason, request.waits_for_what, request.reported_position = "", "", (0, "")
         if request.draw is not None:
             request.draw.was_placed()
         self._lifecycle.placed(request.id, request.epoch)
-        runner.record_promise((request.id, request.epoch), promise.pages, request.digest, self._state.now)
-        self._state.queue(request.group).rooms.changed(runner)
-        self._state.emit(
+        runner.record_promise((request.id, request.epoch), promise.pages, request.digest, state.now)
+        state.queue(request.group).rooms.changed(runner)
+        state.emit(
             effects.ExpectRequest(runner.instance, request.id, request.epoch, promise, request.digest, request.gateway)
         )
-        self._state.emit(
+        state.emit(
             effects.SendPlaced(
                 gateway=request.gateway,
                 request=request.id,
@@ -195,12 +196,12 @@ class Placer:
                 base=runner.base.digest,
                 moved_reason=request.moved_reason,
                 engine_hung=request.engine_hung,
-                accounts=self._state.quotas.told(request, self._state.now) if request.draw is not None else (),
-                weight=self._state.weights.of(request.group, request.tenant),
+                accounts=state.quotas.told(request, state.now) if request.draw is not None else (),
+                weight=state.weights.of(request.group, request.tenant),
             )
         )
         request.moved_reason, request.engine_hung = "", False
-        self._state.note_event(request.id, Happening.PLACED, runner.instance, request.epoch, promise.pages)
+        state.note_event(request.id, Happening.PLACED, runner.instance, request.epoch, promise.pages)
 
 
 class Positions:

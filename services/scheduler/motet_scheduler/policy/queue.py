@@ -31,7 +31,7 @@ from motet.runner_info import RequestClass
 from motet_scheduler.policy.class_queue import ClassQueue
 from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.departures import Departures
-from motet_scheduler.policy.headroom import Headroom, KeptFrom
+from motet_scheduler.policy.headroom import NOTHING_KEPT, Headroom, KeptFrom
 from motet_scheduler.policy.order import Head, order_of
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.rooms import Room, Rooms
@@ -179,8 +179,12 @@ class Queue:
         """What runners keep from this request for tenants that were given less. One that is reserved for it keeps
         nothing."""
         one_in = self.headroom.kept_from(request)
-        own = next((runner for runner, one in self.reserved.items() if one is request), None) if one_in else None
-        return KeptFrom(one_in, own)
+        if not one_in:
+            return NOTHING_KEPT
+        for runner, reserved_for in self.reserved.items():
+            if reserved_for is request:
+                return KeptFrom(one_in, runner)
+        return KeptFrom(one_in, None)
 
     def scanned(self) -> None:
         """All that may fit were tried on the runners that have room."""
@@ -293,10 +297,14 @@ class Queue:
             self.look_at_headroom()
             self._with_room = self.rooms.of(self.freed)
         found = self._with_room
-        left = [
-            one for one, overdue in self.reserved.items() if one in found and request_class >= overdue.request_class
-        ]
-        return {runner: kept for runner, kept in found.items() if runner not in left} if left else found
+        if not (found and self.reserved):
+            return found
+        for runner, overdue in self.reserved.items():
+            if runner in found and request_class >= overdue.request_class:
+                if found is self._with_room:
+                    found = dict(found)
+                del found[runner]
+        return found
 
     def look_at_headroom(self) -> None:
         """Whether the last places are for others now than at the last scan."""
@@ -315,12 +323,13 @@ class Queue:
     ) -> list[Head]:
         """Untried requests, and those that may fit on these runners: for their last places, only those who may have
         them."""
-        class_queue, (standing, lowest) = self.class_queues[request_class], self.headroom.standing()
-        found: list[Request] = []
-        if class_queue.waiting:
+        class_queue = self.class_queues[request_class]
+        found: list[Head] = []
+        if class_queue.waiting and (rooms or self._behind):
+            standing, lowest = self.headroom.standing()
             if request_class is standing:
                 first = class_queue.first_for(lowest, config.tenants_examined)
-                found += (one for one in first if self._behind or _may_have_last_place(one, rooms))
+                found += (head for head in first if self._behind or _may_have_last_place(head[3], rooms))
             for runner, room in rooms.items():
                 free = room.beside if standing is not None else room.whole
                 if free > 0:

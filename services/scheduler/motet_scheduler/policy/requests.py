@@ -210,21 +210,21 @@ class Request:
             or need.adapter_pages != adapter_pages
             or need.room_lacked != self.room_lacked
         ):
-            promise = self.promise_on(capacity, config, adapter_pages)
-            never = self._never_fits(capacity, adapter_pages)
+            most = self._max_pages(capacity)
+            promise = self._promise(capacity, config, adapter_pages, most)
+            never = self._never_fits(capacity, adapter_pages, most)
             room, times = promise.pages, self.room_lacked
             if times:
                 room = max(room, min(room * (1 + times), capacity.pages - adapter_pages))
             need = self.need = Requirement(capacity, self.delivered, adapter_pages, never, promise, room, times)
         return need
 
-    def _never_fits(self, capacity: Capacity, adapter_pages: int) -> str:
+    def _never_fits(self, capacity: Capacity, adapter_pages: int, most: int) -> str:
         if self.prompt_tokens + max(self.delivered, 1) > capacity.max_model_length:
             return (
                 f"the prompt has {self.prompt_tokens} tokens and the model's context is "
                 f"{capacity.max_model_length}; shorten the prompt"
             )
-        most = self._max_pages(capacity)
         if most + adapter_pages > capacity.pages:
             beside = f" beside its adapter's {adapter_pages}" if adapter_pages else ""
             return (
@@ -236,7 +236,9 @@ class Request:
     def promise_on(self, capacity: Capacity, config: SchedulerConfig, adapter_pages: int = 0) -> Promise:
         """By the rule of the runner's preset and its quantile of the estimate. `force_promise_pages` (tests) sets the
         pages of one request in `force_promise_each` instead, if the prompt fits in them."""
-        most = self._max_pages(capacity)
+        return self._promise(capacity, config, adapter_pages, self._max_pages(capacity))
+
+    def _promise(self, capacity: Capacity, config: SchedulerConfig, adapter_pages: int, most: int) -> Promise:
         if config.force_promise_pages and self.sequence % config.force_promise_each == 0:
             known = capacity.pages_for(self.prompt_tokens + self.delivered + 1)
             pages = min(max(config.force_promise_pages, known), most)

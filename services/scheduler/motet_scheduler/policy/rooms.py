@@ -48,7 +48,8 @@ class Rooms:
     @property
     def any_keeps(self) -> bool:
         """Whether a runner keeps last places."""
-        self._look()
+        if self._changed:
+            self._look()
         return self._keeping > 0
 
     def changed(self, runner: Runner) -> None:
@@ -57,13 +58,15 @@ class Rooms:
 
     def of(self, runners: Collection[Runner]) -> dict[Runner, Room]:
         """Of these, those that have room."""
-        self._look()
+        if self._changed:
+            self._look()
         found = self._found
         return {runner: found[runner][1] for runner in runners if runner in found}
 
     def that_fit(self, needs: Mapping[CapacityId, PageNeed], *, beside: bool) -> list[Runner]:
         """Those that may hold what needs this; `beside` their last places."""
-        self._look()
+        if self._changed:
+            self._look()
         by_pages, found = self._by_beside if beside else self._by_whole, []
         for capacity, (pages, _) in needs.items():
             if (rooms := by_pages.get(capacity)) and rooms[-1][0] >= pages:
@@ -71,43 +74,46 @@ class Rooms:
         return found
 
     def _look(self) -> None:
+        found, one_in = self._found, self._one_in
         for runner in self._changed:
-            before, room = self._found.get(runner), self._room(runner)
+            before, room = found.get(runner), _room(runner, one_in)
+            if before is None and room is None:
+                continue
+            capacity = id(runner.capacity)
+            whole, beside = self._by_whole[capacity], self._by_beside[capacity]
             if before is not None:
                 number, known = before
                 if room == known:
                     continue
-                del self._found[runner]
+                del found[runner]
                 self._keeping -= known.keeps
-                for rooms, pages in self._lists(runner, known):
-                    del rooms[bisect_left(rooms, (pages, number))]
+                del whole[bisect_left(whole, (known.whole, number))]
+                del beside[bisect_left(beside, (known.beside, number))]
             if room is not None:
                 number = next(self._numbers)
-                self._found[runner] = number, room
+                found[runner] = number, room
                 self._keeping += room.keeps
-                for rooms, pages in self._lists(runner, room):
-                    insort(rooms, (pages, number, runner))
+                insort(whole, (room.whole, number, runner))
+                insort(beside, (room.beside, number, runner))
         self._changed.clear()
-
-    def _lists(self, runner: Runner, room: Room) -> tuple[tuple[Line, int], ...]:
-        capacity = id(runner.capacity)
-        return (self._by_whole[capacity], room.whole), (self._by_beside[capacity], room.beside)
-
-    def _room(self, runner: Runner) -> Room | None:
-        if not runner.has_capacity:
-            return None
-        places, kept = kept_on(runner, self._one_in)
-        if not places:
-            return Room(runner.ledger.free, runner.ledger.free, keeps=False)
-        full = runner.sequences + places >= runner.max_sequences
-        return Room(runner.ledger.free, 0 if full else pages_beside(runner, kept), keeps=True)
 
     def check(self, runners: Collection[Runner]) -> None:
         """Raises AssertionError if a runner has more room than was found, and nobody was told that it has changed."""
         for runner in runners:
-            if runner in self._changed or (room := self._room(runner)) is None:
+            if runner in self._changed or (room := _room(runner, self._one_in)) is None:
                 continue
             assert runner in self._found, f"{runner.instance} has room, and nobody was told"
             _, found = self._found[runner]
             assert room.whole <= found.whole, f"{runner.instance} has room for {room}, and {found} is known"
             assert room.beside <= found.beside, f"{runner.instance} has room for {room}, and {found} is known"
+
+
+def _room(runner: Runner, one_in: int) -> Room | None:
+    if not runner.has_capacity:
+        return None
+    free = runner.ledger.free
+    places, kept = kept_on(runner, one_in)
+    if not places:
+        return Room(free, free, keeps=False)
+    full = len(runner.entries) + places >= runner.max_sequences
+    return Room(free, 0 if full else pages_beside(runner, free, kept), keeps=True)

@@ -174,9 +174,10 @@ def nearest(request: Request, runners: Iterable[Runner], config: SchedulerConfig
     for runner in runners:
         if not runner.takes_work or request.avoids(runner.instance, now):
             continue
-        adapter_pages = runner.adapter_pages(request.digest)
-        if need is None or need.capacity is not runner.capacity or need.adapter_pages != adapter_pages:
-            need = request.requirement_on(runner.capacity, config, adapter_pages)
+        capacity = runner.capacity
+        adapter_pages = runner.adapter_pages(request.digest) if capacity.adapter_rank_bytes else 0  # mostly
+        if need is None or need.capacity is not capacity or need.adapter_pages != adapter_pages:
+            need = request.requirement_on(capacity, config, adapter_pages)
         if need.never:
             continue
         rank = (

@@ -155,8 +155,9 @@ class Runner:
 
     @property
     def takes_work(self) -> bool:
-        drains = self.shutdown_drain is not None or self.requested_drain is not None
-        return self.attached and not drains and not self.unhealthy
+        if self.shutdown_drain is not None or self.requested_drain is not None:
+            return False
+        return self.attached and not self.unhealthy
 
     def serves(self, base: str) -> bool:
         """Whether it has this base model; an empty digest means any."""
@@ -183,7 +184,9 @@ class Runner:
     @property
     def has_capacity(self) -> bool:
         """Whether any new request could be placed here; parked requests go first."""
-        return self.takes_work and not self.parked and self.ledger.free > 0 and self.sequences < self.max_sequences
+        if self.parked or len(self.entries) >= self.max_sequences:
+            return False
+        return self.ledger.free > 0 and self.takes_work
 
     @property
     def adapters_running(self) -> Collection[Digest]:
@@ -334,7 +337,7 @@ class Runner:
     def cached_pages(self, hints: Sequence[int]) -> int:
         """How many of the first pages of a prompt are in the prefix cache. A page's hint covers the pages before it."""
         cached = self.cached_prefixes
-        if cached:
+        if not cached.isdisjoint(hints):
             for pages in range(len(hints), 0, -1):
                 if hints[pages - 1] in cached:
                     return pages

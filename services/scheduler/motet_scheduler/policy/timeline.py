@@ -45,7 +45,7 @@ class Timelines:
         self, request: RequestId, now: float, kind: Happening, *arguments: object, tenant: Tenant = NO_TENANT
     ) -> None:
         """`tenant`: whose it is, if it may be unknown."""
-        story = self.story(request)
+        story = self._known.get(request) or self._ended.get(request)
         if story is None:
             story = Story(tenant, now)
             self._ended.add(tenant, request, story)

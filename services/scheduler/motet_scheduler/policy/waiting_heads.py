@@ -3,26 +3,28 @@ at the others."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator
-from heapq import merge, nsmallest
+from collections.abc import Callable, Iterator
+from heapq import merge
 from itertools import chain, islice
+from operator import itemgetter
 
 from motet.domain import BASE, Digest
-from motet_scheduler.policy.order import order_of
+from motet_scheduler.policy.order import Head, head_of
 from motet_scheduler.policy.ordered_heads import OrderedHeads
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
 
-Sized = tuple[int, int, float, int, Request]
-"""A request behind its need and its age."""
+Sized = tuple[int, int, float, int, Digest, Request]
+"""A request and its adapter, behind its need and its age."""
 
+request_of: Callable[[Sized], Request] = itemgetter(5)
 
 MAX_FEW = 256
 """Each of these is compared with what runs. Of more, the first of each need are found in their order."""
 
 
 def sized(request: Request, need: PageNeed) -> Sized:
-    return (*need, request.turn_at, request.sequence, request)
+    return (*need, request.turn_at, request.sequence, request.digest, request)
 
 
 def up_to(free: int, by_size: list[Sized], most: int) -> list[Sized] | None:
@@ -62,7 +64,7 @@ class ByNeed:
             del self._heads[need]
             del self._needs[bisect_left(self._needs, need)]
 
-    def first(self, runner: Runner, free: int, examined: int, *, adapters_there: bool) -> Iterator[Request]:
+    def first(self, runner: Runner, free: int, examined: int, *, adapters_there: bool) -> Iterator[Head]:
         """The first `examined` of those that need at most `free` pages of this runner, and do not avoid it.
         `adapters_there`: their adapters take no more pages. However many have their turn before them and need more,
         or as much, nobody looks at them."""
@@ -72,7 +74,7 @@ class ByNeed:
             for need in self._needs[: bisect_left(self._needs, (free + 1,))]
             if adapters_there or not need[1] or need[0] <= runner.free_beside(need[1])
         )
-        return (head[3] for head in islice(merge(*alike), examined))
+        return islice(merge(*alike), examined)
 
 
 class Waiting:
@@ -112,7 +114,7 @@ class Waiting:
         """Those that some runner could hold: once for each capacity."""
         return chain.from_iterable(self.adapters.get(digest, {}).values())
 
-    def that_fit(self, runner: Runner, free: int, examined: int) -> list[Request]:
+    def that_fit(self, runner: Runner, free: int, examined: int) -> list[Head]:
         """For each adapter that may be used there, and for the base model, the first `examined` of those that need no
         more than `free` pages of a runner; if any adapter may, of all. Those that avoid it do not hide the others."""
         capacity = id(runner.capacity)
@@ -121,17 +123,17 @@ class Waiting:
             return []
         only, running = runner.only_adapters, runner.adapters_running
         if (few := up_to(free, by_size, max(examined, MAX_FEW))) is not None:  # mostly
-            fit = [
-                one
-                for pages, adapter_pages, _, _, one in few
-                if one.digest in running
-                or one.digest == BASE
-                or (only is None and (not adapter_pages or pages <= runner.free_beside(adapter_pages)))
-            ]
-            if len(fit) <= examined:
-                return fit
+            if only is not None:
+                there = {BASE, *only}
+                few = [one for one in few if one[4] in there]
+            elif runner.capacity.adapter_rank_bytes:
+                few = [one for one in few if not one[1] or one[4] in running or one[0] <= runner.free_beside(one[1])]
+            heads = list(map(head_of, map(request_of, few)))
+            if len(heads) <= examined:
+                return heads
             if only is None and not runner.capacity.adapter_rank_bytes:
-                return nsmallest(examined, (one for one in fit if runner.instance not in one.avoid), key=order_of)
+                instance = runner.instance
+                return list(islice((head for head in sorted(heads) if instance not in head[3].avoid), examined))
         found = (
             list(self._by_need[capacity].first(runner, free, examined, adapters_there=False)) if only is None else []
         )
