@@ -81,7 +81,7 @@ class Queue:
         """The `overdue` ones when runners were reserved last. None: one that had a reservation has left."""
 
     def __len__(self) -> int:
-        return sum(len(class_queue) for class_queue in self.class_queues.values())
+        return self.bases.total()
 
     def __iter__(self) -> Iterator[Request]:
         for class_queue in self.class_queues.values():
@@ -329,7 +329,7 @@ class Queue:
             standing, lowest = self.headroom.standing()
             if request_class is standing:
                 first = class_queue.first_for(lowest, config.tenants_examined)
-                found += (head for head in first if self._behind or _may_have_last_place(head[3], rooms))
+                found += [head for head in first if self._behind or _may_have_last_place(head[3], rooms)]
             for runner, room in rooms.items():
                 free = room.beside if standing is not None else room.whole
                 if free > 0:

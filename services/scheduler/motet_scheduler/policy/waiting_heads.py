@@ -80,39 +80,36 @@ class ByNeed:
 class Waiting:
     """Heads that were tried and wait for the same."""
 
-    __slots__ = ("_by_need", "_by_size", "adapters", "heads")
+    __slots__ = ("_by_need", "_by_size", "by_adapter", "heads")
 
     def __init__(self) -> None:
         self.heads = OrderedHeads()
         self._by_size: defaultdict[CapacityId, list[Sized]] = defaultdict(list)
         self._by_need: defaultdict[CapacityId, ByNeed] = defaultdict(ByNeed)
-        self.adapters: defaultdict[Digest, defaultdict[CapacityId, ByNeed]] = defaultdict(lambda: defaultdict(ByNeed))
+        self.by_adapter: defaultdict[tuple[Digest, CapacityId], ByNeed] = defaultdict(ByNeed)
         """The same, of each adapter alone: where all slots are in use, only those that have one can go."""
 
     def add(self, request: Request) -> None:
         self.heads.add(request)
-        of_adapter = self.adapters[request.digest]
         for capacity, need in request.page_needs.items():
             insort(self._by_size[capacity], sized(request, need))
             self._by_need[capacity].add(need, request)
-            of_adapter[capacity].add(need, request)
+            self.by_adapter[request.digest, capacity].add(need, request)
 
     def discard(self, request: Request) -> None:
         self.heads.discard(request)
-        of_adapter = self.adapters[request.digest]
         for capacity, need in request.page_needs.items():
             by_size = self._by_size[capacity]
             del by_size[bisect_left(by_size, sized(request, need))]
             self._by_need[capacity].discard(need, request)
-            of_adapter[capacity].discard(need, request)
-            if not of_adapter[capacity]:
-                del of_adapter[capacity]
-        if not of_adapter:
-            del self.adapters[request.digest]
+            of_adapter = self.by_adapter[request.digest, capacity]
+            of_adapter.discard(need, request)
+            if not of_adapter:
+                del self.by_adapter[request.digest, capacity]
 
     def with_adapter(self, digest: Digest) -> Iterator[Request]:
         """Those that some runner could hold: once for each capacity."""
-        return chain.from_iterable(self.adapters.get(digest, {}).values())
+        return chain.from_iterable(self.by_adapter.get((digest, capacity), ()) for capacity in self._by_size)
 
     def that_fit(self, runner: Runner, free: int, examined: int) -> list[Head]:
         """For each adapter that may be used there, and for the base model, the first `examined` of those that need no
@@ -128,18 +125,17 @@ class Waiting:
                 few = [one for one in few if one[4] in there]
             elif runner.capacity.adapter_rank_bytes:
                 few = [one for one in few if not one[1] or one[4] in running or one[0] <= runner.free_beside(one[1])]
-            heads = list(map(head_of, map(request_of, few)))
-            if len(heads) <= examined:
-                return heads
+            if len(few) <= examined:
+                return [*map(head_of, map(request_of, few))]
             if only is None and not runner.capacity.adapter_rank_bytes:
-                instance = runner.instance
-                return list(islice((head for head in sorted(heads) if instance not in head[3].avoid), examined))
+                heads, instance = sorted(map(head_of, map(request_of, few))), runner.instance
+                return list(islice((head for head in heads if instance not in head[3].avoid), examined))
         found = (
             list(self._by_need[capacity].first(runner, free, examined, adapters_there=False)) if only is None else []
         )
         if only is not None or runner.capacity.adapter_rank_bytes:
             # An adapter that is there takes no more pages.
-            for digest in self.adapters.keys() & (BASE, *running):
-                if (of_adapter := self.adapters[digest].get(capacity)) is not None:
+            for digest in (BASE, *running):
+                if (of_adapter := self.by_adapter.get((digest, capacity))) is not None:
                     found += of_adapter.first(runner, free, examined, adapters_there=True)
         return found
