@@ -43,6 +43,7 @@ class Twins:
         plans = [device.step() for device in self.devices]
         seen = [(plan.rows, plan.adapters, plan.copies, plan.moves, plan.number, plan.hurry) for plan in plans]
         assert seen[0] == seen[1]
+        assert (plans[0].loads, plans[0].loading, plans[0].gone) == (plans[1].loads, plans[1].loading, plans[1].gone)
         events = [device.events for device in self.devices]
         assert events[0] == events[1]
         assert self.devices[0].finished == self.devices[1].finished
@@ -161,6 +162,38 @@ def test_sequences_that_decode_are_not_composed_again(ahead: int, monkeypatch) -
     plans = [twins.step() for _ in range(29)]
     assert len(composed) <= 4, "the prompts, and the first iteration that only decodes"
     assert len({id(plan.decodes.rows) for plan in plans[-20:]}) == 1, "what does not change is the same object"
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_sequences_are_not_composed_again_while_an_adapter_loads(ahead: int, monkeypatch) -> None:
+    twins = Twins(ahead=ahead)
+    for name in ("a", "b"):
+        twins.both(lambda planner, name=name: planner.commands.add(new(name, prompt=5, max_tokens=40)))
+    for _ in range(5):
+        twins.step()
+    twins.both(lambda planner: planner.commands.load_adapter(Digest("z"), adapter_layout(RANKS["z"])))
+    composed: list[int] = []
+    monkeypatch.setattr(twins.devices[1].planner, "_plan_anew", _noted(twins.devices[1].planner, composed))
+    plans = [twins.step() for _ in range(20)]
+    loading = sum(bool(plan.loading) for plan in plans)
+    assert loading >= 5, "the load takes many iterations"
+    assert len(composed) <= 3, "the one that begins the load, the first one beside it, and the one after it"
+
+
+def test_what_decodes_beside_a_load_may_be_leapt() -> None:
+    planner = make_planner()
+    device = FakeDevice(planner)
+    device.disk_answers = False
+    for name in ("a", "b", "c"):
+        planner.commands.add(new(name, prompt=5, max_tokens=40))
+    planner.commands.load_adapter(Digest("z"), adapter_layout(RANKS["z"]))
+    for _ in range(5):
+        device.step()
+    planner.commands.cancel(RequestId("c"))
+    assert planner.adapters.loading()
+    decoding = planner.plain_round()
+    assert decoding is not None
+    assert [one.request for one in decoding.sequences] == ["a", "b"]
 
 
 def _noted(planner, composed):

@@ -65,6 +65,8 @@ class DecodeRound:
         self._known_planned = [0] * len(sequences)
         self._known_columns = [0] * len(sequences)
         """How many iterations and columns were written to each sequence"""
+        self._some_written = False
+        """Whether some know more of them than others"""
 
         self._written_back = 0, 0
         """How many iterations were planned and how many columns there were at the last `write_back`"""
@@ -234,10 +236,12 @@ class DecodeRound:
 
     def leap(self, count: int, tokens: Series[int], memory: SequenceMemory) -> None:
         """Takes `count` of the `plain_iterations` at once, each with these tokens as results."""
+        planned = self._planned + count
         for sequence, first in zip(self.sequences, self._first_starts, strict=True):
-            memory.grow(sequence, first + self._planned + count)
-            memory.rows.new_pages_of(sequence)
-        self._planned += count
+            if first + planned > (sequence.left_pages + len(sequence.pages)) * PAGE_TOKENS:
+                memory.grow(sequence, first + planned)
+                memory.rows.new_pages_of(sequence)
+        self._planned = planned
         self._collected += count
         self._columns += [tokens] * count
         for place, sequence in enumerate(self.sequences):
@@ -254,11 +258,29 @@ class DecodeRound:
         """Update the sequences."""
         if self._written_back == (self._planned, len(self._columns)):
             return
-        for place in range(len(self.sequences)):
-            self._write_one_back(place)
+        if self._some_written:
+            for place in range(len(self.sequences)):
+                self._write_one_back(place)
+            self._some_written = False
+        else:
+            self._write_all_back()
         self._columns.clear()
+        self._known_planned = [self._planned] * len(self.sequences)
         self._known_columns = [0] * len(self.sequences)
         self._written_back = self._planned, 0
+
+    def _write_all_back(self) -> None:
+        """What `_write_one_back` does, for all that know equally much: a simulator leaps over many iterations."""
+        columns, collected = self._columns, self._collected
+        planned = self._planned - self._written_back[0]
+        for sequence in self.sequences:
+            sequence.scheduled += planned
+            sequence.pending += planned - len(columns)
+        if columns:
+            of_each = zip(*columns, strict=True)
+            for sequence, first, tokens in zip(self.sequences, self._first_starts, of_each, strict=True):
+                sequence.tokens += tokens
+                sequence.computed = first + collected
 
     def _find_limits(self) -> None:
         """All sequences must be up to date."""
@@ -278,6 +300,7 @@ class DecodeRound:
 
     def _write_one_back(self, place: int) -> None:
         sequence, columns = self.sequences[place], self._columns
+        self._some_written = True
         planned = self._planned - self._known_planned[place]
         known = self._known_columns[place]
         sequence.scheduled += planned

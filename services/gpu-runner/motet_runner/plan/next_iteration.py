@@ -92,10 +92,11 @@ class NextIteration:
         sequences = self._sequences.runnable()
         if self._preset.pauses or len(sequences) > self._places or not self._turns.settled:
             return None
-        if not all(one.state is State.DECODE and one.decodes and not one.at_promise for one in sequences):
-            return None
-        if any(one.suspect or one.row is None or not one.may_be_scheduled for one in sequences):
-            return None  # one that comes back after a park has no row yet
+        for one in reversed(sequences):  # mostly the newest one is the one that does not
+            if one.state is not State.DECODE or not one.decodes or one.at_promise:
+                return None
+            if one.row is None or not one.may_be_scheduled or (one.new.engines_lost and one.suspect):
+                return None  # one that comes back after a park has no row yet
         self._protection.load_beside(nobody_runs=False)
         return [Work(one, one.scheduled, 1, samples=True) for one in sequences]
 

@@ -164,7 +164,7 @@ class Planner:
 
     def _plan_as_before(self) -> StepPlan | None:
         """The result of `_plan_anew`, but faster, if the decoding sequences just continue."""
-        decoding = self._round_now()
+        decoding = self._round_now(beside_load=True)
         if decoding is None or decoding.ended:
             return None
         decodes = decoding.schedule(self._memory)
@@ -172,7 +172,8 @@ class Planner:
             return None
         self.steps += 1
         self._launched.append(Launched(decoding.sequences, decodes, decoding.restarts, round=decoding))
-        return StepPlan(number=self.steps, decodes=decodes, adapters=decoding.adapters)
+        loading = self.adapters.loading()
+        return StepPlan(number=self.steps, decodes=decodes, adapters=decoding.adapters, loading=loading)
 
     def _round_now(self, *, beside_chunk: bool = False, beside_load: bool = False) -> DecodeRound | None:
         """The latest iteration's round, unless the next iteration may differ. `beside_chunk`: that of the decodes
@@ -287,7 +288,7 @@ class Planner:
         adapters = {one: self.adapters.first_page_of(one) for one in Iteration(decodes).adapters}
         masked = any(work.sequence.new.mask is not None for work in decodes)
         self._latest = _Latest(self._sequences.runnable(), decodes, adapters, None, 0, masked)
-        return self._round_now()
+        return self._round_now(beside_load=True)
 
     def _may_choose(self, *, beside_load: bool) -> bool:
         """True if an adapter or a parked sequence may change what the next iteration is. `beside_load`: one that loads
