@@ -81,7 +81,7 @@ def test_one_more_never_needs_less(of: list[Prospect], another: Prospect) -> Non
 
 @given(of=st.lists(prospects, min_size=1, max_size=12))
 def test_no_need_exceeds_the_sum_of_all_ends(of: list[Prospect]) -> None:
-    assert largest_need(of).pages <= outlook_of(of).sum_of_ends
+    assert largest_need(of).pages <= plain_forecast.sum_of_ends(of)
 
 
 @given(of=st.lists(prospects, min_size=1, max_size=12))
@@ -104,7 +104,6 @@ def test_an_outlook_is_the_plain_forecast(of: list[Prospect], then: list[Prospec
     everybody = [*of, *then, *also]
     assert (need := outlook.need(also)).pages == plain_forecast.largest_need(everybody)[0]
     assert need.of_each == plain_forecast.largest_need(everybody)[1]
-    assert outlook.sum_of_ends == plain_forecast.sum_of_ends([*of, *then])
 
 
 @given(of=st.lists(st.tuples(windowed, st.floats(0, 1)), min_size=1, max_size=12))
@@ -394,6 +393,7 @@ def test_what_is_charged_is_the_plain_forecast_whoever_shares_pages(
         everybody = sorted(planner.sequences, key=lambda one: one.arrival)
         plain = plain_forecast.charges([one.prospect for one in everybody], [one.pages for one in everybody])
         assert tuple(planner.memory.charges().values()) == plain
+        assert [one.end_pages for one in everybody] == [plain_forecast.sum_of_ends([one.prospect]) for one in everybody]
         planner.check()
 
 

@@ -86,11 +86,6 @@ class Prospect(NamedTuple):
         return max(0, self.most - self.generated - 1)
 
     @property
-    def end_pages(self) -> int:
-        """How many pages it needs then."""
-        return min(-(-(self.tokens + self.steps_to_end) // PAGE_TOKENS), self.most_pages)
-
-    @property
     def but_tokens(self) -> tuple[float, ...]:
         """All of it that decides when it ends."""
         return (self.generated, self.most, *self.law, self.most_pages)
@@ -169,14 +164,11 @@ class Outlook:
 
     def __init__(self) -> None:
         self.prospects: list[Prospect] = []
-        self.sum_of_ends = 0
-        """The pages of all of them, each at its own end. No need exceeds this sum, and it costs little."""
         self._chances = _OF_NONE
         """Of the first ones: as many as there were when somebody asked."""
 
     def add(self, prospects: Collection[Prospect]) -> None:
         self.prospects += prospects
-        self.sum_of_ends += sum(one.end_pages for one in prospects)
 
     def need(
         self,

@@ -53,10 +53,12 @@ class ForecastLedger(PageLedger):
 
     def check(self) -> None:
         super().check()
-        now = [one.prospect for one in self._known.sequences]
-        assert now == self._known.outlook.prospects, (now, self._known.outlook.prospects)
-        if (payers := self._known.payers.get(False)) is not None:  # all of them
-            assert payers.shared == self._payers(self._known.sequences, now).shared, payers.shared
+        known = self._known
+        assert known.sum_of_ends == sum(one.end_pages for one in known.sequences), known.sum_of_ends
+        now = [one.prospect for one in known.sequences[: len(known.outlook.prospects)]]
+        assert now == known.outlook.prospects, (now, known.outlook.prospects)
+        if (payers := known.payers.get(False)) is not None:  # all of them
+            assert payers.shared == self._payers(known.sequences, now).shared, payers.shared
         for one in self._sequences:
             several = [self._pages.has_several_holders(page) for page in one.pages]
             assert all(before >= after for before, after in pairwise(several)), (one.request, one.pages, several)
@@ -102,16 +104,17 @@ class ForecastLedger(PageLedger):
 
     def _need_with(self, sequence: Sequence, others: list[Sequence], limit: int) -> int:
         """What they need with one more, or less than that if it is within the limit, or beyond it in any case."""
-        outlook, prospect = self._outlook(others), sequence.prospect
-        if outlook.sum_of_ends + prospect.end_pages <= limit:  # mostly it is
+        known = self._known_of(others)
+        if known.sum_of_ends + sequence.end_pages <= limit:  # mostly it is
             return 0
+        prospect = sequence.prospect
         key = prospect.but_tokens, tuple(sequence.pages)
-        tokens, need = self._known.declined.get(key, (0, 0))
+        tokens, need = known.declined.get(key, (0, 0))
         if tokens <= prospect.tokens and need > limit:
             return need
-        need = self._need(outlook, [*others, sequence], prospect).pages
+        need = self._need(self._outlook(others), [*others, sequence], prospect).pages
         if need > limit:
-            self._known.declined[key] = prospect.tokens, need
+            known.declined[key] = prospect.tokens, need
         return need
 
     def _need(self, outlook: Outlook, sequences: list[Sequence], *also: Prospect) -> Need:
@@ -128,7 +131,7 @@ class ForecastLedger(PageLedger):
             shared_by_sure = self._shared([sequences[at] for at in sure], of_sure, more, sure=True)
         return outlook.need(also, shared=shared, at_least=pages_of_longest_lives(of_sure, shared_by_sure))
 
-    def _outlook(self, sequences: list[Sequence]) -> Outlook:
+    def _known_of(self, sequences: list[Sequence]) -> "_Known":
         known = self._known
         if known.sequences != sequences[: len(known.sequences)]:
             self._known = known = _Known()
@@ -137,8 +140,13 @@ class ForecastLedger(PageLedger):
             known.declined.clear()
             known.payers.clear()
             known.sequences += come
-            known.outlook.add([one.prospect for one in come])
-        return known.outlook
+            known.sum_of_ends += sum([one.end_pages for one in come])
+        return known
+
+    def _outlook(self, sequences: list[Sequence]) -> Outlook:
+        outlook = self._known_of(sequences).outlook
+        outlook.add([one.prospect for one in sequences[len(outlook.prospects) :]])
+        return outlook
 
     def _shared(
         self, sequences: list[Sequence], prospects: list[Prospect], more: int, *, sure: bool = False
@@ -167,7 +175,10 @@ class _Known:
     """About the running sequences, while none of them changes."""
 
     sequences: list[Sequence] = field(default_factory=list)
+    sum_of_ends: int = 0
+    """The pages of all of them, each at its own end"""
     outlook: Outlook = field(default_factory=Outlook)
+    """Of the first ones: as many as there were when somebody asked what they need"""
     payers: dict[bool, Payers] = field(default_factory=dict)
     """Of all, and of those that surely become as long as they can"""
     declined: dict[tuple[tuple[float, ...], tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)

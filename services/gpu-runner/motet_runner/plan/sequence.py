@@ -188,16 +188,33 @@ class Sequence:
     @property
     def prospect(self) -> Prospect:
         """Without an estimate, its answer is expected to end with its promise."""
-        tokens, generated, most, _, most_pages = longest = self.longest_life
+        tokens = len(self.tokens) + self.pending  # see `length`, which a forecast would ask for very often
+        generated = tokens - self.prompt_tokens
+        tokens -= self.left_pages * PAGE_TOKENS
+        law = self.law or _ENDLESS
+        return Prospect(tokens, generated, self._most_expected(generated), law, self.held_at_most)
+
+    @property
+    def end_pages(self) -> int:
+        """How many pages it needs at the end of its prospect. The sum of all is never less than any need of theirs, and
+        it costs little."""
+        tokens = len(self.tokens) + self.pending
+        generated = tokens - self.prompt_tokens
+        steps = self._most_expected(generated) - generated - 1
+        pages = pages_for(tokens + steps if steps > 0 else tokens) - self.left_pages
+        return pages if self.window is None else min(pages, self.held_at_most)
+
+    def _most_expected(self, generated: int) -> int:
+        most = self.new.sampling.max_tokens
         if self.law is not None:
-            return Prospect(tokens, generated, most, self.law, most_pages)
+            return most
         promised = max(self.new.promise, self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens
-        return longest._replace(most=max(generated, min(most, promised)))
+        return max(generated, min(most, promised))
 
     @property
     def longest_life(self) -> Prospect:
         """What it needs if its answer becomes as long as it can."""
-        tokens = len(self.tokens) + self.pending  # see `length`, which a forecast would ask for very often
+        tokens = len(self.tokens) + self.pending
         generated = tokens - self.prompt_tokens
         tokens -= self.left_pages * PAGE_TOKENS
         return Prospect(tokens, generated, self.new.sampling.max_tokens, _ENDLESS, self.held_at_most)
