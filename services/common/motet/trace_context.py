@@ -28,7 +28,7 @@ def traceparent_of(values: Sequence[str]) -> str:
 
 def trace_of(traceparent: str) -> str:
     """The id of the trace; empty: it names none."""
-    return traceparent_of([traceparent])[3:35]
+    return traceparent_of([traceparent])[3:35] if traceparent else ""
 
 
 def in_log(traceparent: str) -> dict[str, str]:

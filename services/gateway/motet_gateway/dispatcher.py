@@ -6,6 +6,7 @@ lost there and the scheduler places them again.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVarTuple
 
 import structlog
 
@@ -49,6 +50,7 @@ from motet_gateway.runner_streams import RunnerStreams
 
 log = structlog.get_logger(__name__)
 
+Arguments = TypeVarTuple("Arguments")
 
 MAX_LIVE_IN_MESSAGE = 128
 """Requests that one message tells a scheduler of: it takes in a message as a whole, and everybody else waits then."""
@@ -175,9 +177,12 @@ class Dispatcher:
     def _scheduler_lost(self, _why: str) -> None:
         for live in list(self.choices.values()):
             if live.generation.phase is GenerationPhase.WAITING:
-                with self._failing_alone(live):
-                    live.record.without_scheduler(self._clock())
-                    live.sink.waiting(NO_SCHEDULER)
+                self._alone(live, self._without_scheduler, live)
+
+    def _without_scheduler(self, live: LiveChoice) -> Iterable[Effect]:
+        live.record.without_scheduler(self._clock())
+        live.sink.waiting(NO_SCHEDULER)
+        return ()
 
     def _from_scheduler(self, message: scheduler_pb2.ServeDown) -> None:
         match message.WhichOneof("message"):
@@ -288,8 +293,7 @@ class Dispatcher:
                         self._metrics.dropped.labels("ended").inc()
                     elif self._is_from_its_runner(live, sequence.epoch, address):
                         live.heard_at = now
-                        with self._failing_alone(live):
-                            self._carry_out(live, live.generation.step(sequence))
+                        self._alone(live, live.generation.step, sequence)
                 for progress in message.step.progress:
                     self._progress(progress, address)
             case "declined":
@@ -301,8 +305,7 @@ class Dispatcher:
                 if placed is not None and 0 < declined.term < placed.term:
                     self._metrics.dropped.labels("stale term").inc()
                 else:
-                    with self._failing_alone(live):
-                        self._carry_out(live, live.generation.declined(declined.epoch, declined.failure))
+                    self._alone(live, live.generation.declined, declined.epoch, declined.failure)
             case "engine_died":
                 self._runner_gone(address, f"the engine died: {message.engine_died.why}", Loss.ENGINE_DIED)
             case "welcome":
@@ -325,14 +328,16 @@ class Dispatcher:
 
     def _progress(self, progress: runner_pb2.SequenceProgress, address: str) -> None:
         live = self.choices.get(progress.request)
-        if live is None or not self._is_from_its_runner(live, progress.epoch, address):
-            return
+        if live is not None and self._is_from_its_runner(live, progress.epoch, address):
+            self._alone(live, self._progressed, live, progress)
+
+    def _progressed(self, live: LiveChoice, progress: runner_pb2.SequenceProgress) -> Iterable[Effect]:
         live.generation.alone = progress.alone
         live.record.progressed(progress, live.order.adapter, self._clock())
         if live.pause is not None and (part := _PARTS.get(progress.state)) is not None:
             live.pause.enter(part, self._clock())
-        with self._failing_alone(live):
-            live.sink.waiting(choice_messages.waiting_for(progress, live.order))
+        live.sink.waiting(choice_messages.waiting_for(progress, live.order))
+        return ()
 
     def _runner_is(self, address: str, incarnation: str) -> None:
         """If another process listens at the address now, requests placed on the old one are lost."""
@@ -351,14 +356,12 @@ class Dispatcher:
                 continue
             if unless_incarnation and placement.incarnation in ("", unless_incarnation):
                 continue
-            with self._failing_alone(live):
-                self._carry_out(live, live.generation.runner_lost(why, loss))
+            self._alone(live, live.generation.runner_lost, why, loss)
 
     def _unreachable(self, placement: RunnerPlacement, request: str, why: str) -> None:
         live = self.choices.get(request)
         if live is not None and live.generation.epoch == placement.epoch:
-            with self._failing_alone(live):
-                self._carry_out(live, live.generation.unreachable(why))
+            self._alone(live, live.generation.unreachable, why)
 
     # ------------------------------------------------------------------------------------------------------- carry out
 
@@ -407,8 +410,10 @@ class Dispatcher:
         """If its runner would ignore what it asks for, look for another one. A runner says what it knows before it
         sends anything else, so no answer has begun."""
         order = live.order
+        if not (unknown := self.runners.unknown_fields(address)):
+            return False
         asked = [field.name for field, _ in order.sampling.ListFields()] + ["cache_salt"] * bool(order.cache_salt)
-        if not (ignored := self.runners.ignores(address, asked)):
+        if not (ignored := [name for name in asked if name in unknown]):
             return False
         error = StructuredOutputUnavailable(
             f"Runners are of an earlier version than this gateway, and do not know {', '.join(ignored)}. Leave it out, "
@@ -430,8 +435,13 @@ class Dispatcher:
         except Exception:
             log.exception("request_end_failed", **_named(live))
 
-    def _failing_alone(self, live: LiveChoice) -> "_FailingAlone":
-        return _FailingAlone(self._break_off, live)
+    def _alone(self, live: LiveChoice, call: Callable[[*Arguments], Iterable[Effect]], *arguments: *Arguments) -> None:
+        """Carry out what the call returns. An error ends this choice, and not the message or stream that others use,
+        too."""
+        try:
+            self._carry_out(live, call(*arguments))
+        except Exception as error:
+            self._break_off(live, known_error(error, **_named(live)))
 
     def _break_off(self, live: LiveChoice, error: MotetError) -> None:
         """End one choice with an error."""
@@ -509,24 +519,3 @@ _PARTS = {
     common_pb2.SEQUENCE_STATE_LOADING: PausePart.ADAPTER,
     common_pb2.SEQUENCE_STATE_PREFILL: PausePart.RECOMPUTE,
 }
-
-
-class _FailingAlone:
-    """An error in this block ends one choice, and not the message or stream that others use, too.
-
-    A class, because it is entered for every token: a generator's context manager takes four times as long.
-    """
-
-    __slots__ = ("_break_off", "_live")
-
-    def __init__(self, break_off: Callable[[LiveChoice, MotetError], None], live: LiveChoice) -> None:
-        self._break_off = break_off
-        self._live = live
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._break_off(self._live, known_error(error, **_named(self._live)))
-        return True

@@ -15,9 +15,9 @@ from motet.sampling import IN_BODIES, MAX_TOP_LOGPROBS, OPTIONS, USUAL, Sampling
 from motet_gateway.grammars.parameters import FIELDS as GRAMMAR_FIELDS
 from motet_gateway.grammars.parameters import grammar_of
 from motet_gateway.model_not_found import shown
-from motet_gateway.reasoning import EFFORTS, with_reasoning
+from motet_gateway.reasoning import EFFORTS, read_reasoning
 from motet_gateway.tokens.text_model import ModelTokenizer
-from motet_gateway.tools.messages import EarlierArguments, with_calls
+from motet_gateway.tools.messages import EarlierArguments, read_calls
 from motet_gateway.tools.parameters import OfferedTools, offered_tools
 from motet_gateway.unsupported_parameters import UNSUPPORTED, refuse_known_to_others
 
@@ -64,6 +64,10 @@ def same_as(option: str, *others: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+_KNOWN = frozenset().union(IN_BODIES, UNSUPPORTED, GRAMMAR_FIELDS)
+"""Fields that no class below has, and that act or are refused"""
+
+
 def _or_empty(name: Any) -> Any:
     return "" if name is None else name
 
@@ -75,6 +79,9 @@ class StreamOptions(DescribedModel):
     """One more event before `[DONE]` has the usage of the whole answer."""
     continuous_usage_stats: bool = False
     """Every event has the usage so far."""
+
+
+_NO_USAGE = StreamOptions()
 
 
 class Body(DescribedModel):
@@ -178,8 +185,7 @@ class Body(DescribedModel):
 
     def unknown_fields(self) -> list[str]:
         """In the order of the body."""
-        known = (self.hints, IN_BODIES, UNSUPPORTED, GRAMMAR_FIELDS)
-        return [name for name in self.model_extra or {} if not any(name in one for one in known)]
+        return [name for name in self.model_extra or () if name not in _KNOWN and name not in self.hints]
 
     def refuse_unsupported(self) -> None:
         _ = self.options  # checks them
@@ -286,7 +292,8 @@ class ForbiddingBody(Body):
     the tokenizer makes of it, by itself and behind a blank."""
 
     def forbidden_words(self) -> list[str]:
-        words = [] if self.bad_words is None else self.bad_words
+        if (words := self.bad_words) is None:
+            return []
         if (
             not isinstance(words, list)
             or len(words) > MAX_BAD_WORDS
@@ -352,10 +359,10 @@ class ChoicesBody(ForbiddingBody):
     def scores_for(self) -> Sequence[str]:
         return () if self.prompt_logprobs is None else ("prompt_logprobs",)
 
-    @cached_property
+    @property
     def usage_wanted(self) -> StreamOptions:
         """`stream_options`, as far as they act."""
-        return (self.stream_options if self.stream else None) or StreamOptions()
+        return (self.stream_options if self.stream else None) or _NO_USAGE
 
     @cached_property
     def grammar_asked(self) -> tuple[str, Grammar] | None:
@@ -715,20 +722,23 @@ def _plain(message: Mapping[str, Any], where: str, earlier: EarlierArguments, *,
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role: must be a string such as 'user'", param=f"{where}.role")
-    message = with_reasoning(with_calls(message, where, earlier), where)
+    plain = dict(message)
+    read_calls(plain, where, earlier)
+    read_reasoning(plain, where)
     content = message.get("content")
     if content is None and role != "assistant":
         raise InvalidRequest(f"{where}.content: this field is required", param=f"{where}.content")
     if isinstance(content, list):
         texts = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
         if parts:
-            return {**message, "content": [{"type": "text", "text": text} for text in texts]}
-        text = "\n".join(texts)
+            plain["content"] = [{"type": "text", "text": text} for text in texts]
+        else:
+            plain["content"] = "\n".join(texts)
     elif content is None or isinstance(content, str):
-        text = content or ""
+        plain["content"] = content or ""
     else:
         raise InvalidRequest(f"{where}.content: must be a string or a list of text parts", param=f"{where}.content")
-    return {**message, "content": text}
+    return plain
 
 
 def _part(part: Any, where: str) -> str:

@@ -1,6 +1,6 @@
 """What requests say about reasoning, and how an answer's reasoning is found. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from motet.chat_formats import ChatFormats
@@ -9,6 +9,7 @@ from motet.reasoning.formats import ExpectedReasoning, is_begun, known_format
 from motet_gateway.tokens.text_model import ModelTokenizer
 
 EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh")
+_NAMES = ("reasoning_content", "reasoning")
 _TAIL_TOKENS = 32
 """Of the prompt: a tag has fewer, with white space behind it."""
 
@@ -29,12 +30,13 @@ def effort_variables(effort: str) -> dict[str, Any]:
     return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
 
 
-def with_reasoning(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The message, with its reasoning by both names: templates read one or the other."""
-    names = ("reasoning_content", "reasoning")
-    for name in names:
-        if not isinstance(message.get(name), str | None):
+def read_reasoning(message: dict[str, Any], where: str) -> None:
+    """Put the message's reasoning under both names: templates read one or the other. Without any, it has neither."""
+    said = None
+    for name in _NAMES:
+        value = message.pop(name, None)
+        if not isinstance(value, str | None):
             raise InvalidRequest(f"{where}.{name}: must be a string", param=f"{where}.{name}")
-    plain = {name: value for name, value in message.items() if name not in names}
-    said = next((message[name] for name in names if message.get(name)), None)
-    return plain if said is None else plain | dict.fromkeys(names, said)
+        said = said or value
+    if said:
+        message |= dict.fromkeys(_NAMES, said)

@@ -15,8 +15,10 @@ from motet_gateway.generation import RunnerPlacement
 
 log = structlog.get_logger(__name__)
 
-_EARLIER_FIELDS = frozenset(field.name for field in runner_pb2.Sampling.DESCRIPTOR.fields if field.number <= 24)
-"""What each runner knows, whatever it says."""
+_FIELDS = frozenset(
+    [field.name for field in runner_pb2.Sampling.DESCRIPTOR.fields if field.number > 24] + ["cache_salt"]
+)
+"""Of Sampling and Submit: what not every runner knows, but only those that say it"""
 
 OnMessage = Callable[[str, runner_pb2.GenerateDown], None]
 """Called with a runner's address and each of its messages."""
@@ -68,15 +70,13 @@ class RunnerStreams:
 
     def welcomed(self, address: str, welcome: runner_pb2.GenerateWelcome) -> None:
         if (stream := self.streams.get(address)) is not None:
-            stream.known = _EARLIER_FIELDS.union(welcome.fields)
+            stream.unknown = _FIELDS.difference(welcome.fields)
 
-    def ignores(self, address: str, asked: Iterable[str]) -> list[str]:
-        """What the runner there would not do, because its version does not know it. Before it has said what it knows:
-        nothing."""
+    def unknown_fields(self, address: str) -> frozenset[str]:
+        """What the version of the runner there does not know, so that it would ignore it. Before it has said what it
+        knows: nothing."""
         stream = self.streams.get(address)
-        if stream is None or stream.known is None:
-            return []
-        return [name for name in asked if name not in stream.known]
+        return frozenset() if stream is None else stream.unknown
 
     async def close(self) -> None:
         tasks = [stream.close() for stream in self.streams.values()]
@@ -104,8 +104,8 @@ class _Stream:
         self._address = address
         self._on_unreachable = on_unreachable
         self._connect_seconds = connect_seconds
-        self.known: frozenset[str] | None = None
-        """The fields of Submit and Sampling that the runner knows. None: it has not said it yet."""
+        self.unknown = frozenset[str]()
+        """The fields of Submit and Sampling that the runner does not know, as far as it has said what it knows."""
         self._unsent: dict[str, tuple[RunnerPlacement, runner_pb2.Submit, asyncio.TimerHandle]] = {}
         self.link: Link[runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Link(
             "runner",
@@ -140,7 +140,7 @@ class _Stream:
         return self._task
 
     def _lost(self, on_stream_lost: OnStreamLost, why: str) -> None:
-        self.known = None
+        self.unknown = frozenset()
         on_stream_lost(self._address, why)
 
     def _send_waiting(self) -> None:

@@ -55,7 +55,6 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
             continue_final_message=bool(body.continue_final_message),
             extra=extra,
         )
-    with _named(body.prompt_field):
         rendered = await tokenising.renderer.render(template, context)
     # The chat template adds the special tokens itself.
     (tokens,) = await tokenising.encode([rendered], special=bool(body.add_special_tokens), field=body.prompt_field)

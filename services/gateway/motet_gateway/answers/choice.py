@@ -67,6 +67,7 @@ class ChoiceText:
         "index",
         "logprobs",
         "on_placed",
+        "over",
         "score",
         "stop_here",
         "tokens",
@@ -132,6 +133,7 @@ class ChoiceText:
         self.tokens = 0
         self.finish: EndReason | None = None
         self.error: MotetError | None = None
+        self.over = False
         self.waiting_for = ""
 
     @property
@@ -164,10 +166,6 @@ class ChoiceText:
         if self._splitter is None:
             return None
         return self._reasoning_tokens if self._splitter.found else 0
-
-    @property
-    def over(self) -> bool:
-        return self.finish is not None or self.error is not None
 
     def placed(self) -> None:
         self.waiting_for = ""
@@ -294,6 +292,7 @@ class ChoiceText:
             self.error = Internal("The gateway failed at the end of this answer; its log says why.")
             raise
         finally:  # otherwise the client would wait until its deadline
+            self.over = True
             self.changed(self)
 
     def _flush_text(self, how: EndReason) -> EndReason:

@@ -69,7 +69,8 @@ class GenerateRoutes:
         except MotetError as error:
             gateway.metrics.requests.labels(*gateway.metrics.who(caller.tenant, ""), str(error.mapping.http)).inc()
             raise
-        gateway.metrics.unknown_fields.inc(len(body.unknown_fields()))
+        if unknown := body.unknown_fields():
+            gateway.metrics.unknown_fields.inc(len(unknown))
         if Headers(scope=scope).get("x-stainless-retry-count", "0") != "0":
             gateway.metrics.client_retries.inc()
         http = {"http_id": request_id_of(scope), "traceparent": traceparent_of_request(scope)}

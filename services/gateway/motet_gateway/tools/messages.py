@@ -57,20 +57,20 @@ class EarlierArguments:
         return value
 
 
-def with_calls(message: Mapping[str, Any], where: str, earlier: EarlierArguments) -> dict[str, Any]:
-    """The message, its calls checked. Templates look whether there are `tool_calls`: an empty list is left out."""
-    plain = {name: value for name, value in message.items() if name != "tool_calls"}
-    if not isinstance(plain.get("tool_call_id") or "", str):
+def read_calls(message: dict[str, Any], where: str, earlier: EarlierArguments) -> None:
+    """Check the message's calls and make their arguments objects. Templates look whether there are `tool_calls`: an
+    empty list is left out."""
+    if not isinstance(message.get("tool_call_id") or "", str):
         raise _wrong(f"{where}.tool_call_id", "must be the id of a call, as a string")
-    calls = message.get("tool_calls")
+    calls = message.pop("tool_calls", None)
     if calls is None or calls == []:
-        return plain
+        return
     where = f"{where}.tool_calls"
     if not isinstance(calls, list):
         raise _wrong(where, "must be a list of calls")
     if message.get("role") != "assistant":
         raise _wrong(where, "only messages of the role assistant call tools")
-    return plain | {"tool_calls": [_call(call, f"{where}[{at}]", earlier) for at, call in enumerate(calls)]}
+    message["tool_calls"] = [_call(call, f"{where}[{at}]", earlier) for at, call in enumerate(calls)]
 
 
 def _call(call: Any, where: str, earlier: EarlierArguments) -> dict[str, Any]:
