@@ -429,7 +429,7 @@ async def test_a_template_without_end_meets_the_limits_of_a_process() -> None:
                 await here.render(endless, encoded(HELLO))
 
 
-async def test_a_template_that_was_slow_once_stays_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_template_that_is_slow_stays_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_renderer, "SLOW_SECONDS", 0.0)
     bundled = TemplateText(BUNDLED, {})
     async with renderer(bundled) as here:
@@ -437,6 +437,37 @@ async def test_a_template_that_was_slow_once_stays_in_processes(monkeypatch: pyt
         for children_then in (0, 1):
             await here.render(bundled, encoded(HELLO))
             assert len(children()) == children_then
+
+
+async def test_a_template_that_the_garbage_collector_interrupts_stays_here() -> None:
+    """Otherwise every template would soon be rendered in processes, which costs each request several times as much."""
+    bundled = TemplateText(BUNDLED, {})
+
+    def collect(_phase: str, _info: object) -> None:
+        until = time.thread_time() + 1.5 * chat_renderer.SLOW_SECONDS
+        while time.thread_time() < until:
+            pass
+
+    async with renderer(bundled) as here:
+        await end_processes()
+        metered = here.metered[bundled.digest]
+        assert metered is not None
+        plain = metered.render
+
+        def interrupted(context: bytes) -> str:
+            metered.render = plain  # type: ignore[method-assign]
+            gc.collect(0)
+            return plain(context)
+
+        metered.render = interrupted  # type: ignore[method-assign]
+        gc.callbacks.append(collect)
+        try:
+            await here.render(bundled, encoded(HELLO))
+        finally:
+            gc.callbacks.remove(collect)
+        assert metered.render == plain, "it was interrupted"
+        await here.render(bundled, encoded(HELLO))
+        assert not children()
 
 
 async def test_a_templates_refusal_reaches_the_client_in_both_ways_of_rendering() -> None:
