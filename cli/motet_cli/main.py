@@ -5,12 +5,15 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from motet.imports import without_collections
 
-from motet.errors import MotetError, SetupError
-from motet.service_main import SETUP_FAILED
-from motet_cli import engine_app, key_app, plan_app, predict_app, profile_app, workload_app
-from motet_cli.options import DataDir
+with without_collections():
+    import typer
+
+    from motet.errors import MotetError, SetupError
+    from motet.service_main import SETUP_FAILED
+    from motet_cli import engine_app, key_app, plan_app, predict_app, profile_app, workload_app
+    from motet_cli.options import DataDir
 
 app = typer.Typer(
     name="motet",

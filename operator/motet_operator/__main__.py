@@ -1,11 +1,14 @@
 """`python -m motet_operator`: the local operator, as `motet up` starts it."""
 
-from motet.service_main import read, run
-from motet.settings import ProcessSettings
-from motet.surroundings import real_surroundings
-from motet_operator.local.local_operator import LocalOperator
-from motet_operator.local.state_directory import StateDirectory
-from motet_operator.settings import Settings
+from motet.imports import without_collections
+
+with without_collections():
+    from motet.service_main import read, run
+    from motet.settings import ProcessSettings
+    from motet.surroundings import real_surroundings
+    from motet_operator.local.local_operator import LocalOperator
+    from motet_operator.local.state_directory import StateDirectory
+    from motet_operator.settings import Settings
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """The engine's process until it has an engine."""
 
 import asyncio
-import gc
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -9,7 +8,6 @@ from prometheus_client import CollectorRegistry
 from motet.health import Health
 from motet.settings import Addresses, ProcessSettings
 from motet_runner.engine_client import EngineClient
-from motet_runner.engine_process import without_collections
 from motet_runner.interface import EngineConfig
 from motet_runner.service import RunnerService
 from motet_runner.settings import Settings
@@ -17,18 +15,6 @@ from motet_simulator.fake_engine import FakeEngine
 from tests.runner.random_models import save_base
 from tests.support.surroundings import REAL
 from tests.support.thread_engine import ThreadEngineClient
-
-
-def test_objects_made_without_collections_are_never_scanned() -> None:
-    with without_collections():
-        assert not gc.isenabled()
-        made: list[object] = [[]]
-    try:
-        assert gc.isenabled()
-        assert all(made is not one and made[0] is not one for one in gc.get_objects())
-    finally:
-        gc.unfreeze()
-    assert any(made is one for one in gc.get_objects())
 
 
 async def test_the_process_says_how_much_of_the_weights_it_has_read(tmp_path: Path) -> None:

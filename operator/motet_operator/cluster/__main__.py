@@ -2,14 +2,17 @@
 
 import asyncio
 
-from prometheus_client import CollectorRegistry
+from motet.imports import without_collections
 
-from motet.health import Health
-from motet.service_main import read, run
-from motet.settings import LeaseSettings, ProcessSettings
-from motet.surroundings import real_surroundings
-from motet_operator.cluster.cluster_operator import ClusterOperator
-from motet_operator.settings import ClusterSettings
+with without_collections():
+    from prometheus_client import CollectorRegistry
+
+    from motet.health import Health
+    from motet.service_main import read, run
+    from motet.settings import LeaseSettings, ProcessSettings
+    from motet.surroundings import real_surroundings
+    from motet_operator.cluster.cluster_operator import ClusterOperator
+    from motet_operator.settings import ClusterSettings
 
 
 def main() -> None:

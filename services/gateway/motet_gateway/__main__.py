@@ -3,21 +3,24 @@
 import asyncio
 import gc
 
-import structlog
-import uvloop
-from prometheus_client import CollectorRegistry
+from motet.imports import without_collections
 
-from motet.health import Health
-from motet.service_main import read, run
-from motet.settings import Addresses, Database, ProcessSettings
-from motet.surroundings import real_surroundings
-from motet.task_group import end
-from motet_gateway.app import build_app
-from motet_gateway.gateway import Gateway
-from motet_gateway.identity.access import source_of
-from motet_gateway.metrics import Metrics
-from motet_gateway.server import LAST_SECONDS, HttpServer, listening
-from motet_gateway.settings import Settings
+with without_collections():
+    import structlog
+    import uvloop
+    from prometheus_client import CollectorRegistry
+
+    from motet.health import Health
+    from motet.service_main import read, run
+    from motet.settings import Addresses, Database, ProcessSettings
+    from motet.surroundings import real_surroundings
+    from motet.task_group import end
+    from motet_gateway.app import build_app
+    from motet_gateway.gateway import Gateway
+    from motet_gateway.identity.access import source_of
+    from motet_gateway.metrics import Metrics
+    from motet_gateway.server import LAST_SECONDS, HttpServer, listening
+    from motet_gateway.settings import Settings
 
 log = structlog.get_logger(__name__)
 

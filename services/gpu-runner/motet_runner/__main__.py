@@ -3,19 +3,22 @@
 import asyncio
 import sys
 
-import structlog
-import uvloop
-from prometheus_client import CollectorRegistry
+from motet.imports import without_collections
 
-from motet.health import Health
-from motet.service_main import read, run, run_until
-from motet.settings import Addresses, ProcessSettings
-from motet.surroundings import real_surroundings
-from motet_runner.engine_client import EngineClient, EngineDied
-from motet_runner.service import RunnerService
-from motet_runner.settings import Settings
-from motet_runner.sources.base_model import model_folder
-from motet_runner.sources.source_access import Sources
+with without_collections():
+    import structlog
+    import uvloop
+    from prometheus_client import CollectorRegistry
+
+    from motet.health import Health
+    from motet.service_main import read, run, run_until
+    from motet.settings import Addresses, ProcessSettings
+    from motet.surroundings import real_surroundings
+    from motet_runner.engine_client import EngineClient, EngineDied
+    from motet_runner.service import RunnerService
+    from motet_runner.settings import Settings
+    from motet_runner.sources.base_model import model_folder
+    from motet_runner.sources.source_access import Sources
 
 log = structlog.get_logger(__name__)
 

@@ -9,21 +9,24 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-import structlog
+from motet.imports import without_collections
 
-from motet.clock import monotonic
-from motet.errors import ModelFolderError, MotetError
-from motet.telemetry import configure_logging
-from motet_runner.engine_loop import EngineLoop
-from motet_runner.engine_messages import Loading, Start
-from motet_runner.grammar_thread import CompileThread
-from motet_runner.interface import Engine, EngineConfig, LoadProgress
-from motet_runner.pipe import Pipe
+with without_collections():
+    import structlog
+
+    from motet.clock import monotonic
+    from motet.errors import ModelFolderError, MotetError
+    from motet.telemetry import configure_logging
+    from motet_runner.engine_loop import EngineLoop
+    from motet_runner.engine_messages import Loading, Start
+    from motet_runner.grammar_thread import CompileThread
+    from motet_runner.interface import Engine, EngineConfig, LoadProgress
+    from motet_runner.pipe import Pipe
 
 log = structlog.get_logger(__name__)
 
@@ -50,18 +53,6 @@ def drive(load: Callable[[], Engine], pipe: Pipe) -> None:
             pipe.send(batch)
             if batch.report_now or pipe.full:
                 pipe.flush()
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Import without garbage collections. Imported objects stay for good, so they are frozen: later collections skip
-    them."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def load_engine(config: EngineConfig, on_progress: LoadProgress) -> Engine:

@@ -2,21 +2,24 @@
 
 import asyncio
 
-from prometheus_client import CollectorRegistry
+from motet.imports import without_collections
 
-from motet.clock import every
-from motet.health import Health
-from motet.service_main import read, run, run_until
-from motet.settings import Addresses, Database, ProcessSettings
-from motet.store import open_store
-from motet.surroundings import real_surroundings
-from motet_predictor.fitted_bytes import MAX_FITTED_BYTES
-from motet_predictor.kept_versions import KeptVersions
-from motet_predictor.metrics import Metrics
-from motet_predictor.persistence import Persistence
-from motet_predictor.refits import PAUSE_AFTER_START_SECONDS, Refits
-from motet_predictor.service import PredictorService, empty_model
-from motet_predictor.settings import Settings
+with without_collections():
+    from prometheus_client import CollectorRegistry
+
+    from motet.clock import every
+    from motet.health import Health
+    from motet.service_main import read, run, run_until
+    from motet.settings import Addresses, Database, ProcessSettings
+    from motet.store import open_store
+    from motet.surroundings import real_surroundings
+    from motet_predictor.fitted_bytes import MAX_FITTED_BYTES
+    from motet_predictor.kept_versions import KeptVersions
+    from motet_predictor.metrics import Metrics
+    from motet_predictor.persistence import Persistence
+    from motet_predictor.refits import PAUSE_AFTER_START_SECONDS, Refits
+    from motet_predictor.service import PredictorService, empty_model
+    from motet_predictor.settings import Settings
 
 WEIGHTS_FILE = "predictor-weights.npz"
 """In the state directory. A refit hands its weights over in it."""

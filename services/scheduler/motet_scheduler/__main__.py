@@ -5,24 +5,27 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import uvloop
-from prometheus_client import CollectorRegistry
+from motet.imports import without_collections
 
-from motet.event_record import record_of
-from motet.health import Health
-from motet.kube import KubeApi
-from motet.leadership import Candidacy, LocalLeadership
-from motet.lease import Election
-from motet.service_main import read, run, run_until
-from motet.settings import Addresses, LeaseSettings, ProcessSettings
-from motet.surroundings import Surroundings, real_surroundings
-from motet_scheduler import leader_loop
-from motet_scheduler.catalog_file import CatalogFile
-from motet_scheduler.garbage import collect_garbage
-from motet_scheduler.leader_only import LeaderOnly
-from motet_scheduler.metrics import Metrics
-from motet_scheduler.service import SchedulerService
-from motet_scheduler.settings import Settings
+with without_collections():
+    import uvloop
+    from prometheus_client import CollectorRegistry
+
+    from motet.event_record import record_of
+    from motet.health import Health
+    from motet.kube import KubeApi
+    from motet.leadership import Candidacy, LocalLeadership
+    from motet.lease import Election
+    from motet.service_main import read, run, run_until
+    from motet.settings import Addresses, LeaseSettings, ProcessSettings
+    from motet.surroundings import Surroundings, real_surroundings
+    from motet_scheduler import leader_loop
+    from motet_scheduler.catalog_file import CatalogFile
+    from motet_scheduler.garbage import collect_garbage
+    from motet_scheduler.leader_only import LeaderOnly
+    from motet_scheduler.metrics import Metrics
+    from motet_scheduler.service import SchedulerService
+    from motet_scheduler.settings import Settings
 
 
 def main() -> None:

@@ -2,16 +2,19 @@
 
 import asyncio
 
-from prometheus_client import CollectorRegistry
+from motet.imports import without_collections
 
-from motet.event_record import record_of
-from motet.health import Health
-from motet.service_main import read, run, run_until
-from motet.settings import Addresses, ProcessSettings
-from motet.surroundings import real_surroundings
-from motet_supervisor.metrics import Metrics
-from motet_supervisor.service import SupervisorService
-from motet_supervisor.settings import Settings
+with without_collections():
+    from prometheus_client import CollectorRegistry
+
+    from motet.event_record import record_of
+    from motet.health import Health
+    from motet.service_main import read, run, run_until
+    from motet.settings import Addresses, ProcessSettings
+    from motet.surroundings import real_surroundings
+    from motet_supervisor.metrics import Metrics
+    from motet_supervisor.service import SupervisorService
+    from motet_supervisor.settings import Settings
 
 
 def main() -> None:
