@@ -8,24 +8,26 @@ sequences, with prompts in chunks of 512 tokens but for the presets `ft-max`, `s
 - `promises`: promises of the 80 % quantile, whose sum the memory holds: the preset `paged-promises`;
 - `forecast`: the largest need at any later step is forecast to fit, as by the preset `paged-chunk`. All it knows are
   four quantiles of all answers;
-- `on demand`: as vLLM. A request begins when its prompt has pages; when pages are short, the newest
-  request loses its own and is computed again, before others begin;
+- `on demand`: as vLLM, which by default admits prompts as a whole (`scheduler_reserve_full_isl`). A request begins when
+  its prompt has pages; when pages are short, the newest request loses its own and is computed again, before others
+  begin;
 - `ratio`: as SGLang. A request begins if the tokens that are left to all others, times one ratio, leave room for all of
   its own. The ratio falls from 0.7 to 0.098 in 600 steps. When pages are short, the requests with the fewest tokens
-  lose theirs until 20 steps have room, and the ratio becomes what would have sufficed.
+  lose theirs until 20 steps have room, and the ratio becomes what would have sufficed;
+- `told`: as `forecast`, but it knows each length: what the best estimates could give, while requests begin by arrival.
 
 `recomputed` is the share of computed tokens that had been computed before; `parked` that of requests that ever lost
 their pages. Mistaken estimates are all halved or all doubled.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.harness import Result
-from benchmarks.virtual_plan import Request, Runner, Step, Workload, workloads
+from benchmarks.virtual_plan import Request, Runner, Step, Waiting, Workload, workloads
 from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
-from motet_runner.interface import State
+from motet_runner.interface import NewSequence, State
 from motet_runner.plan import Sequence
 
 STEP_MS, SEQUENCE_MS, PROMPT_TOKEN_MS = 44.0, 0.43, 0.18
@@ -41,6 +43,8 @@ LONGEST_COUNTED = 4096
 STEPS_WITH_ROOM = 20
 PRESSED = ("azure_conv", "sharegpt")
 """The workloads on which pages are short."""
+SURELY_LONGEST = (1 << 50,) * 4
+"""Quantiles of an answer that ends at its `max_tokens`"""
 MISTAKES: dict[str, float] = {"halved": 0.5, "doubled": 2.0}
 
 
@@ -119,6 +123,15 @@ class GlobalRatio(OnDemand):
         self._ratio = min(1.0, decoded / sum(one.new.sampling.max_tokens for one in running))
 
 
+class Told(Runner):
+    def __init__(self, workload: Workload, *, pages: int) -> None:
+        super().__init__(workload, "paged-chunk", pages=pages, places=pages)
+
+    def _new(self, one: Waiting) -> NewSequence:
+        new, length = super()._new(one), one.request.output
+        return replace(new, quantiles=SURELY_LONGEST, sampling=replace(new.sampling, max_tokens=length))
+
+
 def _left(sequence: Sequence) -> int:
     """How many tokens may still come."""
     return sequence.new.sampling.max_tokens - sequence.output_tokens
@@ -166,6 +179,7 @@ WAYS: dict[str, Callable[[Workload, int], Runner]] = {
     "on demand": lambda workload, pages: OnDemand(workload, pages=pages),
     "ratio": lambda workload, pages: GlobalRatio(workload, pages=pages),
 } | {f"{name} estimates": _preset("paged-chunk", factor) for name, factor in MISTAKES.items()}
+TOLD: dict[str, Callable[[Workload, int], Runner]] = {"told": lambda workload, pages: Told(workload, pages=pages)}
 OF_MEMORY = ("ft-max", "s3", "oracle")
 """The presets that are compared with both where promises of the model's maximum are one of them."""
 
@@ -186,7 +200,10 @@ def measure(count: int, data: Path | None) -> list[Result]:
     given = {workload.name: workload for workload in workloads(count, data)}
     given["alpaca"] = next(workloads(MANY_SHORT * count, None))
     results = _against_baseline(given["alpaca"])
-    found = {name: run_all(given[name], WAYS, TOKENS.get(name, USUAL_TOKENS)) for name in given}
+    found = {
+        name: run_all(given[name], WAYS | TOLD if name in PRESSED else WAYS, TOKENS.get(name, USUAL_TOKENS))
+        for name in given
+    }
     gains = {name: _gain(ways, "on demand") for name, ways in found.items()}
     for name, gain in gains.items():
         results.append(Result(f"throughput_vs_paged_{name}", gain, "x"))
@@ -194,6 +211,8 @@ def measure(count: int, data: Path | None) -> list[Result]:
             Result(f"mistaken_{how}_{name}", _gain(found[name], "on demand", f"{how} estimates"), "x")
             for how in MISTAKES
         ]
+        if name in PRESSED:
+            results.append(Result(f"told_vs_paged_{name}", _gain(found[name], "on demand", "told"), "x"))
     if not set(PRESSED) <= found.keys():
         return results
     worst = min(gain for name, gain in gains.items() if name != PRESSED[0])
