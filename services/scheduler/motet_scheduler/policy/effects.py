@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from motet.domain import NO_TENANT, Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import BatchCap, Capacity, Failure, KernelState, RunnerIdentity, Tier
 from motet.shares import DEFAULT_WEIGHT
+from motet.value import value
 from motet_scheduler.policy.quotas.accounts import AccountLevel
 from motet_scheduler.policy.values import (
     AdapterReadiness,
@@ -20,7 +21,7 @@ from motet_scheduler.policy.values import (
 # --------------------------------------------------------------------------------------------------------- to gateways
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class SendPlaced:
     gateway: str
     request: RequestId
@@ -54,7 +55,7 @@ class SendRefused:
     """That it may not draw from."""
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class SendPosition:
     gateway: str
     request: RequestId
@@ -77,7 +78,7 @@ class PublishCatalog:
 # ---------------------------------------------------------------------------------------------------------- to runners
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class ExpectRequest:
     instance: InstanceName
     request: RequestId
@@ -87,7 +88,7 @@ class ExpectRequest:
     gateway: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class EnsureAdapter:
     order: int
     """Its number, which every answer repeats."""

@@ -14,6 +14,7 @@ from motet.runner_info import (
     RunnerRequest,
     Tier,
 )
+from motet.value import value
 from motet_scheduler.policy.quotas.accounts import AccountLevel
 from motet_scheduler.policy.values import (
     AdapterRef,
@@ -32,7 +33,7 @@ from motet_scheduler.policy.values import (
 # ----------------------------------------------------------------------------------------------------------- gateways
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Enqueued:
     gateway: str
     request: RequestId
@@ -124,7 +125,7 @@ class CancelRequested:
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class RequestFinished:
     gateway: str
     request: RequestId

@@ -227,6 +227,8 @@ class RequestLifecycle:
             self._moving[runner] = (why, sorted(left, key=lambda request: request.key, reverse=True))
 
     def move_some(self) -> None:
+        if not self._moving:  # mostly, and each event asks
+            return
         may_move = MOVED_AT_ONCE
         for runner, (why, left) in list(self._moving.items()):
             if runner.takes_work:

@@ -7,6 +7,7 @@ from math import inf, log2
 from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity
+from motet.value import value
 from motet_scheduler.policy.quotas.draws import Draw
 from motet_scheduler.policy.shares import Charge, Flow, Share, Turn
 from motet_scheduler.policy.values import Estimate, GroupName, KeyAccount, Promise, SchedulerConfig
@@ -28,7 +29,7 @@ PageNeed = tuple[int, int]
 """How many pages a request needs, and how many its adapter takes beside them."""
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class Placement:
     """Where a request runs, under which epoch. The incarnation distinguishes a restarted runner from the process
     before."""
@@ -43,7 +44,7 @@ class Placement:
         return (epoch, runner.instance, runner.incarnation) == (self.epoch, self.instance, self.incarnation)
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class Requirement:
     """What a request needs on a runner of this capacity, after `delivered` tokens."""
 

@@ -24,13 +24,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from motet.runner_info import Tier
+from motet.value import value
 from motet_scheduler.policy.headroom import NOTHING_KEPT, KeptFrom, leaves_headroom
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import Promise, SchedulerConfig
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class Chosen:
     runner: Runner
     promise: Promise

@@ -8,6 +8,7 @@ from motet.chat_formats import UNDECLARED, ChatFormats
 from motet.domain import Digest, ObjectName
 from motet.promises import PROMISE_QUANTILES
 from motet.runner_info import Failure, RequestClass
+from motet.value import value
 
 GroupName = NewType("GroupName", str)
 """namespace/name of the pool group whose base model and adapters a runner serves."""
@@ -72,7 +73,7 @@ class AdapterReadiness(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Estimate:
     """Output length in tokens, as quantiles; zeros if there is no estimate."""
 
@@ -92,7 +93,7 @@ class Estimate:
         return self.quantiles[PROMISE_QUANTILES.index(percent)]
 
 
-@dataclass(frozen=True, slots=True)
+@value()
 class Promise:
     """What is reserved for a request. The ledger compares `pages`."""
 
