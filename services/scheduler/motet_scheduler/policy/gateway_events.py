@@ -52,7 +52,7 @@ class GatewayEvents:
                 self._lifecycle.leave_queue(one)
                 one.placement = one.left
         # What waits here is enqueued again: its placement never arrived.
-        self._lifecycle.forget(one for one in known if one.waiting and one.id not in running)
+        self._lifecycle.forget([one for one in known if one.waiting and one.id not in running])
         # Until it has told everything, nothing of it is moved: it may tell of the placement before.
         self._state.gateways.discard(event.gateway)
         self._untold[event.gateway] = dict.fromkeys(one.id for one in known if not one.waiting)
@@ -74,7 +74,7 @@ class GatewayEvents:
             del self._untold[event.gateway]
             self._state.gateways.add(event.gateway)
             requests = self._state.requests
-            self._lifecycle.forget(requests[name] for name in untold if name in requests)
+            self._lifecycle.forget([requests[name] for name in untold if name in requests])
 
     def _adopt(self, gateway: str, live: events.LiveRequest) -> None:
         """Take over a running request as its gateway knows it."""
@@ -136,9 +136,11 @@ class GatewayEvents:
         self._state.held.pop(event.gateway, None)
         self._departed.add(event.gateway)
         self._lifecycle.forget(
-            request
-            for request in self._state.requests.values()
-            if request.gateway == event.gateway and request.waiting and not request.forgotten
+            [
+                request
+                for request in self._state.requests.values()
+                if request.placement is None and request.gateway == event.gateway and not request.forgotten
+            ]
         )
 
     def enqueued(self, event: events.Enqueued) -> None:

@@ -1,7 +1,7 @@
 """Begins, queues, moves and ends requests, and keeps the ledgers in step. Also gives up at deadlines."""
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from heapq import heappop, heappush
 from itertools import count, takewhile
 from math import inf
@@ -116,11 +116,11 @@ class RequestLifecycle:
             queue.remove(request)
             queue.departures.note(self._state.now)
 
-    def forget(self, requests: Iterable[Request]) -> None:
+    def forget(self, requests: Collection[Request]) -> None:
         """End these, some in each event. Nothing is placed or said for them any more."""
         for request in requests:
             request.forgotten = True
-            self._forgotten.append(request)
+        self._forgotten.extend(requests)
 
     def end_forgotten(self) -> None:
         for _ in range(min(ENDED_AT_ONCE, len(self._forgotten))):
