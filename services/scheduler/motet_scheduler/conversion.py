@@ -1,4 +1,7 @@
-"""Converts messages to events and effects to messages: all of the scheduler's protocol."""
+"""Converts messages to events and effects to messages: all of the scheduler's protocol.
+
+What is said of each request is set field by field: to make the same by constructors takes three times as long.
+"""
 
 from math import isfinite
 from typing import NamedTuple, cast
@@ -70,6 +73,11 @@ def read_promise(it: common_pb2.Promise) -> Promise:
 
 def write_promise(it: Promise) -> common_pb2.Promise:
     return common_pb2.Promise(pages=it.pages, tokens=it.tokens, adapter_bytes=it.adapter_bytes, number=it.number)
+
+
+def _set_promise(promise: common_pb2.Promise, it: Promise) -> None:
+    promise.pages, promise.tokens = it.pages, it.tokens
+    promise.adapter_bytes, promise.number = it.adapter_bytes, it.number
 
 
 def _read_estimate(it: common_pb2.Estimate) -> Estimate:
@@ -258,22 +266,16 @@ def serve_event(gateway: str, up: scheduler_pb2.ServeUp) -> events.Event | None:
 
 
 def place(effect: effects.SendPlaced, term: int) -> scheduler_pb2.ServeDown:
-    placed = scheduler_pb2.Placed(
-        term=term,
-        request=effect.request,
-        epoch=effect.epoch,
-        instance=effect.instance,
-        incarnation=effect.incarnation,
-        address=effect.address,
-        promise=write_promise(effect.promise),
-        base_digest=effect.base,
-        accounts=map(_write_account, effect.accounts),
-        weight=effect.weight,
-    )
+    down = scheduler_pb2.ServeDown()
     if effect.moved_reason:
-        moved = scheduler_pb2.Moved(placement=placed, reason=effect.moved_reason, engine_hung=effect.engine_hung)
-        return scheduler_pb2.ServeDown(moved=moved)
-    return scheduler_pb2.ServeDown(placed=placed)
+        down.moved.reason, down.moved.engine_hung = effect.moved_reason, effect.engine_hung
+    placed = down.moved.placement if effect.moved_reason else down.placed
+    placed.term, placed.request, placed.epoch = term, effect.request, effect.epoch
+    placed.instance, placed.incarnation, placed.address = effect.instance, effect.incarnation, effect.address
+    _set_promise(placed.promise, effect.promise)
+    placed.base_digest, placed.weight = effect.base, effect.weight
+    placed.accounts.extend(map(_write_account, effect.accounts))
+    return down
 
 
 def refuse(effect: effects.SendRefused, term: int) -> scheduler_pb2.ServeDown:
@@ -289,11 +291,10 @@ def refuse(effect: effects.SendRefused, term: int) -> scheduler_pb2.ServeDown:
 
 
 def position(effect: effects.SendPosition) -> scheduler_pb2.ServeDown:
-    return scheduler_pb2.ServeDown(
-        position=scheduler_pb2.Position(
-            request=effect.request, position=effect.position, why=effect.why, admitted=effect.admitted
-        )
-    )
+    down = scheduler_pb2.ServeDown()
+    told = down.position
+    told.request, told.position, told.why, told.admitted = effect.request, effect.position, effect.why, effect.admitted
+    return down
 
 
 class CatalogRevision(NamedTuple):
@@ -443,16 +444,12 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
 def runner_message(effect: effects.RunnerEffect, term: int) -> scheduler_pb2.AttachDown:
     match effect:
         case effects.ExpectRequest():
-            return scheduler_pb2.AttachDown(
-                expect=scheduler_pb2.Expect(
-                    term=term,
-                    request=effect.request,
-                    epoch=effect.epoch,
-                    promise=write_promise(effect.promise),
-                    adapter_digest=effect.digest,
-                    gateway=effect.gateway,
-                )
-            )
+            down = scheduler_pb2.AttachDown()
+            expect = down.expect
+            expect.term, expect.request, expect.epoch = term, effect.request, effect.epoch
+            _set_promise(expect.promise, effect.promise)
+            expect.adapter_digest, expect.gateway = effect.digest, effect.gateway
+            return down
         case effects.EnsureAdapter():
             return scheduler_pb2.AttachDown(
                 ensure=scheduler_pb2.EnsureAdapter(
