@@ -451,21 +451,19 @@ def runner_message(effect: effects.RunnerEffect, term: int) -> scheduler_pb2.Att
             expect.adapter_digest, expect.gateway = effect.digest, effect.gateway
             return down
         case effects.EnsureAdapter():
-            return scheduler_pb2.AttachDown(
-                ensure=scheduler_pb2.EnsureAdapter(
-                    term=term,
-                    order=effect.order,
-                    adapter=_write_ref(effect.ref),
-                    source=effect.source,
-                    expected_digest=effect.expected_digest,
-                    stage=cast("common_pb2.AdapterStage.ValueType", int(effect.stage)),
-                    revision=effect.source_revision,
-                    credentials=effect.credentials,
-                    max_bytes=effect.max_bytes,
-                    volume=effect.volume,
-                    folder=effect.folder,
-                )
+            down = scheduler_pb2.AttachDown()
+            ensure, ref = down.ensure, effect.ref
+            ensure.term, ensure.order, ensure.max_bytes = term, effect.order, effect.max_bytes
+            adapter = ensure.adapter
+            adapter.namespace, adapter.name, adapter.generation = ref.namespace, ref.name, ref.generation
+            ensure.source, ensure.revision, ensure.credentials = (
+                effect.source,
+                effect.source_revision,
+                effect.credentials,
             )
+            ensure.expected_digest, ensure.volume, ensure.folder = effect.expected_digest, effect.volume, effect.folder
+            ensure.stage = cast("common_pb2.AdapterStage.ValueType", int(effect.stage))
+            return down
         case effects.DropAdapter():
             return scheduler_pb2.AttachDown(
                 drop=scheduler_pb2.DropAdapter(term=term, digest=effect.digest, adapter=_write_ref(effect.ref))
