@@ -5,6 +5,7 @@ import pytest
 from motet.domain import InstanceName, RequestId
 from motet.runner_info import BatchCap, RunnerIdentity
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.autoscaler import MAX_LOOKED_AT
 from motet_scheduler.policy.values import GroupName, ScalingMode
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready, resident
@@ -237,6 +238,17 @@ def test_adapters_in_use_need_slots_and_resident_ones_need_runners():
     advice_after(resident)
     wait_with_reports(resident, "r0", seconds=31)
     assert desired(resident) == 3
+
+
+def test_adapters_that_nobody_uses_are_not_looked_at(monkeypatch):
+    driver = scaled(adapter("pirate"), adapter("poet"), adapter("pinned", min_replicas=2))
+    driver.attach("r0", pages=100, adapter_slots=1)
+    driver.certify("pirate", PIRATE)
+    driver.certify("poet", POET)
+    driver.enqueue("a", max_tokens=16, digest=PIRATE)
+    monkeypatch.setattr(Adapters, "__iter__", lambda _: pytest.fail("all adapters"))
+    wait_with_reports(driver, "r0", seconds=61)
+    assert desired(driver) == 3, "a slot for the one in use, and two for the one that is pinned"
 
 
 def test_no_runner_leaves_while_one_does_not_report_or_no_gateway_is_connected():

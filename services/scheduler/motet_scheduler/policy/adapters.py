@@ -234,6 +234,17 @@ class Adapters:
                     self._serving.setdefault(adapter.serving.digest, {})[name] = source
         return self._serving
 
+    def replicated(self) -> list[Adapter]:
+        """Those with `minReplicas`."""
+        if self._replicated is None:
+            self._replicated = [one for one in self.by_name.values() if one.spec.min_replicas]
+        return self._replicated
+
+    def that_serve(self, digest: Digest) -> Iterator[Adapter]:
+        """Those that serve these bytes."""
+        for name in self._serving_sources().get(digest, ()):
+            yield self.by_name[name]
+
     def rank_of(self, digest: Digest) -> int:
         """The rank of an adapter; 0 for the base model, and for an adapter that was not checked for this scheduler."""
         source = self.source_of(digest)
@@ -336,15 +347,14 @@ class Adapters:
 
     def replicas(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
         """Load adapters on enough runners for their `minReplicas`."""
-        if self._replicated is None:
-            self._replicated = [one for one in self.by_name.values() if one.spec.min_replicas]
-        if not self._replicated:
+        replicated = self.replicated()
+        if not replicated:
             return
         groups: dict[GroupName, dict[InstanceName, Runner]] = {}
         for runner in runners:
             if runner.takes_work:
                 groups.setdefault(runner.group, {})[runner.instance] = runner
-        for adapter in self._replicated:
+        for adapter in replicated:
             spec = adapter.spec
             if (serving := self.usable(adapter)) is None:
                 continue

@@ -3,6 +3,7 @@
 Pools of one group share a queue. The waiting requests count for the group's first pool, by name, that can still grow;
 the slots of the adapters count for its first pool that is scaled."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -162,16 +163,17 @@ class Autoscaler:
         return pool.max_replicas is None or self._watched[pool.pool].stabilizer.replicas < pool.max_replicas
 
     def _adapters(self) -> Mapping[GroupName, _Adapters]:
-        found: dict[GroupName, _Adapters] = {}
-        for adapter in self._state.adapters:
+        """Of each group. There may be very many adapters, and mostly few of them are asked for or pinned."""
+        found: defaultdict[GroupName, _Adapters] = defaultdict(_Adapters)
+        for adapter in self._state.adapters.replicated():
             spec, serving = adapter.spec, adapter.serving
             # An adapter that was not checked yet has no digest, but needs its slots all the same.
             digest = serving.digest if serving is not None else Digest(str(spec.ref))
-            if spec.min_replicas:
-                pinned = found.setdefault(spec.group, _Adapters()).pinned
-                pinned[digest] = max(spec.min_replicas, pinned.get(digest, 0))
-            if digest in self._state.adapter_uses:
-                found.setdefault(spec.group, _Adapters()).in_use.add(digest)
+            pinned = found[spec.group].pinned
+            pinned[digest] = max(spec.min_replicas, pinned.get(digest, 0))
+        for digest in self._state.adapter_uses:
+            for adapter in self._state.adapters.that_serve(digest):
+                found[adapter.spec.group].in_use.add(digest)
         return found
 
     def _waiting(self, group: GroupName, capacity: Capacity | None) -> _Waiting:
