@@ -63,9 +63,7 @@ class Iteration:
 
     @property
     def adapters(self) -> list[Digest]:
-        """In order of the work, and not in a set's, which is another one in each process: they are used in this order,
-        and the adapter that was used first is evicted first."""
-        return [one for one in dict.fromkeys(work.sequence.adapter for work in self.work) if one != BASE]
+        return adapters_of([work.sequence for work in self.work])
 
     @property
     def suspect(self) -> Sequence | None:
@@ -96,6 +94,12 @@ class Iteration:
             sequence.paused_times += 1
         for sequence in self.passed_over:
             sequence.passed_over += 1
+
+
+def adapters_of(sequences: Iterable[Sequence]) -> list[Digest]:
+    """In their order, and not in a set's, which is another one in each process: they are used in this order, and the
+    adapter that was used first is evicted first."""
+    return [one for one in dict.fromkeys([sequence.adapter for sequence in sequences]) if one != BASE]
 
 
 def compose(
@@ -150,11 +154,12 @@ def _rows(
     shares: PromptShares | None,
 ) -> Iteration:
     iteration = Iteration()
+    decodes = iteration.decodes
     prompts: list[Sequence] = []
     resuming: list[Sequence] = []
     for sequence in sequences:
         if sequence.decodes:
-            iteration.decodes.append(_decode(sequence))
+            decodes.append(Work(sequence, sequence.scheduled, 1, True))  # see `_decode`: most are these
         elif preset.chunked and sequence.resumes:
             resuming.append(sequence)
         else:

@@ -5,7 +5,7 @@ from itertools import islice
 from motet.domain import PAGE_TOKENS
 from motet_runner.interface import State
 from motet_runner.plan.batch_cap import SloCap
-from motet_runner.plan.composer import Iteration, PromptTokensBeside, Work, compose
+from motet_runner.plan.composer import Iteration, PromptTokensBeside, compose
 from motet_runner.plan.presets import UNBOUNDED, Preset
 from motet_runner.plan.prompt_shares import PromptShares
 from motet_runner.plan.self_protection import SelfProtection
@@ -86,9 +86,9 @@ class NextIteration:
             sequence.charged_tokens = end
             self.shares.charge(sequence, tokens)
 
-    def of_all_decodes(self) -> list[Work] | None:
-        """What `choose` would return if all that can run decode, and none of them needs a choice; None otherwise. To be
-        asked while no adapter is to load, and unless parked sequences may resume."""
+    def of_all_decodes(self) -> list[Sequence] | None:
+        """All that can run, if `choose` would return a decode of each; None if one of them needs a choice. To be asked
+        while no adapter is to load, and unless parked sequences may resume."""
         sequences = self._sequences.runnable()
         if self._preset.pauses or len(sequences) > self._places or not self._turns.settled:
             return None
@@ -98,7 +98,7 @@ class NextIteration:
             if one.row is None or not one.may_be_scheduled or (one.new.engines_lost and one.suspect):
                 return None  # one that comes back after a park has no row yet
         self._protection.load_beside(nobody_runs=False)
-        return [Work(one, one.scheduled, 1, samples=True) for one in sequences]
+        return sequences
 
     def share_cached(self) -> None:
         """Sequences that will start soon look again: others may have computed their pages meanwhile."""

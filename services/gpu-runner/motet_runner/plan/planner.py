@@ -18,7 +18,7 @@ from motet_runner.interface import DecodedTokens, Event, SequenceOutput, State
 from motet_runner.plan.batch_cap import SloCap
 from motet_runner.plan.chunk_round import ChunkRound, chunk_of, may_go_on_beside
 from motet_runner.plan.commands import Commands
-from motet_runner.plan.composer import Iteration, PromptTokensBeside, Work
+from motet_runner.plan.composer import PromptTokensBeside, Work, adapters_of
 from motet_runner.plan.decode_round import DecodeRound, may_go_on
 from motet_runner.plan.iteration_results import IterationResults
 from motet_runner.plan.launched import Launched
@@ -188,8 +188,7 @@ class Planner:
         ):
             return None
         if self._round is None and latest.may_go_on:
-            decoding = [work.sequence for work in latest.decodes]
-            self._round = DecodeRound(decoding, latest.adapters, eos_token_ids=self._eos_token_ids, window=self.window)
+            self._round = self._round_of([work.sequence for work in latest.decodes], latest.adapters)
         return self._round
 
     def _plan_anew(self) -> StepPlan | None:
@@ -281,14 +280,18 @@ class Planner:
         """A round of all that can run, if they all decode. A worker would have to be told which rows have gone."""
         if self._may_choose(beside_load=True):
             return None
-        decodes = self.next_iteration.of_all_decodes()
-        if not decodes:
+        decoding = self.next_iteration.of_all_decodes()
+        if not decoding:
             return None
         self._end_round()
-        adapters = {one: self.adapters.first_page_of(one) for one in Iteration(decodes).adapters}
-        masked = any(work.sequence.new.mask is not None for work in decodes)
-        self._latest = _Latest(self._sequences.runnable(), decodes, adapters, None, 0, masked)
+        adapters = {one: self.adapters.first_page_of(one) for one in adapters_of(decoding)}
+        masked = any(one.new.mask is not None for one in decoding)
+        self._latest = _Latest(decoding, [], adapters, None, 0, masked)
+        self._round = self._round_of(decoding, adapters)
         return self._round_now(beside_load=True)
+
+    def _round_of(self, decoding: list[Sequence], adapters: dict[Digest, int]) -> DecodeRound:
+        return DecodeRound(decoding, adapters, eos_token_ids=self._eos_token_ids, window=self.window)
 
     def _may_choose(self, *, beside_load: bool) -> bool:
         """True if an adapter or a parked sequence may change what the next iteration is. `beside_load`: one that loads
@@ -385,6 +388,7 @@ class _Latest(NamedTuple):
     runnable: list[Sequence]
     """The sequences that were runnable when it was planned"""
     decodes: list[Work]
+    """Of which its round is made; not needed once there is one"""
     adapters: dict[Digest, int]
     chunk: Work | None
     prompts: int
