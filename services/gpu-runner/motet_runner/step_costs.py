@@ -1,5 +1,7 @@
 """The costs of steps, prompt tokens and copies of pages, learned from finished iterations. Pure."""
 
+from collections.abc import Iterable
+
 from motet.domain import PAGE_TOKENS, ParkMethod
 from motet_runner.plan import Sequence, StepPlan, StepResult
 from motet_runner.plan.presets import UNBOUNDED
@@ -56,12 +58,18 @@ class StepCosts:
         elif plan.prefills:
             self.learn_chunk(decodes, prompt_tokens, result.seconds)
         else:
-            self.learn_decodes(decodes, result.seconds)
+            self.learn_decodes(decodes, (result.seconds,))
 
-    def learn_decodes(self, decodes: int, seconds: float) -> None:
-        """Learn from an iteration of only `decodes` decodes, for which memory sufficed."""
-        self._learn_beside(decodes, 0, seconds)
-        self._learn_step(seconds)
+    def learn_decodes(self, decodes: int, each: Iterable[float]) -> None:
+        """Learn from iterations of only `decodes` decodes, one after the other, for which memory sufficed."""
+        known = self._decode_seconds
+        if decodes not in known:
+            self._nearest.clear()
+        for seconds in each:
+            known[decodes] = _towards(known.get(decodes, seconds), seconds)
+            self._usual_rows += _NEW_SHARE_OF_USUAL * (decodes - self._usual_rows)
+            self._usual_seconds = _towards(self._usual_seconds, seconds, _NEW_SHARE_OF_USUAL)
+            self._learn_step(seconds)
 
     def learn_chunk(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
         """Learn from an iteration of decodes and prompt tokens, at least one of each, for which memory sufficed."""
@@ -101,13 +109,6 @@ class StepCosts:
             self.prefill_seconds_per_token += _NEW_SHARE * (per_token - self.prefill_seconds_per_token)
 
     def _learn_beside(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
-        if prompt_tokens == 0:
-            if decodes not in self._decode_seconds:
-                self._nearest.clear()
-            self._decode_seconds[decodes] = _towards(self._decode_seconds.get(decodes, seconds), seconds)
-            self._usual_rows += _NEW_SHARE_OF_USUAL * (decodes - self._usual_rows)
-            self._usual_seconds = _towards(self._usual_seconds, seconds, _NEW_SHARE_OF_USUAL)
-            return
         alone = self._seconds_of(decodes)
         if alone is not None:
             seen = max((seconds - alone) / prompt_tokens, alone / _MOST_USEFUL)

@@ -8,9 +8,6 @@ from motet_simulator.plan.clock import Alarm, VirtualClock
 from motet_simulator.plan.engine import SimulatedEngine
 from motet_simulator.plan.leaps import completed
 
-_LEAST_LEAP = 2
-"""Iterations: to find out about a leap costs about as much as one of them."""
-
 
 class Iterations:
     def __init__(
@@ -73,10 +70,9 @@ class Iterations:
 
     def _begin_leap(self, now: float) -> bool:
         ends = self._engine.foresee(now, self._loop.quiet_at)
-        if len(ends) < _LEAST_LEAP:
-            return False
-        self._leap = (now, ends, self._clock.iteration_at(ends[-1], self._end_leap))
-        return True
+        if ends:
+            self._leap = (now, ends, self._clock.iteration_at(ends[-1], self._end_leap))
+        return bool(ends)
 
     def _leap_to_report(self, now: float) -> bool:
         ends = self._engine.foresee(now, self._loop.quiet_at, most=1)

@@ -80,11 +80,11 @@ class Leaps:
         self._planner.leap(len(ends), tuple(answer.name for answer in answers), chunks[: len(ends)])
         decodes, cap = len(answers), self._planner.cap
         context = sum(answer.length for answer in answers)
+        if not chunks:
+            self._costs.learn_decodes(decodes, self._seconds[: len(ends)])
         for place, (seconds, end) in enumerate(zip(self._seconds, ends, strict=False)):
             if chunks:
                 self._costs.learn_chunk(decodes, chunks[place], seconds)
-            else:
-                self._costs.learn_decodes(decodes, seconds)
             if cap is not None:
                 cap.learn_step(TimedStep(seconds, decodes, context + decodes * place, 0))
             self._gaps.add(end - start, decodes)
