@@ -111,9 +111,9 @@ def outcome(render: Any) -> tuple[str, str]:
     try:
         return "text", render()
     except NotMeterable as error:
-        return "unmetered", error.message
+        return "unmetered", error.why
     except CannotRender as error:
-        return "refused", error.message
+        return "refused", error.why
 
 
 @pytest.mark.parametrize("name", ALIKE)

@@ -97,6 +97,20 @@ async def test_a_bad_one_is_an_error_about_the_field(permitting: Served, templat
     assert "the model's" not in error["message"]
 
 
+async def test_an_error_says_what_the_template_said(permitting: Served) -> None:
+    """Also where it speaks of the model's chat template: its words stay as they are."""
+    said = "the model's chat template is better"
+    answer = await ask(
+        permitting, "{{ raise_exception(messages[-1].content) }}", messages=[{**SAYS[0], "content": said}]
+    )
+    assert answer.json()["error"]["message"] == f"chat_template: it refused the messages: {said}"
+    begun = [*SAYS, {"role": "assistant", "content": "I think"}]
+    answer = await ask(permitting, "{{ messages[0].content }}", messages=begun, continue_final_message=True)
+    error = answer.json()["error"]
+    assert error["param"] == "continue_final_message"
+    assert error["message"].startswith("continue_final_message: the chat template omits the final message")
+
+
 async def test_a_tenants_slow_ones_keep_no_others_templates_waiting(permitting: Served) -> None:
     """With two processes, two endless templates at once would stop all others."""
     slow = [asyncio.create_task(ask(permitting, f"{ENDLESS}{number}")) for number in range(6)]

@@ -114,7 +114,7 @@ def test_templates_may_break_loops_and_mark_generations() -> None:
 def test_a_templates_own_refusal_reaches_the_client() -> None:
     with pytest.raises(CannotRender, match="roles must alternate") as caught:
         template("{{ raise_exception('roles must alternate') }}").render(HELLO)
-    assert caught.value.param == "messages"
+    assert caught.value.field == "", "it is the template's"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_templates_own_refusal_reaches_the_client() -> None:
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(text: str) -> None:
-    with pytest.raises(CannotRender, match="chat template"):
+    with pytest.raises(CannotRender, match="cannot render these messages"):
         template(text).render(HELLO)
 
 
@@ -196,7 +196,7 @@ def test_a_prefill_that_the_template_does_not_write_is_refused(text: str, conten
     messages = [*HELLO, {"role": "assistant", "content": content}]
     with pytest.raises(CannotRender, match=match) as caught:
         template(text).render(messages, continue_final_message=True)
-    assert caught.value.param == "continue_final_message"
+    assert caught.value.field == "continue_final_message"
 
 
 def test_without_a_template_the_error_names_the_other_endpoint(tmp_path: Path) -> None:

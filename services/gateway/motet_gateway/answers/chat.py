@@ -27,7 +27,7 @@ from motet_gateway.tools.written_out import written_out
 async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Tokens]:
     """A conversation is one prompt."""
     offered = body.tools_offered
-    template, messages = _template_of(body, tokenising), body.plain_messages()
+    template = _template_of(body, tokenising)
     extra = body.chat_template_kwargs
     if tokenising.formats.reasoning and body.effort is not None:
         extra = effort_variables(body.effort) | (extra or {})
@@ -35,12 +35,12 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
     if form is not None and not await tokenising.renderer.shows_tools(template, tokenising.model):
         tools = offered.said if offered is not None else ()
         takes_system = not tools or await tokenising.renderer.takes_system(template, extra)
-        messages = written_out(messages, tools, FORMATS[form], takes_system=takes_system)
+        messages = written_out(body.plain_messages(), tools, FORMATS[form], takes_system=takes_system)
     else:
         if offered is not None:
             extra = {**(extra or {}), "tools": offered.said}
-        if isinstance(body, ChatBody) and reads_parts(template.text):
-            messages = body.plain_messages(parts=True)
+        parts = reads_parts(template.text)
+        messages = body.plain_messages(parts=parts) if isinstance(body, ChatBody) else body.plain_messages()
     if isinstance(body, ChatBody) and body.documents:
         if "documents" not in template.text:
             raise UnsupportedParameter(

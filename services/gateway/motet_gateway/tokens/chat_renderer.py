@@ -89,7 +89,7 @@ class ChatRenderer:
         except NotMeterable:
             raise
         except CannotRender as error:
-            raise InvalidRequest(error.message, param=error.param) from None
+            raise template.error(error) from None
         finally:
             # Once says nothing: the garbage collector may have run meanwhile, for all that the process holds.
             if time.thread_time() - began > SLOW_SECONDS and (took := _seconds(metered, context)) > SLOW_SECONDS:

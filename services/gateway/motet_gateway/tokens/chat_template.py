@@ -32,17 +32,14 @@ _SURELY_OF_A_MARK = len("motet-") + 8
 """The characters of a mark's beginning that appear in no text by chance"""
 
 
-MODELS_TEMPLATE = "the model's chat template"
-"""As errors name it. `TemplateText` says what they say of a template that came with a request."""
-
-
 class CannotRender(Exception):
-    """The reason, and which field of the request caused it."""
+    """`why`: of a template that is not named, as `TemplateText` names it. `field`: if another one of the request than
+    its messages or its template is at fault."""
 
-    def __init__(self, message: str, param: str = "messages") -> None:
-        super().__init__(message)
-        self.message = message[:MAX_ERROR_CHARACTERS]
-        self.param = param
+    def __init__(self, why: str, field: str = "") -> None:
+        super().__init__(why)
+        self.why = why[:MAX_ERROR_CHARACTERS]
+        self.field = field
 
 
 class _Refusal(jinja2.TemplateError):
@@ -104,7 +101,8 @@ def reads(text: str, name: str) -> bool:
 
 
 class ChatTemplate:
-    def __init__(self, template: jinja2.Template, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, template: jinja2.Template, special_tokens: Mapping[str, str], text: str = "") -> None:
+        self.text = text
         # As a plain dict: jinja2 copies the globals at every rendering, and its chain of maps is slow to copy.
         template.globals = dict(template.globals)
         self._template = template
@@ -116,7 +114,7 @@ class ChatTemplate:
         if len(text) > MAX_TEMPLATE_BYTES:
             raise ValueError(f"the chat template is larger than {MAX_TEMPLATE_BYTES} bytes")
         try:
-            return cls(ChatEnvironment().from_string(text), special_tokens)
+            return cls(ChatEnvironment().from_string(text), special_tokens, text)
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise ValueError(f"the chat template cannot be parsed: {error}") from error
 
@@ -138,11 +136,11 @@ class ChatTemplate:
         try:
             text = self._bounded(context)
         except _Refusal as refusal:
-            raise CannotRender(f"{MODELS_TEMPLATE} refused the messages: {refusal}") from None
+            raise CannotRender(f"refused the messages: {refusal}") from None
         except (CannotRender, MemoryError):
             raise
         except Exception as error:
-            raise CannotRender(f"{MODELS_TEMPLATE} cannot render these messages: {error}") from None
+            raise CannotRender(f"cannot render these messages: {error}") from None
         return _cut_at(mark, text) if continue_final_message else text
 
     def _bounded(self, context: dict[str, Any]) -> str:
@@ -152,9 +150,7 @@ class ChatTemplate:
             pieces.append(piece)
             size += len(piece)
             if size > MAX_RENDERED_CHARACTERS:
-                raise CannotRender(
-                    f"{MODELS_TEMPLATE} makes more than {MAX_RENDERED_CHARACTERS} characters of these messages"
-                )
+                raise CannotRender(f"makes more than {MAX_RENDERED_CHARACTERS} characters of these messages")
         return "".join(pieces)
 
 
@@ -167,8 +163,7 @@ def _marked(messages: Sequence[Mapping[str, Any]], mark: str, text: str = "conte
     if isinstance(content, str) and content.strip():
         return [*others, {**final, text: content + mark}]
     raise CannotRender(
-        "continue_final_message: the final message is empty; send the beginning of the answer as its content",
-        param="continue_final_message",
+        "the final message is empty; send the beginning of the answer as its content", field="continue_final_message"
     )
 
 
@@ -177,17 +172,17 @@ def _cut_at(mark: str, text: str) -> str:
     before, found, after = text.rpartition(bare)
     if not found:
         raise CannotRender(
-            f"continue_final_message: {MODELS_TEMPLATE} omits the final message or changes its text; "
-            "send the messages without continue_final_message",
-            param="continue_final_message",
+            "the chat template omits the final message or changes its text; send the messages without "
+            "continue_final_message",
+            field="continue_final_message",
         )
     for space in _SPELLED_SPACES:  # the template may write the message more than once
         before = before.replace(bare + space, "")
     if bare[:_SURELY_OF_A_MARK] in before:
         raise CannotRender(
-            f"continue_final_message: {MODELS_TEMPLATE} writes the final message more than once and changes it; "
-            "send the messages without continue_final_message",
-            param="continue_final_message",
+            "the chat template writes the final message more than once and changes it; send the messages without "
+            "continue_final_message",
+            field="continue_final_message",
         )
     # A template that has trimmed the mark's space would have trimmed the message's, too.
     return before if after.startswith(_SPELLED_SPACES) else before.rstrip()

@@ -60,7 +60,7 @@ def metered_code(text: str) -> bytes:
     except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
         raise ValueError(f"the chat template cannot be parsed: {error}") from error
     except NotMeterable as reason:
-        raise ValueError(reason.message) from None
+        raise ValueError(reason.why) from None
     if len(code) > MAX_CODE_BYTES:
         raise ValueError(f"its code is larger than {MAX_CODE_BYTES} bytes")
     return code

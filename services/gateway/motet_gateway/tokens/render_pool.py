@@ -15,7 +15,7 @@ import orjson
 import structlog
 
 from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
-from motet_gateway.tokens.chat_template import MODELS_TEMPLATE
+from motet_gateway.tokens.chat_template import CannotRender
 from motet_gateway.tokens.render_process import BROKEN, DONE, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED
 
 log = structlog.get_logger(__name__)
@@ -49,15 +49,12 @@ class TemplateText:
         # No two tenants share a process for what they bring: how fast an answer comes would betray the other's text.
         self.digest: Final = hashlib.sha256(orjson.dumps([brought_by]) + self.declared).digest()
 
-    def error(self, error: InvalidRequest) -> InvalidRequest:
-        """One about the model's template, if it is about this one."""
-        if self.brought_by is None:
-            return error
-        if error.message.startswith(MODELS_TEMPLATE):
-            return InvalidRequest(
-                f"chat_template: it{error.message.removeprefix(MODELS_TEMPLATE)}", param="chat_template"
-            )
-        return InvalidRequest(error.message.replace(MODELS_TEMPLATE, "chat_template"), param=error.param)
+    def error(self, error: CannotRender) -> InvalidRequest:
+        if error.field:
+            return InvalidRequest(f"{error.field}: {error.why}", param=error.field)
+        if self.brought_by is not None:
+            return InvalidRequest(f"chat_template: it {error.why}", param="chat_template")
+        return InvalidRequest(f"the model's chat template {error.why}", param="messages")
 
     def broken(self, why: str) -> MotetError:
         if self.brought_by is not None:
@@ -87,9 +84,9 @@ def encoded(
         ) from None
 
 
-def asks_whether_it_reads(template: TemplateText, variable: str) -> bytes:
-    """What to render it with, to be answered `YES` or not."""
-    return orjson.dumps({"reads": variable, "text": template.text})
+def asks_whether_it_reads(variable: str) -> bytes:
+    """What to render a template with, to be answered `YES` or not."""
+    return orjson.dumps({"reads": variable})
 
 
 _RenderJob = tuple[bytes, "asyncio.Future[bytes]"]
@@ -135,7 +132,7 @@ class RenderPool:
         queue.jobs.append((context, answer))
         try:
             return self._text(template, await answer)
-        except InvalidRequest as error:
+        except CannotRender as error:
             raise template.error(error) from None
 
     async def metered_code(self, template: TemplateText) -> bytes:
@@ -181,7 +178,7 @@ class RenderPool:
             for _, answer in batch:
                 _resolve(answer, Overloaded(_GAVE_UP))
             return
-        except MotetError as error:
+        except (MotetError, CannotRender) as error:
             if len(batch) == 1 or self._closed:
                 for _, answer in batch:
                     _resolve(answer, error)
@@ -243,15 +240,11 @@ class RenderPool:
     def _text(self, template: TemplateText, answer: bytes) -> str:
         kind, content = answer[:1], answer[1:]
         if kind == REFUSED:
-            message, param = orjson.loads(content)
-            raise InvalidRequest(message, param=param)
+            raise CannotRender(*orjson.loads(content))
         if kind == BROKEN:
             raise template.broken(content.decode())
         if kind == NO_MEMORY:
-            raise InvalidRequest(
-                f"{MODELS_TEMPLATE} needs more than {self._memory_bytes >> 20} MiB for these messages",
-                param="messages",
-            )
+            raise CannotRender(f"needs more than {self._memory_bytes >> 20} MiB for these messages")
         return content.decode()
 
     async def _start(self) -> "_RenderProcess":
@@ -278,10 +271,10 @@ class RenderPool:
         return process
 
 
-def _resolve(answer: "asyncio.Future[bytes]", how: bytes | MotetError) -> None:
+def _resolve(answer: "asyncio.Future[bytes]", how: bytes | Exception) -> None:
     if answer.done():  # its client has disconnected
         return
-    if isinstance(how, MotetError):
+    if isinstance(how, Exception):
         answer.set_exception(how)
     else:
         answer.set_result(how)
@@ -340,15 +333,12 @@ class _RenderProcess(asyncio.Protocol):
         if self._child.returncode is None:
             self._child.send_signal(signal.SIGKILL)
 
-    async def _death_reason(self) -> MotetError:
+    async def _death_reason(self) -> Exception:
         """The error for a process that ended without an answer."""
         status = await self._child.wait()
         if status == -OUT_OF_TIME:
             log.warning("render_stopped", cpu_seconds=self._cpu_seconds)
-            return InvalidRequest(
-                f"{MODELS_TEMPLATE} takes more than {self._cpu_seconds:g} s of CPU time for these messages",
-                param="messages",
-            )
+            return CannotRender(f"takes more than {self._cpu_seconds:g} s of CPU time for these messages")
         log.error("render_process_died", status=status)
         return _Died(_GAVE_UP)
 

@@ -6,7 +6,7 @@ memory than its share. The process reads jobs from a socket at descriptor 0, ans
 
 A job is three parts, each behind its length in four bytes: the template's digest, the template as JSON (empty when
 this process has had it), and a JSON list of what to render it with. Each of these gets an answer, behind its length
-too. The first byte of an answer says what follows. An element may also ask whether a template's text reads a variable.
+too. The first byte of an answer says what follows. An element may also ask whether the template reads a variable.
 If the third part is empty, the answer is the template's metered code, to be rendered elsewhere.
 """
 
@@ -75,11 +75,11 @@ def _rendered(template: ChatTemplate | bytes, context: dict[str, Any]) -> tuple[
     if isinstance(template, bytes):
         return BROKEN, template
     if (name := context.get("reads")) is not None:
-        return DONE, YES.encode() if reads(context["text"], name) else b""
+        return DONE, YES.encode() if reads(template.text, name) else b""
     try:
         return DONE, template.render(**context).encode(errors="replace")
     except CannotRender as error:
-        return REFUSED, orjson.dumps([error.message.encode(errors="replace").decode(), error.param])
+        return REFUSED, orjson.dumps([error.why.encode(errors="replace").decode(), error.field])
 
 
 def _framed(kind: bytes, content: bytes = b"") -> bytes:

@@ -45,7 +45,7 @@ class RequestTemplates:
         """Whether it reads the variable of this name. A process finds out: a stranger's text may take long to read."""
         if variable not in template.text:
             return False
-        return await self.render(tenant, template, asks_whether_it_reads(template, variable)) == YES
+        return await self.render(tenant, template, asks_whether_it_reads(variable)) == YES
 
     async def close(self) -> None:
         running = list(self._running)
