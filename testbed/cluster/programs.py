@@ -6,12 +6,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from testbed.cluster.network import Network
+from testbed.fork_server import ForkedProcess, ForkServer
 
 START_WITHIN_S = 60.0
 STOP_WITHIN_S = 20.0
+
+fork_server: ForkServer | None = None
+"""Starts what it can start, if tests have set it."""
 
 
 class Program:
@@ -28,12 +32,12 @@ class Program:
         cwd: Path | None = None,
     ) -> None:
         self.log = log
-        self._command = ["setpriv", "--pdeathsig=KILL", *command]
+        self._command = command
         self._network = network
         self._ready = ready
         self._env = env
         self._cwd = cwd
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -52,15 +56,7 @@ class Program:
     def start(self, *, wait: bool = True) -> None:
         """Start it and wait until it is ready. Otherwise it is ended, and AssertionError has the end of its log."""
         with self.log.open("ab") as output, self._network.inside():
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env=self._env,
-                cwd=self._cwd,
-            )
+            self._process = self._launched(output)
         if not wait:
             return
         try:
@@ -68,6 +64,21 @@ class Program:
         except BaseException:
             self.kill()  # otherwise the next program on its port would count as ready
             raise
+
+    def _launched(self, output: IO[bytes]) -> subprocess.Popen[bytes] | ForkedProcess:
+        if fork_server is not None and fork_server.can_start(self._command, self._env, self._cwd):
+            return fork_server.start(
+                self._command[-1], env=self._env, output=output.fileno(), network=self._network.path
+            )
+        return subprocess.Popen(
+            ["setpriv", "--pdeathsig=KILL", *self._command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=self._env,
+            cwd=self._cwd,
+        )
 
     def wait_until_ready(self, within_s: float = START_WITHIN_S) -> None:
         deadline = time.monotonic() + within_s

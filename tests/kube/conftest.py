@@ -6,14 +6,31 @@ from pathlib import Path
 
 import pytest
 
+from testbed.cluster import programs
 from testbed.cluster.control_plane import NEEDED, Cluster, control_plane
 from testbed.cluster.network import CannotIsolate, network
 from testbed.cluster.nodes import ClusterNode, addons
 from testbed.cluster.nodes import node as one_node
+from testbed.fork_server import ForkServer
 from testbed.machine import lacking, out_of_reach
 from tests.docs.blocks import Shell
 from tests.kube.page_shell import page_shell
 from tools.kube.binaries import find, uses_existing_cluster
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Operators and schedulers that tests start on the control plane are forked: they start two hundred. Those of a
+    chart's pods, and all of a soak, which measures them, start as users start them."""
+    if "not soak" not in request.config.option.markexpr:
+        yield
+        return
+    programs.fork_server = ForkServer(["motet_operator.cluster", "motet_scheduler"])
+    try:
+        yield
+    finally:
+        programs.fork_server.close()
+        programs.fork_server = None
 
 
 @pytest.fixture(scope="session")
