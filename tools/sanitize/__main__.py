@@ -1,7 +1,7 @@
 """`python -m tools.sanitize` runs the tests of the kernels and an engine with sanitizers, in about three minutes.
 
-With `--soak` for longer: with each set of instructions that this CPU has, and more tests of engines; then each planted
-defect must be found.
+With `--kernels` only the former. With `--soak` for longer: with each set of instructions that this CPU has, and more
+tests of engines; then each planted defect must be found.
 """
 
 import argparse
@@ -103,13 +103,15 @@ def most_telling(lines: Sequence[str]) -> Sequence[str]:
     return lines[-MOST_LINES:] if first is None else lines[first : first + MOST_LINES]
 
 
-def in_python(compiler: str, calls: Path, only: str, *, soak: bool) -> None:
+def in_python(compiler: str, calls: Path, only: str, *, soak: bool, engine: bool) -> None:
     variables = {**environment(compiler), "MOTET_RECORD_CALLS": str(calls), "MOTET_INSTRUCTIONS": only}
     under = [sys.executable, "-m", "tools.sanitize.under"]
     step("wrong calls", [*under, "tools.sanitize.wrong_calls"], **variables)
     step("kernels", [*under, *PYTEST, "-k", NOT_TIMED, *OF_KERNELS], **variables)
     if soak:
         step("engines", [*under, *PYTEST, *OF_ENGINES], **variables)
+    if not engine:
+        return
     seconds = IN_A_SOAK if soak else SECONDS_OF_RANDOM_WORK
     shapes = [] if soak else [f"--shapes={FEW_SHAPES}"]
     work = step("random work", [*under, *RANDOM_WORK, f"--seconds={seconds}", *shapes], **variables)
@@ -154,8 +156,11 @@ def first_report(defective: Sequence[Build], folder: Path, calls: Sequence[Path]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.sanitize", description=__doc__)
-    parser.add_argument("--soak", action="store_true", help="for longer, and with planted defects")
-    soak: bool = parser.parse_args().soak
+    how_long = parser.add_mutually_exclusive_group()
+    how_long.add_argument("--kernels", action="store_true", help="without the random work of an engine")
+    how_long.add_argument("--soak", action="store_true", help="for longer, and with planted defects")
+    chosen = parser.parse_args()
+    soak: bool = chosen.soak
     try:
         compiler = str(find_compiler())
         for name in builds.RUNTIMES:
@@ -165,7 +170,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="motet-sanitize-") as name:
             folder, recorded = Path(name), Path(name) / "calls"
             recorded.mkdir()
-            in_python(compiler, recorded, "" if soak else best.name, soak=soak)
+            in_python(compiler, recorded, "" if soak else best.name, soak=soak, engine=not chosen.kernels)
             calls = sorted(recorded.iterdir())
             for instructions in [best, *others] if soak else [best]:
                 say(f"with {instructions.name}:")

@@ -1,0 +1,52 @@
+"""What was moved from `make test` to `make soak` to save time, why, and what of it stays in `make test`."""
+
+import ast
+from dataclasses import dataclass
+
+import pytest
+
+from testbed.tree import ROOT
+
+
+@dataclass(frozen=True)
+class Moved:
+    file: str
+    soak: str
+    """The function that does it in a soak, with each case or with the marked ones."""
+    stays: str
+    """The function that stays in `make test`; it may be the same one, with fewer cases."""
+    why: str
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """The decorators of the file's functions, as they are written."""
+        tree = ast.parse((ROOT / self.file).read_text())
+        found = [one for one in tree.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return {one.name: "\n".join(map(ast.unparse, one.decorator_list)) for one in found}
+
+
+MOVED = [
+    Moved(
+        "tests/runner/test_sanitizers.py",
+        "test_sanitizers_find_what_is_planted_and_nothing_else",
+        "test_sanitizers_have_nothing_to_report_of_the_kernels",
+        "Random work of an engine with sanitizers: its start takes much longer than the four seconds of work. "
+        "The soak does it for five minutes instead of four seconds.",
+    ),
+    Moved(
+        "tests/simulator/plan/test_leaps.py",
+        "test_leaping_is_the_same_as_stepping",
+        "test_leaping_is_the_same_as_stepping",
+        "Fifty more of a hundred random clusters: each takes half a second, and they differ only in what was drawn.",
+    ),
+]
+
+
+@pytest.mark.parametrize("moved", MOVED, ids=lambda one: one.soak)
+def test_what_was_moved_runs_in_a_soak_and_a_short_version_stays(moved: Moved) -> None:
+    functions = moved.functions
+    assert "pytest.mark.soak" in functions[moved.soak]
+    stays = functions[moved.stays].splitlines()
+    assert "pytest.mark.soak" not in stays, f"all of {moved.stays} runs in a soak only"
+    assert moved.stays == moved.soak or not any("mark.soak" in one for one in stays)
+    assert moved.why.endswith(".")
