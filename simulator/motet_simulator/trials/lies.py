@@ -21,8 +21,8 @@ MAX_NAMED = 3
 CLAIMED_PAGES = 1, 3, 50, 2**31
 CLAIMED_TOKENS = 0, 5, 10**9
 LATER = 1000
-"""Epochs after a request's own, so many that it never gets there. With the next one a lie would come true if the request
-were placed here while it is on its way."""
+"""How far the epochs of lies are ahead of the true ones: no request gets there. With the next one a lie would come true
+if the request were placed here while it is on its way."""
 NOBODY = "nobody"
 
 
