@@ -80,7 +80,7 @@ def enqueue_message(event: events.Enqueued) -> bytes:
 
 
 def lives_per_s(lives: int, queued: int) -> Result:
-    """As in the service, no collection of all garbage comes by itself while so many wait."""
+    """As in the service, no collection of all garbage comes by itself."""
     side, seconds = ProductionScheduler(RUNNERS, queued), 0.0
 
     def hear(message: bytes) -> None:

@@ -24,7 +24,7 @@ class History:
         self.most, self.placed = most, []
 
     def overdue(self, one):
-        """So many passed it before, and so many of the last ones do, that none of those allowed is left."""
+        """Those that passed it before, and those of the last ones that do, are as many as are allowed."""
         in_a_row = 0
         for number, order in reversed(self.placed):
             if number <= one.passes_from or order < one.head:
