@@ -95,6 +95,9 @@ class Body(DescribedModel):
         "guided_decoding_backend", "data_parallel_rank",
     })  # fmt: skip
     """Known, and without effect here or checked elsewhere: no reason to count them as unknown."""
+    without: ClassVar[frozenset[str]] = frozenset()
+    """Fields of a parent class that change nothing here. The description of the API leaves them out, and a header names
+    those that a request has."""
     refused_here: ClassVar[Mapping[str, str]] = {}
     """What of these, and of the fields below, this body refuses unless it asks for nothing: the reasons"""
 
@@ -184,8 +187,9 @@ class Body(DescribedModel):
         return None
 
     def unknown_fields(self) -> list[str]:
-        """In the order of the body."""
-        return [name for name in self.model_extra or () if name not in _KNOWN and name not in self.hints]
+        """That have no effect: those that it is `without`, and those that nobody here knows."""
+        unknown = [name for name in self.model_extra or () if name not in _KNOWN and name not in self.hints]
+        return [*sorted(self.without & self.model_fields_set), *unknown]
 
     def refuse_unsupported(self) -> None:
         _ = self.options  # checks them

@@ -80,11 +80,12 @@ OF_QUOTAS = {
     )
 }
 REQUEST_ID = {"x-request-id": "The id of this HTTP request: the client's own, or a new one. The gateway's log has it."}
+IGNORED = {"x-motet-ignored": "Fields of the body that have no effect: nobody here knows them, or not for this path."}
 OF_AN_ANSWER = (
     REQUEST_ID
     | {
         "x-motet-request": "The id of the generation; it is part of `id` in the body.",
-        "x-motet-ignored": "Fields of the body that have no effect, because nobody here knows them.",
+        **IGNORED,
         "x-motet-length": "Who estimated the length of the answer: `model:<version>`, `tenant` or `max_tokens`.",
         "server-timing": "Milliseconds of each phase that is over: `prepare`, `queue`, `prefill`.",
     }
@@ -501,6 +502,8 @@ def _answer(operation: Operation) -> Json:
         content[operation.answer] = {}
     if operation.chunk is None:
         headers = OF_AN_ANSWER if operation.of_lorax else REQUEST_ID
+        if operation.body is CountedMessages:
+            headers = headers | IGNORED
         return {"description": "Done", "headers": _headers(headers), "content": content}
     content["text/event-stream"] = {"schema": _ref(operation.chunk)}
     either = "One JSON object, or server-sent events with `stream: true`" if operation.answer else "Server-sent events"

@@ -6,7 +6,8 @@ from typing import Any
 from motet.described_model import field_docstrings
 from motet.sampling import IN_BODIES, Sampling
 from motet_gateway.answers.lorax.body import BESIDE, OPTIONS_OF_LORAX
-from motet_gateway.answers.messages.body import SERVICE_TIER, THINKING, TOOL_CHOICES
+from motet_gateway.answers.messages.body import SERVICE_TIER, THINKING, TOOL_CHOICES, CountedMessages
+from motet_gateway.answers.responses.body import ResponsesBody
 from motet_gateway.answers.responses.conversation import ROLES
 from motet_gateway.answers.responses.tools import KINDS
 from motet_gateway.parameters import MAX_BAD_WORDS, MAX_MESSAGES, MAX_PROMPTS, MAX_STOP_LENGTH, MAX_STOPS, TIERS
@@ -356,12 +357,12 @@ BEFORE_OPTIONS = {
 """The field behind which the options of sampling come, of bodies that have them."""
 
 
-WITHOUT = {
+OF_LORAX = {
     "GenerateBody": BESIDE,
     "WholeBody": (*BESIDE, "stream"),
     "StreamedBody": (*BESIDE, "stream"),
 }
-"""Fields of all bodies that have no place in some, or no effect"""
+"""Fields of all bodies that have no place in these, or no effect"""
 
 
 def complete(schemas: dict[str, Json]) -> None:
@@ -377,7 +378,10 @@ def complete(schemas: dict[str, Json]) -> None:
             schemas[model]["properties"] = head | options | properties
     of_lorax = _options(of_model=False)
     schemas["GenerateParameters"]["properties"] |= {name: of_lorax[one] for name, one in OPTIONS_OF_LORAX.items()}
-    for model, names in WITHOUT.items():
+    for body in (CountedMessages, ResponsesBody):
+        for name in body.without:
+            del schemas[body.__name__]["properties"][name]
+    for model, names in OF_LORAX.items():
         for name in names:
             del schemas[model]["properties"][name]
         schemas[model]["properties"]["include_stop_str_in_output"]["description"] += " Unset: true."

@@ -6,5 +6,5 @@ import orjson
 from starlette.responses import Response
 
 
-def json_response(content: Any) -> Response:
-    return Response(orjson.dumps(content), media_type="application/json")
+def json_response(content: Any, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(content), headers=headers, media_type="application/json")

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from motet.errors import InvalidRequest, MotetError, NoRunner
 from motet.keys import KeyScope
 from motet.sampling import check_tokens
+from motet_gateway import ignored_fields
 from motet_gateway.answers.chat import chat_prompts
 from motet_gateway.answers.conversation import Conversation
 from motet_gateway.answers.messages import errors as messages_errors
@@ -83,7 +84,9 @@ def token_routes(gateway: Gateway) -> APIRouter:
             body.refuse_unsupported()
             target, text = text_of(body.model or None, caller_of(request.scope))
             tenant = caller_of(request.scope).tenant
-            return json_response({"input_tokens": len(await counted_chat(body, message_prompts, target, text, tenant))})
+            counted = await counted_chat(body, message_prompts, target, text, tenant)
+            ignored = ignored_fields.header(body.unknown_fields())
+            return json_response({"input_tokens": len(counted)}, {"x-motet-ignored": ignored} if ignored else None)
 
     async def read(kind: type[AnyBody], request: Request, held: RequestBody) -> AnyBody:
         gateway.admission.check_request()

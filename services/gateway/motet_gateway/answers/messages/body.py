@@ -12,7 +12,7 @@ from motet_gateway.answers.conversation import ConversationBody, Json, string, w
 from motet_gateway.answers.messages.conversation import chat_messages
 from motet_gateway.grammars.parameters import grammar_of_schema
 from motet_gateway.model_not_found import shown
-from motet_gateway.parameters import Messages, checked_stops, same_as
+from motet_gateway.parameters import Body, Messages, checked_stops, same_as
 from motet_gateway.tools.parameters import MAX_TOOLS, OfferedTools, named_functions, offer
 
 TOOL_CHOICES = ("auto", "any", "tool", "none")
@@ -25,6 +25,8 @@ class CountedMessages(ConversationBody):
     """What `/v1/messages` and `/v1/messages/count_tokens` have in common."""
 
     hints: ClassVar[frozenset[str]] = ConversationBody.hints | {"cache_control", "inference_geo", "context_management"}
+    without = frozenset({*Body.model_fields, "bad_words", "stop_sequences"}) - {"model", "add_special_tokens"}
+    """They change an answer, and not how many tokens there are before it."""
     prompt_field = "messages"
     grammar_field = "output_config.format"
     other_names: ClassVar[Mapping[str, str]] = {
@@ -150,6 +152,7 @@ class CountedMessages(ConversationBody):
 
 
 class MessagesBody(CountedMessages):
+    without = frozenset()
     fills_context = True
     """Clients of this API have to name a limit, and many name one that is larger than a context here."""
 

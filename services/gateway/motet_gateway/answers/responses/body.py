@@ -37,6 +37,8 @@ NOT_STORED: Mapping[str, str] = {
 
 class ResponsesBody(ConversationBody):
     hints: ClassVar[frozenset[str]] = ConversationBody.hints | {"context_management"}
+    without = frozenset({"include_stop_str_in_output"})
+    """This API has no stop strings."""
     prompt_field = "input"
     grammar_field = "text.format"
     other_names: ClassVar[Mapping[str, str]] = {
