@@ -1,5 +1,7 @@
 """A simulated stream: its two ends, and what becomes of it when the process of one side ends."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from motet.transport import Method, StreamMethod
@@ -21,8 +23,8 @@ class Stream:
         client.out = server.into = Pipe(wires, f"{name} up", client, server)
         client.into = server.out = Pipe(wires, f"{name} down", server, client)
         encoded = isinstance(method, StreamMethod) and method.encoded
-        client.encode, server.decode = method.up.SerializeToString, method.up.FromString
-        server.encode, client.decode = (bytes if encoded else method.down.SerializeToString), method.down.FromString
+        client.encode, server.decode = _encoder(method.up), method.up.FromString
+        server.encode, client.decode = bytes if encoded else _encoder(method.down), method.down.FromString
 
     def other(self, end: End) -> End:
         return self.server if end is self.client else self.client
@@ -49,3 +51,8 @@ class Stream:
             mine.out.lose()
             world.after(FASTEST_SECONDS, theirs.breaks, RESET)
         theirs.out.lose()
+
+
+def _encoder(kind: type[Any]) -> Callable[[Any], bytes]:
+    """Entries of maps in order: otherwise equal messages have other bytes in another process."""
+    return partial(kind.SerializeToString, deterministic=True)
