@@ -16,6 +16,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from motet.errors import Internal, InvalidRequest
 from motet_gateway.tokens import chat_renderer
@@ -358,9 +359,9 @@ def test_an_invalid_template_has_its_own_error() -> None:
 
 
 @asynccontextmanager
-async def renderer(*known: TemplateText) -> AsyncIterator[ChatRenderer]:
+async def renderer(*known: TemplateText, cpu_seconds: float = 0.3) -> AsyncIterator[ChatRenderer]:
     """A renderer that has rendered these templates."""
-    made = ChatRenderer(RenderPool(processes=2, cpu_seconds=0.3, memory_bytes=64 << 20))
+    made = ChatRenderer(RenderPool(processes=2, cpu_seconds=cpu_seconds, memory_bytes=64 << 20))
     try:
         for template in known:
             await made.render(template, encoded(HELLO))
@@ -400,6 +401,17 @@ async def test_templates_are_compiled_in_a_process(monkeypatch: pytest.MonkeyPat
             await here.render(endless, encoded(HELLO))
         await eventually(lambda: not here.compiling)
         assert here.metered[endless.digest] is None
+
+
+async def test_a_template_that_takes_too_long_to_compile_is_named_in_the_log() -> None:
+    long = TemplateText("{{a}}" * 12_000, {})
+    with capture_logs() as said:
+        async with renderer(cpu_seconds=0.05) as here:
+            with contextlib.suppress(InvalidRequest):
+                await here.render(long, encoded(HELLO))
+            await eventually(lambda: not here.compiling)
+    (line,) = (one for one in said if one["event"] == "chat_template_not_metered")
+    assert line["reason"] == "it takes more than 0.05 s of CPU time to compile it"
 
 
 async def test_long_messages_go_to_a_process() -> None:

@@ -141,6 +141,8 @@ class RenderPool:
             process = await self._start()  # no other template has run in it
             try:
                 answer = await process.metered_code(template)
+            except CannotRender:
+                raise ValueError(f"it takes more than {self._cpu_seconds:g} s of CPU time to compile it") from None
             finally:
                 process.kill()
         if answer[:1] != DONE:
