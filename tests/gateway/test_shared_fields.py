@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, processors
 
+from motet.sampling import IN_BODIES
 from motet_gateway.answers.messages.body import CountedMessages
 from motet_gateway.answers.responses.body import ResponsesBody
 from motet_gateway.openapi.document import OPERATIONS
@@ -116,3 +117,12 @@ async def test_a_header_names_those_that_a_body_is_without(marked: Served, path:
     assert answer.status_code == 200, answer.text
     named = answer.headers["x-motet-ignored"]
     assert named.startswith(", ".join(sorted(values)[:8]))
+
+
+async def test_a_count_names_every_option_of_sampling(served: Served) -> None:
+    """None changes a prompt."""
+    body = {"model": "tiny", **BODIES["/v1/messages/count_tokens"], "temperature": 0.5, "top_k": 5, "min_tokens": 2}
+    answer = await served.http.post("/v1/messages/count_tokens", json=body | {"max_tokens": 10, "seed": 3})
+    assert answer.headers["x-motet-ignored"] == "min_tokens, seed, temperature, top_k, max_tokens"
+    said = CountedMessages.model_validate(body | dict.fromkeys(IN_BODIES, 1))
+    assert set(said.unknown_fields()) == IN_BODIES.keys()

@@ -96,7 +96,7 @@ class Body(DescribedModel):
     })  # fmt: skip
     """Known, and without effect here or checked elsewhere: no reason to count them as unknown."""
     without: ClassVar[frozenset[str]] = frozenset()
-    """Fields of a parent class that change nothing here. The description of the API leaves them out, and a header names
+    """Fields of other bodies that change nothing here. The description of the API leaves them out, and a header names
     those that a request has."""
     refused_here: ClassVar[Mapping[str, str]] = {}
     """What of these, and of the fields below, this body refuses unless it asks for nothing: the reasons"""

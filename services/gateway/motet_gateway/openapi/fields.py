@@ -380,7 +380,7 @@ def complete(schemas: dict[str, Json]) -> None:
     schemas["GenerateParameters"]["properties"] |= {name: of_lorax[one] for name, one in OPTIONS_OF_LORAX.items()}
     for body in (CountedMessages, ResponsesBody):
         for name in body.without:
-            del schemas[body.__name__]["properties"][name]
+            schemas[body.__name__]["properties"].pop(name, None)  # options of sampling are in none that has no answer
     for model, names in OF_LORAX.items():
         for name in names:
             del schemas[model]["properties"][name]

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from motet.errors import UnsupportedParameter
 from motet.grammars.grammar import Grammar
+from motet.sampling import IN_BODIES
 from motet_gateway.answers.conversation import ConversationBody, Json, string, wrong
 from motet_gateway.answers.messages.conversation import chat_messages
 from motet_gateway.grammars.parameters import grammar_of_schema
@@ -25,7 +26,9 @@ class CountedMessages(ConversationBody):
     """What `/v1/messages` and `/v1/messages/count_tokens` have in common."""
 
     hints: ClassVar[frozenset[str]] = ConversationBody.hints | {"cache_control", "inference_geo", "context_management"}
-    without = frozenset({*Body.model_fields, "bad_words", "stop_sequences"}) - {"model", "add_special_tokens"}
+    without = frozenset(
+        {*Body.model_fields, *IN_BODIES, "bad_words", "stop_sequences"} - {"model", "add_special_tokens"}
+    )
     """They change an answer, and not how many tokens there are before it."""
     prompt_field = "messages"
     grammar_field = "output_config.format"
