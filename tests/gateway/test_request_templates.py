@@ -230,3 +230,33 @@ async def test_a_template_that_reads_tools_gets_them(permitting: Served) -> None
     said = prompt_of(permitting)
     assert said.startswith("You can call these tools:\n")
     assert said.endswith("\n\nHi\n\n")
+
+
+async def test_wrong_messages_are_refused_before_a_process_is_asked(permitting: Served) -> None:
+    """Also where the template would be refused: it has no turn, and takes no time."""
+    permitting.cluster.scheduler.chat.tool = "hermes"
+    permitting.cluster.scheduler.publish()
+    await eventually(lambda: permitting.gateway.catalog.current.groups[0].chat.tool)
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    before = children()
+    for template in ("{# tools #}" + ENDLESS, ENDLESS, "{% for part in message.content %}{% endfor %}{# tools #}{%"):
+        answer = await ask(permitting, template, tools=tools, messages=[*SAYS, {"role": "user"}])
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "messages[1].content"), answer.text
+    assert children() == before
+
+
+async def test_parts_are_written_out_with_the_tools(permitting: Served) -> None:
+    """Also for a template that reads parts where it finds them."""
+    permitting.cluster.scheduler.chat.tool = "hermes"
+    permitting.cluster.scheduler.publish()
+    await eventually(lambda: permitting.gateway.catalog.current.groups[0].chat.tool)
+    template = (
+        "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+        "{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}\n\n{% endfor %}"
+    )
+    said = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, *SAYS]
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    answer = await ask(permitting, template, tools=tools, messages=said)
+    assert answer.status_code == 200, answer.text
+    assert prompt_of(permitting).startswith("Be brief.\n\nYou can call these tools:\n")

@@ -28,6 +28,9 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
     """A conversation is one prompt."""
     offered = body.tools_offered
     template = _template_of(body, tokenising)
+    parts = reads_parts(template.text)
+    # Wrong ones are refused before a process is asked about the template.
+    messages = body.plain_messages(parts=parts) if isinstance(body, ChatBody) else body.plain_messages()
     extra = body.chat_template_kwargs
     if tokenising.formats.reasoning and body.effort is not None:
         extra = effort_variables(body.effort) | (extra or {})
@@ -35,12 +38,10 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
     if form is not None and not await tokenising.renderer.shows_tools(template, tokenising.model):
         tools = offered.said if offered is not None else ()
         takes_system = not tools or await tokenising.renderer.takes_system(template, extra)
-        messages = written_out(body.plain_messages(), tools, FORMATS[form], takes_system=takes_system)
-    else:
-        if offered is not None:
-            extra = {**(extra or {}), "tools": offered.said}
-        parts = reads_parts(template.text)
-        messages = body.plain_messages(parts=parts) if isinstance(body, ChatBody) else body.plain_messages()
+        texts = body.plain_messages() if parts else messages
+        messages = written_out(texts, tools, FORMATS[form], takes_system=takes_system)
+    elif offered is not None:
+        extra = {**(extra or {}), "tools": offered.said}
     if isinstance(body, ChatBody) and body.documents:
         if "documents" not in template.text:
             raise UnsupportedParameter(
