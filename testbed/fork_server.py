@@ -95,8 +95,8 @@ class ForkServer:
             with _adopting_orphans():
                 socket.send_fds(wire, [json.dumps(asked | {"parent": os.getpid()}).encode()], [output])
                 answer = wire.recv(_MOST_BYTES)
-        if not answer:
-            raise RuntimeError("the server that forks processes of tests has ended")
+        if not answer.isdigit():
+            raise RuntimeError(answer.decode() or "the server that forks processes of tests has ended")
         return ForkedProcess(int(answer))
 
     def close(self) -> None:
@@ -152,9 +152,10 @@ def _serve(wire: socket.socket) -> None:
             wire.close()
             _become(asked, descriptors[0])
             return
+        os.close(write)
         os.waitpid(between, 0)  # then its child is the caller's
-        wire.send(os.read(read, 100))
-        for one in (read, write, *descriptors):
+        wire.send(os.read(read, 100) or b"no process could be forked")
+        for one in (read, *descriptors):
             os.close(one)
 
 

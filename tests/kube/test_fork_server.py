@@ -111,6 +111,27 @@ def test_a_forked_process_ends_with_the_one_that_asked_for_it(isolated: Network,
         time.sleep(0.01)
 
 
+FORKS_ONCE = """
+import os
+
+server, fork = os.getpid(), os.fork
+os.fork = lambda: fork() if os.getpid() == server else os._exit(1)
+"""
+
+
+@pytest.mark.timeout(30)
+def test_a_process_that_cannot_be_forked_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no test that waits for ever."""
+    (tmp_path / "forks_once").mkdir()
+    (tmp_path / "forks_once/__main__.py").write_text(FORKS_ONCE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    server = ForkServer(["forks_once"])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no process could be forked"):
+            server.start("forks_once", env=None, output=1, network=tmp_path)
+    server.close()
+
+
 @pytest.mark.parametrize(
     ("command", "env", "cwd"),
     [
