@@ -160,19 +160,21 @@ def _serve(wire: socket.socket) -> None:
 
 
 def _become(asked: dict[str, Any], output: int) -> None:
-    deadline = time.monotonic() + _ADOPTION_SECONDS
-    while os.getppid() != asked["parent"]:
-        if time.monotonic() > deadline:
-            os._exit(1)
-        time.sleep(0.001)
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    os.setsid()
     for number in (1, 2):
         os.dup2(output, number)
     os.close(output)
+    deadline = time.monotonic() + _ADOPTION_SECONDS
+    while os.getppid() != asked["parent"]:
+        if time.monotonic() > deadline:
+            sys.exit("the process that asked for this one did not adopt it")
+        time.sleep(0.001)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != asked["parent"]:  # it ended before the kernel was told
+        os._exit(1)
+    os.setsid()
     network = os.open(asked["network"], os.O_RDONLY)
     if _LIBC.setns(network, _NEW_NETWORK) != 0:
-        os._exit(1)
+        sys.exit(f"{asked['network']}: cannot be entered: {os.strerror(ctypes.get_errno())}")
     os.close(network)
     os.environ.clear()
     os.environ.update(asked["env"])

@@ -111,6 +111,13 @@ def test_a_forked_process_ends_with_the_one_that_asked_for_it(isolated: Network,
         time.sleep(0.01)
 
 
+def test_a_process_that_cannot_enter_its_network_says_so(server: ForkServer, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        process = server.start("motet_scheduler", env=None, output=log.fileno(), network=Path("/dev/null"))
+    assert process.wait(timeout=30) == 1
+    assert (tmp_path / "log").read_text() == "/dev/null: cannot be entered: Invalid argument\n"
+
+
 FORKS_ONCE = """
 import os
 
