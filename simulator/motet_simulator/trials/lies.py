@@ -130,8 +130,8 @@ class Liar:
         others = []
         for one in known:
             placed = one.placement
-            here = placed is not None and placed.instance == self._host
-            if one.id not in own and not here and self._host not in one.avoid:  # else it was here a moment ago
+            here = any(at is not None and at.instance == self._host for at in (placed, one.left))
+            if one.id not in own and not here and self._host not in one.avoid:  # else it is or was last here
                 others.append(Named(one.id, placed.epoch if placed is not None else one.epoch, one.gateway))
         if self._host.startswith("runner"):
             gateways = [*system.gateways, NOBODY]
