@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId
+from motet.domain import BASE, PAGE_TOKENS, Digest
 from motet.errors import Declined, MotetError
-from motet.ledger import Ledger
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.interface import (
     EngineInfo,
@@ -37,6 +36,7 @@ from motet_runner.plan import (
     StepResult,
     preset_named,
 )
+from motet_runner.plan.page_ledger import PageLedger
 from motet_runner.plan.prompt_scores import PromptScores, places_to_score
 from motet_runner.planned_engine import PlannedEngine
 from motet_runner.step_costs import StepCosts
@@ -151,7 +151,7 @@ class FakeEngine(PlannedEngine):
         self._random = random.Random(self.seed)
 
     @property
-    def ledger(self) -> Ledger[RequestId]:
+    def ledger(self) -> PageLedger:
         return self.planner.memory.ledger
 
     # --------------------------------------------------------------------------------------------------------- commands
