@@ -34,7 +34,7 @@ class Decodes:
         self.scale = self.width**-0.5
         of_token = 2 * kv_heads * self.width * bench.dtype.itemsize
         self.bytes = sum(lengths) * of_token
-        self.layers = max(2, -(-bench.cold_bytes // self.bytes))
+        self.layers = bench.sets(self.bytes)
         longest = -(-max(lengths) // FLEX_PAGE) * FLEX_PAGE
         shape = (self.layers, 2, len(lengths), kv_heads, longest, self.width)
         self.contiguous = bench.random(*shape)

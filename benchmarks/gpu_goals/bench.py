@@ -22,7 +22,7 @@ class Sizes:
     highest_rank: int = 128
     ranks: Sequence[int] = (8, 16, 32, 64, 128)
     cold_bytes: int = 0
-    """Of all sets of weights together, so that none is found in a cache; 0: four times the L2 cache"""
+    """Of all sets of weights together; 0: four times the L2 cache"""
     shuffles: int = 1000
     prompt_tokens: Sequence[int] = (2048, 8192)
     stream_bytes: Sequence[int] = tuple(1 << power for power in range(20, 31))
@@ -34,6 +34,10 @@ class Sizes:
     sequences: int = 32
     one_context: int = 32768
     ragged: tuple[int, int] = (128, 8192)
+
+
+MOST_SETS = 64
+"""More would take long to record, and the cache is emptied before each replay anyway."""
 
 
 TINY = Sizes(
@@ -86,12 +90,10 @@ class Bench:
             return 2
         return torch.cuda.get_device_properties(self.device).multi_processor_count
 
-    @property
-    def cold_bytes(self) -> int:
-        """The bytes of weights that calls go round through"""
-        if self.sizes.cold_bytes:
-            return self.sizes.cold_bytes
-        return 4 * int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+    def sets(self, size: int) -> int:
+        """How many sets of weights of `size` bytes calls go round through, so that none is found in a cache"""
+        cold = self.sizes.cold_bytes or 4 * int(torch.cuda.get_device_properties(self.device).L2_cache_size)
+        return max(2, min(MOST_SETS, -(-cold // size)))
 
     def random(self, *size: int, scale: float = 1.0) -> torch.Tensor:
         return torch.randn(size, generator=self.generator, device=self.device, dtype=self.dtype).mul_(scale)

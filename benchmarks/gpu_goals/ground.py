@@ -56,7 +56,7 @@ def g17(bench: Bench) -> Iterator[Figure]:
 
 def _copies(bench: Bench, size: int) -> Way:
     words = max(1, size // 4)
-    sets = max(1, -(-bench.cold_bytes // (words * 8)))
+    sets = bench.sets(words * 8)
     pairs = torch.randint(-9, 9, (sets, 2, words), dtype=torch.int32, device=bench.device)
     following = cycle(range(sets))
 

@@ -38,7 +38,7 @@ class Operator:
         tiles = [-(-rank // GpuBackend.tile) * GpuBackend.tile for rank in ranks]
         of_one_rank = inputs + outputs + SCALE_BYTES if int8 else (inputs + outputs) * dtype.itemsize
         self.weight_bytes = sum(tiles) * of_one_rank
-        self.sets = max(2, -(-bench.cold_bytes // self.weight_bytes))
+        self.sets = bench.sets(self.weight_bytes)
         groups = [LinearGroup(inputs, {str(number): outputs}) for number in range(self.sets)]
         make_layout = int8_layout if int8 else RunLayout
         self._layouts = [make_layout(rank, groups, dtype) for rank in tiles]

@@ -35,7 +35,7 @@ def reads(bench: Bench, size: int) -> Way:
     """A way that reads `size` bytes in one launch, each time others."""
     blocks = -(-size // (BLOCK * 4))
     words = blocks * BLOCK
-    sets = max(1, -(-bench.cold_bytes // (words * 4)))
+    sets = bench.sets(words * 4)
     generator = torch.Generator(bench.device).manual_seed(1)
     source = torch.randint(-9, 9, (sets, words), generator=generator, device=bench.device, dtype=torch.int32)
     programs = min(bench.programs * PROGRAMS_EACH, blocks)
