@@ -17,9 +17,9 @@ from motet_kernels.gpu.launches import launch
 
 LOG2_E = math.log2(math.e)
 READ_BYTES = 32 * 1024
-"""Bytes of keys and values that a program loads at a time. Three such loads fit in the program's share of a
+"""Bytes of keys and values that a program loads at a time. Two such loads fit in the program's share of a
 multiprocessor."""
-PROGRAMS_OF_A_MULTIPROCESSOR = 3
+PROGRAMS_OF_A_MULTIPROCESSOR = 4
 """How many programs of `attend_pieces` fit in the registers and shared memory (compute capability 9.0)"""
 INTERPRETED_PROGRAMS = 3
 
@@ -266,7 +266,7 @@ class GpuAttention:
             GROUP_ROUNDED=max(16, _rounded(constants["GROUP"])),
             HAS_CAP=scales[1] != 0,
             num_warps=4,
-            num_stages=3,
+            num_stages=2,
         )
         launch(
             add_pieces,

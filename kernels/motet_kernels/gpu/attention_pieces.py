@@ -5,6 +5,12 @@ from typing import NamedTuple
 SLOTS = 2048
 """The most results of pieces that are kept at a time, for all sequences together."""
 
+AT_ONCE = 512
+"""How many pieces a GPU computes at a time, about (compute capability 9.0). Few sequences have no more of them."""
+
+MANY = 8
+"""So many pieces a sequence may have, however many sequences there are: its length may differ from theirs."""
+
 
 class Cut(NamedTuple):
     least: int
@@ -26,7 +32,7 @@ def cut_for(rows: int, kv_heads: int, least: int | None = None) -> Cut:
     of rows.
     """
     rows = 1 << max(0, rows - 1).bit_length()
+    heads = rows * kv_heads
     if least is None:
-        heads = rows * kv_heads
-        least = 64 if heads <= 16 else 128 if heads <= 64 else 256
-    return Cut(least, max(1, min(SLOTS // rows, 128)))
+        least = 64 if heads <= 16 else 128 if heads <= 64 else 512 if heads < AT_ONCE else 1024
+    return Cut(least, max(1, min(SLOTS // rows, max(MANY, AT_ONCE // heads))))
