@@ -133,7 +133,7 @@ WIDE = [LinearGroup(4112, {"wide": 272, "narrow": 40})]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tiles_are_put_together(dtype: torch.dtype) -> None:
-    assert splits(4112) == 5
+    assert splits(4112) == 9
     for int8 in (False, True):
         Loaded([16, 24], dtype, WIDE, int8=int8).check([0, None, *[1] * 17], ("wide", "narrow"))
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from motet_kernels.gpu.launches import launch
+from motet_kernels.gpu.launches import launch_overlapping
 from motet_kernels.gpu.lora_kernels import lora_expand, lora_shrink
 from motet_kernels.gpu.lora_tiles import CLASSES, MAX_RANK, RANK_STEP, splits, tile_columns, tile_inputs
 from motet_kernels.gpu.work_list import HEADER, Chunk, Room, chunks_of, room_for, smallest_room, words, write_list
@@ -24,10 +24,10 @@ KEPT_SETS = 1024
 
 INPUTS_OF_A_WARP = 128
 
-SHRINK_WARPS, EXPAND_WARPS = 24, 12
+SHRINK_WARPS, EXPAND_WARPS = 20, 12
 """The warps that a multiprocessor's registers have room for (compute capability 9.0). So all programs run at once."""
 
-SHRINK_REGISTERS, EXPAND_REGISTERS = 80, 168
+SHRINK_REGISTERS, EXPAND_REGISTERS = 96, 168
 """The registers of a thread, so that all these warps fit. Triton 3.6 would give a thread of shrink 128 registers, so
 shrink also has only two stages. There is no limit for types of four bytes, which need more registers."""
 
@@ -140,7 +140,7 @@ class GpuBackend:
         tile = tile_inputs(call.inputs)
         places = self._offsets, len(self._sizes), *call.numbers
         warps = max(4, tile // INPUTS_OF_A_WARP)
-        launch(
+        launch_overlapping(
             lora_shrink,
             self._programs(SHRINK_WARPS // warps),
             *(x, x.stride(0), self._memory, self._scales, *places),
@@ -155,12 +155,12 @@ class GpuBackend:
             maxnreg=SHRINK_REGISTERS if self._dtype.itemsize == 2 else None,
         )
         widest = max(call.outputs)
-        launch(
+        launch_overlapping(
             lora_expand,
             self._programs(EXPAND_WARPS // 4),
             *(y, y.stride(0), self._memory, *places, work, chunks, rows, room.fields, batch.products, room.products),
+            splits(call.inputs),
             LINEARS=call.count,
-            SPLITS=splits(call.inputs),
             **{f"OUTPUTS_{place}": outputs for place, outputs in enumerate(call.outputs)},
             **{f"COLUMNS_{place}": tile_columns(place, widest, self._tile_itemsize) for place in range(CLASSES)},
             num_warps=4,

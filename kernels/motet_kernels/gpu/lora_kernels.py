@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from motet_kernels.gpu import lora_tiles, work_list
+from motet_kernels.gpu.overlap import let_next_begin, wait_for_previous
 
 ROWS = tl.constexpr(lora_tiles.ROWS)
 RANK_STEP = tl.constexpr(lora_tiles.RANK_STEP)
@@ -35,6 +36,7 @@ PLACES = tl.constexpr(3)
 SCALE_BYTES = tl.constexpr(4)
 
 NOT_SPECIALIZED = ["linears", "linear_0", "linear_1", "linear_2", "fields"]
+EXPAND_NOT_SPECIALIZED = [*NOT_SPECIALIZED, "splits"]
 """Arguments that differ by layer and model: a kernel must not be compiled again if one is 1 or divisible by 16."""
 
 
@@ -50,12 +52,14 @@ def lora_shrink(
     x, x_stride, memory, scales, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, entries, fields,
     products, products_size,
     LINEARS: tl.constexpr, INPUTS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, INT8: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ) -> None:  # fmt: skip
     """products[split, linear, row of a chunk, rank] = x[row, inputs of the split] · A[rank, inputs of the split]
 
     Each warp multiplies one of the PARTS of a tile's inputs; then the parts' sums are added. INT8: A is int8, and
     `scales` is the memory viewed as fp32 (`int8_layout.py`).
     """
+    let_next_begin(OVERLAPS)
     SPLITS: tl.constexpr = (INPUTS + TILE - 1) // TILE
     PART: tl.constexpr = TILE // PARTS
     count = tl.load(work + ENTRIES) * (LINEARS * SPLITS)
@@ -70,9 +74,13 @@ def lora_shrink(
             linear = tl.where(place == 1, linear_1, linear)
         if LINEARS > 2:
             linear = tl.where(place == 2, linear_2, linear)
+        # Loaded before it is known whether they are needed, so that the loads do not wait for each other.
+        rank = tl.load(chunk + RANK)
+        run = tl.multiple_of(tl.load(chunk + RUN), 16)
+        first = tl.load(chunk + FIRST_ROW)
+        row_count = tl.load(chunk + ROW_COUNT).to(tl.int32)
+        first_product = tl.load(chunk + PRODUCTS)
         if _is_changed(chunk, linear):
-            rank = tl.load(chunk + RANK)
-            run = tl.multiple_of(tl.load(chunk + RUN), 16)
             places = offsets + ((rank // RANK_STEP - 1) * linears + linear) * PLACES
             a = memory + run + tl.multiple_of(tl.load(places), 16)
             part = tl.arange(0, PARTS)[:, None, None]
@@ -88,9 +96,8 @@ def lora_shrink(
             if INT8:
                 of_run = scales + run // SCALE_BYTES + tl.load(places + 2)
                 scale = tl.load(of_run + step * RANK_STEP + ranks)[None, :]
-            first = tl.load(chunk + FIRST_ROW)
-            row_count = tl.load(chunk + ROW_COUNT).to(tl.int32)
-            into = products + (split * LINEARS + place) * products_size + tl.load(chunk + PRODUCTS) + step * RANK_STEP
+            into = products + (split * LINEARS + place) * products_size + first_product + step * RANK_STEP
+            wait_for_previous(OVERLAPS)
             for start in range(0, row_count, ROWS):
                 numbers = start + tl.arange(0, ROWS)
                 here = numbers < row_count
@@ -103,14 +110,15 @@ def lora_shrink(
                 if INT8:
                     sums *= scale
                 tl.store(into + numbers[:, None] * rank + ranks[None, :], sums, mask=here[:, None])
+    wait_for_previous(OVERLAPS)
 
 
 @triton.jit
-def _sum_of_splits(products, places, mask, SPLITS: tl.constexpr, split_size):
+def _sum_of_splits(products, places, mask, splits, split_size):
     """v, added over the splits in their order. tl.sum over one split keeps the compiler from converting the split to a
     dot's layout before the addition. tl.sum over several splits needs too many registers in Triton 3.6."""
     v = tl.zeros(places.shape, tl.float32)
-    for split in range(SPLITS):
+    for split in range(splits):
         one = products + split * split_size + places[None, :, :]
         v += tl.sum(tl.load(one, mask=mask[None, :, :], other=0.0), axis=0)
     return v
@@ -155,8 +163,9 @@ def _power_of_two(number):
 def _expand_class(
     y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, first_chunk, last_chunk, chunks, rows,
     fields, products, products_size,
-    LINEARS: tl.constexpr, SPLITS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
+    splits, LINEARS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
     OUTPUTS_2: tl.constexpr, HELD: tl.constexpr, COLUMNS: tl.constexpr, LOOPED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Computes the chunks of one class of ranks. LOOPED: ranks may be above HELD, and use several tiles of B."""
     TILES_0: tl.constexpr = (OUTPUTS_0 + COLUMNS - 1) // COLUMNS
@@ -183,16 +192,18 @@ def _expand_class(
             outputs = OUTPUTS_1
             left_of = OUTPUTS_0
             tile -= TILES_0
+        rank = tl.multiple_of(tl.load(chunk + RANK).to(tl.int32), 16)
+        run = tl.multiple_of(tl.load(chunk + RUN), 16)
         if _is_changed(chunk, linear):
-            rank = tl.multiple_of(tl.load(chunk + RANK).to(tl.int32), 16)
             begin = tl.load(offsets + ((rank // RANK_STEP - 1) * linears + linear) * PLACES + 1)
-            b = memory + tl.multiple_of(tl.load(chunk + RUN), 16) + tl.multiple_of(begin, 16)
+            b = memory + run + tl.multiple_of(begin, 16)
             columns = tile * COLUMNS + tl.arange(0, COLUMNS)
             inside = columns < outputs
             ranks = tl.arange(0, HELD)
             places_b = ranks[:, None] * outputs + columns[None, :]
             held = tl.load(b + places_b, mask=(ranks < rank)[:, None] & inside[None, :], other=0.0)
             held = held.to(y.dtype.element_ty)
+            wait_for_previous(OVERLAPS)
             first = tl.load(chunk + FIRST_ROW)
             row_count = tl.load(chunk + ROW_COUNT).to(tl.int32)
             v = products + place * products_size + tl.multiple_of(tl.load(chunk + PRODUCTS), 16)
@@ -205,46 +216,52 @@ def _expand_class(
                 before = tl.load(y + places_y, mask=mask_y, other=0.0)
                 places_v = numbers[:, None] * rank + ranks[None, :]
                 mask_v = here[:, None] & (ranks < rank)[None, :]
-                added = _times(_sum_of_splits(v, places_v, mask_v, SPLITS, LINEARS * products_size), held)
+                added = _times(_sum_of_splits(v, places_v, mask_v, splits, LINEARS * products_size), held)
                 if LOOPED:
                     for done in range(HELD, rank, HELD):
                         left = ranks < rank - done
                         more = tl.load(b + done * outputs + places_b, mask=left[:, None] & inside[None, :], other=0.0)
                         mask_v = here[:, None] & left[None, :]
                         added += _times(
-                            _sum_of_splits(v, places_v + done, mask_v, SPLITS, LINEARS * products_size),
+                            _sum_of_splits(v, places_v + done, mask_v, splits, LINEARS * products_size),
                             more.to(y.dtype.element_ty),
                         )
                 tl.store(y + places_y, (before.to(tl.float32) + added).to(before.dtype), mask=mask_y)
 
 
-@triton.jit(do_not_specialize=NOT_SPECIALIZED)
+@triton.jit(do_not_specialize=EXPAND_NOT_SPECIALIZED)
 def lora_expand(
     y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, fields, products,
     products_size,
-    LINEARS: tl.constexpr, SPLITS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
+    splits, LINEARS: tl.constexpr, OUTPUTS_0: tl.constexpr, OUTPUTS_1: tl.constexpr,
     OUTPUTS_2: tl.constexpr, COLUMNS_0: tl.constexpr, COLUMNS_1: tl.constexpr, COLUMNS_2: tl.constexpr,
-    COLUMNS_3: tl.constexpr,
+    COLUMNS_3: tl.constexpr, OVERLAPS: tl.constexpr,
 ) -> None:  # fmt: skip
     """y[row, output] += Σ over splits of products[split, linear, row] · B, one class of ranks after the other. The
     highest ranks come first, because they take longest."""
+    let_next_begin(OVERLAPS)
     end_0 = tl.load(work + CLASS_ENDS)
     end_1 = tl.load(work + CLASS_ENDS + 1)
     end_2 = tl.load(work + CLASS_ENDS + 2)
     end_3 = tl.load(work + CLASS_ENDS + 3)
     _expand_class(
         y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_2, end_3, chunks, rows, fields,
-        products, products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_3, COLUMNS_3, True,
+        products, products_size, splits, LINEARS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_3, COLUMNS_3, True,
+        OVERLAPS,
     )  # fmt: skip
     _expand_class(
         y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_1, end_2, chunks, rows, fields,
-        products, products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, False,
+        products, products_size, splits, LINEARS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_2, COLUMNS_2, False,
+        OVERLAPS,
     )  # fmt: skip
     _expand_class(
         y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, end_0, end_1, chunks, rows, fields,
-        products, products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_1, COLUMNS_1, False,
+        products, products_size, splits, LINEARS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_1, COLUMNS_1, False,
+        OVERLAPS,
     )  # fmt: skip
     _expand_class(
         y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, 0, end_0, chunks, rows, fields,
-        products, products_size, LINEARS, SPLITS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_0, COLUMNS_0, False,
+        products, products_size, splits, LINEARS, OUTPUTS_0, OUTPUTS_1, OUTPUTS_2, HELD_0, COLUMNS_0, False,
+        OVERLAPS,
     )  # fmt: skip
+    wait_for_previous(OVERLAPS)

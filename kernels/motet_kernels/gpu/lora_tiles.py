@@ -4,6 +4,8 @@ The tiles depend on shapes alone, never on the batch. So the order in which a ro
 the other rows, and a captured launch stays right.
 """
 
+from functools import cache
+
 ROWS = 16
 """Rows that are multiplied together: the shortest side of a GPU's matrix products. If there are fewer rows, the others
 are padding, and never read."""
@@ -28,6 +30,7 @@ _TILE_BYTES = 16384
 _WIDEST_BYTES = 512
 
 
+@cache
 def rank_class(rank: int) -> int:
     """The index in HELD_RANKS of the rank's tile"""
     return next((place for place, held in enumerate(HELD_RANKS) if rank <= held), CLASSES - 1)
@@ -41,7 +44,7 @@ def tile_columns(rank_class: int, widest: int, itemsize: int) -> int:
 
 def tile_inputs(inputs: int) -> int:
     """The columns of a tile of A. The tile stays in registers for all rows."""
-    return max(64, min(1024, _power_of_two(inputs)))
+    return max(64, min(512, _power_of_two(inputs)))
 
 
 def splits(inputs: int) -> int:
