@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from motet.errors import SetupError
 from motet_kernels import LinearGroup, PlacedAdapter, Segment
 from motet_kernels.gpu import attention as gpu_attention
-from motet_kernels.gpu import layer_kernels, lora_backend
+from motet_kernels.gpu import launches, layer_kernels
 from motet_kernels.gpu.attention import GpuAttention
 from motet_kernels.gpu.lora_backend import GpuBackend
 from motet_runner.execute.batch.flat_batch import PagedRows
@@ -151,7 +151,7 @@ def given_to_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         launch(kernel, grid, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        for module in (layer_kernels, gpu_attention, lora_backend):
+        for module in (layer_kernels, gpu_attention, launches):
             patch.setattr(module, "launch", watched)
         yield given
 
@@ -189,7 +189,7 @@ def test_a_captured_decode_step_serves_all_others(tmp_path: Path, monkeypatch: p
         attention.refill(fixed, lengths, table_rows=keep.int())
         return forward(as_batch(tokens, keep, store, PagedRows(attention, fixed), lora))
 
-    launches = []
+    traced = []
     for of_tokens, of_lengths, of_pages, segments in steps:
         tokens.copy_(torch.tensor(of_tokens))
         lengths.copy_(torch.tensor(of_lengths, dtype=torch.int32))
@@ -213,10 +213,10 @@ def test_a_captured_decode_step_serves_all_others(tmp_path: Path, monkeypatch: p
             base = forward(as_batch(*now, None))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         assert float((found - base).abs().max()) > 0.01, "adapters count"
-        launches.append([(name, grid, options) for name, grid, *_, options in given])
+        traced.append([(name, grid, options) for name, grid, *_, options in given])
         numbers = [[one for one in arguments if not isinstance(one, tuple)] for _, _, *arguments, _ in given]
-        launches[-1] += numbers
-    assert launches[0] == launches[1]
+        traced[-1] += numbers
+    assert traced[0] == traced[1]
 
 
 class Operators(TorchDispatchMode):
@@ -258,7 +258,7 @@ def test_a_layer_of_a_decode_step_has_few_launches(tmp_path: Path, monkeypatch: 
         launched: list[str] = []
         with monkeypatch.context() as patch, torch.inference_mode():
             note = partial(note_launch, launched)
-            for module in (layer_kernels, gpu_attention, lora_backend):
+            for module in (layer_kernels, gpu_attention, launches):
                 patch.setattr(module, "launch", note)
             with Operators() as operators:
                 forward(as_batch(zeros, zeros, store, PagedRows(attention, fixed), of_lora))
