@@ -180,6 +180,13 @@ def g14(bench: Bench) -> Iterator[Figure]:
     served = _served(bench, shape, rows, rows)
     requests = rows if bench.rehearsal else 1000
     kept = _kept(served, lengths_of(bench, requests), [number % rows for number in range(requests)], 1)
+    yield Figure(
+        name=f"throughput_kept_{shape.name}_distinct_{rows}",
+        value=kept.ratio,
+        unit="of the base",
+        at_least=None if bench.rehearsal else 0.85,
+        spread=kept.spread,
+    )
     ours = statistics.median(kept.a)
     peft = Peft(bench, shape, rows)
     against = {}
@@ -197,13 +204,6 @@ def g14(bench: Bench) -> Iterator[Figure]:
         at_least=None if bench.rehearsal else 3600.0,
         against=against,
         note="ratios are our tokens a second over theirs",
-    )
-    yield Figure(
-        name=f"throughput_kept_{shape.name}_distinct_{rows}",
-        value=kept.ratio,
-        unit="of the base",
-        at_least=None if bench.rehearsal else 0.85,
-        spread=kept.spread,
     )
 
 
