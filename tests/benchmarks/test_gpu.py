@@ -64,12 +64,16 @@ def test_the_time_in_which_a_gpu_is_busy_counts_kernels_beside_each_other_once()
 
 
 def test_the_table_says_of_every_goal_whether_it_was_measured() -> None:
-    row = {"goal": "G1", "holds": True, "beside": {"vllm": {"not_measured": "no folder"}, "loop": {"ratio": 2.0}}}
-    lines = goals_table([row, row | {"holds": False}, row | {"goal": "G0", "holds": None, "beside": {}}]).splitlines()
-    states = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[-1].removesuffix(" |") for line in lines[2:]}
-    assert states.pop("G1") == "1 of 2 figures hold; not measured: vllm"
-    assert states.pop("G0") == "1 figures"
-    assert states == dict.fromkeys(GOALS.keys() - {"G0", "G1"}, "waiting for a card")
+    row = {"goal": "G1", "holds": True, "value": 4.25, "unit": "us", "commit": "abc", "gpu": {"name": "a card"}}
+    row["beside"] = {"vllm": {"not_measured": "no folder"}, "loop": {"ratio": 2.0}}
+    other = row | {"holds": False, "value": 1234.5}
+    lines = goals_table([row, other, row | {"goal": "G0", "holds": None, "beside": {}}]).splitlines()
+    assert lines[-1] == "a card; abc."
+    cells = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines[2:-2]]
+    said = {one[0]: one[4:] for one in cells}
+    assert said.pop("G1") == ["1 of 2 figures hold; not measured: vllm", "4.25 to 1,234 us", "loop 2"]
+    assert said.pop("G0") == ["1 figures", "4.25 us", ""]
+    assert said == {name: ["waiting for a card", "", ""] for name in GOALS.keys() - {"G0", "G1"}}
 
 
 @pytest.mark.parametrize(
