@@ -16,7 +16,7 @@ from benchmarks.harness import Do, Pairs, percentile
 
 MIN_ROUNDS, MAX_ROUNDS = 7, 200
 FLUSHED = 4
-"""Before each replay as many bytes are read as the L2 cache holds, so many times: it then holds nothing of any way."""
+"""Bytes that are read before each replay, for each byte of the L2 cache: then it holds nothing of any way."""
 WARM_UP = 50
 """Rounds on the host's clock that are not kept"""
 

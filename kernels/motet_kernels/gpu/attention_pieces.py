@@ -8,8 +8,8 @@ SLOTS = 2048
 AT_ONCE = 512
 """How many pieces a GPU computes at a time, about (compute capability 9.0). Few sequences have no more of them."""
 
-MANY = 8
-"""So many pieces a sequence may have, however many sequences there are: its length may differ from theirs."""
+ALWAYS = 8
+"""The pieces that a sequence may have however many sequences there are: it may be longer than they are."""
 
 
 class Cut(NamedTuple):
@@ -35,4 +35,4 @@ def cut_for(rows: int, kv_heads: int, least: int | None = None) -> Cut:
     heads = rows * kv_heads
     if least is None:
         least = 64 if heads <= 16 else 128 if heads <= 64 else 512 if heads < AT_ONCE else 1024
-    return Cut(least, max(1, min(SLOTS // rows, max(MANY, AT_ONCE // heads))))
+    return Cut(least, max(1, min(SLOTS // rows, max(ALWAYS, AT_ONCE // heads))))
