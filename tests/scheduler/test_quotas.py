@@ -205,6 +205,21 @@ def test_a_batch_request_over_a_rate_waits_until_nothing_is_owed():
     assert placed(driver) == ["batch"]
 
 
+def test_a_batch_request_comes_in_when_the_last_that_was_told_to_come_again_has_come():
+    driver = with_limits(runner=False, requests_per_minute=30)
+    for number in range(6):
+        driver.enqueue(f"r{number}")
+    driver.enqueue("over")
+    assert refusal(driver)[0].retry_after == pytest.approx(2.0)
+    driver.enqueue("batch", request_class=BATCH)
+    driver.cancel("r0")  # nothing is owed any more, but one that has a claim may come until 4 s
+    driver.wait(2.0)
+    assert driver.scheduler.requests[RequestId("batch")].held
+    driver.enqueue("again")
+    assert not refusal(driver)
+    assert not driver.scheduler.requests[RequestId("batch")].held
+
+
 def test_a_request_that_waits_too_long_for_its_quota_is_told_so():
     driver = with_limits(concurrency=1)
     driver.enqueue("a")

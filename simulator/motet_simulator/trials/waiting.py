@@ -120,6 +120,5 @@ def _has_room(parts: Parts, known: Runner, request: Request, scheduler: Schedule
     to_come = sum(one.promise.pages for one in accepted if one.request not in known_to_engine)
     to_come += sum(map(known.ledger.promise_of, under_way))
     ledger = engine.ledger
-    beside = ledger.capacity - ledger.kv_pages + len(used - computed) * engine.adapter_pages
-    # What adapters leave may be overcommitted: for each page that one gets, more than a page cannot be promised.
-    return not need.never and need.room + to_come <= ledger.limit_beside(beside) - ledger.promised
+    of_adapters = ledger.capacity - ledger.kv_pages + len(used - computed) * engine.adapter_pages  # also those to come
+    return not need.never and need.room + to_come <= ledger.limit_beside(of_adapters) - ledger.promised

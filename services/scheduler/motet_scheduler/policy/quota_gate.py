@@ -78,7 +78,7 @@ class QuotaGate:
         if draw is None:
             return True
         if charged:
-            draw.charge(self._state.now)
+            self._quotas.charge(draw, self._state.now)
         blocked = self._advance(request, draw)
         if blocked is None:
             return True
@@ -105,7 +105,7 @@ class QuotaGate:
         if not draw.charged:
             if (blocked := self._owing(request, draw)) is not None:
                 return blocked
-            draw.charge(self._state.now)
+            self._quotas.charge(draw, self._state.now)
         if (blocked := draw.crowded()) is not None:
             return blocked
         draw.take_places()

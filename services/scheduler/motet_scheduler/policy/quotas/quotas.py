@@ -191,6 +191,11 @@ class Quotas:
         draw.give_back(now)
         return True
 
+    def charge(self, draw: Draw, now: float) -> None:
+        """Take what its rates give. Whoever had the last claim has come then, and those that waited for it are next."""
+        draw.charge(now)
+        self._freed(draw)
+
     def _freed(self, draw: Draw) -> None:
         for account in draw.accounts:
             if account.waiting:
