@@ -3,7 +3,7 @@
 Memory is what is slow, so `moved` counts what has to come from it or go there, by these rules:
 
 - each load of a tile of A or B. With FEW_ROWS or fewer, an adapter's rows are spread over several programs, which load
-  the same tiles at the same time: then only the first of these loads;
+  the same tiles at about the same time: then only the first of these loads;
 - each row of x once, and each row of y once in and once out;
 - the sums between the two launches once out and once in, and the list of work once for each launch.
 

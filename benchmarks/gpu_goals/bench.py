@@ -22,7 +22,7 @@ class Sizes:
     highest_rank: int = 128
     ranks: Sequence[int] = (8, 16, 32, 64, 128)
     cold_bytes: int = 0
-    """Of all sets of weights together; 0: four times the L2 cache"""
+    """Of all sets of weights together, if MOST_SETS has as many; 0: four times the L2 cache"""
     shuffles: int = 1000
     prompt_tokens: Sequence[int] = (2048, 8192)
     stream_bytes: Sequence[int] = tuple(1 << power for power in range(20, 31))
@@ -91,7 +91,8 @@ class Bench:
         return torch.cuda.get_device_properties(self.device).multi_processor_count
 
     def sets(self, size: int) -> int:
-        """How many sets of weights of `size` bytes calls go round through, so that none is found in a cache"""
+        """How many sets of weights of `size` bytes the calls of a replay go round through. The clock empties the cache
+        before each replay."""
         cold = self.sizes.cold_bytes or 4 * int(torch.cuda.get_device_properties(self.device).L2_cache_size)
         return max(2, min(MOST_SETS, -(-cold // size)))
 

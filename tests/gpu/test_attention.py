@@ -348,7 +348,7 @@ def test_sequences_are_cut_in_the_device_as_bytes_are_counted(window: int | None
         own = [entry for entry in listed if entry[0] == one]
         walked = [token for _, begin, end, _ in own for token in range(begin, end)]
         assert walked == list(range(length - tokens, length))
-        slots = range(one * decodes.cut.most, one * decodes.cut.most + len(own)) if len(own) > 1 else [-1] * len(own)
+        slots = range(one * decodes.cut.room, one * decodes.cut.room + len(own)) if len(own) > 1 else [-1] * len(own)
         assert [entry[3] for entry in own] == list(slots)
 
 

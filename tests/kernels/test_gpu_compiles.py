@@ -3,6 +3,7 @@
 None of them spills registers into memory: that costs more than most of them read.
 """
 
+import re
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,10 @@ def test_add_lora_compiles_and_all_its_programs_fit_at_once(
         backend.add_lora_together(y, x, tuple(group.outputs), batch)
     assert [kernel.name for kernel in found] == ["lora_shrink", "lora_expand"]
     for kernel, warps in zip(found, (SHRINK_WARPS, EXPAND_WARPS), strict=True):
+        lets_begin, waits, stores, ends = (
+            re.search(rf"\b{name}\b", kernel.instructions).start() for name in ("PREEXIT", "ACQBULK", "STG", "EXIT")
+        )
+        assert lets_begin < waits < min(stores, ends), "the launch before it is waited for, and then stores follow"
         assert kernel.spilled_bytes <= SPILLED_BYTES
         if dtype.itemsize == 2:  # fp32 has no products of matrices in hardware that are exact
             assert warps * 32 * kernel.registers <= REGISTERS

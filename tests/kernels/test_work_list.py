@@ -70,7 +70,7 @@ def test_each_row_with_an_adapter_is_in_one_chunk_of_it(owners: list[PlacedAdapt
 
 
 @given(OWNERS)
-def test_an_adapter_is_read_as_rarely_as_can_be(owners: list[PlacedAdapter | None]) -> None:
+def test_chunks_are_as_long_as_can_be(owners: list[PlacedAdapter | None]) -> None:
     rows = Counter(owner for owner in owners if owner is not None)
     chunks = Counter(chunk.adapter for chunk in chunks_of(segments_of(owners)))
     most = most_of([*rows.elements()])

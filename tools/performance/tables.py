@@ -177,7 +177,10 @@ def _cell(found: Measured | None) -> str:
 def _figure(found: Measured) -> str:
     unit = " ×" if found.unit in ("x", "") else f" {found.unit}"
     best = f" to {found.values[-1]:.3g}" if len(found.processors) > 1 else ""
-    return f"{found.value:.3g}{best}{unit}"
+    value = f"{found.value:.3g}"
+    if found.holds is False and float(value) == found.bound:
+        value = f"{found.value:.4g}"  # what misses by little must not look as if it held
+    return f"{value}{best}{unit}"
 
 
 def _how_measured(shown: Sequence[Measured]) -> str:

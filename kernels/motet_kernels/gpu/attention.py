@@ -17,8 +17,8 @@ from motet_kernels.gpu.launches import launch
 
 LOG2_E = math.log2(math.e)
 READ_BYTES = 32 * 1024
-"""Bytes of keys and values that a program loads at a time. Two such loads fit in the program's share of a
-multiprocessor."""
+"""Bytes of keys and values that a program loads at a time. One such load fits in the program's share of a
+multiprocessor, beside the one that is computed."""
 PROGRAMS_OF_A_MULTIPROCESSOR = 4
 """How many programs of `attend_pieces` fit in the registers and shared memory (compute capability 9.0)"""
 INTERPRETED_PROGRAMS = 3
@@ -236,10 +236,11 @@ class GpuAttention:
                 pieces.counts,
                 sequences,
                 window or 0,
+                cut.most,
                 LEAST=cut.least,
-                MOST=cut.most,
+                ROOM=cut.room,
                 AT_ONCE=256,
-                MAX_ROUNDED=_rounded(cut.most),
+                MAX_ROUNDED=_rounded(cut.room),
                 HAS_WINDOW=window is not None,
             )
             pieces.current = True
@@ -279,7 +280,7 @@ class GpuAttention:
             HEADS=heads,
             WIDTH=self._width,
             WIDTH_ROUNDED=constants["WIDTH_ROUNDED"],
-            MOST=cut.most,
+            ROOM=cut.room,
             AT_ONCE=16,
             num_warps=2,
         )

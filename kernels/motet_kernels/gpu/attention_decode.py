@@ -24,12 +24,12 @@ def _seen(lengths, window, HAS_WINDOW: tl.constexpr):
 
 
 @triton.jit
-def _piece(seen, LEAST: tl.constexpr, MOST: tl.constexpr):
+def _piece(seen, most, LEAST: tl.constexpr):
     """Tokens of each piece of a sequence that sees `seen` tokens"""
-    return tl.maximum(tl.cdiv(tl.cdiv(seen, MOST), LEAST), 1) * LEAST
+    return tl.maximum(tl.cdiv(tl.cdiv(seen, most), LEAST), 1) * LEAST
 
 
-@triton.jit(do_not_specialize=["sequences", "window"])
+@triton.jit(do_not_specialize=["sequences", "window", "most"])
 def cut_sequences(
     lengths,
     pieces,  # [all, 4] sequence, first token, end, and the slot of its result; -1: the only piece
@@ -37,8 +37,9 @@ def cut_sequences(
     counts,  # [sequences] each sequence's pieces
     sequences,
     window,
+    most,  # pieces of a sequence
     LEAST: tl.constexpr,
-    MOST: tl.constexpr,
+    ROOM: tl.constexpr,
     AT_ONCE: tl.constexpr,
     MAX_ROUNDED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -49,13 +50,13 @@ def cut_sequences(
     for first in range(0, sequences, AT_ONCE):
         others = first + tl.arange(0, AT_ONCE)
         seen = _seen(tl.load(lengths + others, mask=others < sequences, other=0), window, HAS_WINDOW)
-        count = tl.cdiv(seen, _piece(seen, LEAST, MOST))
+        count = tl.cdiv(seen, _piece(seen, most, LEAST))
         before += tl.sum(tl.where(others < own, count, 0))
         everywhere += tl.sum(count)
     tl.store(total, everywhere, mask=own == 0)
     length = tl.load(lengths + own)
     seen = _seen(length, window, HAS_WINDOW)
-    piece = _piece(seen, LEAST, MOST)
+    piece = _piece(seen, most, LEAST)
     count = tl.cdiv(seen, piece)
     tl.store(counts + own, count)
     number = tl.arange(0, MAX_ROUNDED)
@@ -65,7 +66,7 @@ def cut_sequences(
     tl.store(entry, own + number * 0, mask=there)
     tl.store(entry + 1, begin, mask=there)
     tl.store(entry + 2, tl.minimum(begin + piece, length), mask=there)
-    tl.store(entry + 3, tl.where(count > 1, own * MOST + number, -1), mask=there)
+    tl.store(entry + 3, tl.where(count > 1, own * ROOM + number, -1), mask=there)
 
 
 @triton.jit(do_not_specialize=["layer", "table_stride"])
@@ -160,7 +161,7 @@ def add_pieces(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDTH_ROUNDED: tl.constexpr,
-    MOST: tl.constexpr,
+    ROOM: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ) -> None:
     """One program for each sequence and query head. A sequence without tokens gets zeros."""
@@ -176,7 +177,7 @@ def add_pieces(
         for first in range(0, count, AT_ONCE):
             number = first + tl.arange(0, AT_ONCE)
             there = number < count
-            slot = (sequence * MOST + number).to(tl.int64) * HEADS + head
+            slot = (sequence * ROOM + number).to(tl.int64) * HEADS + head
             sum_of = tl.load(sums + slot, mask=there, other=float("-inf"))
             result = tl.load(
                 results + slot[:, None] * WIDTH + across[None, :], mask=there[:, None] & is_width[None, :], other=0.0

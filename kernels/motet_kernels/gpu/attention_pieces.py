@@ -6,10 +6,14 @@ SLOTS = 2048
 """The most results of pieces that are kept at a time, for all sequences together."""
 
 AT_ONCE = 512
-"""How many pieces a GPU computes at a time, about (compute capability 9.0). Few sequences have no more of them."""
+"""How many pieces of one KV head a GPU computes at a time, about (compute capability 9.0). Few sequences are cut into
+as many, and many sequences into more."""
+
+MOST_ROOM = 128
+"""Slots of a sequence"""
 
 ALWAYS = 8
-"""The pieces that a sequence may have however many sequences there are: it may be longer than they are."""
+"""The pieces that a sequence may have beside many others, if SLOTS has room: it may be longer than they are."""
 
 
 class Cut(NamedTuple):
@@ -17,6 +21,8 @@ class Cut(NamedTuple):
     """The tokens of a piece. If a sequence would have more than `most` pieces, its pieces are longer."""
     most: int
     """The most pieces of a sequence"""
+    room: int
+    """The slots of a sequence: at least `most`. It is a constant of kernels, and so the same for few rows."""
 
     def pieces(self, tokens: int) -> int:
         """The pieces of a sequence that sees `tokens` tokens; the kernel `cut_sequences` computes the same."""
@@ -35,4 +41,5 @@ def cut_for(rows: int, kv_heads: int, least: int | None = None) -> Cut:
     heads = rows * kv_heads
     if least is None:
         least = 64 if heads <= 16 else 128 if heads <= 64 else 512 if heads < AT_ONCE else 1024
-    return Cut(least, max(1, min(SLOTS // rows, max(ALWAYS, AT_ONCE // heads))))
+    room = max(1, min(SLOTS // rows, MOST_ROOM))
+    return Cut(least, min(room, max(ALWAYS, AT_ONCE // heads)), room)

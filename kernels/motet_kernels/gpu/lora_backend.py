@@ -22,14 +22,15 @@ LINEARS_AT_ONCE = 3
 KEPT_SETS = 1024
 """How many bit masks are cached, one per set of linears: tenants choose these sets."""
 
-INPUTS_OF_A_WARP = 128
+WARPS = 4
+"""Of a program. Each warp of shrink multiplies its part of the inputs of a tile."""
 
 SHRINK_WARPS, EXPAND_WARPS = 20, 12
 """The warps that a multiprocessor's registers have room for (compute capability 9.0). So all programs run at once."""
 
 SHRINK_REGISTERS, EXPAND_REGISTERS = 96, 168
-"""The registers of a thread, so that all these warps fit. Triton 3.6 would give a thread of shrink 128 registers, so
-shrink also has only two stages. There is no limit for types of four bytes, which need more registers."""
+"""The registers of a thread, so that all these warps fit. Shrink has only two stages, because more take more registers.
+There is no limit for types of four bytes, which need more registers."""
 
 INTERPRETED_PROGRAMS = 3
 
@@ -139,31 +140,30 @@ class GpuBackend:
         chunks, rows, entries = work[HEADER:], work[room.begin_rows :], work[room.begin_entries :]
         tile = tile_inputs(call.inputs)
         places = self._offsets, len(self._sizes), *call.numbers
-        warps = max(4, tile // INPUTS_OF_A_WARP)
         launch_overlapping(
             lora_shrink,
-            self._programs(SHRINK_WARPS // warps),
+            self._programs(SHRINK_WARPS // WARPS),
             *(x, x.stride(0), self._memory, self._scales, *places),
             *(work, chunks, rows, entries, room.fields, batch.products, room.products),
             LINEARS=call.count,
             INPUTS=call.inputs,
             TILE=tile,
-            PARTS=warps,
+            PARTS=WARPS,
             INT8=self._int8,
-            num_warps=warps,
+            num_warps=WARPS,
             num_stages=2,
             maxnreg=SHRINK_REGISTERS if self._dtype.itemsize == 2 else None,
         )
         widest = max(call.outputs)
         launch_overlapping(
             lora_expand,
-            self._programs(EXPAND_WARPS // 4),
+            self._programs(EXPAND_WARPS // WARPS),
             *(y, y.stride(0), self._memory, *places, work, chunks, rows, room.fields, batch.products, room.products),
             splits(call.inputs),
             LINEARS=call.count,
             **{f"OUTPUTS_{place}": outputs for place, outputs in enumerate(call.outputs)},
             **{f"COLUMNS_{place}": tile_columns(place, widest, self._tile_itemsize) for place in range(CLASSES)},
-            num_warps=4,
+            num_warps=WARPS,
             num_stages=1,
             maxnreg=EXPAND_REGISTERS if self._dtype.itemsize == 2 else None,
         )

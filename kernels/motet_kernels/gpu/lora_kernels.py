@@ -36,7 +36,6 @@ PLACES = tl.constexpr(3)
 SCALE_BYTES = tl.constexpr(4)
 
 NOT_SPECIALIZED = ["linears", "linear_0", "linear_1", "linear_2", "fields"]
-EXPAND_NOT_SPECIALIZED = [*NOT_SPECIALIZED, "splits"]
 """Arguments that differ by layer and model: a kernel must not be compiled again if one is 1 or divisible by 16."""
 
 
@@ -229,7 +228,7 @@ def _expand_class(
                 tl.store(y + places_y, (before.to(tl.float32) + added).to(before.dtype), mask=mask_y)
 
 
-@triton.jit(do_not_specialize=EXPAND_NOT_SPECIALIZED)
+@triton.jit(do_not_specialize=[*NOT_SPECIALIZED, "splits"])
 def lora_expand(
     y, y_stride, memory, offsets, linears, linear_0, linear_1, linear_2, work, chunks, rows, fields, products,
     products_size,

@@ -35,7 +35,7 @@ _WIDEST_BYTES = 512
 
 
 def chunk_rows(rows: int) -> int:
-    """The most rows of a chunk, of an iteration with this number of rows"""
+    """The most rows of a chunk, if this number of rows have an adapter"""
     return ROWS if rows <= FEW_ROWS else CHUNK_ROWS
 
 

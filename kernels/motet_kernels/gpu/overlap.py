@@ -3,6 +3,8 @@
 A kernel with them reads its arguments and what no kernel writes, such as weights, while the one before it ends. Each of
 its programs must wait once, also one without work: the kernel after it waits for this kernel alone, and so for all
 before it. `launch_overlapping` starts such a kernel.
+
+What is read before the wait must be written by copies, not by a kernel: a work list, adapters, scales.
 """
 
 import triton

@@ -192,7 +192,7 @@ class Quotas:
         return True
 
     def charge(self, draw: Draw, now: float) -> None:
-        """Take what its rates give. Whoever had the last claim has come then, and those that waited for it are next."""
+        """Take what its rates give. It may have had the last claim: those that waited for that are tried."""
         draw.charge(now)
         self._freed(draw)
 
