@@ -22,7 +22,7 @@ class Sizes:
     highest_rank: int = 128
     ranks: Sequence[int] = (8, 16, 32, 64, 128)
     cold_bytes: int = 0
-    """Of all sets of weights together, if MOST_SETS has as many; 0: four times the L2 cache"""
+    """Of all sets of weights together, if MAX_SETS has as many; 0: four times the L2 cache"""
     shuffles: int = 1000
     prompt_tokens: Sequence[int] = (2048, 8192)
     stream_bytes: Sequence[int] = tuple(1 << power for power in range(20, 31))
@@ -36,7 +36,7 @@ class Sizes:
     ragged: tuple[int, int] = (128, 8192)
 
 
-MOST_SETS = 64
+MAX_SETS = 64
 """More would take long to record, and the cache is emptied before each replay anyway."""
 
 
@@ -94,7 +94,7 @@ class Bench:
         """How many sets of weights of `size` bytes the calls of a replay go round through. The clock empties the cache
         before each replay."""
         cold = self.sizes.cold_bytes or 4 * int(torch.cuda.get_device_properties(self.device).L2_cache_size)
-        return max(2, min(MOST_SETS, -(-cold // size)))
+        return max(2, min(MAX_SETS, -(-cold // size)))
 
     def random(self, *size: int, scale: float = 1.0) -> torch.Tensor:
         return torch.randn(size, generator=self.generator, device=self.device, dtype=self.dtype).mul_(scale)

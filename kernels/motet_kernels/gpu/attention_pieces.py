@@ -9,7 +9,7 @@ AT_ONCE = 512
 """How many pieces of one KV head a GPU computes at a time, about (compute capability 9.0). Few sequences are cut into
 as many, and many sequences into more."""
 
-MOST_ROOM = 128
+MAX_ROOM = 128
 """Slots of a sequence"""
 
 ALWAYS = 8
@@ -41,5 +41,5 @@ def cut_for(rows: int, kv_heads: int, least: int | None = None) -> Cut:
     heads = rows * kv_heads
     if least is None:
         least = 64 if heads <= 16 else 128 if heads <= 64 else 512 if heads < AT_ONCE else 1024
-    room = max(1, min(SLOTS // rows, MOST_ROOM))
+    room = max(1, min(SLOTS // rows, MAX_ROOM))
     return Cut(least, min(room, max(ALWAYS, AT_ONCE // heads)), room)
