@@ -2,8 +2,7 @@
 
 Memory is what is slow, so `moved` counts what has to come from it or go there, by these rules:
 
-- each load of a tile of A or B. With FEW_ROWS or fewer, an adapter's rows are spread over several programs, which load
-  the same tiles at about the same time: then only the first of these loads;
+- each load of a tile of A or B, whoever has read it before;
 - each row of x once, and each row of y once in and once out;
 - the sums between the two launches once out and once in, and the list of work once for each launch.
 
@@ -12,13 +11,13 @@ tile of B. Both are small beside a GPU's cache, from which the later loads come,
 has them, too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from motet_kernels.gpu.lora_tiles import FEW_ROWS, HELD_RANKS, RANK_STEP, ROWS, rank_class, splits, tile_columns
+from motet_kernels.gpu.lora_tiles import HELD_RANKS, RANK_STEP, ROWS, rank_class, splits, tile_columns
 from motet_kernels.gpu.work_list import Chunk, chunks_of, smallest_room
 from motet_kernels.int8_layout import SCALE_BYTES
-from motet_kernels.lora_batch import PlacedAdapter, Segment
+from motet_kernels.lora_batch import Segment
 
 SUM_BYTES = 4
 LIST_BYTES = 8
@@ -46,12 +45,12 @@ def shrink_bytes(
     `itemsize`: of rows, and of adapters unless they are `int8`."""
     chunks = chunks_of(segments)
     moved = loaded = _list_bytes(chunks, linears)
-    for chunk, changed, cached in _changed(chunks, outputs):
+    for chunk, changed in _changed(chunks, outputs):
         rows, rank = len(chunk.rows), chunk.adapter.rank
         read = len(changed) * rank * (inputs + SCALE_BYTES if int8 else inputs * itemsize)
         written = len(changed) * splits(inputs) * rows * rank * SUM_BYTES
         of_rows = rows * inputs * itemsize
-        moved += read * (not cached) + written + of_rows
+        moved += read + written + of_rows
         loaded += read + written + of_rows * len(changed) * (rank // RANK_STEP)
     return LaunchBytes(moved, loaded)
 
@@ -68,7 +67,7 @@ def expand_bytes(
     chunks = chunks_of(segments)
     moved = loaded = _list_bytes(chunks, linears)
     widest = max(outputs.values())
-    for chunk, changed, cached in _changed(chunks, outputs):
+    for chunk, changed in _changed(chunks, outputs):
         rows, rank = len(chunk.rows), chunk.adapter.rank
         columns = tile_columns(rank_class(rank), widest, itemsize)
         # Of a rank above the last of HELD_RANKS only the first tile stays, and the others are read for each ROWS.
@@ -78,7 +77,7 @@ def expand_bytes(
             tile_reads = ranks_read * outputs[linear] * (1 if int8 else itemsize)
             of_y = 2 * rows * outputs[linear] * itemsize
             sums = splits(inputs) * rows * rank * SUM_BYTES
-            moved += tile_reads * (not cached) + of_y + sums
+            moved += tile_reads + of_y + sums
             loaded += tile_reads + of_y + sums * -(-outputs[linear] // columns)
     return LaunchBytes(moved, loaded)
 
@@ -104,15 +103,10 @@ def floor_bytes(
     return total
 
 
-def _changed(chunks: Sequence[Chunk], outputs: Mapping[str, int]) -> Iterator[tuple[Chunk, list[str], bool]]:
-    """Chunks with those of the linears that their adapter changes, and whether the cache has their tiles"""
-    few = sum(len(chunk.rows) for chunk in chunks) <= FEW_ROWS
-    read: set[PlacedAdapter] = set()
-    for chunk in chunks:
-        changed = [linear for linear in outputs if linear in chunk.adapter.linears]
-        if changed:
-            yield chunk, changed, few and chunk.adapter in read
-        read.add(chunk.adapter)
+def _changed(chunks: Sequence[Chunk], outputs: Mapping[str, int]) -> list[tuple[Chunk, list[str]]]:
+    """Chunks with those of the linears that their adapter changes"""
+    found = [(chunk, [linear for linear in outputs if linear in chunk.adapter.linears]) for chunk in chunks]
+    return [(chunk, changed) for chunk, changed in found if changed]
 
 
 def _list_bytes(chunks: Sequence[Chunk], linears: int) -> int:

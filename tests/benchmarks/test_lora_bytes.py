@@ -6,14 +6,14 @@ import pytest
 
 from benchmarks.lora_op import MIXED_RANKS, TRAFFIC
 from motet_kernels import PlacedAdapter, Segment
-from motet_kernels.gpu.lora_tiles import FEW_ROWS, splits
+from motet_kernels.gpu.lora_tiles import splits
 from testbed.lora_bytes import expand_bytes, floor_bytes, shrink_bytes
 
 LINEARS = 224
-MOST = 1.15
-"""The target of `benchmarks/gpu_goals/counted.py` is 1.1. It is missed where all rows have one adapter of a high rank
-(1.101 of rank 64, 1.144 of 128): tiles of 512 inputs, which are faster on a card than those of 1,024, have twice the
-sums between the launches."""
+MOST = 1.1
+MISSED = {("identical", 64, 64, 4096): 1.101, ("identical", 128, 64, 4096): 1.144}
+"""Traffic, rank, rows and outputs that miss that target, and by how much: tiles of 512 inputs, which are faster on a
+card than tiles of 1,024, have twice the sums between the launches. `benchmarks.gpu` reports the first one as missed."""
 
 
 def segments_of(owners: Sequence[int | None], ranks: Sequence[int], changed: frozenset[str]) -> list[Segment]:
@@ -40,7 +40,8 @@ CELLS += [(traffic, None) for traffic in TRAFFIC if traffic != "identical"]
 def test_bytes_are_near_the_floor(traffic: str, rank: int | None, rows: int, outputs: int) -> None:
     owners = TRAFFIC[traffic](rows)
     ranks = [rank or MIXED_RANKS[owner % len(MIXED_RANKS)] for owner in range(rows)]
-    assert 1 < ratio(segments_of(owners, ranks, frozenset({"it"})), ranks, 4096, {"it": outputs}) <= MOST
+    most = MISSED.get((traffic, rank, rows, outputs), MOST)
+    assert 1 < ratio(segments_of(owners, ranks, frozenset({"it"})), ranks, 4096, {"it": outputs}) <= most
 
 
 @pytest.mark.parametrize(("traffic", "rank"), CELLS, ids=str)
@@ -110,7 +111,7 @@ def test_what_a_cache_answers_is_counted_apart() -> None:
 def test_ranks_above_the_largest_tile_are_read_again_for_each_sixteen_rows() -> None:
     moved = [
         expand_bytes(segments_of([0] * rows, [256], frozenset({"it"})), 4096, {"it": 4096}, LINEARS, 2).moved
-        for rows in (FEW_ROWS + 16, FEW_ROWS + 17)
+        for rows in (16, 17)
     ]
     read_again = 128 * 4096 * 2
     of_the_row = 2 * 4096 * 2 + splits(4096) * 256 * 4

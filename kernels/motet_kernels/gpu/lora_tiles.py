@@ -13,10 +13,6 @@ are padding, and never read."""
 CHUNK_ROWS = 64
 """The most rows that a program multiplies with a tile after one read of the tile"""
 
-FEW_ROWS = 256
-"""With so few rows, one adapter's rows are multiplied by several programs, ROWS each: most of the GPU would wait
-otherwise, and all but the first of them find the tile in the cache."""
-
 RANK_STEP = 16
 """The rows of A in one tile. The ranks of runs are multiples of this number."""
 
@@ -32,11 +28,6 @@ _TILE_BYTES = 16384
 """The most bytes of a tile of B: the tile stays in registers for all rows."""
 
 _WIDEST_BYTES = 512
-
-
-def chunk_rows(rows: int) -> int:
-    """The most rows of a chunk, if this number of rows have an adapter"""
-    return ROWS if rows <= FEW_ROWS else CHUNK_ROWS
 
 
 @cache

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from motet_kernels.gpu.lora_tiles import CLASSES, MAX_RANK, RANK_STEP, chunk_rows, rank_class
+from motet_kernels.gpu.lora_tiles import CHUNK_ROWS, CLASSES, MAX_RANK, RANK_STEP, rank_class
 from motet_kernels.lora_batch import PlacedAdapter, Segment
 
 # The header: how many entries there are for shrink, and where the chunks of each class of ranks end.
@@ -72,16 +72,15 @@ class Chunk:
 
 
 def chunks_of(segments: Sequence[Segment]) -> list[Chunk]:
-    """A chunk has at most `chunk_rows` rows of one adapter, from anywhere in the batch. Chunks of one class of ranks
-    are contiguous, the longest first: if the longest came last, most of the GPU would wait for them."""
+    """A chunk has at most CHUNK_ROWS rows of one adapter, from anywhere in the batch. Chunks of one class of ranks are
+    contiguous, the longest first: if the longest came last, most of the GPU would wait for them."""
     rows_of: dict[PlacedAdapter, list[int]] = {}
     for segment in segments:
         rows_of.setdefault(segment.adapter, []).extend(range(segment.start, segment.stop))
-    most = chunk_rows(sum(map(len, rows_of.values())))
     chunks = [
-        Chunk(adapter, rows[first : first + most])
+        Chunk(adapter, rows[first : first + CHUNK_ROWS])
         for adapter, rows in rows_of.items()
-        for first in range(0, len(rows), most)
+        for first in range(0, len(rows), CHUNK_ROWS)
     ]
     return sorted(chunks, key=lambda chunk: (rank_class(chunk.adapter.rank), -len(chunk.rows)))
 
