@@ -8,17 +8,17 @@ from motet.domain import PAGE_TOKENS
 from motet_runner.plan.forecast import DEVIATIONS, MAX_STEPS, Prospect, log_survival
 
 
-def steps_until(last: float) -> list[float]:
-    steps = [0.0, 8.0]
+def steps_until(end: float) -> list[float]:
+    steps = [0.0, 2.0, 4.0, 6.0, 8.0]
     while steps[-1] < MAX_STEPS:
         steps.append(float(int(steps[-1] * 1.3)))
-    return [*(step for step in steps if step < last), last]
+    return [0.0, *(step for step in steps[1:] if step < end)]
 
 
 def largest_need(of: Sequence[Prospect], shared: Sequence[int] = (), at_least: int = 0) -> tuple[int, tuple[int, ...]]:
     if not of:
         return 0, ()
-    steps = np.array(steps_until(max(0, *(one.most - one.generated - 1 for one in of))))
+    steps = np.array(steps_until(max(one.most - one.generated for one in of)))
     runs, pages = np.empty((len(of), len(steps))), np.empty((len(of), len(steps)))
     for place, (one, paid) in enumerate(zip(of, shared or [0] * len(of), strict=True)):
         lengths = one.generated + steps

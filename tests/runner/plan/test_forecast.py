@@ -6,7 +6,7 @@ from itertools import count, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
@@ -74,6 +74,13 @@ def test_the_need_is_between_what_is_held_and_what_the_longest_lives_hold(of: li
     assert min(need.of_each) >= 1
 
 
+@example(
+    of=[
+        *[Prospect(1, 0, 1, LengthLaw.at(1))] * 2,
+        Prospect(1, 0, 1041, LengthLaw.of((1, 1, 1, 2766))),
+    ],
+    another=Prospect(1, 0, 1042, LengthLaw.at(1)),
+)
 @given(of=st.lists(prospects, min_size=1, max_size=12), another=prospects)
 def test_one_more_never_needs_less(of: list[Prospect], another: Prospect) -> None:
     assert largest_need([*of, another], deviations=0).pages >= largest_need(of, deviations=0).pages

@@ -24,7 +24,7 @@ ANY_NUMBER = 1 << 40
 MAX_STEPS = 1 << 20
 """How far the forecast looks ahead."""
 _GROWTH = 1.3
-"""From one step that is looked at to the next."""
+"""From one step that is looked at to the next, after the first ones."""
 DEVIATIONS = 1.5
 """The margin, in standard deviations of the need."""
 _NARROWEST = 0.01
@@ -137,26 +137,21 @@ class _Chances(NamedTuple):
         """With these as well. Those of the others are not computed again."""
         columns = np.array([(one.tokens, one.most_pages, one.generated, one.most, *one.law) for one in prospects])
         tokens, most_pages, generated, most, *law = columns.T[:, :, np.newaxis]
-        last = max(self.steps[-1], (most - generated).max() - 1)
-        steps = np.append(_STEPS[: int(np.searchsorted(_STEPS, last))], last)
+        until_end = int(np.searchsorted(_STEPS, (most - generated).max()))
+        steps = _STEPS[: max(len(self.steps), until_end)]
         lengths = generated + steps
         survival = log_survival(lengths, law)
         runs = np.exp(survival - survival[:, :1])
         runs[lengths >= most] = 0
         runs[:, 0] = 1
         others = np.zeros((len(self.runs), len(steps)))  # at steps that were not looked at, they have ended
-        at = np.searchsorted(steps, self.steps)  # no step that was looked at is after the last one of now
-        both = steps[at] == self.steps
-        others[:, at[both]] = self.runs[:, both]
+        others[:, : len(self.steps)] = self.runs
         return _Chances(
             np.concatenate((self.tokens, tokens)),
             np.concatenate((self.most_pages, most_pages)),
             steps,
             np.concatenate((others, runs)),
         )
-
-
-_OF_NONE = _Chances(np.zeros((0, 1)), np.zeros((0, 1)), np.zeros(1), np.zeros((0, 1)))
 
 
 class Outlook:
@@ -253,10 +248,11 @@ def log_survival(lengths: _Numbers, law: Sequence[_Numbers]) -> _Numbers:
 
 
 def _steps() -> _Numbers:
-    steps = [0.0, 8.0]
+    steps = [0.0, 2.0, 4.0, 6.0, 8.0]
     while steps[-1] < MAX_STEPS:
         steps.append(float(int(steps[-1] * _GROWTH)))
     return np.array(steps)
 
 
 _STEPS = _steps()
+_OF_NONE = _Chances(np.zeros((0, 1)), np.zeros((0, 1)), _STEPS[:1], np.zeros((0, 1)))
