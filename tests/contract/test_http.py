@@ -93,7 +93,9 @@ class Server:
         return {card["id"]: card for card in listed["data"]}
 
     async def tokens(self, **what: Any) -> list[int]:
-        tokens: list[int] = json_of(await self.http.post("/tokenize", json={"model": self.base, **what}))["tokens"]
+        answer = await self.http.post("/tokenize", json={"model": self.base, **what})
+        assert answer.status_code == 200, answer.text
+        tokens: list[int] = json_of(answer)["tokens"]
         return tokens
 
     async def text(self, tokens: list[int]) -> str:

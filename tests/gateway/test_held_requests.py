@@ -75,6 +75,21 @@ async def test_a_gateway_without_a_tokenizer_asks_for_a_runner() -> None:
             assert stream.finishes == ["length"]
 
 
+async def test_tokens_are_counted_as_soon_as_a_runner_has_sent_the_tokenizer() -> None:
+    """Right after the start a client should not have to try again. No runner: nobody would send it."""
+    counted = {"prompt": "Hi"}
+    async with fake_services() as cluster, serve(cluster, ready=False) as served:
+        assert (await served.http.post("/tokenize", json=counted)).status_code == 200
+    async with fake_services() as cluster:
+        groups = list(cluster.scheduler.catalog().groups)
+        del groups[0].runners[:]
+        cluster.scheduler.groups = groups
+        async with serve(cluster, ready=False) as served:
+            refused = await served.http.post("/tokenize", json=counted)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["message"].endswith("yet: fetching the tokenizer of tiny.")
+
+
 async def test_after_the_deadline_and_above_the_limit_errors_say_when_to_retry() -> None:
     async with fake_services() as cluster:
         cluster.scheduler.runners = []

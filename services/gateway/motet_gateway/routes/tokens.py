@@ -1,6 +1,7 @@
 """/tokenize and /detokenize, as in vLLM, and /v1/messages/count_tokens, as Anthropic's: clients count a private model's
 tokens with them."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -32,32 +33,58 @@ AnyConversation = TypeVar("AnyConversation", bound=Conversation)
 Prompts = Callable[[AnyConversation, Tokenising], Awaitable[list[Tokens]]]
 
 
+TOKENIZER_WAIT_S = 10.0
+"""How long a request waits while a runner sends the model's tokenizer: the first requests after a start come before it
+has arrived."""
+
+
 class _Asked:
-    """Registered for a moment, to check whether the key is still valid after the body has arrived."""
+    """Registered until the model's tokenizer is found: the key may have ended while the body arrived, or since then."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         self.ended: MotetError | None = None
+        self.changed = asyncio.Event()
 
     def abort(self, error: MotetError) -> None:
         self.ended = error
+        self.changed.set()
 
 
 def token_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["tokens"])
 
-    def text_of(model: str | None, caller: Caller) -> tuple[Target, ModelTokenizer]:
-        found = gateway.find(gateway.catalog.current.only_base(caller) if model is None else model, caller)
-        if isinstance(found, NotReadyReason):
-            raise NoRunner(f"The gateway does not have the model's tokenizer yet: {found.why}.")
-        return found
+    def only_base(caller: Caller) -> str:
+        return gateway.catalog.current.only_base(caller) if gateway.catalog.known else ""
+
+    async def text_of(model: str | None, caller: Caller) -> tuple[Target, ModelTokenizer]:
+        """The model and its tokenizer. Waits for it only if the model has a runner: no other sends it."""
+        asked = _Asked(caller)
+        wait_until = asyncio.get_running_loop().time() + TOKENIZER_WAIT_S
+        stop_listening = gateway.listen(asked.changed.set)
+        try:
+            with gateway.answering(asked):
+                while True:
+                    asked.changed.clear()
+                    if asked.ended is not None:
+                        raise asked.ended
+                    found = gateway.find(only_base(caller) if model is None else model, caller)
+                    if not isinstance(found, NotReadyReason):
+                        return found
+                    try:
+                        async with asyncio.timeout_at(wait_until if found.runners else 0):
+                            await asked.changed.wait()
+                    except TimeoutError:
+                        raise NoRunner(f"The gateway does not have the model's tokenizer yet: {found.why}.") from None
+        finally:
+            stop_listening()
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         caller_of(request.scope).needs(KeyScope.USER)
         with gateway.bodies.hold() as held:
             body = await read(TokenizeBody, request, held)
-            target, text = text_of(body.model, caller_of(request.scope))
+            target, text = await text_of(body.model, caller_of(request.scope))
             tokens = await counted(body, target, text, caller_of(request.scope).tenant)
             longest = target.group.max_model_length or text.context_length
             content: dict[str, Any] = {"count": len(tokens), "max_model_len": longest}
@@ -70,7 +97,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
         caller_of(request.scope).needs(KeyScope.USER)
         with gateway.bodies.hold() as held:
             body = await read(DetokenizeBody, request, held)
-            _, text = text_of(body.model, caller_of(request.scope))
+            _, text = await text_of(body.model, caller_of(request.scope))
             check_tokens("tokens", body.tokens, text.vocabulary)
             decode = partial(text.decode, [body.tokens], skip_special_tokens=False)
             (prompt,) = await gateway.encoder.run(len(body.tokens), decode)
@@ -82,7 +109,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
         with gateway.bodies.hold() as held:
             body = await read(CountedMessages, request, held)
             body.refuse_unsupported()
-            target, text = text_of(body.model or None, caller_of(request.scope))
+            target, text = await text_of(body.model or None, caller_of(request.scope))
             tenant = caller_of(request.scope).tenant
             counted = await counted_chat(body, message_prompts, target, text, tenant)
             ignored = ignored_fields.header(body.unknown_fields())
@@ -91,12 +118,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
     async def read(kind: type[AnyBody], request: Request, held: RequestBody) -> AnyBody:
         gateway.admission.check_request()
         limit = gateway.settings.max_counted_bytes
-        body = parse(kind, await held.read_json(request.scope, request.receive, limit=limit))
-        asked = _Asked(caller_of(request.scope))
-        with gateway.answering(asked):
-            if asked.ended is not None:
-                raise asked.ended
-        return body
+        return parse(kind, await held.read_json(request.scope, request.receive, limit=limit))
 
     async def counted(body: TokenizeBody, target: Target, text: ModelTokenizer, tenant: str) -> Tokens:
         if (body.prompt is None) == (body.messages is None):
