@@ -160,6 +160,11 @@ async def test_the_scheduler_can_cancel(folder):
             scheduler.send(scheduler_pb2.AttachDown(cancel=order))
         assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
         assert len(runner.service.accepted) == 0
+        await gateway.submit("a", epoch=2)  # the order has overtaken it
+        refused = await gateway.refusal("a", epoch=2)
+        assert refused.failure.message.endswith("The epoch 2 is over, and 3 is the first that counts.")
+        await gateway.submit("a", epoch=3)
+        await until(lambda: gateway.tokens.get(("a", 3)))
 
 
 async def test_a_gateway_that_does_not_read_is_dropped_and_delays_no_other(folder):

@@ -133,7 +133,8 @@ class AcceptedRequests:
         latest = self._latest.get(RequestId(submit.request), Latest())
         if submit.epoch < latest.epoch:
             raise Declined(
-                f"The request {submit.request} was placed again as epoch {latest.epoch}. This is epoch {submit.epoch}."
+                f"The request {submit.request} left this runner or was placed again. The epoch {submit.epoch} is over, "
+                f"and {latest.epoch} is the first that counts."
             )
         if len(self) >= MAX_ACCEPTED and self.get(submit.request) is None:
             raise Declined(f"This runner has {MAX_ACCEPTED} requests, the most that it accepts.")

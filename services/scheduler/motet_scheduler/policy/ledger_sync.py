@@ -7,7 +7,7 @@
 | yes           | no            | released once reports have not listed it for `unsubmitted_timeout`: it never    |
 |               |               | arrived, or has ended; if its gateway does not say which, it is placed again    |
 | no            | yes           | recorded, unless it ended recently                                              |
-| elsewhere     | yes           | recorded, since it uses pages, and cancelled, since it was placed again         |
+| elsewhere     | yes           | recorded, since it uses pages, and cancelled, since it has left this runner     |
 
 Elsewhere is also under another epoch. What a runner says about such a request counts for its own pages only.
 
@@ -60,7 +60,7 @@ def sync_ledger(
         else:
             since = orphaned[key] = runner.orphaned.get(key, now)
             if request is not None:
-                why_needless = "it was placed again"
+                why_needless = "it has left this runner"
             elif entry.gateway in gateways and now - since >= config.unsubmitted_timeout:
                 why_needless = "its gateway does not know it"
         if why_needless:
