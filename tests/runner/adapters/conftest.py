@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from motet_runner.adapters.compatibility_check import Shapes
+from motet_runner.adapters.tensor_names import Shapes
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,9 @@ from motet.errors import AdapterIncompatible
 from motet.resources.pool import EngineSpec
 from motet_kernels.cpp import lora_backend as cpp_lora
 from motet_kernels.gpu import lora_tiles
-from motet_runner.adapters import compatibility_check, peft_config
-from motet_runner.adapters.compatibility_check import CHECK_VERSION, Shapes, check
+from motet_runner.adapters import compatibility_check, peft_config, tensor_names
+from motet_runner.adapters.compatibility_check import CHECK_VERSION, check
+from motet_runner.adapters.tensor_names import Shapes
 from motet_runner.settings import Settings
 from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 
@@ -24,7 +26,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-RULES_OF_VERSION = (4, "1059c5c73bbe0dde")
+RULES_OF_VERSION = (5, "39c94c9d1477b162")
 """The version of the checks, and the hash of the constants that decide."""
 
 
@@ -36,9 +38,10 @@ def test_who_changes_what_is_refused_raises_the_version_of_the_checks() -> None:
         sorted(peft_config.STARTS),
         (peft_config.MIN_ALPHA, peft_config.MAX_ALPHA, peft_config.MAX_CONFIG_BYTES),
         peft_config.GENERATES,
-        compatibility_check.PREFIXES,
+        peft_config.BIASES,
+        (tensor_names.PREFIXES, sorted(tensor_names.WRAPPERS), tensor_names.DATA_PARALLEL, tensor_names.TEXT_MODELS),
         compatibility_check.FLOATS,
-        compatibility_check.TENSOR_NAME.pattern,
+        tensor_names.TENSOR_NAME.pattern,
         MAX_LORA_RANK,
     ]
     now = (CHECK_VERSION, hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16])
@@ -81,9 +84,98 @@ def test_ways_to_name_modules_are_understood(spec: RandomAdapter, llama: Path, s
     assert len(certificate.tensors) == 2 * len(certificate.modules)
 
 
-def test_keys_without_the_prefix_find_their_place(folder: Path, shapes: Shapes) -> None:
-    rename(folder, "base_model.model.", "")
+@pytest.mark.parametrize(
+    ("of_peft", "saved"),
+    [
+        ("base_model.model.", ""),
+        ("base_model.model.", "base_model.model._orig_mod."),
+        ("base_model.model.", "_orig_mod.base_model.model."),
+        ("base_model.model.", "module.base_model.model."),
+        ("model.layers.", "_fsdp_wrapped_module.model.layers."),
+        (".self_attn.", "._fsdp_wrapped_module.self_attn._checkpoint_wrapped_module."),
+        (".lora_A.weight", ".lora_A.default.weight"),
+    ],
+    ids=["bare", "compiled base", "compiled", "data parallel", "sharded", "sharded layers", "adapter's name"],
+)
+def test_the_names_of_other_tools_find_their_place(folder: Path, shapes: Shapes, of_peft: str, saved: str) -> None:
+    plain = check(folder, shapes, max_rank=64).layout.linears
+    rename(folder, of_peft, saved)
+    assert {one.module: one.scale for one in check(folder, shapes, max_rank=64).layout.linears} == {
+        one.module: one.scale for one in plain
+    }
+
+
+@pytest.mark.parametrize("there", ["model.language_model.", "language_model.model."])
+@pytest.mark.parametrize("text_alone", [True, False], ids=["of images, on text alone", "of text alone, on images"])
+def test_adapters_of_models_of_text_and_of_images_serve_each_other(
+    llama: Path, shapes: Shapes, tmp_path: Path, there: str, text_alone: bool
+) -> None:
+    """The config's patterns stay about the names of the adapter's own model."""
+    spec = RandomAdapter(
+        4, 8, targets=r"model\.layers\..*_proj", rank_pattern=((r"model\.layers\.1\.mlp\.down_proj", 2),)
+    )
+    folder = save_adapter(llama, "llama", spec, tmp_path / "adapter", seed=1)
+    if text_alone:
+        rename(folder, "model.layers.", f"{there}layers.")
+        own = re.escape(there)
+        change(
+            folder, target_modules=rf"{own}layers\..*_proj", rank_pattern={rf"{own}layers\.1\.mlp\.down_proj": 2}, r=4
+        )
+    else:
+        shapes = {there + module.removeprefix("model."): shape for module, shape in shapes.items()}
+    found = check(folder, shapes, max_rank=64)
+    assert set(found.modules) == set(shapes)
+    (narrow,) = [one for one in found.layout.linears if one.a.shape[0] == 2]
+    assert narrow.module.endswith("layers.1.mlp.down_proj")
+    assert narrow.scale == 4
+
+
+def test_an_adapter_of_images_is_refused_where_only_text_is_served(folder: Path, shapes: Shapes) -> None:
+    rename(folder, "model.layers.", "model.vision_tower.layers.", only="layers.1.")
+    with pytest.raises(AdapterIncompatible, match="vision_tower"):
+        check(folder, shapes, max_rank=64)
+
+
+def test_trained_biases_of_a_model_without_biases_are_none(folder: Path, shapes: Shapes) -> None:
+    """PEFT's `bias: all` trains what is there. Biases themselves are refused."""
+    change(folder, bias="all")
     assert len(check(folder, shapes, max_rank=64).tensors) == 42
+    change(folder, bias="some")
+    with pytest.raises(AdapterIncompatible, match="bias"):
+        check(folder, shapes, max_rank=64)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "advice"),
+    [
+        ("base_model.model.model.layers.1.self_attn.q_proj.bias", "bias='none'"),
+        ("base_model.model.lm_head.lora_A.weight", "output layer"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", "LoRA on embeddings"),
+        ("base_model.model.model.layers.1.mlp.experts.base_layer.lora_A.weight", "LoRA on experts"),
+        ("base_model.model.model.layers.1.mlp.experts.3.up_proj.lora_A.weight", "LoRA on experts"),
+        ("base_model.model.model.layers.1.mlp.up_proj.lora_magnitude_vector", "use_dora=False"),
+        ("base_model.model.lm_head.weight", "save_embedding_layers=False"),
+        ("base_model.model.model.embed_tokens.weight", "save_embedding_layers=False"),
+        ("base_model.model.model.norm.modules_to_save.weight", "replaces a module"),
+        ("model.layers.1.self_attn.q_proj.lora_a", "mlx_lm.fuse"),
+    ],
+)
+def test_what_is_no_lora_of_a_linear_is_refused_with_what_to_do(
+    folder: Path, shapes: Shapes, tensor: str, advice: str
+) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    save_file(tensors | {tensor: torch.ones(4, 4)}, folder / WEIGHTS)
+    with pytest.raises(AdapterIncompatible) as refused:
+        check(folder, shapes, max_rank=64)
+    assert f"1 of 43 tensors belong to no linear of this base model, for example {tensor}. " in refused.value.message
+    assert advice in refused.value.message
+    assert "another model" not in refused.value.message
+
+
+def test_the_config_of_mlx_is_refused_by_its_name(folder: Path, shapes: Shapes) -> None:
+    (folder / CONFIG).write_text(json.dumps({"fine_tune_type": "lora", "lora_parameters": {"rank": 8, "scale": 20.0}}))
+    with pytest.raises(AdapterIncompatible, match="form of MLX"):
+        check(folder, shapes, max_rank=64)
 
 
 def test_a_tensor_without_a_place_is_named_with_the_nearest_module(folder: Path, shapes: Shapes) -> None:
@@ -146,15 +238,6 @@ def test_an_a_without_its_b_is_refused(folder: Path, shapes: Shapes) -> None:
     tensors.pop(next(name for name in tensors if "lora_B" in name))
     save_file(tensors, folder / WEIGHTS)
     with pytest.raises(AdapterIncompatible, match="no lora_B"):
-        check(folder, shapes, max_rank=64)
-
-
-def test_a_whole_head_saved_beside_the_adapter_is_refused(folder: Path, shapes: Shapes) -> None:
-    import torch
-
-    tensors = load_file(folder / WEIGHTS)
-    save_file(tensors | {"base_model.model.lm_head.weight": torch.zeros(512, 64)}, folder / WEIGHTS)
-    with pytest.raises(AdapterIncompatible, match="lm_head"):
         check(folder, shapes, max_rank=64)
 
 

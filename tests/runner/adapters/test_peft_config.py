@@ -168,7 +168,7 @@ def test_layers_are_refused_with_a_pattern_of_targets_as_in_peft(field: str) -> 
         ("use_dora", True),
         ("modules_to_save", ["lm_head"]),
         ("lora_bias", True),
-        ("bias", "all"),
+        ("bias", "some"),
         ("init_lora_weights", "pissa"),
         ("init_lora_weights", "pissa_niter_16"),
         ("init_lora_weights", "olora"),

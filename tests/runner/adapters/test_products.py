@@ -7,9 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.compatibility_check import Shapes, check, map_tensors
+from motet_runner.adapters.compatibility_check import check, map_tensors
 from motet_runner.adapters.peft_config import WEIGHTS_NAME as WEIGHTS
 from motet_runner.adapters.safetensors_header import read_header
+from motet_runner.adapters.tensor_names import Shapes
 from motet_runner.adapters.weight_check import check_products, check_values
 
 V_PROJ = "model.layers.1.self_attn.v_proj"

@@ -4,38 +4,25 @@ It refuses an adapter with a tensor that belongs to no module, a shape that does
 tensors at all.
 """
 
-import difflib
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from motet.domain import MAX_LORA_RANK
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, StoredTensor
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_config
 from motet_runner.adapters.safetensors_header import read_header
+from motet_runner.adapters.tensor_names import MAX_NAME_CHARS, LoraPlace, Shapes, place_of, why_it_has_no_place
 
-CHECK_VERSION = 4
+CHECK_VERSION = 5
 """The version of the checks. Every certificate names its version; an adapter with another version is checked again.
 
 Raise this number when a check in this folder could now refuse an adapter that passed before, or when the kept result
 (`certification.Certification`) changes its form or its meaning.
 """
 
-Shapes = dict[str, tuple[int, int]]
-"""Module path in the base model → (in, out): `EngineInfo.target_modules`."""
-
-PREFIXES = ("base_model.model.", "base_model.", "")
-"""Prefixes that PEFT and similar tools put before the base model's own module path"""
-
 FLOATS = ("F32", "BF16", "F16", "F64")
 """The types that are served. In integers, the small numbers of a LoRA would all be zeros."""
-
-TENSOR_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
-
-MAX_NAME_CHARS = 200
-"""The most characters of a tenant's name that are compared, or quoted in a message"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +42,17 @@ class CheckResult:
 class LoraTensor:
     """One tensor, as matrix A or B of one linear's LoRA."""
 
-    module: str
-    half: Literal["A", "B"]
+    place: LoraPlace
     tensor: StoredTensor
+
+
+@dataclass(slots=True)
+class _Lora:
+    """The LoRA of one linear."""
+
+    own_path: str
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    """By half: A and B."""
 
 
 def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
@@ -66,11 +61,12 @@ def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
     weights = weights_of(folder)
     stamp = FileStamp.of(weights)  # before anything is read, so that any later change is noticed
     tensors = map_tensors(read_header(weights), shapes)
-    halves = _halves(tensors)
-    ranks = _fit(halves, config, shapes, max_rank)
+    loras = _loras(tensors)
+    ranks = _fit(loras, config, shapes, max_rank)
     rank = max(ranks.values())
     linears = tuple(
-        LoraLinear(module, found["A"], found["B"], config.scale_of(module)) for module, found in sorted(halves.items())
+        LoraLinear(module, lora.tensors["A"], lora.tensors["B"], config.scale_of(lora.own_path))
+        for module, lora in sorted(loras.items())
     )
     return CheckResult(
         tensors=tensors,
@@ -99,24 +95,21 @@ def weights_of(folder: Path) -> Path:
 
 
 def map_tensors(tensors: dict[str, StoredTensor], shapes: Shapes) -> dict[str, LoraTensor]:
-    """Tensor name → its place in the base model. Raises AdapterIncompatible for tensors that belong to no module; the
-    message names the nearest module."""
+    """Tensor name → its place in the base model. Raises AdapterIncompatible for tensors that belong to no linear; the
+    message says what to do with the first one."""
     mapped: dict[str, LoraTensor] = {}
     unmapped: list[str] = []
     for name, tensor in tensors.items():
-        match = TENSOR_NAME.fullmatch(name)
-        module = _module(match["module"], shapes) if match else None
-        if match is None or module is None:
+        place = place_of(name, shapes)
+        if place is None:
             unmapped.append(name)
         else:
-            mapped[name] = LoraTensor(module, "A" if match["half"] == "A" else "B", tensor)
+            mapped[name] = LoraTensor(place, tensor)
     if unmapped:
-        nearest = _nearest(unmapped[0], shapes)
         some = ", ".join(name[:MAX_NAME_CHARS] for name in unmapped[:3])
-        hint = f" The nearest module of this base model is {nearest}." if nearest else ""
         raise AdapterIncompatible(
-            f"{len(unmapped)} of {len(tensors)} tensors belong to no module of this base model, for example "
-            f"{some}.{hint} Was the adapter trained on another model?",
+            f"{len(unmapped)} of {len(tensors)} tensors belong to no linear of this base model, for example {some}. "
+            f"{why_it_has_no_place(unmapped[0], shapes)}",
             reason="UnmappedTensors",
         )
     unsupported = next((name for name in mapped if tensors[name].dtype not in FLOATS), None)
@@ -132,45 +125,33 @@ def map_tensors(tensors: dict[str, StoredTensor], shapes: Shapes) -> dict[str, L
     return mapped
 
 
-def _module(path: str, shapes: Shapes) -> str | None:
-    for prefix in PREFIXES:
-        if path.startswith(prefix) and path.removeprefix(prefix) in shapes:
-            return path.removeprefix(prefix)
-    return None
-
-
-def _nearest(name: str, shapes: Shapes) -> str | None:
-    close = difflib.get_close_matches(re.sub(r"\.lora_.*", "", name[:MAX_NAME_CHARS]), shapes, n=1, cutoff=0.3)
-    return close[0] if close else None
-
-
-def _halves(mapped: dict[str, LoraTensor]) -> dict[str, dict[str, StoredTensor]]:
-    """Module → its tensors A and B. Raises AdapterIncompatible if a module has two tensors A or two tensors B."""
-    halves: dict[str, dict[str, StoredTensor]] = {}
-    for half in mapped.values():
-        of_module = halves.setdefault(half.module, {})
-        if half.half in of_module:
+def _loras(mapped: dict[str, LoraTensor]) -> dict[str, _Lora]:
+    """By module. Raises AdapterIncompatible if a module has two tensors A or two tensors B."""
+    loras: dict[str, _Lora] = {}
+    for one in mapped.values():
+        module, half, own_path = one.place
+        lora = loras.setdefault(module, _Lora(own_path))
+        if half in lora.tensors:
             raise AdapterIncompatible(
-                f"{half.module} has two lora_{half.half} tensors. Remove one of them.", reason="ShapeMismatch"
+                f"{module} has two lora_{half} tensors. Remove one of them.", reason="ShapeMismatch"
             )
-        of_module[half.half] = half.tensor
-    return halves
+        lora.tensors[half] = one.tensor
+    return loras
 
 
-def _fit(
-    halves: dict[str, dict[str, StoredTensor]], config: LoraConfig, shapes: Shapes, max_rank: int
-) -> dict[str, int]:
+def _fit(loras: dict[str, _Lora], config: LoraConfig, shapes: Shapes, max_rank: int) -> dict[str, int]:
     """The rank of every module. Raises AdapterIncompatible if A or B is missing, does not fit the linear, or has
     another rank than the config; if the config leaves the module out; and if the pool does not serve the rank."""
     ranks = {}
-    for module, found in halves.items():
+    for module, lora in loras.items():
+        found = lora.tensors
         if found.keys() != {"A", "B"}:
             missing = "B" if "A" in found else "A"
             raise AdapterIncompatible(
                 f"{module} has no lora_{missing} tensor. Save the adapter again.", reason="UnmappedTensors"
             )
         inputs, outputs = shapes[module]
-        rank = config.rank_of(module)
+        rank = config.rank_of(lora.own_path)
         if found["A"].shape != (rank, inputs) or found["B"].shape != (outputs, rank):
             raise AdapterIncompatible(
                 f"The tensors of {module} have the wrong shapes: lora_A is {found['A'].shape} and lora_B is "
@@ -178,7 +159,7 @@ def _fit(
                 f"{(rank, inputs)} and {(outputs, rank)}. Was the adapter trained on another model?",
                 reason="ShapeMismatch",
             )
-        if (field := config.unselected_by(module)) is not None:
+        if (field := config.unselected_by(lora.own_path)) is not None:
             raise AdapterIncompatible(
                 f"{module} has tensors, but {field} in {CONFIG_NAME} leaves it out, so PEFT does not load them. "
                 f"Change {field}, or remove the tensors.",

@@ -22,7 +22,7 @@ from motet_runner.sources.file_selection import MAX_CONFIG_BYTES
 
 CONFIG_NAME, WEIGHTS_NAME = ADAPTER_FILES
 
-MERGE = "Merge it into the base model with PEFT's merge_and_unload(), and serve the result as a model of its own"
+MERGE = "merge it into the base model with PEFT's merge_and_unload(), and serve the result as a model of its own"
 
 IGNORED = frozenset(
     {
@@ -51,18 +51,18 @@ SUPPORTED = frozenset(
      "exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights"}
 )  # fmt: skip
 REFUSED = {
-    "use_dora": f"Motet does not serve DoRA yet. {MERGE}.",
-    "modules_to_save": f"It replaces whole modules of the base model, which other tenants share. {MERGE}.",
+    "use_dora": f"Motet does not serve DoRA yet: {MERGE}.",
+    "modules_to_save": f"It replaces whole modules of the base model, which other tenants share: {MERGE}.",
     "lora_bias": "Motet does not serve a bias on lora_B yet. Train with lora_bias=False.",
-    "layer_replication": f"It changes the layers of the base model. {MERGE}.",
-    "use_qalora": f"Motet does not serve QALoRA. {MERGE}.",
-    "use_bdlora": f"Motet does not serve BD-LoRA. {MERGE}.",
+    "layer_replication": f"It changes the layers of the base model: {MERGE}.",
+    "use_qalora": f"Motet does not serve QALoRA: {MERGE}.",
+    "use_bdlora": f"Motet does not serve BD-LoRA: {MERGE}.",
     "alora_invocation_tokens": "Motet does not serve activated LoRA yet. Train a plain LoRA.",
-    "trainable_token_indices": f"It changes embeddings of the base model, which other tenants share. {MERGE}.",
-    "target_parameters": f"Motet does not serve LoRA on bare parameters (experts) yet. {MERGE}.",
-    "arrow_config": f"Motet does not serve Arrow routing. {MERGE}.",
-    "kasa_config": f"Motet does not serve KaSA. {MERGE}.",
-    "monteclora_config": f"Motet does not serve MonteCLoRA. {MERGE}.",
+    "trainable_token_indices": f"It changes embeddings of the base model, which other tenants share: {MERGE}.",
+    "target_parameters": f"Motet does not serve LoRA on bare parameters (experts) yet: {MERGE}.",
+    "arrow_config": f"Motet does not serve Arrow routing: {MERGE}.",
+    "kasa_config": f"Motet does not serve KaSA: {MERGE}.",
+    "monteclora_config": f"Motet does not serve MonteCLoRA: {MERGE}.",
 }
 STARTS = frozenset({"gaussian", "eva", "orthogonal", "mica"})
 """Start values that do not change the base model. PEFT's own start values (true) and random ones (false) do not,
@@ -74,6 +74,8 @@ MIN_ALPHA, MAX_ALPHA = 2.0**-20, 2.0**20
 """No training uses an alpha beyond these limits. The scale could become 0 or infinite in the engine's numbers."""
 
 GENERATES = (None, "CAUSAL_LM")
+BIASES = (None, "none", "all", "lora_only")
+"""Which biases were trained. An adapter of a model without biases has no tensors for them, and is served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,12 @@ def read_config(folder: Path) -> LoraConfig:
 
 def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
     """The config. Raises AdapterIncompatible, which names the field that cannot be served and says what to do."""
+    if "lora_parameters" in raw and "peft_type" not in raw:
+        raise AdapterIncompatible(
+            f"{CONFIG_NAME} has the form of MLX. Fuse the adapter with mlx_lm.fuse and serve the result as a model of "
+            "its own, or train with PEFT.",
+            param="lora_parameters",
+        )
     if raw.get("peft_type") != "LORA":
         raise _refused("peft_type", raw.get("peft_type"), "Motet serves only LORA adapters.")
     for name, value in raw.items():
@@ -124,8 +132,8 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
             raise _refused(name, value, REFUSED[name])
         if name not in SUPPORTED | IGNORED | REFUSED.keys() and value is not None:
             raise _refused(name, value, "Motet does not know this field. Remove it if the adapter does not need it.")
-    if raw.get("bias", "none") not in ("none", None):
-        raise _refused("bias", raw["bias"], f"Other tenants share the biases of the base model. {MERGE}.")
+    if raw.get("bias") not in BIASES:
+        raise _refused("bias", raw["bias"], "PEFT knows none, all and lora_only.")
     start = raw.get("init_lora_weights")
     if not (start is None or isinstance(start, bool) or (isinstance(start, str) and start.lower() in STARTS)):
         raise _refused(

@@ -37,8 +37,8 @@ def check_values(path: Path, tensors: Mapping[str, LoraTensor]) -> None:
                 reason="FormatRejected",
             )
         if not values.any():
-            idle.add((half.module, half.half))
-        acting.add(half.module)
+            idle.add((half.place.module, half.place.half))
+        acting.add(half.place.module)
     if all((module, "A") in idle or (module, "B") in idle for module in acting):
         raise AdapterIncompatible(
             f"{WEIGHTS_NAME} changes nothing: in every module, lora_A or lora_B is all zeros. Save the adapter again "

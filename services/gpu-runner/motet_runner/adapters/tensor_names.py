@@ -1,0 +1,92 @@
+"""Finds the linear of the base model that a tensor of an adapter belongs to, and says why a tensor belongs to none.
+
+Tools put parts before and into the names that the base model itself does not have. A tensor whose linear is clear is
+served, whichever tool has saved it; all others are refused with what to do.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from motet_runner.adapters.peft_config import MERGE
+
+Shapes = Mapping[str, tuple[int, int]]
+"""Module path in the base model → (in, out): `EngineInfo.target_modules`."""
+
+PREFIXES = ("base_model.model.", "base_model.", "")
+"""Prefixes that PEFT and similar tools put before the base model's own module path"""
+
+WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts that torch.compile, FSDP and activation checkpointing put into a path"""
+
+DATA_PARALLEL = "module."
+"""What DistributedDataParallel puts before a path"""
+
+TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
+"""Where the decoder of text is: in models of text and images, now and in earlier versions of transformers, and in
+models of text alone. An adapter of the one serves the other: the linears are the same."""
+
+TENSOR_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+
+UNSERVED = {
+    r"\.lora_embedding_[AB]": f"Motet does not serve LoRA on embeddings. Train without them, or {MERGE}.",
+    r"(?:^|\.)(?:lm_head|embed_out)\.lora_": "Motet does not serve LoRA on the output layer. Train with target_modules "
+    f"that leave it out, or {MERGE}.",
+    r"\.experts\.": f"Motet does not serve LoRA on experts. Train the linears of the attention alone, or {MERGE}.",
+    r"\.lora_magnitude_vector": f"Motet does not serve DoRA yet. Train with use_dora=False, or {MERGE}.",
+    r"\.bias$": f"Other tenants share the biases of the base model. Train with bias='none', or {MERGE}.",
+    r"\.modules_to_save\.": f"It replaces a module of the base model, which other tenants share: {MERGE}.",
+    r"(?:^|\.)(?:lm_head|embed_out|embed_tokens|embed_in|wte)\.": "It is a whole matrix of the base model, which other "
+    f"tenants share. If training has not changed it, save the adapter with save_embedding_layers=False. Else {MERGE}.",
+    r"\.lora_[ab]$": "It has the form of MLX. Fuse the adapter with mlx_lm.fuse and serve the result as a model of its "
+    "own, or train with PEFT.",
+}
+"""What tools write that is no LoRA of a linear that Motet serves, and what to do. The first one that matches counts."""
+
+MAX_NAME_CHARS = 200
+"""The most characters of a tenant's name that are compared, or quoted in a message"""
+
+
+class LoraPlace(NamedTuple):
+    module: str
+    """The linear, as the base model calls it."""
+    half: Literal["A", "B"]
+    own_path: str
+    """The linear, as the adapter's config calls it: its patterns are about these names."""
+
+
+def place_of(name: str, shapes: Shapes) -> LoraPlace | None:
+    """Where a tensor belongs; None: to no linear of this base model."""
+    match = TENSOR_NAME.fullmatch(name)
+    if match is None:
+        return None
+    path = match["module"]
+    if not WRAPPERS.isdisjoint(parts := path.split(".")):
+        path = ".".join(part for part in parts if part not in WRAPPERS)
+    path = path.removeprefix(DATA_PARALLEL)
+    half: Literal["A", "B"] = "A" if match["half"] == "A" else "B"
+    for prefix in PREFIXES:
+        if path.startswith(prefix):
+            own_path = path.removeprefix(prefix)
+            for module in (own_path, *_in_other_models(own_path)):
+                if module in shapes:
+                    return LoraPlace(module, half, own_path)
+    return None
+
+
+def _in_other_models(path: str) -> list[str]:
+    """Other names of the same linear of a text decoder."""
+    root = next((root for root in TEXT_MODELS if path.startswith(root)), None)
+    return [other + path.removeprefix(root) for other in TEXT_MODELS if other != root] if root is not None else []
+
+
+def why_it_has_no_place(name: str, shapes: Shapes) -> str:
+    """What to do with a tensor that belongs to no linear."""
+    name = name[:MAX_NAME_CHARS]
+    for pattern, advice in UNSERVED.items():
+        if re.search(pattern, name):
+            return advice
+    close = difflib.get_close_matches(re.sub(r"\.lora_.*", "", name), shapes, n=1, cutoff=0.3)
+    hint = f"The nearest module of this base model is {close[0]}. " if close else ""
+    return f"{hint}Was the adapter trained on another model?"
