@@ -25,7 +25,8 @@ from motet.transport.methods import ASSETS, GENERATE
 from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.adapters.adapter_files import DiskAdapterFiles
 from motet_runner.adapters.cache import DiskCache
-from motet_runner.adapters.certification import certify, limits_of
+from motet_runner.adapters.certification import EngineLimits
+from motet_runner.adapters.check_processes import CheckProcesses
 from motet_runner.adapters.checks import Checks
 from motet_runner.assembly import assemble, new_identity
 from motet_runner.assets import stream_assets
@@ -122,6 +123,7 @@ class RunnerService:
             await runner.run()
         finally:
             await runner.close()
+            self._checks.close()
 
     async def _digests(self) -> tuple[Digest, Digest]:
         """The digests of the base model and of its assets. Raises ModelFolderError, without waiting for the engine, if
@@ -145,7 +147,9 @@ class RunnerService:
             self._process.cache_dir.absolute() / "adapters", max_adapter_bytes=settings.max_adapter_mib << 20
         )
         await asyncio.to_thread(cache.prepare)
-        checks = Checks(cache, lambda folder: certify(folder, info), base_digest=base, engine_limits=limits_of(info))
+        limits = EngineLimits.of_engine(info)
+        self._checks = CheckProcesses(limits)
+        checks = Checks(cache, self._checks.check, base_digest=base, engine_limits=str(limits))
         return assemble(
             settings,
             self._addresses,

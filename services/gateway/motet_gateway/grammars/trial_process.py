@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from motet.api.v1 import runner_pb2
+from motet.confined import confine, end_with_parent
 from motet.errors import MotetError
 from motet.grammars.compiler import Grammars
 from motet.grammars.grammar import Grammar
-from motet_gateway.confined import confine, end_with_parent
 
 ASKED = struct.Struct("!I")
 SAID = struct.Struct("!iI")

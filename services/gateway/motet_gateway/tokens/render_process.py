@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from motet_gateway.confined import confine
+from motet.confined import confine
 from motet_gateway.tokens.chat_template import CannotRender, ChatTemplate, reads
 from motet_gateway.tokens.metered_template import metered_code
 

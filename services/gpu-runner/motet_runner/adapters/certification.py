@@ -1,9 +1,12 @@
 """Checks an adapter. The result is a certificate, for the scheduler, and a layout, for the engine."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import orjson
 from google.protobuf import json_format
 
 from motet.api.v1 import scheduler_pb2
@@ -14,6 +17,32 @@ from motet_runner.adapters.weight_check import check_products, check_values
 from motet_runner.interface import EngineInfo
 
 
+class EngineLimits(NamedTuple):
+    """What a check needs to know of the engine: its linears, and what it can compute."""
+
+    target_modules: dict[str, tuple[int, int]]
+    max_lora_rank: int
+    dtype: str
+
+    @classmethod
+    def of_engine(cls, info: EngineInfo) -> "EngineLimits":
+        return cls(info.target_modules, info.max_lora_rank, info.dtype)
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> "EngineLimits":
+        """From the JSON of `encode`."""
+        modules, rank, dtype = values
+        return cls({module: (inputs, outputs) for module, (inputs, outputs) in modules.items()}, rank, dtype)
+
+    def encode(self) -> bytes:
+        return orjson.dumps(tuple(self))
+
+    def __str__(self) -> str:
+        """What the check depends on besides the base model: data types overflow at different numbers, and pools serve
+        different ranks."""
+        return f"{self.dtype}, rank {self.max_lora_rank}"
+
+
 @dataclass(frozen=True, slots=True)
 class Certification:
     """The result of a check: the certificate and the layout."""
@@ -21,7 +50,7 @@ class Certification:
     certificate: scheduler_pb2.Certificate
     layout: AdapterLayout
     engine: str = ""
-    """The engine's limits that the adapter was checked against: see `limits_of`."""
+    """The engine's limits that the adapter was checked against: the text of `EngineLimits`."""
 
     def encode(self) -> str:
         """The text that is kept beside the adapter's files."""
@@ -50,12 +79,13 @@ class Certification:
             raise ValueError(f"this is not a certificate that Motet has written: {error}") from error
 
 
-def certify(folder: Path, info: EngineInfo) -> Certification:
+def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
     """Check an adapter's files and weights against the base model. Raises AdapterIncompatible, which says what is
     wrong."""
-    found = check(folder, info.target_modules, max_rank=info.max_lora_rank)
+    limits = engine if isinstance(engine, EngineLimits) else EngineLimits.of_engine(engine)
+    found = check(folder, limits.target_modules, max_rank=limits.max_lora_rank)
     check_values(found.layout.file, found.tensors)
-    check_products(found.layout, info.dtype)
+    check_products(found.layout, limits.dtype)
     certificate = scheduler_pb2.Certificate(
         rank=found.rank,
         alpha=found.alpha,
@@ -63,13 +93,7 @@ def certify(folder: Path, info: EngineInfo) -> Certification:
         mapped=len(found.tensors),
         method=found.method,
     )
-    return Certification(certificate, found.layout, limits_of(info))
-
-
-def limits_of(info: EngineInfo) -> str:
-    """What the check depends on besides the base model: data types overflow at different numbers, and pools serve
-    different ranks."""
-    return f"{info.dtype}, rank {info.max_lora_rank}"
+    return Certification(certificate, found.layout, str(limits))
 
 
 def _matrix(start: int, shape: list[int], dtype: str, size: int) -> StoredTensor:

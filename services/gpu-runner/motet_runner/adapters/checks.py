@@ -14,7 +14,7 @@ Check = Callable[[Path], Certification]
 
 
 class Checks:
-    """`engine_limits`: the result of `limits_of` for the engine that `check` checks for."""
+    """`engine_limits`: the text of `EngineLimits` of the engine that `check` checks for."""
 
     def __init__(
         self,

@@ -1,0 +1,124 @@
+"""The service's part of a check: it starts the processes that check adapters, and reads what they say."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import orjson
+import structlog
+
+from motet.errors import AdapterIncompatible
+from motet_runner.adapters.certification import Certification, EngineLimits
+from motet_runner.adapters.check_process import OUT_OF_MEMORY, SAID, decoded
+from motet_runner.sources.fetch_errors import temporary
+
+log = structlog.get_logger(__name__)
+
+CPU_SECONDS = 60.0
+"""CPU time of one check: a common adapter takes a hundredth of a second, and one of 4 GB some seconds."""
+MEMORY_BYTES = 1 << 30
+"""What a check may take: a usual one takes a few megabytes, and the largest linear with the largest rank 300."""
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+"""The environment variables that a check inherits: no addresses, secrets or settings."""
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class CheckProcesses:
+    """Checks adapters. Called in threads, each of which has a process of its own while it checks. One process stays for
+    the next check."""
+
+    def __init__(
+        self, limits: EngineLimits, *, cpu_seconds: float = CPU_SECONDS, memory_bytes: int = MEMORY_BYTES
+    ) -> None:
+        self._limits = limits
+        self._cpu_seconds = cpu_seconds
+        self._memory_bytes = memory_bytes
+        self._idle: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def check(self, folder: Path) -> Certification:
+        """Raises AdapterIncompatible, OSError if the files can't be read, and AdapterFetchFailed if the check could not
+        be finished for another reason than the adapter."""
+        process = self._take() or self._start()
+        try:
+            status, said = _ask(process, folder)
+        except (OSError, EOFError):
+            _end(process)
+            raise temporary("The process that checks adapters has ended. Motet tries again automatically.") from None
+        except BaseException:
+            _end(process)
+            raise
+        self._keep(process)
+        if status == 0:
+            return decoded(said, folder)
+        log.warning("adapter_check_died", folder=str(folder), status=status)
+        if status == -signal.SIGKILL:  # by the kernel, for whatever has taken the machine's memory
+            raise temporary("The check of the adapter's files was killed. Motet tries again automatically.")
+        if status == -signal.SIGPROF:
+            why = f"takes more than {self._cpu_seconds:g} s of CPU time"
+        elif status == OUT_OF_MEMORY:
+            why = f"takes more than {self._memory_bytes >> 20} MiB of memory"
+        else:
+            why = f"ends with status {status}"
+        raise AdapterIncompatible(f"The check of the adapter's files {why}. Save the adapter again.", reason="TooLarge")
+
+    def close(self) -> None:
+        if (process := self._take()) is not None:
+            _end(process)
+
+    def _take(self) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            process, self._idle = self._idle, None
+        if process is not None and process.poll() is not None:
+            _end(process)
+            return None
+        return process
+
+    def _keep(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            other, self._idle = self._idle, process
+        if other is not None:
+            _end(other)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        limits = (str(self._cpu_seconds), str(self._memory_bytes))
+        process = subprocess.Popen(
+            (sys.executable, "-P", "-m", "motet_runner.adapters.check_process", *limits),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _ONE_THREAD,
+            start_new_session=True,
+        )
+        _send(process, self._limits.encode())
+        return process
+
+
+def _ask(process: subprocess.Popen[bytes], folder: Path) -> tuple[int, bytes]:
+    _send(process, orjson.dumps(str(folder)))
+    status, length = SAID.unpack(_read(process, SAID.size))
+    return status, _read(process, length)
+
+
+def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + b"\n")
+    process.stdin.flush()
+
+
+def _read(process: subprocess.Popen[bytes], count: int) -> bytes:
+    assert process.stdout is not None
+    found = process.stdout.read(count)
+    if len(found) < count:
+        raise EOFError
+    return found
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Its fork ends with it."""
+    process.kill()
+    with process:  # closes its pipes and waits for it
+        pass

@@ -1,0 +1,127 @@
+"""Adapters are checked outside of the service: whatever a check takes, it holds up nobody else."""
+
+import errno
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from motet.errors import AdapterFetchFailed, AdapterIncompatible
+from motet_runner.adapters import check_process
+from motet_runner.adapters.certification import EngineLimits, certify
+from motet_runner.adapters.check_process import LOWEST_PRIORITY, decoded, encoded
+from motet_runner.adapters.check_processes import CheckProcesses
+from motet_simulator.fake_engine import FakeEngine
+from tests.support.in_process_runner import write_adapter
+
+LIMITS = EngineLimits.of_engine(FakeEngine().info)
+WEIGHTS = "adapter_model.safetensors"
+
+
+@pytest.fixture
+def processes():
+    processes = CheckProcesses(LIMITS)
+    yield processes
+    processes.close()
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    return write_adapter(tmp_path / "adapter")
+
+
+def children() -> list[Path]:
+    """The processes that check for this one."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            of_parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(of_parent) == os.getpid() and b"check_process" in (folder / "cmdline").read_bytes():
+                found.append(folder)
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def with_slow_pattern(folder: Path) -> Path:
+    """Its pattern takes until the limit for patterns, a second."""
+    return write_adapter(folder, target_modules="(.*)" * 14 + r"\1\2\3\4\5[!?]")
+
+
+def with_long_header(folder: Path) -> Path:
+    """Its header has as many values as may be, which take some 60 MiB."""
+    shapes = {f"t{number}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for number in range(60_000)}
+    header = json.dumps(shapes).encode()
+    (write_adapter(folder) / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
+    return folder
+
+
+def test_a_check_says_what_it_says_in_the_service(processes, adapter):
+    assert processes.check(adapter) == certify(adapter, LIMITS)
+    assert processes.check(adapter).encode() == certify(adapter, LIMITS).encode()
+    assert len(children()) == 1, "one process stays"
+    (adapter / WEIGHTS).write_bytes(b"12")
+    with pytest.raises(AdapterIncompatible) as here:
+        certify(adapter, LIMITS)
+    with pytest.raises(AdapterIncompatible) as there:
+        processes.check(adapter)
+    assert (there.value.message, there.value.reason, there.value.param) == (
+        here.value.message, here.value.reason, here.value.param,
+    )  # fmt: skip
+
+
+def test_a_disk_that_fails_is_no_fault_of_the_adapter(adapter, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error", "a.safetensors")
+
+    monkeypatch.setattr(check_process, "certify", fail)
+    with pytest.raises(OSError, match="Input/output error") as failed:
+        decoded(encoded(adapter, LIMITS), adapter)
+    assert (failed.value.errno, failed.value.filename) == (errno.EIO, "a.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("make", "bounds", "says"),
+    [
+        (with_slow_pattern, {"cpu_seconds": 0.3}, "more than 0.3 s of CPU time"),
+        (with_long_header, {"memory_bytes": 20 << 20}, "more than 20 MiB of memory"),
+    ],
+    ids=["time", "memory"],
+)
+def test_a_check_that_takes_too_much_is_ended_and_the_next_one_goes_on(tmp_path, adapter, make, bounds, says):
+    processes, greedy = CheckProcesses(LIMITS, **bounds), make(tmp_path / "greedy")
+    try:
+        for _ in range(2):
+            with pytest.raises(AdapterIncompatible, match=says) as refused:
+                processes.check(greedy)
+            assert refused.value.reason == "TooLarge"
+        first = children()
+        assert processes.check(adapter).certificate.rank == 4
+        assert children() == first
+    finally:
+        processes.close()
+    assert not children()
+
+
+def test_a_process_that_was_killed_is_replaced(processes, adapter):
+    processes.check(adapter)
+    (child,) = children()
+    os.kill(int(child.name), signal.SIGKILL)
+    with suppress(AdapterFetchFailed):  # it was still ending
+        processes.check(adapter)
+    assert processes.check(adapter).certificate.rank == 4
+    assert len(children()) == 1
+    assert child not in children()
+
+
+def test_threads_check_at_the_same_time_with_little_priority(processes, tmp_path):
+    folders = [write_adapter(tmp_path / f"a{number}", seed=number) for number in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        checked = list(threads.map(processes.check, folders))
+    assert [one.layout.file.parent for one in checked] == folders
+    (child,) = children()
+    assert os.getpriority(os.PRIO_PROCESS, int(child.name)) == LOWEST_PRIORITY
