@@ -19,7 +19,15 @@ from motet import telemetry
 from motet.clock import FakeClock
 from motet.errors import SetupError
 from motet.health import Health
-from motet.telemetry import KEEP_NAME_SECONDS, OTHER_LABEL, BoundedLabels, new_registry, serving_metrics
+from motet.telemetry import (
+    KEEP_NAME_SECONDS,
+    MAX_CONNECTIONS,
+    MAX_READERS,
+    OTHER_LABEL,
+    BoundedLabels,
+    new_registry,
+    serving_metrics,
+)
 from motet.transport.over_grpc import is_healthy, serving
 from tests.common.waiting import until
 
@@ -132,6 +140,27 @@ async def test_metrics_that_take_long_to_write_stop_nothing_else(tmp_path: Path)
         slow.go_on.set()
         assert {head[0] for head, _ in await asyncio.gather(*readers)} == {"HTTP/1.1 200 OK"}
     assert slow.most_at_once == 1
+
+
+async def test_strangers_take_no_more_than_their_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "ASK_SECONDS", PATIENCE_SECONDS)
+    path, registry, slow = tmp_path / "m.sock", CollectorRegistry(), Slow()
+    registry.register(slow)  # type: ignore[arg-type]
+    async with serving_metrics(f"unix:{path}", registry), asyncio.timeout(PATIENCE_SECONDS):
+        silent = [await asyncio.open_unix_connection(path) for _ in range(MAX_CONNECTIONS + 20)]
+        ended = [asyncio.create_task(reader.read()) for reader, _ in silent]
+        assert (await ask(path, "GET /livez HTTP/1.1\r\n\r\n"))[0][0] == "HTTP/1.1 200 OK"
+        done, left = await asyncio.wait(ended, timeout=0.2)
+        assert (len(done), len(left)) == (21, MAX_CONNECTIONS - 1)
+        readers = [asyncio.create_task(ask(path, "GET /metrics HTTP/1.1\r\n\r\n")) for _ in range(MAX_READERS + 3)]
+        await until(lambda: sum(one.done() for one in readers) == 3, PATIENCE_SECONDS)
+        assert (await ask(path, "GET /livez HTTP/1.1\r\n\r\n"))[0][0] == "HTTP/1.1 200 OK"
+        slow.go_on.set()
+        answers = [head[0] for head, _ in await asyncio.gather(*readers)]
+        assert sorted(answers) == ["HTTP/1.1 200 OK"] * MAX_READERS + ["HTTP/1.1 503 Service Unavailable"] * 3
+        for _, writer in silent:
+            writer.close()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 async def test_a_scraper_that_does_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

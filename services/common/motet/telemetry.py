@@ -144,6 +144,10 @@ class BoundedLabels:
 
 ASK_SECONDS = 5.0
 READ_SECONDS = 30.0
+MAX_CONNECTIONS = 64
+"""A stranger may open any number. The oldest one ends then: a probe, which is new, is still answered."""
+MAX_READERS = 8
+"""How many wait for the metrics at once. Each gets its own text, one after another."""
 """How long a client may take to ask, and to read its answer."""
 
 
@@ -161,8 +165,26 @@ async def serving_metrics(
         return
     health = health or Health()
     writing = asyncio.Lock()
+    readers = 0
+    connections: dict[asyncio.StreamWriter, None] = {}
+
+    async def metrics() -> tuple[str, str, bytes]:
+        nonlocal readers
+        if readers >= MAX_READERS:
+            return _verdict(f"{readers} others read the metrics")
+        readers += 1
+        try:
+            async with writing:
+                return "200 OK", CONTENT_TYPE_LATEST, await asyncio.to_thread(generate_latest, registry)
+        finally:
+            readers -= 1
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(connections) >= MAX_CONNECTIONS:
+            oldest = next(iter(connections))
+            del connections[oldest]
+            oldest.transport.abort()
+        connections[writer] = None
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 request = await reader.readuntil(b"\r\n\r\n")
@@ -173,18 +195,19 @@ async def serving_metrics(
                 case b"/readyz":
                     status, kind, body = _verdict(health.unready_reason())
                 case _:
-                    async with writing:
-                        status, kind = "200 OK", CONTENT_TYPE_LATEST
-                        body = await asyncio.to_thread(generate_latest, registry)
+                    status, kind, body = await metrics()
             head = (
                 f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             writer.write(head.encode() + (b"" if method == b"HEAD" else body))
+            writer.close()
+            async with asyncio.timeout(READ_SECONDS):
+                await writer.wait_closed()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass  # the client is gone and needs no answer
         finally:
-            writer.close()
-            asyncio.get_running_loop().call_later(READ_SECONDS, writer.transport.abort)
+            writer.transport.abort()
+            connections.pop(writer, None)
 
     path = socket_path(address)
     try:
