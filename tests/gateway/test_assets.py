@@ -1,6 +1,7 @@
 """The files of base models that a gateway keeps."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from motet.digest import ASSET_FILES, asset_digest, hex_of
 from motet.errors import MotetError
 from motet.transport.over_grpc import GrpcNetwork
+from motet_gateway import assets
 from motet_gateway.assets import AssetStore
+from motet_gateway.tokens.text_model import ModelTokenizer
 from testbed.fake_services import FakeServices, assets_digest, fake_services, model_assets
 from tests.common.waiting import until
 
@@ -26,6 +29,42 @@ async def test_files_that_cannot_be_used_cost_no_memory_with_each_request(tmp_pa
             store.get(digest)
         depths.add(len(raised.traceback))
     assert len(depths) == 1
+
+
+async def test_files_that_could_not_be_used_are_tried_again_later_and_not_with_each_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, say."""
+    monkeypatch.setattr(assets, "RETRY_SECONDS", 0.3)
+    async with fake_services() as cluster:
+        (runner,) = cluster.runners
+        loaded: list[bool] = []
+        store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork())
+        with monkeypatch.context() as full:
+            full.setattr(ModelTokenizer, "from_folder", lambda _: (_ for _ in ()).throw(OSError("no space")))
+            store.fetch(runner.asset_digest, lambda: [runner.address])
+            await until(lambda: loaded)
+            store.fetch(runner.asset_digest, lambda: [runner.address])
+            with pytest.raises(MotetError, match="no space"):
+                store.get(runner.asset_digest)
+        await asyncio.sleep(0.3)
+        assert store.get(runner.asset_digest) is None
+        assert len(loaded) == 1
+        store.fetch(runner.asset_digest, lambda: [runner.address])
+        await until(lambda: store.get(runner.asset_digest))
+        await store.close()
+
+
+async def test_what_a_killed_gateway_has_left_of_a_fetch_is_removed(tmp_path: Path) -> None:
+    left, under_way = tmp_path / ".fetching-left", tmp_path / ".fetching-now"
+    for folder in (left, under_way):
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text("{")
+    os.utime(left, (0, 0))
+    async with fake_services() as cluster:
+        await fetched(cluster, tmp_path)
+    assert not left.exists()
+    assert under_way.exists()
 
 
 async def fetched(cluster: FakeServices, folder: Path) -> AssetStore:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from motet_gateway.tokens.text_model import ModelTokenizer
 log = structlog.get_logger(__name__)
 
 FETCH_SECONDS = 30.0
+RETRY_SECONDS = 60.0
+"""After this time files that could not be used are fetched again: a disk may have been full."""
+UNFINISHED = ".fetching-"
 MAX_ASSET_BYTES = 256 * 1024 * 1024
 
 
@@ -34,18 +38,19 @@ class AssetStore:
         self._folder = folder
         self._changed = changed
         self._models: dict[str, ModelTokenizer] = {}
-        self._failures: dict[str, MotetError] = {}
+        self._failures: dict[str, tuple[float, MotetError]] = {}
+        """With the time from which on a fetch may try again."""
         self._fetching: dict[str, asyncio.Task[None]] = {}
 
     def get(self, digest: str) -> ModelTokenizer | None:
-        """The model's tokenizer, or None if it is not loaded yet. Raises the error that made its files unusable."""
-        if (failure := self._failures.get(digest)) is not None:
+        """The model's tokenizer, or None if it is to be fetched. Raises the error that made its files unusable."""
+        if (failure := self._failure(digest)) is not None:
             raise failure.again()
         return self._models.get(digest)
 
     def fetch(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
         """Load it from disk or from the first runner that sends it. Each attempt asks `addresses` again."""
-        if digest and digest not in self._models and digest not in self._fetching:
+        if digest and digest not in self._models and digest not in self._fetching and self._failure(digest) is None:
             task = asyncio.create_task(self._load(digest, addresses), name=f"assets {digest[:19]}")
             self._fetching[digest] = task
             task.add_done_callback(lambda _: self._fetching.pop(digest, None))
@@ -60,18 +65,26 @@ class AssetStore:
         folder = self._folder / digest.rpartition(":")[2]
         try:
             if not await asyncio.to_thread(_is_whole, folder, digest):
+                await asyncio.to_thread(_remove_unfinished, self._folder)
                 await self._fetch_from_any(digest, addresses, folder)
             self._models[digest] = await asyncio.to_thread(ModelTokenizer.from_folder, folder)
             self._failures.pop(digest, None)
             log.info("assets_ready", digest=digest)
         except MotetError as error:
-            self._failures[digest] = error
+            self._failed(digest, error)
             log.error("assets_invalid", digest=digest, reason=error.message)
         except Exception as error:  # without an answer, requests would wait until their deadlines
-            self._failures[digest] = Internal(f"the model's files cannot be used: {type(error).__name__}: {error}")
+            self._failed(digest, Internal(f"the model's files cannot be used: {type(error).__name__}: {error}"))
             log.exception("assets_invalid", digest=digest)
         finally:
             self._changed()
+
+    def _failure(self, digest: str) -> MotetError | None:
+        until, failure = self._failures.get(digest, (0.0, None))
+        return failure if asyncio.get_running_loop().time() < until else None
+
+    def _failed(self, digest: str, error: MotetError) -> None:
+        self._failures[digest] = asyncio.get_running_loop().time() + RETRY_SECONDS, error
 
     async def _fetch_from_any(self, digest: str, addresses: Callable[[], Iterable[str]], folder: Path) -> None:
         backoff = Backoff(self._network.spread)
@@ -87,7 +100,7 @@ class AssetStore:
 
     async def _fetch(self, digest: str, address: str, folder: Path) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=".fetching-", dir=self._folder))
+        unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=self._folder))
         try:
             async with asyncio.timeout(FETCH_SECONDS), self._network.channel(address, "runner") as channel:
                 chunks = channel.download(ASSETS, runner_pb2.AssetsRequest(digest=digest))
@@ -111,6 +124,14 @@ def _is_whole(folder: Path, digest: str) -> bool:
         log.warning("assets_damaged", folder=str(folder), hint="They are fetched again from a runner.")
         shutil.rmtree(folder, ignore_errors=True)
     return False
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """What a gateway that was killed has left. Other processes may be fetching into other folders now."""
+    for unfinished in folder.glob(f"{UNFINISHED}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - unfinished.stat().st_mtime > 2 * FETCH_SECONDS:
+                shutil.rmtree(unfinished, ignore_errors=True)
 
 
 async def _write_files(chunks: AsyncIterator[runner_pb2.AssetChunk], folder: Path) -> None:
