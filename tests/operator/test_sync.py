@@ -172,7 +172,11 @@ async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> 
                     ref=common_pb2.AdapterRef(namespace="default", name="a", generation=3),
                     serving_digest=DIGEST,
                     certificate=scheduler_pb2.Certificate(
-                        digest=DIGEST, rank=8, target_modules=["q_proj"], base_digest=DIGEST
+                        digest=DIGEST,
+                        rank=8,
+                        target_modules=["q_proj"],
+                        base_digest=DIGEST,
+                        warnings=["odd", "w" * 300],
                     ),
                     failure=common_pb2.Failure(code="adapter_incompatible", message="no", reason="RankTooLarge"),
                     replicas=[
@@ -189,6 +193,7 @@ async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> 
         assert known.artifact is not None
         assert (known.artifact.rank, known.artifact.target_modules) == (8, ("q_proj",))
         assert known.artifact.base_digest == DIGEST
+        assert known.artifact.warnings == ("odd", "w" * 253)
         assert [(place.runner, place.tier) for place in known.replicas] == [("r0", "device"), ("r1", "host")]
         sync.send_state(catalog(), [])
         assert sync.adapter_reports == {}

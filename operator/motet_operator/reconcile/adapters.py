@@ -452,7 +452,7 @@ def _certified(known: AdapterReport, artifact: ConditionResult) -> ConditionResu
     if reason:
         return unknown("Certified", reason, "the adapter is not checked, because ArtifactReady is False")
     if known.serving_digest:
-        return yes("Certified", "FitsBaseModel")
+        return yes("Certified", "FitsBaseModel", "; ".join(known.artifact.warnings) if known.artifact else "")
     return unknown("Certified", artifact.reason, artifact.message)
 
 

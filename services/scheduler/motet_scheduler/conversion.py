@@ -106,6 +106,7 @@ def _read_certificate(it: scheduler_pb2.Certificate) -> Certificate:
         max_delta_to_base=it.max_delta_to_base,
         max_delta_to_reference=it.max_delta_to_reference,
         checker=it.checker,
+        warnings=tuple(it.warnings),
     )
 
 
@@ -123,6 +124,7 @@ def _write_certificate(it: Certificate) -> scheduler_pb2.Certificate:
         max_delta_to_base=it.max_delta_to_base,
         max_delta_to_reference=it.max_delta_to_reference,
         checker=it.checker,
+        warnings=it.warnings,
     )
 
 

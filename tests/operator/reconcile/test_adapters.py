@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from motet.resources.status import MAX_MESSAGE, Condition
+from motet.resources.status import MAX_MESSAGE, Artifact, Condition
 from motet_operator.reconcile import (
     AdapterObject,
     AdapterReplica,
@@ -153,6 +153,14 @@ def test_a_failed_new_revision_leaves_the_old_one_serving() -> None:
     assert status.serves
     found = condition(status.conditions, "ArtifactReady")
     assert (found.status, found.message) == ("False", "no such folder. The previous version keeps serving.")
+
+
+def test_what_may_not_be_meant_is_in_the_status_of_an_adapter_that_serves() -> None:
+    artifact = Artifact(digest=DIGEST, warnings=("task_type is SEQ_CLS", "1 of target_modules have no tensors"))
+    status = only(reconcile(world(adapter(), known={"legal": AdapterReport(serving_digest=DIGEST, artifact=artifact)})))
+    found = condition(status.conditions, "Certified")
+    assert (found.status, found.reason) == ("True", "FitsBaseModel")
+    assert found.message == "task_type is SEQ_CLS; 1 of target_modules have no tensors"
 
 
 def test_loaded_counts_the_runners_that_hold_it() -> None:

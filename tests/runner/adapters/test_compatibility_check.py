@@ -26,7 +26,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-RULES_OF_VERSION = (5, "39c94c9d1477b162")
+RULES_OF_VERSION = (5, "7ebbbf1fae5f8150")
 """The version of the checks, and the hash of the constants that decide."""
 
 
@@ -170,6 +170,16 @@ def test_what_is_no_lora_of_a_linear_is_refused_with_what_to_do(
     assert f"1 of 43 tensors belong to no linear of this base model, for example {tensor}. " in refused.value.message
     assert advice in refused.value.message
     assert "another model" not in refused.value.message
+
+
+def test_what_may_not_be_meant_is_served_with_a_warning(folder: Path, shapes: Shapes) -> None:
+    assert check(folder, shapes, max_rank=64).warnings == ()
+    targets = json.loads((folder / CONFIG).read_text())["target_modules"]
+    change(folder, task_type="SEQ_CLS", target_modules=[*targets, "score", "layers.9.self_attn.q_proj", "x" * 500])
+    assert check(folder, shapes, max_rank=64).warnings == (
+        "task_type is SEQ_CLS, so it was not trained to generate text",
+        f"3 of target_modules have no tensors, for example layers.9.self_attn.q_proj, score, {'x' * 60}",
+    )
 
 
 def test_the_config_of_mlx_is_refused_by_its_name(folder: Path, shapes: Shapes) -> None:

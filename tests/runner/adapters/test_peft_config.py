@@ -197,7 +197,7 @@ def test_layers_are_refused_with_a_pattern_of_targets_as_in_peft(field: str) -> 
         ("alora_invocation_tokens", [5]),
         ("target_parameters", ["experts.gate_up_proj"]),
         ("use_qalora", True),
-        ("task_type", "SEQ_CLS"),
+        ("task_type", ["SEQ_CLS"]),
         ("r", 0),
         ("r", None),
         ("lora_alpha", 0),

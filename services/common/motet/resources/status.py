@@ -12,6 +12,7 @@ from motet.resources.fields import MAX_REPLICAS, Digest, DnsLabel, ResourceModel
 
 MAX_MESSAGE = 1024
 MAX_MODULES = 64
+MAX_WARNINGS = 8
 MAX_COUNT = 2**53 - 1
 """The largest whole number that every JSON parser can represent exactly."""
 
@@ -121,6 +122,11 @@ class Artifact(StatusModel):
 
     base_digest: Digest | None = None
     """The digest of the base model that they were checked against."""
+
+    warnings: Annotated[
+        tuple[Annotated[str, Field(max_length=253)], ...], Field(max_length=MAX_WARNINGS, strict=False)
+    ] = ()
+    """What is served and may not be meant, such as target modules without tensors."""
 
 
 class LoRAAdapterStatus(StatusModel):

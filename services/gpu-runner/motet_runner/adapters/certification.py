@@ -92,6 +92,7 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
         target_modules=found.modules,
         mapped=len(found.tensors),
         method=found.method,
+        warnings=found.warnings,
     )
     return Certification(certificate, found.layout, str(limits))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from motet.domain import MAX_LORA_RANK
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, StoredTensor
-from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME, LoraConfig, read_config
+from motet_runner.adapters.peft_config import CONFIG_NAME, GENERATES, WEIGHTS_NAME, LoraConfig, read_config
 from motet_runner.adapters.safetensors_header import read_header
 from motet_runner.adapters.tensor_names import MAX_NAME_CHARS, LoraPlace, Shapes, place_of, why_it_has_no_place
 
@@ -20,6 +20,9 @@ CHECK_VERSION = 5
 Raise this number when a check in this folder could now refuse an adapter that passed before, or when the kept result
 (`certification.Certification`) changes its form or its meaning.
 """
+
+MAX_QUOTED_CHARS = 60
+"""The most characters of a tenant's word that a warning quotes"""
 
 FLOATS = ("F32", "BF16", "F16", "F64")
 """The types that are served. In integers, the small numbers of a LoRA would all be zeros."""
@@ -36,6 +39,8 @@ class CheckResult:
     alpha: float
     method: str
     layout: AdapterLayout
+    warnings: tuple[str, ...]
+    """What is served and may not be meant"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
         alpha=config.alpha,
         method=config.method,
         layout=AdapterLayout.of(weights, stamp, rank, linears),
+        warnings=_warnings(config, loras),
     )
 
 
@@ -123,6 +129,19 @@ def map_tensors(tensors: dict[str, StoredTensor], shapes: Shapes) -> dict[str, L
             f"{WEIGHTS_NAME} has no LoRA tensors. Save the adapter again after training.", reason="NoEffect"
         )
     return mapped
+
+
+def _warnings(config: LoraConfig, loras: dict[str, _Lora]) -> tuple[str, ...]:
+    found = []
+    if config.task not in GENERATES:
+        found.append(f"task_type is {config.task[:MAX_QUOTED_CHARS]}, so it was not trained to generate text")
+    if not isinstance(targets := config.modules.targets, str):
+        parts = [lora.own_path.split(".") for lora in loras.values()]
+        with_tensors = {".".join(path[start:]) for path in parts for start in range(len(path))}
+        if idle := sorted(targets - with_tensors):
+            some = ", ".join(name[:MAX_QUOTED_CHARS] for name in idle[:3])
+            found.append(f"{len(idle)} of target_modules have no tensors, for example {some}")
+    return tuple(found)
 
 
 def _loras(mapped: dict[str, LoraTensor]) -> dict[str, _Lora]:

@@ -30,7 +30,7 @@ IGNORED = frozenset(
         "base_model_name_or_path",
         "revision",
         "peft_version",
-        "task_type",  # checked below
+        "task_type",  # warned about
         "inference_mode",  # these two matter only in training
         "lora_dropout",
         "fan_in_fan_out",  # how a merge transposes; it does not matter without a merge
@@ -73,7 +73,9 @@ refused."""
 MIN_ALPHA, MAX_ALPHA = 2.0**-20, 2.0**20
 """No training uses an alpha beyond these limits. The scale could become 0 or infinite in the engine's numbers."""
 
-GENERATES = (None, "CAUSAL_LM")
+GENERATES = ("", "CAUSAL_LM")
+"""The tasks of adapters that generate text. The LoRA of another task is served with a warning: the same tensors mean
+the same, but it was trained for something else."""
 BIASES = (None, "none", "all", "lora_only")
 """Which biases were trained. An adapter of a model without biases has no tensors for them, and is served."""
 
@@ -86,6 +88,7 @@ class LoraConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     modules: ModuleSelection
+    task: str = ""
     matcher: Matcher = field(compare=False, repr=False)
 
     @property
@@ -143,8 +146,11 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
             "with save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge it into the model that "
             "it was trained on with merge_and_unload().",
         )
-    if raw.get("task_type") not in GENERATES:
-        raise _refused("task_type", raw["task_type"], "Motet serves only adapters that generate text (CAUSAL_LM).")
+    task = raw.get("task_type", "")
+    if task is None:
+        task = ""
+    if not isinstance(task, str):
+        raise _refused("task_type", task, "It must be a name, such as CAUSAL_LM.")
     matcher = Matcher(CONFIG_NAME)
     accept = matcher.accept
     try:
@@ -155,6 +161,7 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
             rank_pattern={accept(k): _positive("rank_pattern", v) for k, v in (raw.get("rank_pattern") or {}).items()},
             alpha_pattern={accept(k): _alpha("alpha_pattern", v) for k, v in (raw.get("alpha_pattern") or {}).items()},
             modules=_selection(raw, accept),
+            task=task,
             matcher=matcher,
         )
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError, regex.error) as error:

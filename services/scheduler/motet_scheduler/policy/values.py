@@ -217,6 +217,7 @@ class Certificate:
     max_delta_to_base: float = 0.0
     max_delta_to_reference: float = 0.0
     checker: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1586,6 +1586,7 @@ class Certificate(_message.Message):
     MAX_DELTA_TO_BASE_FIELD_NUMBER: _builtins.int
     MAX_DELTA_TO_REFERENCE_FIELD_NUMBER: _builtins.int
     CHECKER_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     rank: _builtins.int
@@ -1605,6 +1606,10 @@ class Certificate(_message.Message):
     def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def unmapped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what is served and may not be meant"""
+
     def __init__(
         self,
         *,
@@ -1620,10 +1625,11 @@ class Certificate(_message.Message):
         max_delta_to_base: _builtins.float = ...,
         max_delta_to_reference: _builtins.float = ...,
         checker: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "rank", b"rank", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "unmapped", b"unmapped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "rank", b"rank", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "unmapped", b"unmapped", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
