@@ -291,7 +291,7 @@ class RandomEvents(RuleBasedStateMachine):
         if name not in self.placed:
             return
         self.lose(name, place.epoch)
-        if twice:
+        if twice and RequestId(name) in self.driver.scheduler.requests:  # else it had waited for too long, and ended
             again = self.driver.send(events.RequestLost("g0", RequestId(name), place.epoch))
             assert not again, "a repeated loss has an effect"
 
