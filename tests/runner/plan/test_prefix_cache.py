@@ -175,6 +175,20 @@ def test_the_pages_in_common_of_two_sequences(mine: str, other: str, common: int
     assert first.pages_in_common(chain(Digest("sha256:x"))) == 0
 
 
+@pytest.mark.parametrize(
+    ("looks_for", "adds", "may_find"),
+    [("abc", "axc", False), ("abc", "abx", True), ("ab", "abx", True), ("abc", "a", True), ("abc", "", True)],
+)
+def test_who_may_find_pages_that_another_sequence_adds(cache, pages, looks_for: str, adds: str, may_find: bool) -> None:
+    compute(cache, pages, tokens_of("a"))
+    waiting, adding = chain(), chain()
+    cache.attach(waiting, tokens_of(looks_for), [])
+    adding.extend(tokens_of(adds), len(adds))
+    assert waiting.may_find_pages_of(adding) is may_find
+    assert not waiting.may_find_pages_of(chain(Digest("sha256:x")))
+    assert not waiting.may_find_pages_of(chain(salt=b"another"))
+
+
 def hint(of: str) -> int:
     return hint_of(list(page_digests(SALT, tokens_of(of)))[-1])
 

@@ -42,16 +42,20 @@ def chunk_of(iteration: Iteration) -> Work | None:
 def may_go_on_beside(decodes: list[Work], prompt: Sequence, runnable: list[Sequence]) -> bool:
     """True if the next iterations only decode these and go on with the prompt, until a sequence changes its state.
 
-    Nobody may stand at a promise, which is counted in each iteration, and nobody is suspect. Nobody waits who would
-    look in the prefix cache for pages that the decodes add to it.
+    Nobody may stand at a promise, which is counted in each iteration, and nobody is suspect. Nobody waits who might
+    find pages in the prefix cache that the decodes add to it.
     """
     decoding = [sequence for sequence in runnable if sequence.decodes]
     return (
         len(decodes) == len(decoding)
         and all(map(is_, (work.sequence for work in decodes), decoding))
         and prompt.room >= prompt.to_schedule
-        and not any(
-            sequence.at_promise or sequence.suspect or (sequence.row is None and sequence.chain is not None)
-            for sequence in runnable
-        )
+        and not any(sequence.at_promise or sequence.suspect for sequence in runnable)
+        and not _may_find_pages(runnable, decoding)
     )
+
+
+def _may_find_pages(runnable: list[Sequence], decoding: list[Sequence]) -> bool:
+    waiting = [one.chain for one in runnable if one.row is None and one.chain is not None]
+    adding = [one.chain for one in decoding if one.chain is not None]
+    return any(chain.may_find_pages_of(other) for chain in waiting for other in adding)

@@ -49,6 +49,13 @@ class PageChain:
                 high = middle - 1
         return low
 
+    def may_find_pages_of(self, other: "PageChain") -> bool:
+        """False if the first page that it has not found in the cache is surely not one that the other sequence adds."""
+        if self.salt != other.salt or self.adapter != other.adapter:
+            return False
+        mine, others = self.digests[self.cached : self.cached + 1], other.digests[self.cached : self.cached + 1]
+        return not mine or not others or mine == others
+
 
 @dataclass(slots=True, eq=False)
 class _Entry:
