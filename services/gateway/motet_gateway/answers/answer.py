@@ -113,6 +113,7 @@ class AnswerResponse(Response):
             self.call.cancel(why)
             self.call.end(code)
             account(self.call, code)
+            self.call.let_go()
 
     def abort(self, error: MotetError) -> None:
         """End the answer with an error that the client gets."""

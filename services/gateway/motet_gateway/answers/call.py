@@ -101,15 +101,7 @@ class Call:
             self.id, http_id, caller, body.model, self.timings, trace=trace_of(traceparent)
         )
         self._traceparent = traceparent
-        self._model = ModelOfCall(
-            gateway,
-            caller,
-            body.model,
-            self.id,
-            self.timings,
-            changed=wake,
-            held=lambda why: self.note(Noted.HELD, why),
-        )
+        self._model = ModelOfCall(gateway, caller, self.history, changed=wake)
         self._tokenising = False
         self._score_bytes = 0
         """What is counted for the prompts' log probabilities: once, also when a replaced model makes them come
@@ -262,6 +254,13 @@ class Call:
         for choice, of_choice in zip(self.choices, self.history.choices[-len(self.choices) :], strict=False):
             of_choice.tokens = choice.tokens
         self.gateway.histories.end(self.history, code)
+
+    def let_go(self) -> None:
+        """Of who refers back here: what the call holds is free at once then, and not when the garbage collector has
+        found it."""
+        self.started.clear()
+        self.choices.clear()
+        self._hold = self._changed = _ignored
 
     # --------------------------------------------------------------------------------------------------------- prompts
 
@@ -448,6 +447,9 @@ class Call:
         else:
             self.timings.mark_tokens()
         self._changed(choice)
+
+
+def _ignored(_: object) -> None: ...
 
 
 def _numbers(turns: int, temperature: float, stops: int) -> tuple[int, ...]:

@@ -4,9 +4,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from motet.errors import BaseModelReplaced, ModelNotFound, MotetError
-from motet_gateway.answers.timings import RequestTimings
 from motet_gateway.catalog import Catalog, NotReadyReason, Target, Weights
+from motet_gateway.histories import History
 from motet_gateway.identity.caller import Caller
+from motet_gateway.noted import Noted
 from motet_gateway.tokens.text_model import ModelTokenizer
 
 if TYPE_CHECKING:
@@ -24,21 +25,18 @@ class ModelOfCall:
         self,
         gateway: "Gateway",
         caller: Caller,
-        model: str,
-        call: str,
-        timings: RequestTimings,
+        history: History,
         *,
         changed: Callable[[], None],
-        held: Callable[[str], None],
     ) -> None:
-        """`changed` is called when `find` should look again. `held` gets what the call waits for, when it changes."""
+        """`history`: of the call. `changed` is called when `find` should look again."""
         self._gateway = gateway
         self._caller = caller
-        self._model = model
-        self._call = call
-        self._timings = timings
+        self._history = history
+        self._model = history.model
+        self._call = history.id
+        self._timings = history.timings
         self._changed = changed
-        self._held = held
         self.target: Target | None = None
         """What was found last."""
         self.not_ready: NotReadyReason | None = None
@@ -104,7 +102,7 @@ class ModelOfCall:
             self._timings.mark_ready()
             return found
         if self.not_ready is None or self.not_ready.why != found.why:
-            self._held(found.why)
+            self._history.timeline.note(self._gateway.around.clock(), Noted.HELD, found.why)
         self.not_ready = found
         self._timings.mark_held()
         if found.group:

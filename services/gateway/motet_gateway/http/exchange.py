@@ -96,8 +96,10 @@ class Exchange:
     # -------------------------------------------------------------------------------------------------- the application
 
     async def run(self, app: ASGIApp) -> None:
+        scope = self._scope
+        del self._scope  # it leads back here: the garbage collector would have to find both
         try:
-            await app(self._scope, self.receive, self.send)
+            await app(scope, self.receive, self.send)
         except Exception:
             log.exception("application_failed")
         finally:
