@@ -25,6 +25,7 @@ from motet.telemetry import (
     MAX_READERS,
     OTHER_LABEL,
     BoundedLabels,
+    Labelled,
     new_registry,
     serving_metrics,
 )
@@ -271,7 +272,7 @@ class Named:
 
     def __init__(self, most: int = 2) -> None:
         self.registry, self.clock = CollectorRegistry(), FakeClock()
-        self.counter = Counter("motet_test", "A test.", ("who", "code"), registry=self.registry)
+        self.counter = Labelled(Counter("motet_test", "A test.", ("who", "code"), registry=self.registry))
         self.names = BoundedLabels(most, ("who",), (self.counter,), clock=self.clock)
 
     def use(self, name: str) -> str:
@@ -298,6 +299,14 @@ def test_an_unused_name_is_removed_with_its_series() -> None:
     assert named.use("a") == "a"
     assert named.use("c") == "c"
     assert named.shown() == {"a", "c"}
+
+
+def test_a_removed_name_that_comes_back_is_counted_from_the_beginning() -> None:
+    named = Named(most=1)
+    for name in ("a", "a", "b", "a"):
+        named.use(name)
+        named.clock.advance(KEEP_NAME_SECONDS)
+    assert named.registry.get_sample_value("motet_test_total", {"who": "a", "code": "200"}) == 1
 
 
 def test_names_in_use_do_not_push_each_other_out() -> None:

@@ -11,7 +11,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TextIO, cast
+from typing import Generic, Protocol, TextIO, TypeVar, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -100,6 +100,32 @@ KEEP_NAME_SECONDS = 300.0
 the last values. Without this time, names that are in use would replace each other with every request."""
 
 
+class Removing(Protocol):
+    def remove_by_labels(self, labels: dict[str, str]) -> None:
+        """Remove the series that have these labels."""
+
+
+AnyMetric = TypeVar("AnyMetric", bound=MetricWrapperBase)
+
+
+class Labelled(Generic[AnyMetric]):
+    """A metric whose series are found again at once. `labels()` of the library checks its arguments every time, under a
+    lock."""
+
+    def __init__(self, metric: AnyMetric) -> None:
+        self._metric = metric
+        self._series: dict[tuple[str, ...], AnyMetric] = {}
+
+    def labels(self, *values: str) -> AnyMetric:
+        if (series := self._series.get(values)) is None:
+            series = self._series[values] = self._metric.labels(*values)
+        return series
+
+    def remove_by_labels(self, labels: dict[str, str]) -> None:
+        self._series.clear()
+        self._metric.remove_by_labels(labels)
+
+
 class BoundedLabels:
     """Limits how many names that users choose (tenants, adapters) are values of labels: the `most` last used ones.
 
@@ -111,7 +137,7 @@ class BoundedLabels:
         self,
         most: int,
         labels: tuple[str, ...],
-        metrics: Sequence[MetricWrapperBase],
+        metrics: Sequence[Removing],
         *,
         clock: Clock,
     ) -> None:

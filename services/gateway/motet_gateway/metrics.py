@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from motet.clock import Clock
-from motet.telemetry import BoundedLabels
+from motet.telemetry import BoundedLabels, Labelled
 from motet_gateway.answers.metrics import AnswerMetrics
 
 FIRST_TOKEN_BUCKETS = (
@@ -25,53 +25,69 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry, *, clock: Clock, names: int = 0) -> None:
         """`names`: how many pairs of tenant and adapter may stand in labels."""
         who = ("tenant", "adapter")
-        self.requests = Counter(
-            "motet_requests",
-            "Requests for chat or text completions that have ended, by HTTP status. 499: the client was gone first.",
-            (*who, "code"),
-            registry=registry,
+        self.requests = Labelled(
+            Counter(
+                "motet_requests",
+                "Requests for chat or text completions that have ended, by HTTP status. 499: the client was gone "
+                "first.",
+                (*who, "code"),
+                registry=registry,
+            )
         )
-        self.tokens = Counter(
-            "motet_tokens",
-            "Tokens of prompts (input) and answers (output) of requests that got at least one token, or wanted none.",
-            (*who, "kind"),
-            registry=registry,
+        self.tokens = Labelled(
+            Counter(
+                "motet_tokens",
+                "Tokens of prompts (input) and answers (output) of requests that got at least one token, or wanted "
+                "none.",
+                (*who, "kind"),
+                registry=registry,
+            )
         )
-        self.time_to_first_token = Histogram(
-            "motet_time_to_first_token_seconds",
-            "Seconds from a request's arrival to its first token.",
-            who,
-            buckets=FIRST_TOKEN_BUCKETS,
-            registry=registry,
+        self.time_to_first_token = Labelled(
+            Histogram(
+                "motet_time_to_first_token_seconds",
+                "Seconds from a request's arrival to its first token.",
+                who,
+                buckets=FIRST_TOKEN_BUCKETS,
+                registry=registry,
+            )
         )
-        self.time_per_output_token = Histogram(
-            "motet_time_per_output_token_seconds",
-            "Seconds between two tokens after the first one, averaged over a request.",
-            who,
-            buckets=TOKEN_BUCKETS,
-            registry=registry,
+        self.time_per_output_token = Labelled(
+            Histogram(
+                "motet_time_per_output_token_seconds",
+                "Seconds between two tokens after the first one, averaged over a request.",
+                who,
+                buckets=TOKEN_BUCKETS,
+                registry=registry,
+            )
         )
-        self.request_duration = Histogram(
-            "motet_request_duration_seconds",
-            "Seconds from a request's arrival to its last byte.",
-            who,
-            buckets=DURATION_BUCKETS,
-            registry=registry,
+        self.request_duration = Labelled(
+            Histogram(
+                "motet_request_duration_seconds",
+                "Seconds from a request's arrival to its last byte.",
+                who,
+                buckets=DURATION_BUCKETS,
+                registry=registry,
+            )
         )
-        self.queue_duration = Histogram(
-            "motet_request_queue_seconds",
-            "Seconds that a request was in the queue before it was first placed on a runner, by its class: "
-            "interactive, standard or batch.",
-            ("class",),
-            buckets=FIRST_TOKEN_BUCKETS,
-            registry=registry,
+        self.queue_duration = Labelled(
+            Histogram(
+                "motet_request_queue_seconds",
+                "Seconds that a request was in the queue before it was first placed on a runner, by its class: "
+                "interactive, standard or batch.",
+                ("class",),
+                buckets=FIRST_TOKEN_BUCKETS,
+                registry=registry,
+            )
         )
-        self.estimates = Counter(
-            "motet_length_estimates",
-            "Estimates of output length, by what they come from: the predictor's model, statistics of the "
-            "tenant, or max_tokens.",
-            ("source",),
-            registry=registry,
+        self.estimates = Labelled(
+            Counter(
+                "motet_length_estimates",
+                "Estimates of output length, by what they come from: the predictor's model, statistics of the "
+                "tenant, or max_tokens.",
+                ("source",),
+                registry=registry,
+            )
         )
         self.outcomes_lost = Counter(
             "motet_length_outcomes_lost",
@@ -135,32 +151,40 @@ class Metrics:
         )
         # What dashboards made for vLLM look for and only a gateway knows; runners have the rest.
         model = ("model_name",)
-        self.vllm_time_to_first_token = Histogram(
-            "vllm:time_to_first_token_seconds",
-            "Same as motet_time_to_first_token_seconds, by base model.",
-            model,
-            buckets=FIRST_TOKEN_BUCKETS,
-            registry=registry,
+        self.vllm_time_to_first_token = Labelled(
+            Histogram(
+                "vllm:time_to_first_token_seconds",
+                "Same as motet_time_to_first_token_seconds, by base model.",
+                model,
+                buckets=FIRST_TOKEN_BUCKETS,
+                registry=registry,
+            )
         )
-        self.vllm_time_per_output_token = Histogram(
-            "vllm:request_time_per_output_token_seconds",
-            "Same as motet_time_per_output_token_seconds, by base model.",
-            model,
-            buckets=TOKEN_BUCKETS,
-            registry=registry,
+        self.vllm_time_per_output_token = Labelled(
+            Histogram(
+                "vllm:request_time_per_output_token_seconds",
+                "Same as motet_time_per_output_token_seconds, by base model.",
+                model,
+                buckets=TOKEN_BUCKETS,
+                registry=registry,
+            )
         )
-        self.vllm_request_duration = Histogram(
-            "vllm:e2e_request_latency_seconds",
-            "Same as motet_request_duration_seconds for requests that got a token, by base model.",
-            model,
-            buckets=DURATION_BUCKETS,
-            registry=registry,
+        self.vllm_request_duration = Labelled(
+            Histogram(
+                "vllm:e2e_request_latency_seconds",
+                "Same as motet_request_duration_seconds for requests that got a token, by base model.",
+                model,
+                buckets=DURATION_BUCKETS,
+                registry=registry,
+            )
         )
-        self.vllm_success = Counter(
-            "vllm:request_success",
-            "Choices that ended without an error, by finish reason.",
-            (*model, "finished_reason"),
-            registry=registry,
+        self.vllm_success = Labelled(
+            Counter(
+                "vllm:request_success",
+                "Choices that ended without an error, by finish reason.",
+                (*model, "finished_reason"),
+                registry=registry,
+            )
         )
         self.answers = AnswerMetrics(registry, clock=clock, names=names)
         by_name = (

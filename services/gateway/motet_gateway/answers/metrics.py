@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, Counter
 from motet.api.v1 import common_pb2
 from motet.clock import Clock
 from motet.promises import max_kv_tokens
-from motet.telemetry import BoundedLabels
+from motet.telemetry import BoundedLabels, Labelled
 from motet.time_split import PartSeconds
 from motet_gateway.choice_record import ChoiceRecord
 
@@ -19,8 +19,8 @@ class AnswerMetrics:
     def __init__(self, registry: CollectorRegistry, *, clock: Clock, names: int = 0) -> None:
         """`names`: how many pairs of tenant and adapter may stand in labels."""
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, ("tenant", *labels), registry=registry)
+        def counter(name: str, text: str, *labels: str) -> Labelled[Counter]:
+            return Labelled(Counter(name, text, ("tenant", *labels), registry=registry))
 
         self.seconds = counter(
             "motet_request_split_seconds",
@@ -53,7 +53,12 @@ class AnswerMetrics:
             "motet_promise_exceeded_tokens", "Tokens that choices needed beyond what they were promised first."
         )
         self.short = counter("motet_promises_exceeded", "Choices that needed more than they were promised first.")
-        self.parks = counter("motet_request_parks", "Times that choices were parked, as their gateway heard.")
+        self.parks = Counter(
+            "motet_request_parks",
+            "Times that choices were parked, as their gateway heard.",
+            ("tenant",),
+            registry=registry,
+        )
         of_estimates = (self.judged, self.covered)
         of_promises = (self.promises, self.promised, self.unused, self.exceeded, self.short)
         by_tenant = (self.seconds, self.parks, *of_estimates, *of_promises)
