@@ -52,7 +52,6 @@ class ChoiceText:
         "_min_tokens",
         "_must_call",
         "_parser",
-        "_plain",
         "_ready",
         "_reasoning_tokens",
         "_run",
@@ -68,6 +67,7 @@ class ChoiceText:
         "logprobs",
         "on_placed",
         "over",
+        "plain",
         "score",
         "stop_here",
         "tokens",
@@ -103,7 +103,7 @@ class ChoiceText:
         self._must_call = must_call
         self._detokenizer = detokenizer
         self._stops = stops
-        self._plain = stops is None and parser is None and splitter is None and logprobs is None
+        self.plain = stops is None and parser is None and splitter is None and logprobs is None
         """Nothing in its text ends it, and only the text is wanted: the frequent case."""
         self._hidden_ids = hidden_ids  # a stop token ends the answer and is not part of its text
         self._stop_ids = stop_ids
@@ -176,7 +176,7 @@ class ChoiceText:
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[runner_pb2.TokenLogprobs]) -> None:
         self.waiting_for = ""
-        if self._plain:
+        if self.plain:
             self._add_unread(tokens)
         elif self._has_ended():
             return
@@ -189,7 +189,7 @@ class ChoiceText:
             self._last_token = tokens[-1]
         if self._ids is not None:
             self._ids.extend(tokens)
-        if not self._plain and self._has_ended():
+        if not self.plain and self._has_ended():
             self.stop_here()
         else:
             self.changed(self)

@@ -27,6 +27,8 @@ class StreamEvents(AnswerWriter):
         self._form: Form | None = None
         """From the time when there is something to write: then the model is known."""
         self._introduced: set[int] = set()
+        self._texts_alone: set[int] = set()
+        """Of these: until its end, there is nothing else to write of the choice."""
 
     def clear(self) -> None:
         super().clear()
@@ -36,12 +38,16 @@ class StreamEvents(AnswerWriter):
         parts: list[bytes] = []
         if not self._changed:
             return parts
+        changed, self._changed = self._changed, {}
         form = self._made()
         usage_so_far = _usage_of(self._call) if self._usage.continuous_usage_stats else None
-        for choice in list(self._changed.values()):
-            if (echo := self._call.echo_of(choice)) is None or echo.ready:
-                del self._changed[choice.index]
+        for choice in changed.values():
+            if choice.index in self._texts_alone and choice.finish is None:  # the frequent case
+                parts += [form.text_event(choice.index, text) for text in texts(choice.take())]
+            elif (echo := self._call.echo_of(choice)) is None or echo.ready:
                 self._write(choice, form, parts, usage_so_far)
+            else:
+                self._changed[choice.index] = choice
         return parts
 
     def last(self) -> list[Piece]:
@@ -82,6 +88,8 @@ class StreamEvents(AnswerWriter):
             said = [part for part in said if not isinstance(part, Reasoning)]
         if (said or ids or choice.finish is not None) and choice.index not in self._introduced:
             self._introduced.add(choice.index)
+            if choice.plain and usage_so_far is None and not body.token_ids_wanted:
+                self._texts_alone.add(choice.index)
             parts.append(form.opening(choice.index))
             if self._call.body.token_ids_wanted:
                 parts.append(form.prompt_event(choice.index, list(self._call.prompt_of(choice))))
