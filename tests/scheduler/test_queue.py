@@ -475,7 +475,7 @@ def test_a_group_that_nobody_uses_any_more_leaves_nothing():
 
 
 @pytest.mark.parametrize("every", [1, 2, 7, 100])
-def test_one_in_so_many_requests_is_taken_across_flows(every):
+def test_the_sample_of_requests_is_taken_across_flows(every):
     driver, chance = ready(), Random(every)
     for n in range(60):
         driver.enqueue(f"{n}", tenant=f"t{chance.randrange(9)}", request_class=chance.choice(list(RequestClass)))

@@ -92,7 +92,7 @@ class Queue:
         return chain.from_iterable(map(ClassQueue.unordered, self.class_queues.values()))
 
     def one_in(self, every: int) -> list[Request]:
-        """One in so many of `unordered`, the first included: without a look at the others."""
+        """One in `every` of `unordered`, the first included: without a look at the others."""
         found: list[Aged] = []
         skipped = 0
         for class_queue in self.class_queues.values():
