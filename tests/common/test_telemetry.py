@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -141,6 +143,28 @@ async def test_metrics_that_take_long_to_write_stop_nothing_else(tmp_path: Path)
         slow.go_on.set()
         assert {head[0] for head, _ in await asyncio.gather(*readers)} == {"HTTP/1.1 200 OK"}
     assert slow.most_at_once == 1
+
+
+async def test_a_probe_is_answered_before_the_strangers_that_came_behind_it(tmp_path: Path) -> None:
+    """The process computes meanwhile, so that all of them come in few turns of its event loop."""
+    path = tmp_path / "m.sock"
+
+    def probed() -> bytes:
+        with socket.socket(socket.AF_UNIX) as probe, ExitStack() as strangers:
+            probe.connect(str(path))
+            probe.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+            for _ in range(MAX_CONNECTIONS + 20):
+                stranger = strangers.enter_context(socket.socket(socket.AF_UNIX))
+                stranger.connect(str(path))
+            return probe.recv(100)
+
+    async with serving_metrics(f"unix:{path}", new_registry()), asyncio.timeout(PATIENCE_SECONDS):
+        for _ in range(3):
+            answer = asyncio.create_task(asyncio.to_thread(probed))
+            while not answer.done():
+                time.sleep(0.01)  # noqa: ASYNC251 - it computes
+                await asyncio.sleep(0)
+            assert answer.result().startswith(b"HTTP/1.1 200 OK")
 
 
 async def test_strangers_take_no_more_than_their_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

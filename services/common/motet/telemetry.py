@@ -170,11 +170,14 @@ class BoundedLabels:
 
 ASK_SECONDS = 5.0
 READ_SECONDS = 30.0
-MAX_CONNECTIONS = 64
-"""A stranger may open any number. The oldest one ends then: a probe, which is new, is still answered."""
+"""How long a client may take to ask, and to read its answer."""
+AT_ONCE = 16
+"""How many connections are taken in one turn of the event loop."""
+MAX_CONNECTIONS = 8 * AT_ONCE
+"""A stranger may open any number. Beyond this one, the oldest one ends: a probe is answered within a few turns, before
+it can become the oldest."""
 MAX_READERS = 8
 """How many wait for the metrics at once. Each gets its own text, one after another."""
-"""How long a client may take to ask, and to read its answer."""
 
 
 @asynccontextmanager
@@ -239,11 +242,11 @@ async def serving_metrics(
     try:
         if path is not None:
             path.unlink(missing_ok=True)
-            server = await asyncio.start_unix_server(answer, path)
+            server = await asyncio.start_unix_server(answer, path, backlog=AT_ONCE)
         else:
             host, _, port = address.rpartition(":")
             bound = bound_socket(host.strip("[]") or "127.0.0.1", int(port))
-            server = await asyncio.start_server(answer, sock=bound)
+            server = await asyncio.start_server(answer, sock=bound, backlog=AT_ONCE)
     except (OSError, ValueError, OverflowError) as error:
         raise SetupError(
             f"cannot serve metrics on {address}: {error}. Set MOTET_METRICS_ADDRESS to unix:/path or host:port."
