@@ -9,6 +9,7 @@ from motet.api.v1 import scheduler_pb2
 from motet.clock import FakeClock
 from motet.time_split import TimePart
 from motet_gateway.held_requests import HeldRequests
+from motet_gateway.routes.tokens import TOKENIZER_WAIT_S
 from testbed.fake_services import GROUP, fake_services
 from tests.common.cpu_speed import cpu_unit_seconds
 from tests.gateway.conftest import eventually, serve
@@ -88,6 +89,20 @@ async def test_tokens_are_counted_as_soon_as_a_runner_has_sent_the_tokenizer() -
             refused = await served.http.post("/tokenize", json=counted)
             assert refused.status_code == 503
             assert refused.json()["error"]["message"].endswith("yet: fetching the tokenizer of tiny.")
+
+
+async def test_tokens_of_an_adapter_that_is_being_checked_are_not_waited_for() -> None:
+    """That may take long, and a tenant decides how long."""
+    async with fake_services() as cluster:
+        checked = scheduler_pb2.CatalogAdapter(model_name="slow", state=scheduler_pb2.ADAPTER_READINESS_LOADING)
+        checked.ref.namespace, checked.ref.name, checked.group = "alpha", "slow", GROUP
+        cluster.scheduler.adapters = [checked]
+        async with serve(cluster) as served:
+            began = time.monotonic()
+            refused = await served.http.post("/tokenize", json={"model": "alpha/slow", "prompt": "Hi"})
+            assert time.monotonic() - began < TOKENIZER_WAIT_S / 2
+            assert refused.status_code == 503
+            assert refused.json()["error"]["message"].endswith("yet: checking adapter alpha/slow.")
 
 
 async def test_after_the_deadline_and_above_the_limit_errors_say_when_to_retry() -> None:

@@ -4,13 +4,15 @@ import errno
 import json
 import os
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from motet.errors import AdapterFetchFailed, AdapterIncompatible
+from motet.errors import AdapterFetchFailed, AdapterIncompatible, Internal
 from motet_runner.adapters import check_process
 from motet_runner.adapters.certification import EngineLimits, certify
 from motet_runner.adapters.check_process import LOWEST_PRIORITY, decoded, encoded
@@ -64,7 +66,10 @@ def test_a_check_says_what_it_says_in_the_service(processes, adapter):
     assert processes.check(adapter) == certify(adapter, LIMITS)
     assert processes.check(adapter).encode() == certify(adapter, LIMITS).encode()
     assert len(children()) == 1, "one process stays"
+    processes.check_header(adapter)
     (adapter / WEIGHTS).write_bytes(b"12")
+    with pytest.raises(AdapterIncompatible, match="cut short"):
+        processes.check_header(adapter)
     with pytest.raises(AdapterIncompatible) as here:
         certify(adapter, LIMITS)
     with pytest.raises(AdapterIncompatible) as there:
@@ -82,6 +87,34 @@ def test_a_disk_that_fails_is_no_fault_of_the_adapter(adapter, monkeypatch):
     with pytest.raises(OSError, match="Input/output error") as failed:
         decoded(encoded(adapter, LIMITS), adapter)
     assert (failed.value.errno, failed.value.filename) == (errno.EIO, "a.safetensors")
+
+
+@pytest.mark.parametrize("word", [b'"\\ud800"', b'"\xed\xa0\x80"'], ids=["escaped", "raw"])
+def test_half_a_character_is_refused_as_what_it_is(processes, adapter, word):
+    """No message could name it: the tenant would not read what is wrong."""
+    config = (adapter / "adapter_config.json").read_bytes()
+    (adapter / "adapter_config.json").write_bytes(config.rstrip()[:-1] + b', "peft_version": ' + word + b"}")
+    with pytest.raises(AdapterIncompatible, match=r"adapter_config\.json is not valid JSON"):
+        processes.check(adapter)
+
+
+def test_a_defect_of_ours_is_no_fault_of_the_adapter(adapter, monkeypatch):
+    monkeypatch.setattr(check_process, "certify", lambda *_: 1 / 0)
+    said = encoded(adapter, LIMITS)
+    assert b"ZeroDivisionError" in said
+    with pytest.raises(Internal):
+        decoded(said, adapter)
+
+
+def test_a_process_that_does_not_start_is_said_and_leaves_nothing(adapter, monkeypatch):
+    many = {f"model.layers.{number}.self_attn.q_proj": (64, 64) for number in range(10_000)}
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    processes = CheckProcesses(LIMITS._replace(target_modules=many))
+    with capture_logs() as logs, pytest.raises(AdapterFetchFailed, match="see the runner's log") as failed:
+        processes.check(adapter)
+    assert failed.value.retry_after > 0
+    assert [(line["event"], line["status"]) for line in logs] == [("adapter_checks_ended", 1)]
+    assert not children()
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,9 @@ class NotReadyReason:
     runners: bool = True
     """Whether the group has runners."""
 
+    soon: bool = False
+    """Whether it takes a moment, as after a start: the scheduler has to answer, or a runner to send the tokenizer."""
+
 
 @dataclass(frozen=True)
 class Catalog:

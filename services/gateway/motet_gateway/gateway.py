@@ -177,7 +177,7 @@ class Gateway:
         Raises ModelNotFound, or the adapter's own error.
         """
         if not self.catalog.known:
-            return NotReadyReason("waiting for the scheduler")
+            return NotReadyReason("waiting for the scheduler", soon=True)
         target = self.catalog.current.resolve(model, caller)
         group, runners = target.group.group, bool(target.group.runners)
         if waits_for := target.not_ready_reason():
@@ -187,7 +187,7 @@ class Gateway:
         self._fetch(target.asset_digest, target.group.group)
         # Only a runner sends the tokenizer, so a group without runners has to start one first.
         return NotReadyReason(
-            f"fetching the tokenizer of {target.group.served_name}", "" if runners else group, runners
+            f"fetching the tokenizer of {target.group.served_name}", "" if runners else group, runners, soon=runners
         )
 
     def weights_of(self, model: str, caller: Caller) -> Weights | None:

@@ -143,12 +143,14 @@ class RunnerService:
 
     async def _assemble(self, info: EngineInfo, base: Digest, assets: Digest) -> LoadedRunner:
         settings = self._settings
-        cache = DiskCache(
-            self._process.cache_dir.absolute() / "adapters", max_adapter_bytes=settings.max_adapter_mib << 20
-        )
-        await asyncio.to_thread(cache.prepare)
         limits = EngineLimits.of_engine(info)
         self._checks = CheckProcesses(limits)
+        cache = DiskCache(
+            self._process.cache_dir.absolute() / "adapters",
+            max_adapter_bytes=settings.max_adapter_mib << 20,
+            check_header=self._checks.check_header,
+        )
+        await asyncio.to_thread(cache.prepare)
         checks = Checks(cache, self._checks.check, base_digest=base, engine_limits=str(limits))
         return assemble(
             settings,

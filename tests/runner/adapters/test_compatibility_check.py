@@ -26,7 +26,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-RULES_OF_VERSION = (5, "7ebbbf1fae5f8150")
+RULES_OF_VERSION = (5, "5fd1cfda3e66707b")
 """The version of the checks, and the hash of the constants that decide."""
 
 
@@ -39,7 +39,7 @@ def test_who_changes_what_is_refused_raises_the_version_of_the_checks() -> None:
         (peft_config.MIN_ALPHA, peft_config.MAX_ALPHA, peft_config.MAX_CONFIG_BYTES),
         peft_config.GENERATES,
         peft_config.BIASES,
-        (tensor_names.PREFIXES, sorted(tensor_names.WRAPPERS), tensor_names.DATA_PARALLEL, tensor_names.TEXT_MODELS),
+        (tensor_names.PREFIXES, sorted(tensor_names.WRAPPERS), tensor_names.OUTER, tensor_names.TEXT_MODELS),
         compatibility_check.FLOATS,
         tensor_names.TENSOR_NAME.pattern,
         MAX_LORA_RANK,
@@ -124,6 +124,8 @@ def test_adapters_of_models_of_text_and_of_images_serve_each_other(
     else:
         shapes = {there + module.removeprefix("model."): shape for module, shape in shapes.items()}
     found = check(folder, shapes, max_rank=64)
+    (warning,) = found.warnings
+    assert "of another kind of model, it serves as" in warning
     assert set(found.modules) == set(shapes)
     (narrow,) = [one for one in found.layout.linears if one.a.shape[0] == 2]
     assert narrow.module.endswith("layers.1.mlp.down_proj")
@@ -170,6 +172,38 @@ def test_what_is_no_lora_of_a_linear_is_refused_with_what_to_do(
     assert f"1 of 43 tensors belong to no linear of this base model, for example {tensor}. " in refused.value.message
     assert advice in refused.value.message
     assert "another model" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("saved", "fields"),
+    [
+        ("base_model.model._orig_mod.", {"alpha_pattern": {r"_orig_mod.model.layers.0.self_attn.q_proj": 32}}),
+        ("base_model.model._orig_mod.", {"alpha_pattern": {r"^model.layers.0.self_attn.q_proj": 32}}),
+        ("base_model.model._orig_mod.", {"target_modules": r"model\.layers\..*_proj"}),
+        ("base_model.", {"alpha_pattern": {r"^layers.0.self_attn.q_proj": 32}}),
+    ],
+)
+def test_a_pattern_that_depends_on_how_peft_called_a_linear_is_refused(
+    folder: Path, shapes: Shapes, saved: str, fields: dict[str, object]
+) -> None:
+    """PEFT matches the names of the model that it got, compiled or without its head. The file does not say which."""
+    rename(folder, "base_model.model.", saved)
+    plain = check(folder, shapes, max_rank=64).layout.linears
+    change(folder, alpha_pattern={"layers.0.self_attn.q_proj": 32})
+    scales = {one.module: one.scale for one in check(folder, shapes, max_rank=64).layout.linears}
+    assert {module for module, scale in scales.items() if scale != plain[0].scale} == {
+        "model.layers.0.self_attn.q_proj"
+    }
+    change(folder, alpha_pattern={})
+    change(folder, **fields)
+    with pytest.raises(AdapterIncompatible, match=r"for the patterns in adapter_config.json, which say different"):
+        check(folder, shapes, max_rank=64)
+
+
+def test_halves_under_different_names_are_not_one_lora(folder: Path, shapes: Shapes) -> None:
+    rename(folder, "base_model.model.", "base_model.model._orig_mod.", only="layers.1.self_attn.q_proj.lora_A")
+    with pytest.raises(AdapterIncompatible, match="halves under different names"):
+        check(folder, shapes, max_rank=64)
 
 
 def test_what_may_not_be_meant_is_served_with_a_warning(folder: Path, shapes: Shapes) -> None:

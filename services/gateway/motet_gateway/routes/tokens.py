@@ -58,7 +58,7 @@ def token_routes(gateway: Gateway) -> APIRouter:
         return gateway.catalog.current.only_base(caller) if gateway.catalog.known else ""
 
     async def text_of(model: str | None, caller: Caller) -> tuple[Target, ModelTokenizer]:
-        """The model and its tokenizer. Waits for it only if the model has a runner: no other sends it."""
+        """The model and its tokenizer. Waits for what takes a moment."""
         asked = _Asked(caller)
         wait_until = asyncio.get_running_loop().time() + TOKENIZER_WAIT_S
         stop_listening = gateway.listen(asked.changed.set)
@@ -72,10 +72,10 @@ def token_routes(gateway: Gateway) -> APIRouter:
                     if not isinstance(found, NotReadyReason):
                         return found
                     try:
-                        async with asyncio.timeout_at(wait_until if found.runners else 0):
+                        async with asyncio.timeout_at(wait_until if found.soon else 0):
                             await asked.changed.wait()
                     except TimeoutError:
-                        raise NoRunner(f"The gateway does not have the model's tokenizer yet: {found.why}.") from None
+                        raise NoRunner(f"The model's tokens cannot be counted or read yet: {found.why}.") from None
         finally:
             stop_listening()
 

@@ -38,9 +38,17 @@ _counter = itertools.count()
 Fill = Callable[[Path, ContentDigest], None]
 
 
+def _read_header(folder: Path) -> None:
+    read_header(folder / WEIGHTS)
+
+
 class DiskCache:
-    def __init__(self, folder: Path, *, max_adapter_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, *, max_adapter_bytes: int, check_header: Callable[[Path], object] = _read_header
+    ) -> None:
+        """`check_header` raises AdapterIncompatible if the weights in a folder are cut short or aren't safetensors."""
         self.folder = folder
+        self._check_header = check_header
         self.max_adapter_bytes = max_adapter_bytes
         self._noted: set[str] = set()
 
@@ -183,7 +191,7 @@ class DiskCache:
                     f"{name} has the digest {digest}, but the adapter asks for {request.expected}. Correct "
                     "source.digest or the files."
                 )
-            read_header(target / WEIGHTS)  # raises if the file is cut short or isn't safetensors
+            self._check_header(target)
             final = self.path_of(digest)
             while (held := self._earlier(digest)) is None:
                 try:

@@ -4,27 +4,35 @@ A tenant's JSON, patterns and numbers may take long and much memory, and nothing
 adapter is checked in a fork of this process, at low priority and without sockets, and the kernel limits the fork's
 memory and CPU time.
 
-On stdin: what the engine serves, then the folders, each in a line of JSON. On stdout, for each folder: the fork's exit
-status and the length of what it has said, then that, as `encoded` makes it.
+On stdin: what the engine serves, then the folders, each in a line of JSON with whether only the header is to be read.
+On stdout, for each folder: the fork's exit status and the length of what it has said, then that, as `encoded` makes it.
 """
 
 import os
+import select
 import signal
 import struct
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
 import orjson
+import structlog
 
 from motet.confined import confine, without_sockets
-from motet.errors import AdapterIncompatible
-from motet_runner.adapters.certification import Certification, EngineLimits, certify
+from motet.errors import AdapterIncompatible, Internal
+from motet_runner.adapters.certification import EngineLimits, certify
+from motet_runner.adapters.peft_config import WEIGHTS_NAME
+from motet_runner.adapters.safetensors_header import read_header
 
 SAID = struct.Struct("!iI")
 LOWEST_PRIORITY = 19
 OUT_OF_MEMORY = 3
 """The exit status of a fork that may have no more memory."""
+MAX_TRACE_CHARS = 4000
+
+log = structlog.get_logger(__name__)
 
 
 def main() -> None:
@@ -35,16 +43,29 @@ def main() -> None:
         reads, writes = os.pipe()
         if (child := os.fork()) == 0:
             os.close(reads)
-            _check(Path(orjson.loads(line)), limits, writes, cpu_seconds, memory_bytes)
+            header_only, folder = orjson.loads(line)
+            _check(Path(folder), None if header_only else limits, writes, cpu_seconds, memory_bytes)
         os.close(writes)
-        with os.fdopen(reads, "rb") as pipe:
-            said = pipe.read()
+        said = _said(reads)
         _, status = os.waitpid(child, 0)
         sys.stdout.buffer.write(SAID.pack(os.waitstatus_to_exitcode(status), len(said)) + said)
         sys.stdout.buffer.flush()
 
 
-def _check(folder: Path, limits: EngineLimits, writes: int, cpu_seconds: float, memory_bytes: int) -> NoReturn:
+def _said(pipe: int) -> bytes:
+    """All that the fork says. If the service ends meanwhile, so does this process, and the fork with it."""
+    said = bytearray()
+    while True:
+        ready, _, _ = select.select([pipe, sys.stdin.fileno()], [], [])
+        if pipe not in ready:
+            os._exit(0)  # the service asks for nothing during a check, so its pipe has ended
+        if not (part := os.read(pipe, 1 << 16)):
+            os.close(pipe)
+            return bytes(said)
+        said += part
+
+
+def _check(folder: Path, limits: EngineLimits | None, writes: int, cpu_seconds: float, memory_bytes: int) -> NoReturn:
     status = 1
     try:
         confine(memory_bytes)
@@ -59,24 +80,35 @@ def _check(folder: Path, limits: EngineLimits, writes: int, cpu_seconds: float, 
         os._exit(status)
 
 
-def encoded(folder: Path, limits: EngineLimits) -> bytes:
-    """The result of the check, or the error that it raises."""
+def encoded(folder: Path, limits: EngineLimits | None) -> bytes:
+    """The result of the check, or the error that it raises. Without limits, only the header of the weights is read."""
     try:
+        if limits is None:
+            read_header(folder / WEIGHTS_NAME)
+            return orjson.dumps({"whole": True})
         return orjson.dumps({"certification": certify(folder, limits).encode()})
     except AdapterIncompatible as error:
         return orjson.dumps({"refused": error.message, "reason": error.reason, "param": error.param})
     except OSError as error:
         return orjson.dumps({"errno": error.errno, "strerror": error.strerror, "filename": str(error.filename or "")})
+    except MemoryError:
+        raise
+    except Exception:  # a defect of ours: the service logs it
+        return orjson.dumps({"defect": traceback.format_exc()[-MAX_TRACE_CHARS:].encode(errors="replace").decode()})
 
 
-def decoded(said: bytes, folder: Path) -> Certification:
-    """The certification. Raises the error of the check."""
+def decoded(said: bytes, folder: Path) -> str:
+    """The text of the certification; empty if only the header was read. Raises the error of the check."""
     found: dict[str, Any] = orjson.loads(said)
+    if "defect" in found:
+        log.error("adapter_check_failed", folder=str(folder), trace=found["defect"])
+        raise Internal("The runner could not check this adapter. See the runner's log.")
     if "refused" in found:
         raise AdapterIncompatible(found["refused"], reason=found["reason"], param=found["param"])
     if "errno" in found:
         raise OSError(found["errno"], found["strerror"], found["filename"] or None)
-    return Certification.decode(found["certification"], folder)
+    text: str = found.get("certification", "")
+    return text
 
 
 if __name__ == "__main__":

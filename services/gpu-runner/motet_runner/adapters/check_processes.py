@@ -42,15 +42,29 @@ class CheckProcesses:
     def check(self, folder: Path) -> Certification:
         """Raises AdapterIncompatible, OSError if the files can't be read, and AdapterFetchFailed if the check could not
         be finished for another reason than the adapter."""
-        process = self._take() or self._start()
+        return Certification.decode(self._checked(folder), folder)
+
+    def check_header(self, folder: Path) -> None:
+        """Only whether the weights are whole. Raises the same errors."""
+        self._checked(folder, header_only=True)
+
+    def _checked(self, folder: Path, *, header_only: bool = False) -> str:
+        process = self._take()
         try:
-            status, said = _ask(process, folder)
-        except (OSError, EOFError):
-            _end(process)
-            raise temporary("The process that checks adapters has ended. Motet tries again automatically.") from None
-        except BaseException:
-            _end(process)
-            raise
+            if process is None:
+                process = self._start()
+                _send(process, self._limits.encode())
+            status, said = _ask(process, folder, header_only)
+        except BaseException as error:
+            if process is not None:
+                _end(process)
+            if not isinstance(error, OSError | EOFError):
+                raise
+            log.error("adapter_checks_ended", status=process and process.returncode, reason=str(error))
+            raise temporary(
+                "The process that checks adapters has ended. Motet tries again automatically. If that goes on, see the "
+                "runner's log."
+            ) from None
         self._keep(process)
         if status == 0:
             return decoded(said, folder)
@@ -85,20 +99,17 @@ class CheckProcesses:
 
     def _start(self) -> subprocess.Popen[bytes]:
         limits = (str(self._cpu_seconds), str(self._memory_bytes))
-        process = subprocess.Popen(
+        # Not in a session of its own: where the kernel divides time between sessions first, priorities would not count.
+        return subprocess.Popen(
             (sys.executable, "-P", "-m", "motet_runner.adapters.check_process", *limits),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _ONE_THREAD,
-            start_new_session=True,
         )
-        _send(process, self._limits.encode())
-        return process
 
 
-def _ask(process: subprocess.Popen[bytes], folder: Path) -> tuple[int, bytes]:
-    _send(process, orjson.dumps(str(folder)))
+def _ask(process: subprocess.Popen[bytes], folder: Path, header_only: bool) -> tuple[int, bytes]:
+    _send(process, orjson.dumps((header_only, str(folder))))
     status, length = SAID.unpack(_read(process, SAID.size))
     return status, _read(process, length)
 

@@ -55,7 +55,7 @@ class LoraTensor:
 class _Lora:
     """The LoRA of one linear."""
 
-    own_path: str
+    own_paths: tuple[str, ...]
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     """By half: A and B."""
 
@@ -70,7 +70,7 @@ def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
     ranks = _fit(loras, config, shapes, max_rank)
     rank = max(ranks.values())
     linears = tuple(
-        LoraLinear(module, lora.tensors["A"], lora.tensors["B"], config.scale_of(lora.own_path))
+        LoraLinear(module, lora.tensors["A"], lora.tensors["B"], config.scale_of(lora.own_paths[0]))
         for module, lora in sorted(loras.items())
     )
     return CheckResult(
@@ -136,11 +136,15 @@ def _warnings(config: LoraConfig, loras: dict[str, _Lora]) -> tuple[str, ...]:
     if config.task not in GENERATES:
         found.append(f"task_type is {config.task[:MAX_QUOTED_CHARS]}, so it was not trained to generate text")
     if not isinstance(targets := config.modules.targets, str):
-        parts = [lora.own_path.split(".") for lora in loras.values()]
+        parts = [path.split(".") for lora in loras.values() for path in lora.own_paths]
         with_tensors = {".".join(path[start:]) for path in parts for start in range(len(path))}
         if idle := sorted(targets - with_tensors):
             some = ", ".join(name[:MAX_QUOTED_CHARS] for name in idle[:3])
             found.append(f"{len(idle)} of target_modules have no tensors, for example {some}")
+    for module, lora in loras.items():
+        if module not in lora.own_paths:
+            found.append(f"trained as {lora.own_paths[-1]} of another kind of model, it serves as {module}")
+            break
     return tuple(found)
 
 
@@ -148,14 +152,29 @@ def _loras(mapped: dict[str, LoraTensor]) -> dict[str, _Lora]:
     """By module. Raises AdapterIncompatible if a module has two tensors A or two tensors B."""
     loras: dict[str, _Lora] = {}
     for one in mapped.values():
-        module, half, own_path = one.place
-        lora = loras.setdefault(module, _Lora(own_path))
-        if half in lora.tensors:
+        module, half, own_paths = one.place
+        lora = loras.setdefault(module, _Lora(own_paths))
+        if half in lora.tensors or own_paths != lora.own_paths:
             raise AdapterIncompatible(
-                f"{module} has two lora_{half} tensors. Remove one of them.", reason="ShapeMismatch"
+                f"{module} has two lora_{half} tensors, or halves under different names. Remove one of them.",
+                reason="ShapeMismatch",
             )
         lora.tensors[half] = one.tensor
     return loras
+
+
+def _settings(module: str, lora: _Lora, config: LoraConfig) -> tuple[int, float, str | None]:
+    """Rank, scale, and the field that leaves the linear out. Raises AdapterIncompatible if they depend on how PEFT
+    called the linear."""
+    found = {(config.rank_of(path), config.scale_of(path), config.unselected_by(path)) for path in lora.own_paths}
+    if len(found) > 1:
+        raise AdapterIncompatible(
+            f"{module} is {' or '.join(lora.own_paths)} for the patterns in {CONFIG_NAME}, which say different things "
+            "of these. Write patterns that match the ends of names, as q_proj does, or save the adapter from a model "
+            "that is not compiled.",
+            reason="UnmappedTensors",
+        )
+    return found.pop()
 
 
 def _fit(loras: dict[str, _Lora], config: LoraConfig, shapes: Shapes, max_rank: int) -> dict[str, int]:
@@ -170,7 +189,7 @@ def _fit(loras: dict[str, _Lora], config: LoraConfig, shapes: Shapes, max_rank: 
                 f"{module} has no lora_{missing} tensor. Save the adapter again.", reason="UnmappedTensors"
             )
         inputs, outputs = shapes[module]
-        rank = config.rank_of(lora.own_path)
+        rank, _, unselected_by = _settings(module, lora, config)
         if found["A"].shape != (rank, inputs) or found["B"].shape != (outputs, rank):
             raise AdapterIncompatible(
                 f"The tensors of {module} have the wrong shapes: lora_A is {found['A'].shape} and lora_B is "
@@ -178,10 +197,10 @@ def _fit(loras: dict[str, _Lora], config: LoraConfig, shapes: Shapes, max_rank: 
                 f"{(rank, inputs)} and {(outputs, rank)}. Was the adapter trained on another model?",
                 reason="ShapeMismatch",
             )
-        if (field := config.unselected_by(lora.own_path)) is not None:
+        if unselected_by is not None:
             raise AdapterIncompatible(
-                f"{module} has tensors, but {field} in {CONFIG_NAME} leaves it out, so PEFT does not load them. "
-                f"Change {field}, or remove the tensors.",
+                f"{module} has tensors, but {unselected_by} in {CONFIG_NAME} leaves it out, so PEFT does not load "
+                f"them. Change {unselected_by}, or remove the tensors.",
                 reason="UnmappedTensors",
             )
         ranks[module] = rank

@@ -4,6 +4,7 @@ Nothing can stop the parser, which holds the GIL for long times. So the size is 
 """
 
 import json
+import re
 from collections import Counter
 from typing import Any, NoReturn
 
@@ -17,6 +18,9 @@ MAX_DEPTH = 32
 """The most levels of objects and lists. PEFT and safetensors write four."""
 
 REASON = "FormatRejected"
+
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Half of a character, or one of the two halves of a whole one"""
 
 
 def parse(raw: bytes, name: str) -> Any:
@@ -37,7 +41,9 @@ def parse(raw: bytes, name: str) -> Any:
     if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
         raise AdapterIncompatible(f"{name} has more than {MAX_JSON_VALUES} values.", reason="TooLarge")
     try:
-        value = json.loads(raw, object_pairs_hook=unique, parse_constant=refuse_constant)
+        value = json.loads(raw.decode(), object_pairs_hook=unique, parse_constant=refuse_constant)
+        if _HALF.search(raw):  # half of a pair, which is no text: no message could name it
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise AdapterIncompatible(f"{name} is not valid JSON: {str(error)[:200]}.", reason=REASON) from None
     if not _within_depth(value):

@@ -17,15 +17,18 @@ Shapes = Mapping[str, tuple[int, int]]
 PREFIXES = ("base_model.model.", "base_model.", "")
 """Prefixes that PEFT and similar tools put before the base model's own module path"""
 
-WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Parts that torch.compile, FSDP and activation checkpointing put into a path"""
+AFTER_PEFT = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Parts that FSDP and activation checkpointing put into a path, when PEFT has matched its patterns"""
 
-DATA_PARALLEL = "module."
-"""What DistributedDataParallel puts before a path"""
+WRAPPERS = AFTER_PEFT | {"_orig_mod"}
+"""Also what torch.compile puts there, before PEFT or after it"""
+
+OUTER = ("_orig_mod.", "_fsdp_wrapped_module.", "module.")
+"""What torch.compile, FSDP and DistributedDataParallel put before the path of PEFT"""
 
 TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
 """Where the decoder of text is: in models of text and images, now and in earlier versions of transformers, and in
-models of text alone. An adapter of the one serves the other: the linears are the same."""
+models of text alone. An adapter of the one fits the other: the linears have the same shapes."""
 
 TENSOR_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 
@@ -52,8 +55,9 @@ class LoraPlace(NamedTuple):
     module: str
     """The linear, as the base model calls it."""
     half: Literal["A", "B"]
-    own_path: str
-    """The linear, as the adapter's config calls it: its patterns are about these names."""
+    own_paths: tuple[str, ...]
+    """The linear, as the adapter's config may call it: its patterns are about these names. There are several if nothing
+    says whether a model was compiled before PEFT came or after it, or whether PEFT had the model without its head."""
 
 
 def place_of(name: str, shapes: Shapes) -> LoraPlace | None:
@@ -62,17 +66,24 @@ def place_of(name: str, shapes: Shapes) -> LoraPlace | None:
     if match is None:
         return None
     path = match["module"]
-    if not WRAPPERS.isdisjoint(parts := path.split(".")):
-        path = ".".join(part for part in parts if part not in WRAPPERS)
-    path = path.removeprefix(DATA_PARALLEL)
+    while outer := next((outer for outer in OUTER if path.startswith(outer)), None):
+        path = path.removeprefix(outer)
+    path = _without(AFTER_PEFT, path)
+    plain = _without(WRAPPERS, path)
     half: Literal["A", "B"] = "A" if match["half"] == "A" else "B"
     for prefix in PREFIXES:
-        if path.startswith(prefix):
-            own_path = path.removeprefix(prefix)
-            for module in (own_path, *_in_other_models(own_path)):
+        if plain.startswith(prefix):
+            found = plain.removeprefix(prefix)
+            for module in (found, *_in_other_models(found)):
                 if module in shapes:
-                    return LoraPlace(module, half, own_path)
+                    of_peft = next(path.removeprefix(prefix) for prefix in PREFIXES if path.startswith(prefix))
+                    return LoraPlace(module, half, tuple(dict.fromkeys((of_peft, _without(WRAPPERS, of_peft), found))))
     return None
+
+
+def _without(left_out: frozenset[str], path: str) -> str:
+    parts = path.split(".")
+    return path if left_out.isdisjoint(parts) else ".".join(part for part in parts if part not in left_out)
 
 
 def _in_other_models(path: str) -> list[str]:
