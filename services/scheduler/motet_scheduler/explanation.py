@@ -28,7 +28,7 @@ def explanation(
         tenant=story.tenant,
     )
     known = scheduler.requests.get(request)
-    if known is None or scheduler.state.is_forgotten(known):
+    if known is None or known.forgotten:
         found.ended = True
     elif known.waiting:
         found.position = known.reported_position[0]

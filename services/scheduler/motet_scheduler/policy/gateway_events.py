@@ -41,9 +41,11 @@ class GatewayEvents:
     def connected(self, event: events.GatewayConnected) -> None:
         self._state.held.pop(event.gateway, None)
         self._departed.discard(event.gateway)
-        of_gateways = self._state.of_gateways
-        of_gateways.gateway_came(event.gateway)
-        known = [request for request in of_gateways.of(event.gateway) if not request.forgotten]
+        known = [
+            request
+            for request in self._state.requests.values()
+            if request.gateway == event.gateway and not request.forgotten
+        ]
         running = {live.request for live in event.live}
         for one in known if event.more else ():
             if one.waiting and one.left is not None:  # a later part may say that it still runs there
@@ -133,7 +135,13 @@ class GatewayEvents:
         self._untold.pop(event.gateway, None)
         self._state.held.pop(event.gateway, None)
         self._departed.add(event.gateway)
-        self._state.of_gateways.gateway_went(event.gateway)
+        self._lifecycle.forget(
+            [
+                request
+                for request in self._state.requests.values()
+                if request.placement is None and request.gateway == event.gateway and not request.forgotten
+            ]
+        )
 
     def enqueued(self, event: events.Enqueued) -> None:
         epoch = event.epoch
@@ -284,15 +292,14 @@ class GatewayEvents:
     def look(self) -> None:
         """Forget disconnected gateways and their requests when none of these runs any more, and their gateway has had
         time to come back and say what came of them."""
-        if not self._departed or self._state.of_gateways.some_are_over:
+        if not self._departed:
             return
-        departed, self._departed = self._departed, set()
         left = [
             request
-            for gateway in sorted(departed)
-            for request in self._state.of_gateways.of(gateway)
-            if not request.forgotten
+            for request in self._state.requests.values()
+            if request.gateway in self._departed and not request.forgotten
         ]
+        self._departed = set()
         over: list[Request] = []
         for request in left:
             runner = self._state.runner_of(request.placement) if request.placement is not None else None

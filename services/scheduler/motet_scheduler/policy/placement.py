@@ -105,7 +105,7 @@ class Placer:
     def _place(self, queue: Queue, request: Request, runners: Sequence[Runner]) -> Outcome | None:
         """Place a request on one of these runners, or refuse it. None: it still waits."""
         state = self._state
-        if state.is_forgotten(request):
+        if request.forgotten:
             self._lifecycle.end(request)
             return Outcome.REFUSED
         near, kept = state.families.near(request), queue.kept_from(request)
@@ -239,7 +239,7 @@ class Positions:
         return looked
 
     def report(self, request: Request, position: int) -> None:
-        if self._state.is_forgotten(request):
+        if request.forgotten:
             return
         previous, why = request.reported_position
         stale = position <= EXPLAINED or request.waiting_reason in {OTHERS_FIRST, STARTING, NO_RUNNER}

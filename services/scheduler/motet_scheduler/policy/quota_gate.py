@@ -130,7 +130,7 @@ class QuotaGate:
             request = account.waiting[0][1]
             draw = request.draw
             assert draw is not None
-            if self._state.is_forgotten(request):
+            if request.forgotten:
                 self._lifecycle.end(request)
                 continue
             blocked = self._advance(request, draw)

@@ -59,7 +59,6 @@ class RequestLifecycle:
         self._sequence += 1
         request.sequence = self._sequence
         self._state.requests[request.id] = request
-        self._state.of_gateways.add(request)
         self._state.families.begin(request, self._state.requests)
         self._state.timelines.begin(request.id, request.tenant, self._state.now)
         if request.digest != BASE:
@@ -101,7 +100,6 @@ class RequestLifecycle:
         if request.forgotten:
             self._state.note_event(request.id, Happening.GATEWAY_GONE)
         del self._state.requests[request.id]
-        self._state.of_gateways.remove(request)
         self._state.families.end(request)
         self._state.timelines.end(request.id)
         if request.digest != BASE:
@@ -125,21 +123,15 @@ class RequestLifecycle:
         self._forgotten.extend(requests)
 
     def end_forgotten(self) -> None:
-        of_gateways = self._state.of_gateways
-        for _ in range(ENDED_AT_ONCE):
-            if self._forgotten:
-                request = self._forgotten.popleft()
-            elif of_gateways.some_are_over:
-                request = of_gateways.look_at_next()
-            else:
-                return
-            if self._state.requests.get(request.id) is request and self._state.is_forgotten(request):
+        for _ in range(min(ENDED_AT_ONCE, len(self._forgotten))):
+            request = self._forgotten.popleft()
+            if self._state.requests.get(request.id) is request:
                 self.end(request)
 
     def known(self, name: RequestId) -> Request | None:
         """The request that a gateway names. A forgotten one ends first."""
         request = self._state.requests.get(name)
-        if request is not None and self._state.is_forgotten(request):
+        if request is not None and request.forgotten:
             self.end(request)
             return None
         return request
@@ -199,7 +191,7 @@ class RequestLifecycle:
             self.unlisted.setdefault((request.id, request.placement.epoch), self._state.now)
 
     def refuse(self, request: Request, failure: Failure) -> None:
-        if self._state.is_forgotten(request):
+        if request.forgotten:
             self.end(request)
             return
         self._state.note_event(request.id, Happening.REFUSED, failure.message)
@@ -283,9 +275,7 @@ class RequestLifecycle:
 
     @property
     def more_to_end(self) -> bool:
-        if self._forgotten or self._moving or self._state.of_gateways.some_are_over:
-            return True
-        return self.deadlines.next_due() <= self._state.now
+        return bool(self._forgotten or self._moving) or self.deadlines.next_due() <= self._state.now
 
     def tick(self) -> None:
         self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()) + self._state.quotas.waiting)

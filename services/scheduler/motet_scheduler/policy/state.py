@@ -18,7 +18,6 @@ from motet_scheduler.policy.adapter_limits import AdapterLimits
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.families import Families
-from motet_scheduler.policy.gateway_requests import GatewayRequests
 from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Queue
@@ -69,7 +68,6 @@ class SchedulerState:
         self.effects: list[Effect] = []
         """Of the current event."""
         self.requests: dict[RequestId, Request] = {}
-        self.of_gateways = GatewayRequests()
         self.adapter_uses: Counter[Digest] = Counter()
         """How many requests use each adapter."""
         self.families = Families()
@@ -229,11 +227,6 @@ class SchedulerState:
             if not need.never:
                 needs[capacity] = (need.room, need.adapter_pages)
         return needs
-
-    def is_forgotten(self, request: Request) -> bool:
-        if self.of_gateways.is_over(request):
-            request.forgotten = True
-        return request.forgotten
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
