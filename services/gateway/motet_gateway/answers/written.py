@@ -33,6 +33,7 @@ class StreamEvents(AnswerWriter):
     def clear(self) -> None:
         super().clear()
         self._form = None  # another model, another fingerprint
+        self._texts_alone.clear()  # it may reason
 
     def take(self) -> list[bytes]:
         parts: list[bytes] = []

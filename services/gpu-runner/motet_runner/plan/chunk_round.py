@@ -4,11 +4,14 @@ Only simulators take such iterations at once. An engine composes each of them an
 depends on how long the one before has taken.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 from operator import is_
 
+from motet.domain import Digest
 from motet_runner.plan.composer import Iteration, Work
 from motet_runner.plan.decode_round import DecodeRound
+from motet_runner.plan.prefix_cache import PageChain
 from motet_runner.plan.sequence import Sequence
 from motet_runner.plan.sequence_memory import SequenceMemory
 
@@ -56,6 +59,13 @@ def may_go_on_beside(decodes: list[Work], prompt: Sequence, runnable: list[Seque
 
 
 def _may_find_pages(runnable: list[Sequence], decoding: list[Sequence]) -> bool:
-    waiting = [one.chain for one in runnable if one.row is None and one.chain is not None]
-    adding = [one.chain for one in decoding if one.chain is not None]
-    return any(chain.may_find_pages_of(other) for chain in waiting for other in adding)
+    adding: defaultdict[tuple[Digest, bytes], list[PageChain]] = defaultdict(list)
+    for one in decoding:
+        if one.chain is not None:
+            adding[one.chain.adapter, one.chain.salt].append(one.chain)
+    return any(
+        one.chain.may_find_pages_of(other)
+        for one in runnable
+        if one.row is None and one.chain is not None
+        for other in adding.get((one.chain.adapter, one.chain.salt), ())
+    )
