@@ -75,9 +75,11 @@ async def loaded(folder: Path, models: Path, scheduler: str = "unix:/nonexistent
         yield running, address, time.monotonic() - began
 
 
-def child_of(running) -> psutil.Process:
-    (child,) = psutil.Process(running.pid).children()
-    return child
+def engine_of(running) -> psutil.Process:
+    (engine,) = [
+        child for child in psutil.Process(running.pid).children() if "motet_runner.engine_process" in child.cmdline()
+    ]
+    return engine
 
 
 def is_loading(engine: psutil.Process) -> bool:
@@ -104,7 +106,7 @@ async def test_two_adapters_stream_and_a_device_that_fails_ends_the_runner(folde
             scheduler.ensure(name, (models / name).as_uri())
         digests = {"base": ""} | {name: (await scheduler.adapter(name)).digest for name in ("a0", "a1")}
         async with gateway_to(address) as gateway:
-            child = child_of(running)
+            child = engine_of(running)
             child.suspend()  # no stream ends before all have begun
             for name, digest in digests.items():
                 await gateway.submit(name, prompt=PROMPT, max_tokens=40, adapter=digest)
@@ -124,12 +126,16 @@ async def test_two_adapters_stream_and_a_device_that_fails_ends_the_runner(folde
 
             await gateway.submit("long", prompt=PROMPT, max_tokens=400)
             await until(lambda: gateway.tokens.get(("long", 1)))
+            children = psutil.Process(running.pid).children()
+            assert len(children) == 2, "the engine, and who checks adapters"
             lose_the_device_of(child.pid, folder)
             began = time.monotonic()
             await until(lambda: running.poll() is not None)
             assert running.returncode == 1
             assert time.monotonic() - began < start_seconds, "it waited for something"
             await until(lambda: gateway.error)
+            for one in children:
+                await gone(one)
     (said,) = (line for line in logged(folder) if line["event"] == "device_failed")
     assert said["reason"] == LOST
     assert gateway.engine_died == "The engine has ended: exit status 1."
@@ -140,7 +146,7 @@ async def test_a_stopped_runner_leaves_nothing_behind(folder, models):
     async with loaded(folder, models) as (running, address, start_seconds), gateway_to(address) as gateway:
         await gateway.submit("long", prompt=PROMPT, max_tokens=400)
         await until(lambda: gateway.tokens.get(("long", 1)))
-        child = child_of(running)
+        child = engine_of(running)
         began = time.monotonic()
         running.send_signal(signal.SIGTERM)
         await until(lambda: running.poll() is not None)
@@ -157,7 +163,7 @@ async def test_the_engine_dies_with_a_killed_runner(folder, models):
     with process(folder, (models / "base").as_uri()) as running:
         engines = psutil.Process(running.pid).children
         await until(lambda: any(map(is_loading, engines())), seconds=START_SECONDS, every=0.05)
-        child = child_of(running)
+        child = engine_of(running)
         child.suspend()
         try:
             running.kill()
