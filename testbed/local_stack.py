@@ -151,6 +151,13 @@ class LocalStack:
         os.kill(pid, signum)
         return pid
 
+    @staticmethod
+    def engine_of(runner: int) -> int:
+        """The runner's child with the engine: another one checks adapters."""
+        children = [stat.identity.pid for stat in all_stats() if stat.parent == runner and not stat.dead]
+        (engine,) = [pid for pid in children if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return engine
+
     def processes(self) -> list[int]:
         """All living processes of this stack."""
         return [

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from motet.processes.linux import all_stats
 from testbed.local_stack import REPORTS_AT_ONCE, LocalStack, running_stack
 from tests.runner.random_models import EIGHT, llama
 from tests.stack.concurrent_streams import ConcurrentStreams
@@ -53,12 +52,6 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalSt
         yield stack, base, served_models
 
 
-def engine_of(runner: int) -> int:
-    """The runner's child with the engine: of its children, the one with the most threads."""
-    children = [stat.identity.pid for stat in all_stats() if stat.parent == runner and not stat.dead]
-    return max(children, key=lambda pid: sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()))
-
-
 def longest_silence(answer: StreamedAnswer) -> float:
     return max(later - earlier for earlier, later in pairwise(answer.arrivals))
 
@@ -83,7 +76,7 @@ async def test_a_runner_that_stands_still_is_replaced_and_its_streams_continue_e
             name, served = max(sequences.items(), key=lambda one: one[1])
             victim = stack.service(name)
             runner = int(victim["pid"])
-            stands_still = runner if part == "service" else engine_of(runner)
+            stands_still = runner if part == "service" else LocalStack.engine_of(runner)
             # The look-ups took time. A stream that began again meanwhile may have gone to another runner.
             if concurrent.all_in_the_middle and concurrent.restarted == restarted:
                 break

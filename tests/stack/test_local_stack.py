@@ -293,9 +293,7 @@ def test_runners_are_added_replaced_and_taken_away_while_it_serves(shared: Local
 
 def test_a_killed_engine_ends_its_runner_and_both_are_restarted(shared: LocalStack) -> None:
     runner = shared.service("runner")
-    children = [stat for stat in all_stats() if stat.parent == runner["pid"] and not stat.dead]
-    engine = max(children, key=lambda stat: stat.identity.pid)  # the other one is the resource tracker
-    os.kill(engine.identity.pid, signal.SIGKILL)
+    os.kill(shared.engine_of(runner["pid"]), signal.SIGKILL)
     shared.until(lambda: shared.service("runner")["restarts"] == runner["restarts"] + 1)
     shared.until(lambda: shared.service("runner")["ready"])
     shared.until(lambda: shared.ask("default/pirate", QUESTION))
