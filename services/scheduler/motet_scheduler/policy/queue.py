@@ -91,16 +91,6 @@ class Queue:
         """All requests behind their turns, for sums: fast, as ten thousand may wait."""
         return chain.from_iterable(map(ClassQueue.unordered, self.class_queues.values()))
 
-    def one_in(self, every: int) -> list[Request]:
-        """One in `every` of `unordered`, the first included: without a look at the others."""
-        found: list[Aged] = []
-        skipped = 0
-        for class_queue in self.class_queues.values():
-            for flow in class_queue.flows():
-                found += flow[skipped::every]
-                skipped = (skipped - len(flow)) % every
-        return [request for *_, request in found]
-
     def heads(self) -> list[Request]:
         """The oldest request of each flow, in the order of their turns."""
         return [request for class_queue in self.class_queues.values() for request in class_queue.heads()]
