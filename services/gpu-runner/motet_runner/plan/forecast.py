@@ -5,9 +5,9 @@ promises counts exactly that: where promises are large it wastes memory, and whe
 
 Nobody knows how long an answer becomes, but its quantiles are estimated. A sequence that has generated g tokens still
 runs s iterations later with the probability P(L > g + s) / P(L > g) (S3-23). So for each s the expected need is a sum
-over the sequences, and so is its variance. The forecast is the largest need over all s, each with a margin of some
-standard deviations. LightLLM's scheduler looks for the same maximum with one drawn length for each sequence. Pure
-arithmetic.
+over the sequences, and so is its variance. The forecast is the largest need at some s, each with a margin of some
+standard deviations. These s are the same whoever is in the batch: with one sequence more, no need is smaller.
+LightLLM's scheduler looks for the same maximum with one drawn length for each sequence. Pure arithmetic.
 """
 
 from collections.abc import Collection, Sequence
