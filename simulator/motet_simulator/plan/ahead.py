@@ -1,7 +1,7 @@
-"""Simulates the next seeds of a search in processes of their own, while the search waits for one of them.
+"""Simulates what a search will ask for next in processes of their own, while it waits for what it asks for now.
 
-A search goes on from what it has seen, and most seeds say the same: so the number of runners that is tried with one
-seed is tried with the next ones meanwhile. What was not needed then is forgotten, so the answer is the same as without.
+The search says what it expects. What it expects no longer is ended, and what was not needed is forgotten, so the answer
+is the same as without.
 """
 
 import multiprocessing
@@ -17,22 +17,24 @@ _SPAWN = multiprocessing.get_context("spawn")  # the process that asks may have 
 
 
 class Ahead:
-    def __init__(self, question: Question, seeds: Iterable[int], *, whole: bool, processes: int) -> None:
+    def __init__(self, question: Question, *, whole: bool, processes: int) -> None:
         """`whole`: as in `Question.simulate`. `processes`: how many simulations run at a time; 1: all run here."""
         self._question = question
-        self._seeds = tuple(seeds)
         self._whole = whole
         self._processes = processes
         self._begun: dict[tuple[int, int], _Begun] = {}
 
-    def simulate(self, runners: int, seed: int) -> Trial:
-        if min(self._processes, len(self._seeds)) > 1:
-            self._begin(runners, seed)
-            for later in self._seeds[self._seeds.index(seed) + 1 :]:
+    def simulate(self, runners: int, seed: int, *, then: Iterable[tuple[int, int]] = ()) -> Trial:
+        """`then`: what is expected to be asked for next (runners and seed), the likeliest first."""
+        asked = runners, seed
+        expected = [asked, *then]
+        if asked in self._begun or min(self._processes, len(expected)) > 1:
+            self._end(one for one, begun in self._begun.items() if one not in expected and not begun.answer.poll())
+            for one in expected:
                 if sum(not begun.answer.poll() for begun in self._begun.values()) < self._processes:
-                    self._begin(runners, later)
+                    self._begin(*one)
             try:
-                trial: Trial = self._begun[runners, seed].answer.recv()
+                trial: Trial = self._begun[asked].answer.recv()
             except EOFError:
                 pass  # it has failed, such as for lack of memory: alone it may not, and if it does, here is told why
             else:
@@ -40,7 +42,11 @@ class Ahead:
         return self._question.simulate(runners, seed, whole=self._whole)
 
     def close(self) -> None:
-        for begun in self._begun.values():
+        self._end(self._begun)
+
+    def _end(self, simulations: Iterable[tuple[int, int]]) -> None:
+        for one in tuple(simulations):
+            begun = self._begun.pop(one)
             begun.process.terminate()
             begun.process.join()
 

@@ -1,6 +1,6 @@
 """The fewest runners that keep a promise, found for each seed by simulating ever more of them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -85,50 +85,63 @@ class Search:
     def fewest(self, seeds: Iterable[int]) -> Answered:
         found: dict[int, int | None] = {}
         guess = min(self._survey.least_runners, self._most)
-        with self._simulating(seeds := tuple(seeds), whole=False):
-            for seed in seeds:
-                found[seed] = self._fewest(seed, guess)
+        with self._simulating(whole=False):
+            for seed, later in _with_later(seeds):
+                found[seed] = self._fewest(seed, guess, later)
                 guess = found[seed] or max(runners for runners, _ in self._trials)
         return Answered(found, self._trials, max(runners for runners, _ in self._trials))
 
     def exactly(self, runners: int, seeds: Iterable[int]) -> Answered:
         """What this number of runners makes of it."""
         fewest: dict[int, int | None] = {}
-        with self._simulating(seeds := tuple(seeds), whole=True):
-            for seed in seeds:
-                trial = self._try(runners, seed, whole=True)
+        with self._simulating(whole=True):
+            for seed, later in _with_later(seeds):
+                trial = self._try(runners, seed, then=[(runners, one) for one in later], whole=True)
                 fewest[seed] = None if self._question.slo.misses(trial.outcome) else runners
         return Answered(fewest, self._trials, runners)
 
     @contextmanager
-    def _simulating(self, seeds: Iterable[int], *, whole: bool) -> Iterator[None]:
-        with closing(Ahead(self._question, seeds, whole=whole, processes=self._processes)) as self._ahead:
+    def _simulating(self, *, whole: bool) -> Iterator[None]:
+        with closing(Ahead(self._question, whole=whole, processes=self._processes)) as self._ahead:
             yield
 
-    def _fewest(self, seed: int, guess: int) -> int | None:
+    def _fewest(self, seed: int, guess: int, later: Sequence[int]) -> int | None:
         """Twice as many each time until they suffice, then halfway between. Down from a guess, if that suffices."""
         too_few, enough = 0, guess
-        while not self._suffice(enough, seed):
+        rising = [] if self._trials else [min(self._most, guess * times) for times in _OFTEN_NEEDED]
+        while not self._suffice(enough, seed, later, rising):
             too_few = enough
             if enough >= self._most or self._trials[enough, seed].idle_runners:
                 return None
             enough = min(self._most, enough * 2)
         while enough - too_few > 1:
             middle = enough - 1 if too_few < guess <= enough else (too_few + enough) // 2
-            if self._suffice(middle, seed):
+            if self._suffice(middle, seed, later):
                 enough = middle
             else:
                 too_few = middle
         return enough
 
-    def _suffice(self, runners: int, seed: int) -> bool:
-        trial = self._try(runners, seed)
+    def _suffice(self, runners: int, seed: int, later: Sequence[int], rising: Sequence[int] = ()) -> bool:
+        """`rising`: of what may be tried next with this seed."""
+        more = [(number, seed) for number in rising if number > runners]
+        trial = self._try(runners, seed, then=[*more, *((runners, one) for one in later)])
         return trial.complete and not self._question.slo.misses(trial.outcome)
 
-    def _try(self, runners: int, seed: int, *, whole: bool = False) -> Trial:
+    def _try(self, runners: int, seed: int, *, then: Iterable[tuple[int, int]], whole: bool = False) -> Trial:
         known = self._trials.get((runners, seed))
         if known is not None and (known.complete or not whole):
             return known
         self._progress(runners, seed)
-        trial = self._trials[runners, seed] = self._ahead.simulate(runners, seed)
+        trial = self._trials[runners, seed] = self._ahead.simulate(runners, seed, then=then)
         return trial
+
+
+_OFTEN_NEEDED = 2, 4
+"""Times the first guess, which is low: they are simulated beside it."""
+
+
+def _with_later(seeds: Iterable[int]) -> Iterator[tuple[int, Sequence[int]]]:
+    """Each seed, and those after it: what one needs, they are expected to need."""
+    given = tuple(seeds)
+    return ((seed, given[number:]) for number, seed in enumerate(given, 1))

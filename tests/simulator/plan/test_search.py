@@ -2,13 +2,17 @@
 
 import json
 import math
+import multiprocessing
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from motet.errors import SetupError
+from motet_simulator.plan.ahead import Ahead
 from motet_simulator.plan.cluster import Cluster
 from motet_simulator.plan.outcome import Outcome
 from motet_simulator.plan.plot import svg
@@ -16,7 +20,7 @@ from motet_simulator.plan.search import Answered, Search, Survey
 from motet_simulator.plan.sentence import as_object, as_table, sentence
 from motet_simulator.plan.setup import Setup
 from motet_simulator.plan.slo import Slo, shown
-from motet_simulator.plan.trial import Trial, _Missed
+from motet_simulator.plan.trial import Question, Trial, _Missed
 from motet_simulator.quantiles import quantile
 from motet_simulator.workloads.request import WorkloadRequest
 from tests.simulator.setups import profile, workload
@@ -70,6 +74,43 @@ def test_simulations_in_other_processes_change_nothing_but_the_time() -> None:
     found = elsewhere.fewest(range(2))
     assert found == here.fewest(range(2))
     assert list(found.trials) == [(1, 0), (2, 0), (2, 1)], "one runner was simulated with both seeds"
+
+
+def test_more_runners_are_simulated_beside_the_first_guess() -> None:
+    """With each number of them the search goes the same way and finds the same."""
+    setup = Setup(profile=profile(max_sequences=4), runners=1, lengths="exact")
+    requests = partial(workload, 4, 250, rate=25)
+    found = [
+        Search(setup, requests, (), Slo(ttft=1.0), survey=Survey(250, 1), most_runners=32, processes=processes).fewest(
+            range(2)
+        )
+        for processes in (1, 4)
+    ]
+    assert found[0] == found[1]
+    assert next(iter(found[0].trials)) == (1, 0)
+    assert found[0].most_tried > 2
+
+
+class HangsWithThreeRunners(Question):
+    def simulate(self, runners: int, seed: int, *, whole: bool) -> Trial:
+        if runners == 3:
+            time.sleep(3600)
+        return Trial(runners, seed, Outcome(), complete=whole)
+
+
+def test_what_is_expected_no_longer_is_ended() -> None:
+    setup = Setup(profile=profile(), runners=1)
+    question = HangsWithThreeRunners(
+        setup=setup, workload=partial(workload, 4, 1), adapters=(), slo=Slo(ttft=1.0), requests=1, most_runners=4
+    )
+    with closing(Ahead(question, whole=False, processes=3)) as ahead:
+        assert ahead.simulate(1, 0, then=[(3, 0), (2, 0)]).runners == 1
+        assert multiprocessing.active_children()
+        assert ahead.simulate(2, 0).runners == 2
+        ended = time.monotonic() + 30
+        while multiprocessing.active_children():
+            assert time.monotonic() < ended
+            time.sleep(0.01)
 
 
 def test_what_fails_in_another_process_is_told_as_if_it_had_failed_here() -> None:
