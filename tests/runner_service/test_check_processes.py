@@ -4,7 +4,10 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -36,17 +39,25 @@ def adapter(tmp_path):
     return write_adapter(tmp_path / "adapter")
 
 
-def children() -> list[Path]:
-    """The processes that check for this one."""
-    found = []
+def children(of: int | None = None) -> list[Path]:
+    """The processes that check for this one, or for process `of`."""
+    found, parent = [], of or os.getpid()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             of_parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(of_parent) == os.getpid() and b"check_process" in (folder / "cmdline").read_bytes():
-                found.append(folder)
         except (OSError, ValueError):
             continue
+        if int(of_parent) == parent and checks(folder):
+            found.append(folder)
     return found
+
+
+def checks(folder: Path) -> bool:
+    """False also of a process that has ended and that nobody has waited for."""
+    try:
+        return b"check_process" in (folder / "cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def with_slow_pattern(folder: Path) -> Path:
@@ -158,3 +169,39 @@ def test_threads_check_at_the_same_time_with_little_priority(processes, tmp_path
     assert [one.layout.file.parent for one in checked] == folders
     (child,) = children()
     assert os.getpriority(os.PRIO_PROCESS, int(child.name)) == LOWEST_PRIORITY
+
+
+def has_computed(folder: Path) -> bool:
+    """For a hundredth of a second or more: it is in the check."""
+    user, system = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
+    return int(user) + int(system) > 1
+
+
+CHECKS = """
+import sys
+from pathlib import Path
+import orjson
+from motet_runner.adapters.certification import EngineLimits
+from motet_runner.adapters.check_processes import CheckProcesses
+CheckProcesses(EngineLimits.of(orjson.loads(sys.argv[1]))).check(Path(sys.argv[2]))
+"""
+
+
+def eventually(found: Callable[[], list[Path]], count: int) -> list[Path]:
+    ended = time.monotonic() + 20
+    while len(folders := found()) != count:
+        assert time.monotonic() < ended
+        time.sleep(0.01)
+    return folders
+
+
+def test_a_check_ends_with_its_service(tmp_path):
+    """The service is killed in mid-check, so it ends nothing itself."""
+    adapter = with_slow_pattern(tmp_path / "slow")
+    with subprocess.Popen([sys.executable, "-c", CHECKS, LIMITS.encode(), adapter]) as service:
+        (process,) = eventually(lambda: children(of=service.pid), 1)
+        (fork,) = eventually(lambda: children(of=int(process.name)), 1)
+        eventually(lambda: [fork] if has_computed(fork) else [], 1)
+        os.kill(int(fork.name), signal.SIGSTOP)  # it would not end by itself
+        service.kill()
+    eventually(lambda: [one for one in (process, fork) if checks(one)], 0)

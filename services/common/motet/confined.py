@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import os
 import platform
 import resource
 import signal
@@ -19,14 +20,17 @@ _SOCKET_CALLS = {"x86_64": 41, "aarch64": 198}
 """The number of the system call `socket`."""
 
 
-def end_with_parent() -> None:
+def end_with_parent(parent: int | None = None) -> None:
+    """`parent`: of a fork, whose parent may have ended before it gets here."""
     with contextlib.suppress(AttributeError):  # only on Linux; elsewhere the process ends with the socket
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
-def confine(memory_bytes: int) -> None:
-    """`memory_bytes`: more than the process has now."""
-    end_with_parent()
+def confine(memory_bytes: int, *, parent: int | None = None) -> None:
+    """`memory_bytes`: more than the process has now. `parent`: of a fork."""
+    end_with_parent(parent)
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * resource.getpagesize() + memory_bytes

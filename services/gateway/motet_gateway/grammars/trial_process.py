@@ -32,6 +32,7 @@ def main() -> None:
     end_with_parent()
     file, vocabulary, eos, cpu_seconds, memory_bytes = sys.argv[1:]
     grammars = Grammars(Path(file), int(vocabulary), [int(one) for one in eos.split(",") if one])
+    here = os.getpid()
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     while header := asked.read(ASKED.size):
         grammar = Grammar.from_proto(runner_pb2.Sampling.FromString(asked.read(*ASKED.unpack(header))))
@@ -39,7 +40,8 @@ def main() -> None:
         reads, writes = os.pipe()
         if (child := os.fork()) == 0:
             os.close(reads)
-            _try(grammars, grammar, writes, float(cpu_seconds), int(memory_bytes))
+            confine(int(memory_bytes), parent=here)
+            _try(grammars, grammar, writes, float(cpu_seconds))
         os.close(writes)
         with os.fdopen(reads, "rb") as pipe:
             said = pipe.read(MAX_SAID)
@@ -48,7 +50,7 @@ def main() -> None:
         answers.flush()
 
 
-def _try(grammars: Grammars, grammar: Grammar, writes: int, cpu_seconds: float, memory_bytes: int) -> NoReturn:
+def _try(grammars: Grammars, grammar: Grammar, writes: int, cpu_seconds: float) -> NoReturn:
     def tried() -> None:
         try:
             grammars.try_grammar(grammar)
@@ -58,7 +60,6 @@ def _try(grammars: Grammars, grammar: Grammar, writes: int, cpu_seconds: float, 
 
     ended: list[bool] = []
     threading.stack_size(STACK_BYTES)
-    confine(memory_bytes)
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
     thread = threading.Thread(target=tried)
     thread.start()

@@ -39,12 +39,14 @@ def main() -> None:
     os.nice(LOWEST_PRIORITY)
     cpu_seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
     limits = EngineLimits.of(orjson.loads(sys.stdin.buffer.readline()))
+    here = os.getpid()
     for line in sys.stdin.buffer:
         reads, writes = os.pipe()
         if (child := os.fork()) == 0:
             os.close(reads)
+            confine(memory_bytes, parent=here)
             header_only, folder = orjson.loads(line)
-            _check(Path(folder), None if header_only else limits, writes, cpu_seconds, memory_bytes)
+            _check(Path(folder), None if header_only else limits, writes, cpu_seconds)
         os.close(writes)
         said = _said(reads)
         _, status = os.waitpid(child, 0)
@@ -65,10 +67,9 @@ def _said(pipe: int) -> bytes:
         said += part
 
 
-def _check(folder: Path, limits: EngineLimits | None, writes: int, cpu_seconds: float, memory_bytes: int) -> NoReturn:
+def _check(folder: Path, limits: EngineLimits | None, writes: int, cpu_seconds: float) -> NoReturn:
     status = 1
     try:
-        confine(memory_bytes)
         without_sockets()
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         with os.fdopen(writes, "wb") as pipe:
