@@ -12,7 +12,7 @@ with without_collections():
 
     from motet.errors import MotetError, SetupError
     from motet.service_main import SETUP_FAILED
-    from motet_cli import engine_app, key_app, plan_app, predict_app, profile_app, workload_app
+    from motet_cli import adapter_app, engine_app, key_app, plan_app, predict_app, profile_app, workload_app
     from motet_cli.options import DataDir
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 
 
+app.add_typer(adapter_app.app)
 app.add_typer(key_app.app)
 app.add_typer(engine_app.app)
 app.add_typer(predict_app.app)

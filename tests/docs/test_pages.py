@@ -17,7 +17,12 @@ from tests.docs.pages import DOCS, written_pages
 
 EXECUTED = {
     *("tutorials/kubernetes.md", "guides/platform.md", "guides/tenant.md"),  # tests/kube/releases/test_pages.py
-    *("tutorials/laptop.md", "tutorials/tools.md", "guides/quotas.md"),  # tests/stack/test_pages.py
+    *(
+        "tutorials/laptop.md",
+        "tutorials/tools.md",
+        "guides/quotas.md",
+        "guides/adapters.md",
+    ),  # tests/stack/test_pages.py
     "guides/client.md",  # tests/stack/test_tenants.py
     "guides/offline.md",  # tests/runner/test_offline.py
     "guides/keys.md",  # tests/docs/test_keys.py

@@ -1,4 +1,4 @@
-"""The tutorials for a laptop, and the guide to quotas: the test types every command of a page, in order."""
+"""The tutorials for a laptop, and two guides: the test types every command of a page, in order."""
 
 import os
 import sys
@@ -14,7 +14,9 @@ from tests.docs.blocks import Shell, blocks, type_page
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("page", ["tutorials/laptop.md", "tutorials/tools.md", "guides/quotas.md"])
+@pytest.mark.parametrize(
+    "page", ["tutorials/laptop.md", "tutorials/tools.md", "guides/quotas.md", "guides/adapters.md"]
+)
 def test_a_page_for_a_laptop_does_what_it_says(tmp_path: Path, page: str) -> None:
     here, home, programs = (tmp_path / name for name in ("motet", "home", "bin"))
     for folder in (here, home, programs):

@@ -4,7 +4,7 @@ After a module's own `forward`, `add_lora` adds to the result of the same rows. 
 iteration without adapters takes no extra work.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,6 +24,17 @@ def features(module: nn.Module) -> tuple[int, int] | None:
     if isinstance(module, Conv1D):
         return module.nx, module.nf
     return None
+
+
+def linears_with_lora(model: Any, fed: Mapping[str, Sequence[int]], *, tokens: int) -> dict[str, nn.Module]:
+    """The linears that an adapter may change: all but the head that got exactly the rows of an iteration with this many
+    tokens. `fed`: by the path of a linear, the rows of each call."""
+    head = model.get_output_embeddings()
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if features(module) and module is not head and list(fed.get(path, ())) == [tokens]
+    }
 
 
 class LoraLinears:

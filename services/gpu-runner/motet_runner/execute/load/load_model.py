@@ -49,17 +49,10 @@ def load(
 ) -> LoadedModel:
     """`utilization_percent`: the share of a GPU's memory that this process may take. `choose_dtype`: chooses the type
     for `auto` on a CPU."""
-    attention.register()
-    raw = read_supported_config(folder)
-    if raw.get("model_type") == "gptj":
-        from motet_runner.execute.load import gptj
-
-        gptj.register()
+    raw = read_config(folder)
     torch_device = device_named(device)
     # On a CPU, `auto` depends on the files, which are read later.
     named = None if (dtype, torch_device.type) == ("auto", "cpu") else dtype_named(dtype, torch_device, raw)
-    quiet()
-    _refuse_unknown(folder, raw)
     checkpoint = Checkpoint(folder, raw.get("dtype") or raw.get("torch_dtype"))
     torch_dtype = named or choose_dtype(checkpoint)
     if torch_device.type == "cuda":
@@ -77,6 +70,29 @@ def load(
             raise
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise ModelFolderError(f"not yet: {name} does not run with our attention ({reason}).") from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's config.json, once transformers can make such a model. Raises ModelFolderError if Motet does not serve
+    it."""
+    attention.register()
+    raw = read_supported_config(folder)
+    if raw.get("model_type") == "gptj":
+        from motet_runner.execute.load import gptj
+
+        gptj.register()
+    quiet()
+    _refuse_unknown(folder, raw)
+    return raw
+
+
+def without_weights(folder: Path) -> Any:
+    """The model's modules, on the device `meta`. Raises what transformers raises."""
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        empty = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    _refuse_states(empty)
+    return empty
 
 
 def _probed(model: Any, folder: Path, torch_dtype: torch.dtype, torch_device: torch.device) -> LoadedModel:
@@ -121,10 +137,7 @@ def _refuse_unknown(folder: Path, raw: dict[str, Any]) -> None:
 def _with_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, on_progress: LoadProgress) -> Any:
     folder = checkpoint.folder
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            empty = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        _refuse_states(empty)
+        empty = without_weights(folder)
         checkpoint.check_shapes(empty)
         with CheckpointReader(checkpoint, device, on_progress) as reader:
             model, found = type(empty).from_pretrained(

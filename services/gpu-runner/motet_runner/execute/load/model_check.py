@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from motet.errors import ModelFolderError
-from motet_runner.execute.adapters.lora_linears import features
+from motet_runner.execute.adapters.lora_linears import features, linears_with_lora
 from motet_runner.execute.forward import attention
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.trial import Trial, text
@@ -52,13 +52,8 @@ class ModelCheck:
                 self._check_attention(exact, first, whole)
         windows = [window for window in self._windows if window]
         loaded.window = max(windows) if len(windows) == loaded.shape.layers else None
-        loaded.linears = {
-            path: module
-            for path, module in loaded.model.named_modules()
-            if features(module)
-            and module is not loaded.model.get_output_embeddings()
-            and [fed.shape[:-1].numel() for fed, _ in self._fed.get(path, ())] == [len(first)]
-        }
+        rows = {path: [fed.shape[:-1].numel() for fed, _ in calls] for path, calls in self._fed.items()}
+        loaded.linears = linears_with_lora(loaded.model, rows, tokens=len(first))
         groups: dict[tuple[int, float], list[str]] = {}
         for path, ((fed, total), *_) in self._fed.items():
             if path in loaded.linears:

@@ -1,0 +1,50 @@
+"""`motet adapter`: declares its commands. The modules `adapter_*` carry them out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from motet.domain import MAX_LORA_RANK
+from motet_cli.options import DataDir
+
+app = typer.Typer(
+    name="adapter",
+    help="Check adapters before they are served, and see and change those of the local stack.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an adapter, as PEFT saves it.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="M",
+        help="The base model: its folder, or the name by which the running local stack serves it. Default: the only "
+        "one of that stack.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def check(  # noqa: PLR0917 - typer calls it by name
+    folder: Folder,
+    data_dir: DataDir,
+    model: Model = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, bfloat16, float16 or float32. Default: the pool's, else auto.")
+    ] = None,
+    max_lora_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--max-lora-rank", min=1, max=MAX_LORA_RANK, help="The highest rank. Default: the pool's, else 64."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a runner would serve an adapter, and if not, why and what to do. Exit status 1: it would not."""
+    from motet_cli.adapter_check import check as run
+
+    raise typer.Exit(run(data_dir, folder, model=model, dtype=dtype, max_lora_rank=max_lora_rank, as_json=as_json))

@@ -1,0 +1,104 @@
+"""Finds the base model that an adapter is for: in a folder, or in a pool of the running local stack."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from motet.errors import SetupError
+from motet.resources import Manifest, ServingPool
+from motet.sources import folder_of
+from motet_cli.local_stack import LocalStack, running_stack
+from motet_operator.local.manifest_folder import absolute_uri
+from motet_runner.interface import EngineConfig
+from motet_runner.settings import Settings as RunnerSettings
+
+if TYPE_CHECKING:
+    from motet_runner.adapters.certification import EngineLimits
+
+MAX_ADAPTER_BYTES: int = RunnerSettings.model_fields["max_adapter_mib"].default << 20
+
+KUBECTL_OF_POOLS = "kubectl get servingpools -A"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    uri: str
+    """Or its folder"""
+    config: EngineConfig | None
+    """None: its files are not in a folder of this machine."""
+    max_bytes: int = MAX_ADAPTER_BYTES
+
+
+def base_named(model: str | None, data_dir: Path, *, dtype: str | None, max_lora_rank: int | None) -> Base:
+    """The base model in a folder, or that of a pool. `dtype` and `max_lora_rank` replace what the pool says."""
+    if model is not None and Path(model).expanduser().is_dir():
+        base = Base(model, EngineConfig(model=Path(model).expanduser()))
+    else:
+        base = base_of(pool_named(model, _stack_for(model, data_dir)))
+    if base.config is None:
+        raise SetupError(f"{base.uri} is not a folder of this machine. Name the folder of its files with --model.")
+    config = base.config
+    return replace(
+        base,
+        config=replace(config, dtype=dtype or config.dtype, max_lora_rank=max_lora_rank or config.max_lora_rank),
+    )
+
+
+def pool_named(model: str | None, stack: LocalStack) -> Manifest:
+    """The pool that serves this base model, or the only pool. A base model may also be named by its folder."""
+    pools = stack.pools()
+    found = [pool for pool in pools if model is None or model in _names_of(pool)]
+    if model is not None and not found and (folder := Path(model).expanduser()).is_dir():
+        found = [pool for pool in pools if (base := base_of(pool).config) and base.model.samefile(folder)]
+    if not found:
+        raise SetupError(f"no pool serves the base model {model!r}. Served are: {_list(pools)}.")
+    groups = {_resource(pool).group for pool in found}
+    if len(groups) > 1:
+        raise SetupError(f"several pools come into question: {_list(found)}. Name one of these with --model.")
+    return found[0]
+
+
+def base_of(pool: Manifest) -> Base:
+    resource = _resource(pool)
+    spec = resource.spec
+    uri = absolute_uri(spec.model.uri, manifest=pool.place.file)
+    folder = folder_of(uri)
+    max_bytes = min(MAX_ADAPTER_BYTES, spec.admission.max_adapter_size_bytes or MAX_ADAPTER_BYTES)
+    if folder is None or not folder.is_dir():
+        return Base(uri, None, max_bytes)
+    engine = spec.engine
+    config = EngineConfig(model=folder, dtype=engine.dtype or "auto", device=engine.device or "auto")
+    return Base(str(folder), replace(config, max_lora_rank=engine.max_lora_rank or config.max_lora_rank), max_bytes)
+
+
+def limits_of(config: EngineConfig) -> "EngineLimits":
+    try:
+        from motet_runner.execute.load import base_outline  # imports torch, which takes seconds
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            f"without {error.name} nothing says which linears a base model has. Install motet[runner]."
+        ) from error
+    return base_outline.limits_of(config)
+
+
+def _stack_for(model: str | None, data_dir: Path) -> LocalStack:
+    try:
+        return running_stack(data_dir, in_a_cluster=KUBECTL_OF_POOLS)
+    except SetupError as error:
+        said = "no --model was given" if model is None else f"--model {model!r} is no folder"
+        raise SetupError(f"{said}, and no local stack runs that could name a base model. Name a folder.") from error
+
+
+def _names_of(pool: Manifest) -> set[str]:
+    resource = _resource(pool)
+    return {resource.served_name, str(resource.object_name), str(resource.group)}
+
+
+def _list(pools: Sequence[Manifest]) -> str:
+    return ", ".join(f"{_resource(pool).served_name} (pool {_resource(pool).object_name})" for pool in pools)
+
+
+def _resource(pool: Manifest) -> ServingPool:
+    assert isinstance(pool.resource, ServingPool)
+    return pool.resource

@@ -1,0 +1,111 @@
+"""`motet adapter check`: what a runner would say of an adapter, without a runner."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import structlog
+import typer
+
+from motet.errors import SetupError
+from motet_cli.adapter_bases import Base, base_named, limits_of
+from motet_cli.printer import Printer
+
+if TYPE_CHECKING:
+    from motet_runner.adapter_inspection import AdapterVerdict
+    from motet_runner.adapters.certification import EngineLimits
+
+SERVED, REFUSED = 0, 1
+WIDTH_OF_A_PIPE = 10_000
+MIB = 1024 * 1024
+
+
+def check(
+    data_dir: Path,
+    folder: Path,
+    *,
+    model: str | None,
+    dtype: str | None,
+    max_lora_rank: int | None,
+    as_json: bool,
+) -> int:
+    """Exit status 1: a runner would refuse the adapter."""
+    folder = adapter_folder_named(folder)
+    base = base_named(model, data_dir, dtype=dtype, max_lora_rank=max_lora_rank)
+    document = check_document(folder, base)
+    if as_json:
+        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+    else:
+        print_check(document)
+    return SERVED if document["served"] else REFUSED
+
+
+def adapter_folder_named(folder: Path) -> Path:
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise SetupError(f"{folder} {what}. Name the folder that PEFT's save_pretrained() has written.")
+    return folder
+
+
+def check_document(folder: Path, base: Base) -> dict[str, Any]:
+    """What `--json` prints. The base model's files are in a folder."""
+    from motet_runner.adapter_inspection import verdict_on
+
+    assert base.config is not None
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+    )
+    limits = limits_of(base.config)
+    try:
+        verdict = verdict_on(folder, limits, max_bytes=base.max_bytes)
+    except OSError as error:
+        raise SetupError(f"{error.filename or folder} can't be read: {error.strerror}.") from error
+    return _document(folder, base, limits, verdict)
+
+
+def print_check(document: dict[str, Any]) -> None:
+    printer = Printer(width_of_a_pipe=WIDTH_OF_A_PIPE)
+    base = f"{document['model']} ({document['dtype']}, ranks up to {document['max_lora_rank']})"
+    if not document["served"]:
+        reason = f" ({document['reason']})" if document["reason"] else ""
+        printer.whole_line(("refused", "red"), f"{reason} on {base}: {document['message']}")
+        return
+    printer.whole_line(("served", "green"), f" on {base}")
+    scales = ", ".join(f"{scale:g}" for scale in document["scales"])
+    kinds = ", ".join(sorted({path.rpartition(".")[2] for path in document["linears"]}))
+    printer.table(
+        ("rank", f"{document['rank']}"),
+        [
+            ("scale", f"{scales} (lora_alpha {document['alpha']:g})"),
+            ("linears", f"{len(document['linears'])}: {kinds}"),
+            ("size", f"{document['bytes'] / MIB:.1f} MiB"),
+            ("digest", document["digest"]),
+            *(("warning", (warning, "yellow")) for warning in document["warnings"]),
+        ],
+    )
+
+
+def _document(folder: Path, base: Base, limits: "EngineLimits", verdict: "AdapterVerdict") -> dict[str, Any]:
+    found, refusal = verdict.certification, verdict.refusal
+    certificate = found.certificate if found is not None else None
+    return {
+        "adapter": str(folder),
+        "model": base.uri,
+        "dtype": limits.dtype,
+        "max_lora_rank": limits.max_lora_rank,
+        "served": found is not None,
+        "reason": refusal.reason if refusal is not None else "",
+        "message": refusal.message if refusal is not None else "",
+        "method": certificate.method if certificate is not None else "",
+        "rank": certificate.rank if certificate is not None else None,
+        "alpha": certificate.alpha if certificate is not None else None,
+        "scales": sorted({linear.scale for linear in found.layout.linears}) if found is not None else [],
+        "linears": list(certificate.target_modules) if certificate is not None else [],
+        "warnings": list(certificate.warnings) if certificate is not None else [],
+        "digest": verdict.digest,
+        "bytes": verdict.bytes,
+    }
