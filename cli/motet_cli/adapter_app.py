@@ -25,6 +25,8 @@ Model = Annotated[
         "one of that stack.",
     ),
 ]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of a LoRAAdapter.")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", metavar="NS", help="Its namespace: the tenant.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -48,3 +50,19 @@ def check(  # noqa: PLR0917 - typer calls it by name
     from motet_cli.adapter_check import check as run
 
     raise typer.Exit(run(data_dir, folder, model=model, dtype=dtype, max_lora_rank=max_lora_rank, as_json=as_json))
+
+
+@app.command()
+def ls(data_dir: DataDir, as_json: AsJson = False) -> None:
+    """List the adapters of the local stack: their phase, digest and rank, and which runners have them."""
+    from motet_cli.adapter_commands import ls as run
+
+    raise typer.Exit(run(data_dir, as_json=as_json))
+
+
+@app.command()
+def show(name: Name, data_dir: DataDir, namespace: Namespace = "default", as_json: AsJson = False) -> None:
+    """Show all about one adapter: its revision and source, warnings, and conditions with what to do."""
+    from motet_cli.adapter_commands import show as run
+
+    raise typer.Exit(run(data_dir, name, namespace=namespace, as_json=as_json))

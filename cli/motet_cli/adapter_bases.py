@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_ADAPTER_BYTES: int = RunnerSettings.model_fields["max_adapter_mib"].default << 20
 
-KUBECTL_OF_POOLS = "kubectl get servingpools -A"
+KUBECTL_OF_POOLS = "kubectl get spool -A"
 
 
 @dataclass(frozen=True, slots=True)

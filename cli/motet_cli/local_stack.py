@@ -36,8 +36,10 @@ def running_stack(data_dir: Path, *, in_a_cluster: str) -> LocalStack:
     operator = ProcessRecords(layout.operator_records).read().get("operator")
     watched = environment_of(operator.pid).get("MOTET_OPERATOR_MANIFESTS") if operator and operator.alive else None
     if watched is None:
+        services = ProcessRecords(layout.service_records).read().values()
+        what = "The operator" if any(service.alive for service in services) else "Motet"
         raise SetupError(
-            f"Motet is not running (state directory {layout.data}). Start it: motet up --data-dir {layout.shell_path}\n"
-            f"In a cluster: {in_a_cluster}"
+            f"{what} is not running (state directory {layout.data}). Start it: motet up --data-dir "
+            f"{layout.shell_path}\nIn a cluster: {in_a_cluster}"
         )
     return LocalStack(layout, Path(watched))

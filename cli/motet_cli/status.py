@@ -140,10 +140,15 @@ def _mark(ready: bool) -> Part:
 def _ready_reason(item: dict[str, Any]) -> str:
     ready = ready_of(item)
     if ready.get("status") != "True":
-        return _explanation(ready)
-    refused = next((one for one in item["conditions"] if one["type"] in CHECKS and one["status"] == "False"), None)
-    return str(ready["reason"]) + (f", but {_explanation(refused)}" if refused is not None else "")
+        return explanation(ready)
+    refused = refusal_of(item)
+    return str(ready["reason"]) + (f", but {explanation(refused)}" if refused else "")
 
 
-def _explanation(condition: dict[str, Any]) -> str:
+def refusal_of(item: dict[str, Any]) -> dict[str, Any]:
+    """The condition that refuses the newest revision of an adapter; empty if none does."""
+    return next((one for one in item["conditions"] if one["type"] in CHECKS and one["status"] == "False"), {})
+
+
+def explanation(condition: dict[str, Any]) -> str:
     return ": ".join(part for part in (condition.get("reason"), condition.get("message")) if part)

@@ -1,0 +1,122 @@
+"""`motet adapter ls` and `show`: what the status and the manifests of the local stack say of adapters."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from motet.errors import NotFound, SetupError
+from motet_cli import adapter_commands
+from testbed.local_stack import BUNDLED, write_adapter
+from tests.cli.standing_stack import BASE_DIGEST, DIGEST, StandingStack, adapter_entry, standing_stack
+from tests.cli.test_commands import motet
+
+SERVES = ("True", "Serving", "")
+WARNING = "task_type is SEQ_CLS, so it was not trained to generate text"
+CUT = "adapter_model.safetensors is cut short"
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[StandingStack]:
+    with standing_stack(tmp_path) as stack:
+        yield stack
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Each line with single spaces."""
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_list_has_phase_digest_rank_places_and_what_to_act_on(
+    stack: StandingStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = ("False", "FormatRejected", f"{CUT}.")
+    stack.says(
+        adapter_entry(Ready=SERVES, warnings=(WARNING,), resident=(("demo-1", "device"), ("demo-2", "disk"))),
+        adapter_entry("desk", Ready=SERVES, ArtifactReady=refused),
+        adapter_entry("broken", digest=None, Ready=refused, ArtifactReady=refused),
+    )
+    assert adapter_commands.ls(stack.data, as_json=False) == 0
+    _, pirate, desk, broken = printed(capsys)
+    short = "a" * 12
+    resident = "demo-1 (device), demo-2 (disk)"
+    assert pirate == f"default/pirate default/pirate Serving {short} 8 {resident} {WARNING}"
+    newest = f"the newest revision is refused: FormatRejected: {CUT}."
+    assert desk == f"default/desk default/desk Serving {short} 8 - {newest}"
+    assert broken == f"default/broken default/broken FormatRejected - - - {CUT}."
+
+
+def test_a_program_gets_what_the_status_says_with_source_and_phase(
+    stack: StandingStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = adapter_entry(Ready=SERVES)
+    write_adapter(stack.manifests, "hub", uri="hf://org/name", source={"uri": "hf://org/name", "revision": "v2"})
+    write_adapter(
+        stack.manifests,
+        "claimed",
+        uri="",
+        source={"persistentVolumeClaim": {"claimName": "store", "path": "a/b"}},
+    )
+    hub, claimed, gone = (adapter_entry(name, Ready=SERVES) for name in ("hub", "claimed", "gone"))
+    stack.says(entry, hub, claimed, gone)
+    assert adapter_commands.ls(stack.data, as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)["adapters"]
+    source = {"uri": (BUNDLED / "adapters" / "pirate").as_uri(), "revision": None, "digest": None}
+    place = f"{stack.manifests}/pirate.json:1:1"
+    assert found[0] == entry | {"phase": "Serving", "source": source, "manifest": place}
+    assert found[1]["source"] == {"uri": "hf://org/name", "revision": "v2", "digest": None}
+    assert found[2]["source"] == {"uri": "pvc://store/a/b", "revision": None, "digest": None}
+    assert (found[3]["source"], found[3]["manifest"]) == (None, None)
+    assert adapter_commands.show(stack.data, "pirate", namespace="default", as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == found[0]
+
+
+def test_one_adapter_is_shown_with_all_conditions(stack: StandingStack, capsys: pytest.CaptureFixture[str]) -> None:
+    stack.says(
+        adapter_entry(
+            Accepted=("True", "Valid", ""), Ready=SERVES, warnings=(WARNING,), resident=(("demo-1", "device"),)
+        )
+    )
+    assert adapter_commands.show(stack.data, "pirate", namespace="default", as_json=False) == 0
+    assert printed(capsys) == [
+        "adapter default/pirate",
+        "model default/pirate",
+        "phase Serving",
+        f"digest {DIGEST}",
+        "rank 8 (lora_alpha 16)",
+        "size 0.3 MiB",
+        "linears 2: up_proj",
+        f"checked by check 5, against {BASE_DIGEST}",
+        f"source {(BUNDLED / 'adapters' / 'pirate').as_uri()}",
+        f"manifest {stack.manifests}/pirate.json:1:1",
+        "resident demo-1 (device)",
+        f"note {WARNING}",
+        "",
+        "condition status reason since message",
+        "Accepted True Valid 2026-01-02T03:04:05Z",
+        "Ready True Serving 2026-01-02T03:04:05Z",
+    ]
+
+
+def test_an_unknown_name_gets_the_nearest_one(stack: StandingStack) -> None:
+    stack.says(adapter_entry(namespace="acme", Ready=SERVES))
+    with pytest.raises(NotFound, match=r"no adapter default/pirat in this stack\. Did you mean acme/pirate\?"):
+        adapter_commands.show(stack.data, "pirat", namespace="default", as_json=False)
+    with pytest.raises(NotFound, match="`motet adapter ls` lists all"):
+        adapter_commands.show(stack.data, "zzz", namespace="default", as_json=False)
+
+
+def test_a_stack_without_adapters_says_so(stack: StandingStack) -> None:
+    done = motet("adapter", "ls", "--data-dir", str(stack.data))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "There are no adapters yet." in done.stderr
+
+
+def test_without_a_stack_the_commands_say_how_to_start_one_and_what_a_cluster_has(tmp_path: Path) -> None:
+    done = motet("adapter", "ls", "--data-dir", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"Motet is not running (state directory {tmp_path}). Start it: motet up --data-dir {tmp_path}" in done.stderr
+    assert "In a cluster: kubectl get lora -A" in done.stderr
+    with pytest.raises(SetupError, match="In a cluster: kubectl describe lora legal -n acme"):
+        adapter_commands.show(tmp_path, "legal", namespace="acme", as_json=False)
