@@ -66,3 +66,46 @@ def show(name: Name, data_dir: DataDir, namespace: Namespace = "default", as_jso
     from motet_cli.adapter_commands import show as run
 
     raise typer.Exit(run(data_dir, name, namespace=namespace, as_json=as_json))
+
+
+@app.command()
+def push(  # noqa: PLR0917 - typer calls it by name
+    folder: Folder,
+    data_dir: DataDir,
+    name: Annotated[
+        str, typer.Option("--as", metavar="NAME", help="The name of the LoRAAdapter: what clients ask for.")
+    ],
+    model: Model = None,
+    namespace: Namespace = "default",
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until it is served or refused.")] = 120.0,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for that.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check an adapter, copy it into the state directory, and serve it. A name that was pushed before gets a new
+    revision. Exit status 1: it is refused, or not served in time."""
+    from motet_cli.adapter_push import push as run
+
+    raise typer.Exit(
+        run(
+            data_dir,
+            folder,
+            name=name,
+            namespace=namespace,
+            model=model,
+            wait_seconds=0.0 if no_wait else wait,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command()
+def rm(
+    name: Name,
+    data_dir: DataDir,
+    namespace: Namespace = "default",
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until its name is gone.")] = 60.0,
+) -> None:
+    """Remove an adapter that was pushed, and its files if no other manifest names them."""
+    from motet_cli.adapter_push import rm as run
+
+    raise typer.Exit(run(data_dir, name, namespace=namespace, wait_seconds=wait))

@@ -54,17 +54,24 @@ def check_document(folder: Path, base: Base) -> dict[str, Any]:
     """What `--json` prints. The base model's files are in a folder."""
     from motet_runner.adapter_inspection import verdict_on
 
-    assert base.config is not None
-    structlog.configure(
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-    )
-    limits = limits_of(base.config)
+    limits = limits_for(base)
+    assert limits is not None
     try:
         verdict = verdict_on(folder, limits, max_bytes=base.max_bytes)
     except OSError as error:
         raise SetupError(f"{error.filename or folder} can't be read: {error.strerror}.") from error
-    return _document(folder, base, limits, verdict)
+    return verdict_document(folder, base, limits, verdict)
+
+
+def limits_for(base: Base) -> "EngineLimits | None":
+    """None: the base model's files are not in a folder of this machine."""
+    if base.config is None:
+        return None
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+    )
+    return limits_of(base.config)
 
 
 def print_check(document: dict[str, Any]) -> None:
@@ -89,15 +96,18 @@ def print_check(document: dict[str, Any]) -> None:
     )
 
 
-def _document(folder: Path, base: Base, limits: "EngineLimits", verdict: "AdapterVerdict") -> dict[str, Any]:
+def verdict_document(
+    folder: Path, base: Base, limits: "EngineLimits | None", verdict: "AdapterVerdict"
+) -> dict[str, Any]:
+    """`served` is null if nothing was checked."""
     found, refusal = verdict.certification, verdict.refusal
     certificate = found.certificate if found is not None else None
     return {
         "adapter": str(folder),
         "model": base.uri,
-        "dtype": limits.dtype,
-        "max_lora_rank": limits.max_lora_rank,
-        "served": found is not None,
+        "dtype": limits.dtype if limits is not None else "",
+        "max_lora_rank": limits.max_lora_rank if limits is not None else None,
+        "served": found is not None if found is not None or refusal is not None else None,
         "reason": refusal.reason if refusal is not None else "",
         "message": refusal.message if refusal is not None else "",
         "method": certificate.method if certificate is not None else "",

@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 
 from motet.processes import ProcessRecord, ProcessRecords
-from motet.processes.linux import boot_id, identity_of
+from motet.processes.linux import boot_id, environment_of, identity_of
 from motet_operator.local.state_directory import StateDirectory
-from testbed.local_stack import copy_of_bundled
+from testbed.local_stack import LocalStack, copy_of_bundled
 
 DIGEST = "sha256:" + "a" * 64
 BASE_DIGEST = "sha256:" + "b" * 64
@@ -41,6 +41,7 @@ def standing_stack(folder: Path, *, watched: str = "manifests") -> Iterator[Stan
     manifests = copy_of_bundled(folder / "manifests", adapters=["pirate"])
     process = subprocess.Popen(["sleep", "600"], env={"MOTET_OPERATOR_MANIFESTS": str(folder / watched)})
     try:
+        LocalStack.until(lambda: environment_of(process.pid))
         identity = identity_of(process.pid)
         assert identity is not None
         ProcessRecords(layout.operator_records).write(

@@ -3,6 +3,7 @@
 DATA/lock             held by `motet up` while it runs
 DATA/status.json      what `motet status` prints
 DATA/motet.db         the database
+DATA/adapters/        what `motet adapter push` has copied
 DATA/cache/           adapters, certificates, tokenizers
 DATA/logs/<name>.log  one for each process
 DATA/manifests/       the bundled manifests, if no folder was given

@@ -1,0 +1,258 @@
+"""`motet adapter push` and `rm`: an adapter comes to the running local stack, or goes, without a word of YAML."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import typer
+
+from motet.clock import Clock, monotonic
+from motet.digest import adapter_digest, adapter_files
+from motet.domain import Digest, ObjectName
+from motet.errors import AdapterError, SetupError
+from motet.resources import Manifest, ServingPool
+from motet_cli.adapter_bases import Base, base_of, pool_named
+from motet_cli.adapter_check import adapter_folder_named, limits_for, print_check, verdict_document
+from motet_cli.local_stack import LocalStack, running_stack
+from motet_cli.printer import Printer
+from motet_cli.pushed_adapters import PushedAdapters, name_of
+from motet_cli.readiness import ready_of
+from motet_cli.status import document_of, explanation, refusal_of
+from motet_cli.up import QUESTION, QUESTION_ANNOTATION
+from motet_cli.up_output import NEEDS_KEY, example_commands, needs_key
+
+if TYPE_CHECKING:
+    from motet_runner.adapters.certification import EngineLimits
+
+Json = dict[str, Any]
+
+DONE, FAILED = 0, 1
+
+POLL_SECONDS = 0.1
+SETTLED_SECONDS = 2.0
+"""How long a refusal must stay to count. Until a runner has reported about the new files, a status may have the refusal
+of earlier ones."""
+
+IDLE = ("Suspended", "ScaledToZero")
+"""Reasons of `Ready` for an adapter that nobody wants served now."""
+
+IN_A_CLUSTER = (
+    "put the folder where the pool's runners can read it, and kubectl apply a LoRAAdapter (docs/guides/tenant.md)."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    status: int
+    entry: Json | None
+    """What the status says of the adapter"""
+    said: str = ""
+
+
+def push(
+    data_dir: Path,
+    folder: Path,
+    *,
+    name: str,
+    namespace: str,
+    model: str | None,
+    wait_seconds: float,
+    as_json: bool,
+) -> int:
+    """Exit status 1: the adapter is refused, or not ready in time. `wait_seconds` 0: do not wait."""
+    folder = adapter_folder_named(folder)
+    stack = running_stack(data_dir, in_a_cluster=IN_A_CLUSTER)
+    pushed = PushedAdapters(stack)
+    key = name_of(namespace, name)
+    pool = _pool_for(key, model, stack, pushed)
+    base = base_of(pool)
+    limits = limits_for(base)
+    with pushed.locked():
+        found = _checked_copy(folder, base, limits, pushed)
+        if found["served"] is False:
+            _print(found, None, as_json=as_json)
+            return FAILED
+        digest = Digest(found["digest"])
+        before = _generation(stack, key)
+        changed = pushed.declare(key, _resource(pool), digest)
+    waiting = Awaited(stack, key, digest, manifest=pushed.manifest_of(key), before=before if changed else None)
+    outcome = waiting.until(wait_seconds) if wait_seconds else Outcome(DONE, None, "It is declared.")
+    if outcome.status == DONE and wait_seconds:
+        with pushed.locked():
+            pushed.remove_unused()  # earlier revisions
+    document = {
+        "namespace": key.namespace,
+        "name": key.name,
+        "digest": digest,
+        "files": str(pushed.place_of(digest)),
+        "manifest": str(pushed.manifest_of(key)),
+        "changed": changed,
+        "ready": outcome.entry is not None and outcome.status == DONE,
+        "message": outcome.said,
+    }
+    _print(found, document, as_json=as_json)
+    if not as_json:
+        _print_outcome(key, outcome, pool, stack)
+    return outcome.status
+
+
+def rm(data_dir: Path, name: str, *, namespace: str, wait_seconds: float) -> int:
+    """Exit status 1: the stack has not noticed in time."""
+    key = ObjectName(namespace, name)
+    stack = running_stack(data_dir, in_a_cluster=f"kubectl delete lora {name} -n {namespace}")
+    pushed = PushedAdapters(stack)
+    with pushed.locked():
+        pushed.withdraw(key)
+        deadline = monotonic() + wait_seconds
+        while _entry(stack, key) is not None:
+            if monotonic() > deadline:
+                typer.echo(
+                    f"The manifest of {key} is removed, but the stack still has the adapter after {wait_seconds:g} s. "
+                    f"See the operator's log: {stack.layout.log('operator')}",
+                    err=True,
+                )
+                return FAILED
+            time.sleep(POLL_SECONDS)
+        # Not before the stack has noticed: it would take missing files for an error.
+        removed = pushed.remove_unused()
+    typer.echo(f"removed {key}" + (" and its files" if removed else ""))
+    return DONE
+
+
+class Awaited:
+    """Waits for what the stack says of an adapter's new files."""
+
+    def __init__(
+        self,
+        stack: LocalStack,
+        key: ObjectName,
+        digest: Digest,
+        *,
+        manifest: Path,
+        before: int | None,
+        clock: Clock = monotonic,
+    ) -> None:
+        """`before`: the generation of the object in the status when the manifest was written; None: it has not
+        changed, or the object is new."""
+        self._stack = stack
+        self._key = key
+        self._digest = digest
+        self._manifest = manifest
+        self._before = before
+        self._clock = clock
+        self._refused: tuple[str, float] = ("", 0.0)
+        """What a status has last said, and since when"""
+
+    def until(self, seconds: float) -> Outcome:
+        deadline = self._clock() + seconds
+        while (outcome := self.look()) is None:
+            if self._clock() > deadline:
+                entry = _entry(self._stack, self._key)
+                said = explanation(ready_of(entry)) if entry is not None else "the operator has not read its manifest"
+                return Outcome(FAILED, entry, f"not ready after {seconds:g} s: {said}")
+            time.sleep(POLL_SECONDS)
+        return outcome
+
+    def look(self) -> Outcome | None:
+        """None: it is not decided yet."""
+        document = document_of(self._stack.layout)
+        entry = _entry_of(document, self._key)
+        problem = next((one for one in document["problems"] if one.startswith(f"{self._manifest}:")), "")
+        if problem or entry is None:
+            return self._settled(entry, problem)
+        ready = ready_of(entry)
+        if ready.get("reason") == "Serving" and (entry["certificate"] or {}).get("digest") == self._digest:
+            return Outcome(DONE, entry)
+        if ready.get("observedGeneration") == self._before:
+            return None
+        if ready.get("reason") in IDLE:
+            return Outcome(DONE, None, explanation(ready))
+        return self._settled(entry, explanation(refusal_of(entry)))
+
+    def _settled(self, entry: Json | None, now: str) -> Outcome | None:
+        said, since = self._refused
+        if now != said:
+            self._refused = (now, self._clock())
+        elif now and self._clock() - since >= SETTLED_SECONDS:
+            return Outcome(FAILED, entry, now)
+        return None
+
+
+def _pool_for(key: ObjectName, model: str | None, stack: LocalStack, pushed: PushedAdapters) -> Manifest:
+    """A name keeps its pool. Raises SetupError if the name is not free for a push."""
+    declared = pushed.declared(key)
+    if declared is None:
+        return pool_named(model, stack)
+    own = next((pool for pool in stack.pools() if _resource(pool).group == declared.group), None)
+    if own is None or (model is not None and _resource(pool_named(model, stack)).group != declared.group):
+        raise SetupError(
+            f"{key} belongs to pool {declared.group}, and a name keeps its pool. Remove it with `motet adapter rm "
+            f"{key.name}`, or choose another name."
+        )
+    return own
+
+
+def _checked_copy(folder: Path, base: Base, limits: "EngineLimits | None", pushed: PushedAdapters) -> Json:
+    """The result of the check. Files that are not refused are in their place afterwards."""
+    from motet_runner.adapter_inspection import AdapterVerdict, verdict_on
+
+    try:
+        with pushed.copied(folder, base.max_bytes) as copy:
+            if limits is not None:
+                verdict = verdict_on(copy, limits, max_bytes=base.max_bytes)
+            else:
+                size = sum((copy / name).stat().st_size for name in adapter_files(copy))
+                verdict = AdapterVerdict(digest=adapter_digest(copy), bytes=size)
+            if verdict.refusal is None:
+                pushed.keep(copy, Digest(verdict.digest))
+    except AdapterError as refusal:
+        verdict = AdapterVerdict(refusal=refusal)
+    return verdict_document(folder, base, limits, verdict)
+
+
+def _print(found: Json, pushed: Json | None, *, as_json: bool) -> None:
+    if as_json:
+        document = {"check": found, "pushed": pushed}
+        typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+    elif found["served"] is None:
+        typer.echo(f"{found['model']} is not a folder of this machine, so only a runner checks the adapter.", err=True)
+    else:
+        print_check(found)
+
+
+def _print_outcome(key: ObjectName, outcome: Outcome, pool: Manifest, stack: LocalStack) -> None:
+    printer = Printer(folds_lines=False)
+    if outcome.status != DONE:
+        printer.line(f"\n{key} ", ("is not served", "red"), f": {outcome.said}")
+        printer.line(f"motet adapter show {key.name} -n {key.namespace}   says more.")
+    elif outcome.entry is None:
+        printer.line(f"\n{key} is pushed. {outcome.said}")
+    else:
+        printer.line(f"\n{key} ", ("is served", "green"), ". Try:\n")
+        question = pool.resource.metadata.annotations.get(QUESTION_ANNOTATION) or QUESTION
+        status = {"adapters": [outcome.entry], "pools": []}
+        for command in example_commands(document_of(stack.layout)["url"], stack.layout, status, question):
+            printer.line(f"  {command}\n")
+        if needs_key(stack.layout, os.environ):
+            printer.line(NEEDS_KEY)
+
+
+def _generation(stack: LocalStack, key: ObjectName) -> int | None:
+    entry = _entry(stack, key)
+    return ready_of(entry).get("observedGeneration") if entry is not None else None
+
+
+def _entry(stack: LocalStack, key: ObjectName) -> Json | None:
+    return _entry_of(document_of(stack.layout), key)
+
+
+def _entry_of(document: Json, key: ObjectName) -> Json | None:
+    return next((one for one in document["adapters"] if ObjectName(one["namespace"], one["name"]) == key), None)
+
+
+def _resource(pool: Manifest) -> ServingPool:
+    assert isinstance(pool.resource, ServingPool)
+    return pool.resource

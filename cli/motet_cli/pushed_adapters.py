@@ -1,0 +1,224 @@
+"""The adapters that `motet adapter push` has copied into the state directory, and the manifests that it has written.
+
+DATA/adapters/<hex digest>/           the files of one adapter
+DATA/adapters/<hex digest>.manifests  the manifests that were written for it, also of other folders
+FOLDER/<namespace>.<name>.pushed.yaml in the folder that `motet up` watches
+
+Files are copied into a hidden folder, which is renamed once they are whole. All changes are made under one lock.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from motet.digest import adapter_digest, digest_from_hex, hex_of
+from motet.domain import Digest, ObjectName
+from motet.errors import NotFound, SetupError, StateDirectoryError
+from motet.processes.records import write_atomically
+from motet.resources import API_VERSION, LoRAAdapter, ServingPool, files_of, read_file, read_text
+from motet_cli.local_stack import LocalStack
+from motet_runner.sources.folder import adapter_folder
+
+LOCK = ".lock"
+RECORDS = ".manifests"
+HEADER = "# `motet adapter push` has written this file; `motet adapter rm` removes it and the adapter's files.\n"
+
+
+class PushedAdapters:
+    def __init__(self, stack: LocalStack) -> None:
+        self.folder = stack.layout.data / "adapters"
+        self._stack = stack
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Waits for other commands. What they have left half-done is removed."""
+        with _disk_errors(f"use {self.folder}"):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in self.folder.glob(".*-*"):
+                _remove(left)
+            yield
+        finally:
+            os.close(lock)
+
+    # ------------------------------------------------------------------------------------------------------ the files
+
+    @contextmanager
+    def copied(self, source: Path, max_bytes: int) -> Iterator[Path]:
+        """A copy of an adapter's files, which is removed afterwards if it was not kept. Raises AdapterFetchFailed if a
+        file is missing, too large or no file."""
+        found = adapter_folder(source, None)
+        files = found.stat_files(max_bytes)
+        draft = self.folder / f".push-{os.getpid()}"
+        try:
+            with _disk_errors(f"copy {found.path} to {self.folder}"):
+                draft.mkdir()
+                for file in files:
+                    with os.fdopen(found.open(file.name), "rb") as read, (draft / file.name).open("xb") as written:
+                        shutil.copyfileobj(read, written)
+                        written.flush()
+                        os.fsync(written.fileno())
+            if found.stat_files(max_bytes) != files:
+                raise SetupError(f"{found.path} changes while it is copied. Push it again once it is saved.")
+            yield draft
+        finally:
+            _remove(draft)
+
+    def keep(self, draft: Path, digest: Digest) -> Path:
+        """The place of these files. Equal files are there only once."""
+        place = self.place_of(digest)
+        with _disk_errors(f"write {place}"):
+            if place.exists() and not _is_whole(place, digest):
+                _remove(place)
+            if not place.exists():
+                draft.rename(place)
+                _sync(self.folder)
+        return place
+
+    def place_of(self, digest: Digest) -> Path:
+        return self.folder / hex_of(digest)
+
+    def remove_unused(self) -> list[Digest]:
+        """Removes the files that no manifest names, also none of a folder that `motet up` does not watch now."""
+        removed = []
+        with _disk_errors(f"remove files of {self.folder}"):
+            for place in list(self.folder.iterdir()):
+                with suppress(ValueError):
+                    digest = digest_from_hex(place.name)
+                    if not self._is_named(digest):
+                        place.rename(trash := self.folder / f".trash-{place.name}")
+                        _remove(trash)
+                        self._records(digest).unlink(missing_ok=True)
+                        removed.append(digest)
+        return removed
+
+    def _is_named(self, digest: Digest) -> bool:
+        """By any text in a manifest, also by one with an error: the last valid version of that stays in use."""
+        with suppress(OSError):
+            files = [*files_of(self._stack.watched), *map(Path, self._recorded(digest))]
+            return any(hex_of(digest).encode() in file.read_bytes() for file in files if file.is_file())
+        return True
+
+    def _recorded(self, digest: Digest) -> list[str]:
+        with suppress(FileNotFoundError):
+            return self._records(digest).read_text(errors="surrogateescape").splitlines()
+        return []
+
+    def _records(self, digest: Digest) -> Path:
+        return self.folder / (hex_of(digest) + RECORDS)
+
+    # -------------------------------------------------------------------------------------------------- the manifests
+
+    def manifest_of(self, name: ObjectName) -> Path:
+        return self._stack.watched / f"{name.namespace}.{name.name}.pushed.yaml"
+
+    def declared(self, name: ObjectName) -> LoRAAdapter | None:
+        """As an earlier push has written it, with all that was changed since. Raises SetupError if the name is not free
+        for a push."""
+        if not self._stack.watched.is_dir():
+            raise SetupError(
+                f"`motet up` watches one file, {self._stack.watched}. Start it with -f and a folder: there "
+                "`motet adapter push` writes a manifest for each adapter."
+            )
+        path = self.manifest_of(name)
+        for one in self._stack.manifests():
+            if one.key == ("LoRAAdapter", str(name)) and one.place.file != str(path):
+                raise SetupError(
+                    f"{name} is declared at {one.place}, which `motet adapter push` has not written. Change that "
+                    "manifest, or choose another name."
+                )
+        if not path.exists():
+            return None
+        reading = read_file(path)
+        for problem in reading.problems:
+            raise SetupError(f"{problem}. Correct this manifest, or remove it with `motet adapter rm {name.name}`.")
+        found = [one.resource for one in reading.manifests if isinstance(one.resource, LoRAAdapter)]
+        if [one.object_name for one in found] != [name]:
+            raise SetupError(f"{path} does not declare {name} alone. Move what else is in it to another file.")
+        return found[0]
+
+    def declare(self, name: ObjectName, pool: ServingPool, digest: Digest) -> bool:
+        """Writes the manifest. False: it has named these files before. Other fields stay as they are."""
+        path = self.manifest_of(name)
+        document: dict[str, Any] = {
+            "apiVersion": API_VERSION,
+            "kind": "LoRAAdapter",
+            "metadata": {"name": name.name, "namespace": name.namespace},
+            "spec": {"poolRef": {"name": pool.group.name, "namespace": pool.group.namespace}},
+        }
+        with _disk_errors(f"write {path}"):
+            before = path.read_text() if path.exists() else ""
+            if before:
+                document = yaml.safe_load(before)
+            document["spec"]["source"] = {"uri": self.place_of(digest).as_uri(), "digest": digest}
+            text = HEADER + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=200)
+            if text == before:
+                return False
+            recorded = self._recorded(digest)
+            if str(path) not in recorded:
+                lines = "".join(f"{one}\n" for one in (*recorded, path))
+                write_atomically(self._records(digest), lines.encode(errors="surrogateescape"))
+            write_atomically(path, text.encode())
+        return True
+
+    def withdraw(self, name: ObjectName) -> None:
+        """Removes the manifest. Raises SetupError if it is not one that a push has written."""
+        path = self.manifest_of(name)
+        if path.exists():
+            with _disk_errors(f"write {path}"):
+                path.unlink()
+            return
+        for one in self._stack.manifests():
+            if one.key == ("LoRAAdapter", str(name)):
+                raise SetupError(
+                    f"{name} is declared at {one.place}, which `motet adapter push` has not written. Remove it there."
+                )
+        raise NotFound(f"no adapter {name} has been pushed to this stack. `motet adapter ls` lists all adapters.")
+
+
+def name_of(namespace: str, name: str) -> ObjectName:
+    """Raises SetupError for what can't be the name of an object."""
+    metadata = {"name": name, "namespace": namespace}
+    text = yaml.safe_dump({"apiVersion": API_VERSION, "kind": "LoRAAdapter", "metadata": metadata})
+    for problem in read_text(text).problems:
+        if problem.field.startswith("metadata."):
+            option = "--namespace" if problem.field == "metadata.namespace" else "--as"
+            raise SetupError(f"{option}: {problem.message}")
+    return ObjectName(namespace, name)
+
+
+def _is_whole(place: Path, digest: Digest) -> bool:
+    try:
+        return adapter_digest(place) == digest
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _disk_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StateDirectoryError(
+            f"cannot {what}: {error.strerror or error}. Free some space, or correct the permissions."
+        ) from error
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,379 @@
+"""`motet adapter push` and `rm`: files and manifests, and how long a push waits. `tests/stack/test_pages.py` types both
+on a whole stack."""
+
+import errno
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from motet.digest import adapter_digest, hex_of
+from motet.domain import Digest, ObjectName
+from motet.errors import NotFound, SetupError, StateDirectoryError
+from motet.resources import LoRAAdapter, files_of, read_all
+from motet_cli import adapter_push
+from motet_cli.adapter_push import Awaited, Outcome
+from motet_cli.local_stack import LocalStack, running_stack
+from testbed.local_stack import BUNDLED
+from tests.cli.standing_stack import DIGEST, StandingStack, adapter_entry, standing_stack
+from tests.cli.test_commands import motet
+
+PIRATE, STORYTELLER = BUNDLED / "adapters" / "pirate", BUNDLED / "adapters" / "storyteller"
+SERVES = ("True", "Serving", "")
+REFUSED = ("False", "ShapeMismatch", "wrong shapes")
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[StandingStack]:
+    with standing_stack(tmp_path) as stack:
+        yield stack
+
+
+@pytest.fixture(autouse=True)
+def _(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("structlog.configure", lambda **_: None)  # that of this process
+
+
+def push(stack: StandingStack, folder: Path, name: str = "desk", **more: Any) -> int:
+    asked = {"namespace": "default", "model": None, "wait_seconds": 0.0, "as_json": False} | more
+    return adapter_push.push(stack.data, folder, name=name, **asked)
+
+
+def rm(stack: StandingStack, name: str = "desk", **more: Any) -> int:
+    return adapter_push.rm(stack.data, name, **{"namespace": "default", "wait_seconds": 5.0} | more)
+
+
+def kept(stack: StandingStack) -> list[str]:
+    """The adapters whose files are there, and everything that should not be."""
+    return sorted(path.name for path in (stack.data / "adapters").iterdir() if not path.name.endswith(".manifests"))
+
+
+def place_of(folder: Path) -> str:
+    return hex_of(adapter_digest(folder))
+
+
+def declared(stack: StandingStack, name: str = "default/desk") -> LoRAAdapter:
+    reading = read_all(files_of(stack.manifests))
+    assert not reading.problems
+    (found,) = [one.resource for one in reading.manifests if one.key == ("LoRAAdapter", name)]
+    assert isinstance(found, LoRAAdapter)
+    return found
+
+
+def of_another_seed(adapter: Path, target: Path) -> Path:
+    """Equal but for the scale: another revision."""
+    shutil.copytree(adapter, target)
+    config = json.loads((target / "adapter_config.json").read_text())
+    (target / "adapter_config.json").write_text(json.dumps(config | {"lora_alpha": 17}))
+    return target
+
+
+# ------------------------------------------------------------------------------------------------ files and manifests
+
+
+def test_a_push_copies_the_files_by_their_digest_and_declares_them(
+    stack: StandingStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = Path(shutil.copytree(PIRATE, tmp_path / "trained"))
+    (trained / "optimizer.pt").write_bytes(b"not for a runner")
+    assert push(stack, trained) == 0
+    place = stack.data / "adapters" / place_of(PIRATE)
+    assert kept(stack) == [".lock", place.name]
+    assert sorted(path.name for path in place.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert adapter_digest(place) == adapter_digest(PIRATE)
+    found = declared(stack)
+    assert (found.spec.source.uri, found.spec.source.digest) == (place.as_uri(), adapter_digest(PIRATE))
+    assert str(found.group) == "default/demo"
+    said = capsys.readouterr().out
+    assert "served on " in said
+    assert "default/desk is pushed. It is declared." in said
+
+
+def test_a_second_push_switches_the_revision_and_keeps_what_somebody_has_added(
+    stack: StandingStack, tmp_path: Path
+) -> None:
+    assert push(stack, PIRATE) == 0
+    path = stack.manifests / "default.desk.pushed.yaml"
+    document = yaml.safe_load(path.read_text())
+    document["spec"]["priority"] = "Batch"
+    path.write_text(yaml.safe_dump(document))
+    newer = of_another_seed(PIRATE, tmp_path / "newer")
+    stack.says(adapter_entry("desk", digest=adapter_digest(newer), Ready=SERVES))
+    assert push(stack, newer, wait_seconds=20.0) == 0
+    found = declared(stack)
+    assert (found.spec.source.digest, found.spec.priority) == (adapter_digest(newer), "Batch")
+    assert kept(stack) == [".lock", place_of(newer)], "the files of the earlier revision go once the new one serves"
+    assert path.read_text().startswith("# `motet adapter push` has written this file")
+
+
+def test_equal_files_of_two_names_are_one_copy_until_both_are_gone(
+    stack: StandingStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("desk", "chair"):
+        assert push(stack, PIRATE, name) == 0
+    assert kept(stack) == [".lock", place_of(PIRATE)]
+    assert rm(stack) == 0
+    assert kept(stack) == [".lock", place_of(PIRATE)]
+    assert capsys.readouterr().out.endswith("removed default/desk\n")
+    assert rm(stack, "chair") == 0
+    assert kept(stack) == [".lock"]
+    assert not list((stack.data / "adapters").glob("*.manifests"))
+    assert capsys.readouterr().out == "removed default/chair and its files\n"
+    assert not list(stack.manifests.glob("*.pushed.yaml"))
+
+
+def test_files_that_a_manifest_of_another_folder_names_stay(tmp_path: Path) -> None:
+    """`motet up` may watch another folder next time, with the same state directory."""
+    with standing_stack(tmp_path) as first:
+        assert push(first, PIRATE) == 0
+    shutil.move(tmp_path / "manifests", tmp_path / "first")
+    with standing_stack(tmp_path) as second:
+        record = next((second.data / "adapters").glob("*.manifests"))
+        record.write_text(str(tmp_path / "first" / "default.desk.pushed.yaml") + "\n")
+        assert push(second, PIRATE, "chair") == 0
+        assert rm(second, "chair") == 0
+        assert kept(second) == [".lock", place_of(PIRATE)]
+
+
+def test_what_is_refused_leaves_nothing_and_the_earlier_revision_declared(
+    stack: StandingStack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert push(stack, PIRATE) == 0
+    before = declared(stack)
+    capsys.readouterr()
+    broken = Path(shutil.copytree(PIRATE, tmp_path / "broken"))
+    config = json.loads((broken / "adapter_config.json").read_text())
+    (broken / "adapter_config.json").write_text(json.dumps(config | {"r": 4}))
+    assert push(stack, broken, as_json=True) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["check"]["reason"], found["pushed"]) == ("ShapeMismatch", None)
+    assert found["check"]["adapter"] == str(broken)
+    (broken / "adapter_model.safetensors").unlink()
+    assert push(stack, broken, "other") == 1
+    assert "has no adapter_model.safetensors" in capsys.readouterr().out
+    assert kept(stack) == [".lock", place_of(PIRATE)]
+    assert declared(stack) == before
+    assert len(list(stack.manifests.glob("*.pushed.yaml"))) == 1
+
+
+def test_a_copy_that_fails_half_way_leaves_nothing(stack: StandingStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(read: Any, written: Any) -> None:
+        written.write(read.read(10))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(
+        StateDirectoryError, match=r"cannot copy .*pirate to .*adapters: No space left on device\. Free"
+    ):
+        push(stack, PIRATE)
+    assert kept(stack) == [".lock"]
+    assert not list(stack.manifests.glob("*.pushed.yaml"))
+
+
+def test_what_a_killed_command_has_left_goes_with_the_next_one(stack: StandingStack) -> None:
+    left = [stack.data / "adapters" / name for name in (".push-1", f".trash-{'0' * 64}")]
+    for folder in left:
+        folder.mkdir(parents=True)
+    half = stack.data / "adapters" / place_of(PIRATE)
+    half.mkdir()
+    (half / "adapter_config.json").write_text("{")
+    assert push(stack, PIRATE) == 0
+    assert kept(stack) == [".lock", place_of(PIRATE)]
+    assert adapter_digest(half) == adapter_digest(PIRATE)
+
+
+def test_files_that_change_during_the_copy_are_not_pushed(
+    stack: StandingStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = Path(shutil.copytree(PIRATE, tmp_path / "trained"))
+    copy = shutil.copyfileobj
+
+    def beside_a_training(read: Any, written: Any) -> None:
+        copy(read, written)
+        (trained / "adapter_config.json").write_text("{}")
+
+    monkeypatch.setattr("shutil.copyfileobj", beside_a_training)
+    with pytest.raises(SetupError, match=r"trained changes while it is copied\. Push it again once it is saved"):
+        push(stack, trained)
+    assert kept(stack) == [".lock"]
+
+
+def test_a_base_model_of_a_hub_is_left_to_the_runner(stack: StandingStack, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = json.loads((stack.manifests / "pool.json").read_text())
+    pool["spec"]["model"]["uri"] = "hf://org/base"
+    (stack.manifests / "pool.json").write_text(json.dumps(pool))
+    assert push(stack, PIRATE) == 0
+    assert "hf://org/base is not a folder of this machine, so only a runner checks" in capsys.readouterr().err
+    assert declared(stack).spec.source.digest == adapter_digest(PIRATE)
+
+
+# -------------------------------------------------------------------------------------------------------- the names
+
+
+def test_a_name_that_somebody_has_declared_is_left_alone(stack: StandingStack) -> None:
+    place = f"{stack.manifests}/pirate.json:1:1"
+    with pytest.raises(SetupError, match=rf"default/pirate is declared at {place}, which .* Change that manifest"):
+        push(stack, STORYTELLER, "pirate")
+    with pytest.raises(SetupError, match=rf"default/pirate is declared at {place}, which .* Remove it there"):
+        rm(stack, "pirate")
+    with pytest.raises(NotFound, match="no adapter default/none has been pushed to this stack"):
+        rm(stack, "none")
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ({"name": "../desk"}, "--as: "),
+        ({"name": "Desk"}, "--as: "),
+        ({"name": "desk", "namespace": "a.b"}, "--namespace: "),
+        (
+            {"name": "desk", "model": "llama"},
+            r"no pool serves the base model 'llama'\. Served are: motet-demo \(pool def",
+        ),
+    ],
+)
+def test_what_cannot_be_named_so_is_refused_by_its_option(
+    named: dict[str, str], says: str, stack: StandingStack
+) -> None:
+    with pytest.raises(SetupError, match=says):
+        push(stack, PIRATE, **named)
+    assert not list(stack.manifests.glob("*.pushed.yaml"))
+
+
+def test_of_several_pools_one_is_named_and_a_name_keeps_it(stack: StandingStack) -> None:
+    pool = json.loads((stack.manifests / "pool.json").read_text())
+    pool["metadata"]["name"] = "second"
+    pool["spec"]["model"]["servedName"] = "other-base"
+    (stack.manifests / "second.json").write_text(json.dumps(pool))
+    with pytest.raises(
+        SetupError, match=r"several pools come into question: motet-demo .*, other-base .* with --model"
+    ):
+        push(stack, PIRATE)
+    assert push(stack, PIRATE, model="other-base") == 0
+    assert str(declared(stack).group) == "default/second"
+    assert push(stack, STORYTELLER) == 0
+    assert declared(stack).spec.source.digest == adapter_digest(STORYTELLER)
+    with pytest.raises(SetupError, match="default/desk belongs to pool default/second, and a name keeps its pool"):
+        push(stack, PIRATE, model="motet-demo")
+
+
+def test_a_pushed_manifest_with_an_error_is_named(stack: StandingStack) -> None:
+    assert push(stack, PIRATE) == 0
+    path = stack.manifests / "default.desk.pushed.yaml"
+    path.write_text(path.read_text().replace("source:", "sauce:"))
+    with pytest.raises(
+        SetupError, match=r"spec\.source: is required\. Correct this manifest, or remove it with `motet"
+    ):
+        push(stack, STORYTELLER)
+    assert rm(stack) == 0
+    assert kept(stack) == [".lock"]
+
+
+def test_a_stack_that_watches_one_file_takes_no_push(tmp_path: Path) -> None:
+    with standing_stack(tmp_path, watched="manifests/pool.json") as stack:
+        with pytest.raises(
+            SetupError, match=r"`motet up` watches one file, .*pool\.json\. Start it with -f and a folder"
+        ):
+            push(stack, PIRATE)
+        assert not (stack.data / "adapters").exists()
+
+
+def test_without_a_stack_the_commands_say_what_a_cluster_needs(tmp_path: Path) -> None:
+    done = motet("adapter", "push", str(PIRATE), "--as", "desk", "--data-dir", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "kubectl apply a LoRAAdapter (docs/guides/tenant.md)" in done.stderr
+    done = motet("adapter", "rm", "desk", "-n", "acme", "--data-dir", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "In a cluster: kubectl delete lora desk -n acme" in done.stderr
+
+
+# -------------------------------------------------------------------------------------------------------- the waiting
+
+
+class Clock:
+    now = 1.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def awaited(stack: StandingStack, clock: Clock, *, before: int | None = None) -> Awaited:
+    found: LocalStack = running_stack(stack.data, in_a_cluster="")
+    manifest = stack.manifests / "default.desk.pushed.yaml"
+    return Awaited(found, ObjectName("default", "desk"), Digest(DIGEST), manifest=manifest, before=before, clock=clock)
+
+
+def test_a_push_is_done_when_these_files_serve(stack: StandingStack) -> None:
+    waiting = awaited(stack, Clock())
+    assert waiting.look() is None
+    stack.says(adapter_entry("desk", digest=None, Ready=("Unknown", "Checking", "a runner is checking")))
+    assert waiting.look() is None
+    stack.says(adapter_entry("desk", digest=f"sha256:{'c' * 64}", Ready=SERVES))
+    assert waiting.look() is None, "the earlier revision still serves"
+    stack.says(entry := adapter_entry("desk", Ready=SERVES))
+    assert waiting.look() == Outcome(0, entry)
+
+
+def test_a_refusal_counts_once_it_has_stayed(stack: StandingStack) -> None:
+    clock = Clock()
+    waiting = awaited(stack, clock)
+    entry = adapter_entry("desk", digest=None, Ready=REFUSED, Certified=REFUSED)
+    stack.says(entry)
+    assert waiting.look() is None
+    clock.now += 1.5
+    assert waiting.look() is None
+    clock.now += 0.6
+    assert waiting.look() == Outcome(1, entry, "ShapeMismatch: wrong shapes")
+
+
+def test_a_refusal_of_earlier_files_does_not_count(stack: StandingStack) -> None:
+    clock = Clock()
+    waiting = awaited(stack, clock, before=1)
+    stack.says(adapter_entry("desk", digest=None, Ready=REFUSED, Certified=REFUSED))
+    for _ in range(3):
+        clock.now += 10
+        assert waiting.look() is None
+
+
+def test_an_adapter_of_a_pool_without_runners_is_not_waited_for(stack: StandingStack) -> None:
+    stack.says(adapter_entry("desk", digest=None, Ready=("True", "ScaledToZero", "no runner is needed now")))
+    assert awaited(stack, Clock()).look() == Outcome(0, None, "ScaledToZero: no runner is needed now")
+
+
+def test_a_push_that_waits_too_long_says_for_what(stack: StandingStack, capsys: pytest.CaptureFixture[str]) -> None:
+    assert push(stack, PIRATE, wait_seconds=0.2) == 1
+    assert "is not served: not ready after 0.2 s: the operator has not read its manifest" in capsys.readouterr().out
+    waiting = ("Unknown", "WaitingForRunner", "no runner of pool default/demo is ready")
+    stack.says(adapter_entry("desk", digest=None, Ready=waiting))
+    assert push(stack, PIRATE, wait_seconds=0.2, as_json=True) == 1
+    found = json.loads(capsys.readouterr().out)["pushed"]
+    assert found["message"] == "not ready after 0.2 s: WaitingForRunner: no runner of pool default/demo is ready"
+    assert (found["ready"], found["changed"]) == (False, False)
+
+
+def test_a_served_adapter_comes_with_commands_to_try(stack: StandingStack, capsys: pytest.CaptureFixture[str]) -> None:
+    stack.says(adapter_entry("desk", digest=adapter_digest(PIRATE), Ready=SERVES))
+    assert push(stack, PIRATE, wait_seconds=5.0) == 0
+    said = capsys.readouterr().out
+    assert "default/desk is served. Try:" in said
+    assert "curl http://x/v1/chat/completions" in said
+    assert f"chat default/desk --data-dir {stack.data}" in said
+
+
+def test_files_stay_until_the_stack_has_noticed_that_the_name_is_gone(
+    stack: StandingStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert push(stack, PIRATE) == 0
+    stack.says(adapter_entry("desk", digest=adapter_digest(PIRATE), Ready=SERVES))
+    assert rm(stack, wait_seconds=0.2) == 1
+    assert "the stack still has the adapter after 0.2 s. See the operator's log" in capsys.readouterr().err
+    assert kept(stack) == [".lock", place_of(PIRATE)]
+    assert not (stack.manifests / "default.desk.pushed.yaml").exists()
+    stack.says()
+    assert push(stack, STORYTELLER, "other") == 0
+    assert rm(stack, "other") == 0
+    assert kept(stack) == [".lock"]
