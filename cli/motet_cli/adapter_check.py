@@ -87,7 +87,7 @@ def print_check(document: dict[str, Any]) -> None:
     printer.table(
         ("rank", f"{document['rank']}"),
         [
-            ("scale", f"{scales} (lora_alpha {document['alpha']:g})"),
+            ("scale", f"{scales} ({document['method']}, lora_alpha {document['alpha']:g})"),
             ("linears", f"{len(document['linears'])}: {kinds}"),
             ("size", f"{document['bytes'] / MIB:.1f} MiB"),
             ("digest", document["digest"]),

@@ -79,7 +79,7 @@ def push(
         before = _generation(stack, key)
         changed = pushed.declare(key, _resource(pool), digest)
     waiting = Awaited(stack, key, digest, manifest=pushed.manifest_of(key), before=before if changed else None)
-    outcome = waiting.until(wait_seconds) if wait_seconds else Outcome(DONE, None, "It is declared.")
+    outcome = waiting.until(wait_seconds) if wait_seconds else Outcome(DONE, None, "Nothing was waited for.")
     if outcome.status == DONE and wait_seconds:
         with pushed.locked():
             pushed.remove_unused()  # earlier revisions
@@ -229,7 +229,8 @@ def _print_outcome(key: ObjectName, outcome: Outcome, pool: Manifest, stack: Loc
         printer.line(f"\n{key} ", ("is not served", "red"), f": {outcome.said}")
         printer.line(f"motet adapter show {key.name} -n {key.namespace}   says more.")
     elif outcome.entry is None:
-        printer.line(f"\n{key} is pushed. {outcome.said}")
+        printer.line(f"\n{key} is declared. {outcome.said}")
+        printer.line(f"motet adapter show {key.name} -n {key.namespace}   says what became of it.")
     else:
         printer.line(f"\n{key} ", ("is served", "green"), ". Try:\n")
         question = pool.resource.metadata.annotations.get(QUESTION_ANNOTATION) or QUESTION

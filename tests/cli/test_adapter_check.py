@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from motet_runner.adapters.certification import certify
 from motet_runner.execute.load.base_outline import limits_of
 from motet_runner.interface import EngineConfig
 from testbed.local_stack import BUNDLED
+from tests.cli.standing_stack import standing_stack
 from tests.cli.test_commands import motet
 
 MODEL, PIRATE = BUNDLED / "model", BUNDLED / "adapters" / "pirate"
@@ -78,7 +81,9 @@ def test_a_person_reads_the_verdict_with_warnings(
     configured(adapter, task_type="SEQ_CLS")
     assert run(adapter, base, tmp_path, as_json=False) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith(f"served on {base} (bfloat16, ranks up to 64) rank 8 scale 2 (lora_alpha 16) linears 28: ")
+    assert said.startswith(
+        f"served on {base} (bfloat16, ranks up to 64) rank 8 scale 2 (lora, lora_alpha 16) linears 28: "
+    )
     assert "warning task_type is SEQ_CLS, so it was not trained to generate text" in said
 
 
@@ -132,6 +137,36 @@ def test_what_cannot_be_checked_is_named(adapter: Path, base: Path, tmp_path: Pa
         run(adapter, base, tmp_path, dtype="int3")
 
 
+@pytest.mark.parametrize("model", [None, "motet-demo", "default/demo"])
+def test_the_base_model_of_a_running_stack_needs_no_folder(
+    model: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with standing_stack(tmp_path) as stack:
+        pool = json.loads((stack.manifests / "pool.json").read_text())
+        pool["spec"]["engine"] |= {"maxLoraRank": 4, "dtype": "float16"}
+        pool["spec"]["admission"] = {"maxAdapterSizeBytes": 300_000}
+        (stack.manifests / "pool.json").write_text(json.dumps(pool))
+        asked = {"model": model, "as_json": True}
+        assert adapter_check.check(stack.data, PIRATE, dtype=None, max_lora_rank=None, **asked) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert (found["model"], found["dtype"]) == (str(stack.manifests / "model"), "float16")
+        assert (found["max_lora_rank"], found["reason"]) == (4, "RankTooLarge")
+        assert adapter_check.check(stack.data, PIRATE, dtype="float32", max_lora_rank=8, **asked) == 0
+        assert json.loads(capsys.readouterr().out)["dtype"] == "float32"
+        oneword = BUNDLED / "adapters" / "oneword"
+        assert adapter_check.check(stack.data, oneword, dtype=None, max_lora_rank=None, **asked) == 1
+        assert json.loads(capsys.readouterr().out)["reason"] == "TooLarge"
+
+
+def test_a_base_model_of_a_hub_needs_a_folder(tmp_path: Path) -> None:
+    with standing_stack(tmp_path) as stack:
+        pool = json.loads((stack.manifests / "pool.json").read_text())
+        pool["spec"]["model"]["uri"] = "hf://org/base"
+        (stack.manifests / "pool.json").write_text(json.dumps(pool))
+        with pytest.raises(SetupError, match=r"hf://org/base is not a folder of this machine\. Name the folder"):
+            adapter_check.check(stack.data, PIRATE, model=None, dtype=None, max_lora_rank=None, as_json=True)
+
+
 def test_the_command_ends_with_the_verdict(adapter: Path, base: Path, tmp_path: Path) -> None:
     configured(adapter, bias="all", lora_bias=True)
     done = motet("adapter", "check", str(adapter), "--model", str(base))
@@ -140,3 +175,33 @@ def test_the_command_ends_with_the_verdict(adapter: Path, base: Path, tmp_path: 
     done = motet("adapter", "check", str(adapter), "--data-dir", str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (2, "")
     assert "no --model was given, and no local stack runs" in done.stderr
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules.update(torch=None, transformers=None)
+"""
+
+
+def test_without_torch_the_command_says_what_is_missing(tmp_path: Path) -> None:
+    program = WITHOUT_TORCH + "from motet_cli.main import main; main()"
+    arguments = ["adapter", "check", str(PIRATE), "--model", str(MODEL), "--data-dir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "motet: without torch nothing says which linears a base model has. Install motet[runner].\n"
+
+
+def test_the_check_itself_needs_no_torch() -> None:
+    """Where the linears are known, as in a runner's service."""
+    limits = limits_of(EngineConfig(model=MODEL))
+    program = WITHOUT_TORCH + (
+        "from pathlib import Path\n"
+        "from motet_runner.adapter_inspection import verdict_on\n"
+        "from motet_runner.adapters.certification import EngineLimits\n"
+        f"limits = EngineLimits({limits.target_modules!r}, {limits.max_lora_rank}, {limits.dtype!r})\n"
+        f"print(verdict_on(Path({str(PIRATE)!r}), limits, max_bytes=1 << 30).digest)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == adapter_digest(PIRATE)

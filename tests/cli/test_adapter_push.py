@@ -4,6 +4,7 @@ on a whole stack."""
 import errno
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from motet.resources import LoRAAdapter, files_of, read_all
 from motet_cli import adapter_push
 from motet_cli.adapter_push import Awaited, Outcome
 from motet_cli.local_stack import LocalStack, running_stack
+from motet_cli.pushed_adapters import PushedAdapters
 from testbed.local_stack import BUNDLED
 from tests.cli.standing_stack import DIGEST, StandingStack, adapter_entry, standing_stack
 from tests.cli.test_commands import motet
@@ -90,7 +92,7 @@ def test_a_push_copies_the_files_by_their_digest_and_declares_them(
     assert str(found.group) == "default/demo"
     said = capsys.readouterr().out
     assert "served on " in said
-    assert "default/desk is pushed. It is declared." in said
+    assert "default/desk is declared. Nothing was waited for.\nmotet adapter show desk -n default   says" in said
 
 
 def test_a_second_push_switches_the_revision_and_keeps_what_somebody_has_added(
@@ -186,6 +188,19 @@ def test_what_a_killed_command_has_left_goes_with_the_next_one(stack: StandingSt
     assert adapter_digest(half) == adapter_digest(PIRATE)
 
 
+def test_commands_take_turns(stack: StandingStack) -> None:
+    assert push(stack, PIRATE) == 0
+    other = PushedAdapters(running_stack(stack.data, in_a_cluster=""))
+    removal = threading.Thread(target=rm, args=(stack,))
+    with other.locked():
+        removal.start()
+        removal.join(timeout=0.5)
+        assert other.manifest_of(ObjectName("default", "desk")).exists()
+    removal.join(timeout=60)
+    assert not other.manifest_of(ObjectName("default", "desk")).exists()
+    assert kept(stack) == [".lock"]
+
+
 def test_files_that_change_during_the_copy_are_not_pushed(
     stack: StandingStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,12 +268,22 @@ def test_of_several_pools_one_is_named_and_a_name_keeps_it(stack: StandingStack)
         SetupError, match=r"several pools come into question: motet-demo .*, other-base .* with --model"
     ):
         push(stack, PIRATE)
+    with pytest.raises(
+        SetupError, match=r"several pools come into question: motet-demo .*, other-base .* with --model"
+    ):
+        push(stack, PIRATE, model=str(BUNDLED / "model"))
+    assert push(stack, PIRATE, "chair", model="motet-demo") == 0
     assert push(stack, PIRATE, model="other-base") == 0
     assert str(declared(stack).group) == "default/second"
     assert push(stack, STORYTELLER) == 0
     assert declared(stack).spec.source.digest == adapter_digest(STORYTELLER)
     with pytest.raises(SetupError, match="default/desk belongs to pool default/second, and a name keeps its pool"):
         push(stack, PIRATE, model="motet-demo")
+
+
+def test_a_base_model_may_be_named_by_its_folder(stack: StandingStack) -> None:
+    assert push(stack, PIRATE, model=str(BUNDLED / "model")) == 0
+    assert str(declared(stack).group) == "default/demo"
 
 
 def test_a_pushed_manifest_with_an_error_is_named(stack: StandingStack) -> None:

@@ -55,7 +55,12 @@ def test_motet_version_prints_the_version() -> None:
 
 def test_without_a_command_help_is_printed() -> None:
     said = motet().stdout
-    assert all(command in said for command in ("up", "down", "status", "chat", "version"))
+    assert all(command in said for command in ("up", "down", "status", "chat", "adapter", "version"))
+
+
+def test_the_commands_of_adapters_are_listed() -> None:
+    said = motet("adapter", "--help").stdout
+    assert all(f" {command} " in said for command in ("check", "ls", "show", "push", "rm"))
 
 
 def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path, taken: int) -> None:
