@@ -76,7 +76,8 @@ def limits_for(base: Base) -> "EngineLimits | None":
 
 def print_check(document: dict[str, Any]) -> None:
     printer = Printer(width_of_a_pipe=WIDTH_OF_A_PIPE)
-    base = f"{document['model']} ({document['dtype']}, ranks up to {document['max_lora_rank']})"
+    checked_for = f" ({document['dtype']}, ranks up to {document['max_lora_rank']})" if document["dtype"] else ""
+    base = f"{document['model']}{checked_for}"
     if not document["served"]:
         reason = f" ({document['reason']})" if document["reason"] else ""
         printer.whole_line(("refused", "red"), f"{reason} on {base}: {document['message']}")

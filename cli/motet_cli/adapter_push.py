@@ -66,7 +66,7 @@ def push(
     folder = adapter_folder_named(folder)
     stack = running_stack(data_dir, in_a_cluster=IN_A_CLUSTER)
     pushed = PushedAdapters(stack)
-    key = name_of(namespace, name)
+    key = name_of(namespace, name, given_as="--as")
     pool = _pool_for(key, model, stack, pushed)
     base = base_of(pool)
     limits = limits_for(base)
@@ -101,7 +101,7 @@ def push(
 
 def rm(data_dir: Path, name: str, *, namespace: str, wait_seconds: float) -> int:
     """Exit status 1: the stack has not noticed in time."""
-    key = ObjectName(namespace, name)
+    key = name_of(namespace, name, given_as="NAME")
     stack = running_stack(data_dir, in_a_cluster=f"kubectl delete lora {name} -n {namespace}")
     pushed = PushedAdapters(stack)
     with pushed.locked():
@@ -226,7 +226,7 @@ def _print(found: Json, pushed: Json | None, *, as_json: bool) -> None:
 def _print_outcome(key: ObjectName, outcome: Outcome, pool: Manifest, stack: LocalStack) -> None:
     printer = Printer(folds_lines=False)
     if outcome.status != DONE:
-        printer.line(f"\n{key} ", ("is not served", "red"), f": {outcome.said}")
+        printer.line(f"\n{key} ", ("does not serve these files", "red"), f": {outcome.said}")
         printer.line(f"motet adapter show {key.name} -n {key.namespace}   says more.")
     elif outcome.entry is None:
         printer.line(f"\n{key} is declared. {outcome.said}")

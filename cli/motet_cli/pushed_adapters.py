@@ -140,10 +140,10 @@ class PushedAdapters:
         reading = read_file(path)
         for problem in reading.problems:
             raise SetupError(f"{problem}. Correct this manifest, or remove it with `motet adapter rm {name.name}`.")
-        found = [one.resource for one in reading.manifests if isinstance(one.resource, LoRAAdapter)]
-        if [one.object_name for one in found] != [name]:
+        resources = [one.resource for one in reading.manifests]
+        if len(resources) != 1 or not isinstance(resources[0], LoRAAdapter) or resources[0].object_name != name:
             raise SetupError(f"{path} does not declare {name} alone. Move what else is in it to another file.")
-        return found[0]
+        return resources[0]
 
     def declare(self, name: ObjectName, pool: ServingPool, digest: Digest) -> bool:
         """Writes the manifest. False: it has named these files before. Other fields stay as they are."""
@@ -184,13 +184,13 @@ class PushedAdapters:
         raise NotFound(f"no adapter {name} has been pushed to this stack. `motet adapter ls` lists all adapters.")
 
 
-def name_of(namespace: str, name: str) -> ObjectName:
-    """Raises SetupError for what can't be the name of an object."""
+def name_of(namespace: str, name: str, *, given_as: str) -> ObjectName:
+    """Raises SetupError for what can't be the name of an object. `given_as`: where the command has the name."""
     metadata = {"name": name, "namespace": namespace}
     text = yaml.safe_dump({"apiVersion": API_VERSION, "kind": "LoRAAdapter", "metadata": metadata})
     for problem in read_text(text).problems:
         if problem.field.startswith("metadata."):
-            option = "--namespace" if problem.field == "metadata.namespace" else "--as"
+            option = "--namespace" if problem.field == "metadata.namespace" else given_as
             raise SetupError(f"{option}: {problem.message}")
     return ObjectName(namespace, name)
 

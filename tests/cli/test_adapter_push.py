@@ -224,6 +224,8 @@ def test_a_base_model_of_a_hub_is_left_to_the_runner(stack: StandingStack, capsy
     assert push(stack, PIRATE) == 0
     assert "hf://org/base is not a folder of this machine, so only a runner checks" in capsys.readouterr().err
     assert declared(stack).spec.source.digest == adapter_digest(PIRATE)
+    assert push(stack, BUNDLED, "empty") == 1
+    assert capsys.readouterr().out.startswith(f"refused on hf://org/base: {BUNDLED} has no adapter_config.json.")
 
 
 # -------------------------------------------------------------------------------------------------------- the names
@@ -235,6 +237,8 @@ def test_a_name_that_somebody_has_declared_is_left_alone(stack: StandingStack) -
         push(stack, STORYTELLER, "pirate")
     with pytest.raises(SetupError, match=rf"default/pirate is declared at {place}, which .* Remove it there"):
         rm(stack, "pirate")
+    with pytest.raises(SetupError, match="NAME: "):
+        rm(stack, "../pirate")
     with pytest.raises(NotFound, match="no adapter default/none has been pushed to this stack"):
         rm(stack, "none")
 
@@ -296,6 +300,14 @@ def test_a_pushed_manifest_with_an_error_is_named(stack: StandingStack) -> None:
         push(stack, STORYTELLER)
     assert rm(stack) == 0
     assert kept(stack) == [".lock"]
+
+
+def test_a_pushed_manifest_that_declares_more_is_left_alone(stack: StandingStack) -> None:
+    assert push(stack, PIRATE) == 0
+    path = stack.manifests / "default.desk.pushed.yaml"
+    path.write_text(f"{path.read_text()}---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: acme}}\n")
+    with pytest.raises(SetupError, match=r"does not declare default/desk alone\. Move what else is in it to another"):
+        push(stack, STORYTELLER)
 
 
 def test_a_stack_that_watches_one_file_takes_no_push(tmp_path: Path) -> None:
@@ -371,7 +383,10 @@ def test_an_adapter_of_a_pool_without_runners_is_not_waited_for(stack: StandingS
 
 def test_a_push_that_waits_too_long_says_for_what(stack: StandingStack, capsys: pytest.CaptureFixture[str]) -> None:
     assert push(stack, PIRATE, wait_seconds=0.2) == 1
-    assert "is not served: not ready after 0.2 s: the operator has not read its manifest" in capsys.readouterr().out
+    assert (
+        "does not serve these files: not ready after 0.2 s: the operator has not read its manifest"
+        in capsys.readouterr().out
+    )
     waiting = ("Unknown", "WaitingForRunner", "no runner of pool default/demo is ready")
     stack.says(adapter_entry("desk", digest=None, Ready=waiting))
     assert push(stack, PIRATE, wait_seconds=0.2, as_json=True) == 1

@@ -10,21 +10,21 @@ from motet_runner.execute.adapters.lora_linears import features
 from motet_runner.execute.load import base_outline
 from motet_runner.execute.load.load_model import load
 from motet_runner.interface import EngineConfig
-from tests.runner.families import BY_NAME, save_model
+from tests.runner.families import BY_NAME, FAMILIES, MORE, Family, save_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-LOADED = ("GPT-2", "Llama, dynamic rope")
+LOADED = ("GPT-2", "Llama, dynamic rope", "BioGPT")
 """They decide something by their numbers, so their weights are read."""
 
 
 @pytest.mark.parametrize(
-    "family", ["Llama", "Phi 3", "GPT-NeoX", "Gemma 3, some layers sliding", "Mixtral, a mixture of experts", *LOADED]
+    "family", [*FAMILIES, *(pytest.param(family, marks=pytest.mark.soak) for family in MORE)], ids=lambda one: one.name
 )
-def test_the_linears_are_those_of_the_loaded_model(family: str, tmp_path: Path) -> None:
-    folder = save_model(BY_NAME[family].config, tmp_path / "model")
+def test_the_linears_are_those_of_the_loaded_model(family: Family, tmp_path: Path) -> None:
+    folder = save_model(family.config, tmp_path / "model")
     found = {path: features(module) for path, module in load(folder, "float32", "cpu").linears.items()}
-    if family not in LOADED:
+    if family.name not in LOADED:
         for weights in folder.glob("*.safetensors"):
             weights.unlink()
     limits = base_outline.limits_of(EngineConfig(model=folder, max_lora_rank=7, device="cpu"))
