@@ -29,7 +29,7 @@ def ls(data_dir: Path, *, as_json: bool) -> int:
         columns = ("adapter", "model", "phase", "digest", "rank", "resident", "note")
         Printer(width_of_a_pipe=WIDTH_OF_A_PIPE).table(columns, [_row(one) for one in found])
     else:
-        typer.echo("There are no adapters yet. Declare one, as docs/tutorials/laptop.md shows.", err=True)
+        typer.echo("There are no adapters yet. Add one: motet adapter push DIR --as NAME", err=True)
     return 0
 
 

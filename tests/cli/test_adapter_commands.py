@@ -110,7 +110,7 @@ def test_an_unknown_name_gets_the_nearest_one(stack: StandingStack) -> None:
 def test_a_stack_without_adapters_says_so(stack: StandingStack) -> None:
     done = motet("adapter", "ls", "--data-dir", str(stack.data))
     assert (done.returncode, done.stdout) == (0, "")
-    assert "There are no adapters yet." in done.stderr
+    assert done.stderr == "There are no adapters yet. Add one: motet adapter push DIR --as NAME\n"
 
 
 def test_without_a_stack_the_commands_say_how_to_start_one_and_what_a_cluster_has(tmp_path: Path) -> None:

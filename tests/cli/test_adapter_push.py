@@ -15,6 +15,7 @@ import yaml
 from motet.digest import adapter_digest, hex_of
 from motet.domain import Digest, ObjectName
 from motet.errors import NotFound, SetupError, StateDirectoryError
+from motet.keys import KEYS_MADE_FILE
 from motet.resources import LoRAAdapter, files_of, read_all
 from motet_cli import adapter_push
 from motet_cli.adapter_push import Awaited, Outcome
@@ -402,6 +403,10 @@ def test_a_served_adapter_comes_with_commands_to_try(stack: StandingStack, capsy
     assert "default/desk is served. Try:" in said
     assert "curl http://x/v1/chat/completions" in said
     assert f"chat default/desk --data-dir {stack.data}" in said
+    assert "motet key create" not in said
+    (stack.data / KEYS_MADE_FILE).touch()
+    assert push(stack, PIRATE, wait_seconds=5.0) == 0
+    assert "These commands need an API key. Make one: motet key create" in capsys.readouterr().out
 
 
 def test_files_stay_until_the_stack_has_noticed_that_the_name_is_gone(
