@@ -77,7 +77,7 @@ class Runner:
         for effect in self.policy.take_effects():
             match effect:
                 case effects.Release():
-                    assert effect.held.lease.file is not None, "a lease is released once"
+                    assert not effect.held.lease.released, "a lease is released once"
                     effect.held.lease.release()
                 case effects.Succeed():
                     order = self.orders.pop(effect.who, None)
@@ -318,7 +318,7 @@ class SharedCache(RuleBasedStateMachine):
     def what_is_held_is_locked(self) -> None:
         for runner in self.runners:
             for life in runner.policy:
-                assert life.held is None or life.held.lease.file is not None
+                assert life.held is None or not life.held.lease.released
 
     def teardown(self) -> None:
         try:
@@ -345,7 +345,7 @@ class SharedCache(RuleBasedStateMachine):
             assert not life.ready, "a request waits for what is there"
         held = [life.held for life in runner.policy if life.held is not None]
         assert all(one.lease.is_live() for one in held), "a lease of a folder that has gone"
-        unreleased = {id(one.lease) for one in runner.leases if one.lease.file is not None}
+        unreleased = {id(one.lease) for one in runner.leases if not one.lease.released}
         assert unreleased == {id(one.lease) for one in held}, "a lease that nobody holds"
         for life in runner.policy:
             assert not (life.drop_when_idle and life.idle and not runner.users[life.digest]), "it was dropped"

@@ -181,7 +181,7 @@ def full_disk(tmp_path):
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         lacking("the right to mount a file system")
     yield place
-    subprocess.run(["umount", place], check=True)
+    subprocess.run(["umount", "-l", place], check=True)
 
 
 async def test_a_full_disk_gives_a_clear_error_and_leaves_no_files(tmp_path, full_disk):

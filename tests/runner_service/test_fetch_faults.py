@@ -23,6 +23,7 @@ from motet.errors import AdapterFetchFailed
 from motet.settings import ProcessSettings
 from motet_runner.adapters import folder_fetch, folder_lease
 from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.digest_lease import DigestLease
 from motet_runner.adapters.folder_fetch import copy_folder
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.values import FetchRequest
@@ -303,7 +304,7 @@ async def test_a_check_that_hangs_fails_its_order(impatient, monkeypatch):
 
 async def test_an_adapter_whose_eviction_hangs_counts_as_gone(impatient, monkeypatch):
     one = await impatient.ensure(1)
-    hung = HungDisk(monkeypatch, folder_lease.FolderLease, "become_exclusive")
+    hung = HungDisk(monkeypatch, DigestLease, "become_exclusive")
     second = asyncio.create_task(impatient.ensure(2))
     await until(lambda: impatient.adapters.get(one.digest) is None)
     assert hung.began == 1
@@ -470,7 +471,7 @@ async def test_a_cache_that_hangs_does_not_hold_up_who_releases_a_folder(setup, 
         hangs.set()
         return may_go_on.wait(20)
 
-    monkeypatch.setattr(folder_lease.FolderLease, "_is_at_its_place", hang)
+    monkeypatch.setattr(DigestLease, "is_live", hang)
     setup.adapters.tick()
     await asyncio.to_thread(hangs.wait)
     started = time.monotonic()
@@ -480,7 +481,7 @@ async def test_a_cache_that_hangs_does_not_hold_up_who_releases_a_folder(setup, 
     setup.adapters.close()
     assert time.monotonic() - started < 10
     may_go_on.set()
-    await until(lambda: lease.file is None)
+    await until(lambda: lease.released)
 
 
 def test_a_folder_that_cannot_be_locked_exclusively_stays_with_its_lease(tmp_path, cache, monkeypatch):

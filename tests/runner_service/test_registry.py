@@ -39,6 +39,7 @@ class RegistrySetup:
         checker=CHECK_VERSION,
         refuses="refuse",
         engine="",
+        check=None,
         **settings,
     ):
         self.folder = folder
@@ -52,7 +53,7 @@ class RegistrySetup:
         cache.prepare()
         self.cache = cache
         sources = usual_sources(folder, **settings)
-        checks = Checks(cache, self.check, base_digest=base, engine_limits=engine, version=checker)
+        checks = Checks(cache, check or self.check, base_digest=base, engine_limits=engine, version=checker)
         self.files = DiskAdapterFiles(cache, checks, sources)
         self.adapters = AdapterRegistry(
             self.files,

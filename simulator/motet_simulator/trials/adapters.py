@@ -24,7 +24,7 @@ from motet_simulator.world import Process, World
 from motet_simulator.world.surroundings import UNSYNCED_SECONDS
 
 if TYPE_CHECKING:
-    from motet_runner.adapters.folder_lease import FolderLease
+    from motet_runner.adapters.digest_lease import DigestLease
 
 FETCH_SECONDS = 0.2
 SLOW_FETCH_SECONDS = 8.0
@@ -222,7 +222,7 @@ class SimulatedAdapterFiles:
             Path(f"/{folder.inode}"),
             self._adapter_bytes,
             (0, folder.inode),
-            cast("FolderLease", _Lease(self._cache, folder)),
+            cast("DigestLease", _Lease(self._cache, folder)),
             self._earlier(folder),
         )
 

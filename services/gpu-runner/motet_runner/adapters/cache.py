@@ -3,7 +3,7 @@
 DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors, the optional files that belong
 to the digest, and certificate.json. Only complete folders appear there: the files are digested and flushed while they
 are written into a temporary folder, which is then renamed. Runners on one machine may share the cache. A runner that
-uses a folder holds a lease of it. No runner evicts a folder that another runner has leased.
+uses an adapter holds a lease of it. No runner evicts an adapter that another runner has leased.
 
 All calls block: make them in a thread. A disk that is read-only, or full, still serves the files that it has.
 """
@@ -18,9 +18,10 @@ from pathlib import Path
 
 import structlog
 
-from motet.digest import ContentDigest, adapter_digest, adapter_files, digest_from_hex, hex_of
+from motet.digest import ContentDigest, adapter_digest, adapter_files, digest_from_hex
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
+from motet_runner.adapters.digest_lease import DigestLease, DigestLeases
 from motet_runner.adapters.folder_lease import FolderLease
 from motet_runner.adapters.policy.values import FetchRequest, Held
 from motet_runner.adapters.safetensors_header import read_header
@@ -50,6 +51,7 @@ class DiskCache:
         self.folder = folder
         self._check_header = check_header
         self.max_adapter_bytes = max_adapter_bytes
+        self._leases = DigestLeases(folder)
         self._noted: set[str] = set()
 
     def prepare(self) -> None:
@@ -59,7 +61,8 @@ class DiskCache:
             self._remove_unlocked(left)
 
     def path_of(self, digest: Digest) -> Path:
-        return self.folder / hex_of(digest)
+        """Raises ValueError if this is not a digest."""
+        return self._leases.path_of(digest)
 
     def bound(self, max_bytes: int) -> int:
         return min(self.max_adapter_bytes, max_bytes or self.max_adapter_bytes)
@@ -73,7 +76,7 @@ class DiskCache:
         knows the digest of another tenant's adapter could use that adapter without its credentials.
         """
         try:
-            lease = FolderLease(self.path_of(digest))
+            lease = self._leases.lease(digest)
         except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: not a digest
             return None
         try:
@@ -144,14 +147,26 @@ class DiskCache:
     def evict(self, digest: Digest, held: Held | None) -> bool:
         """Remove an adapter unless another process uses it. True: the adapter is removed, and `held`'s lease has ended.
         False: both stay."""
-        return self._remove_unlocked(self.path_of(digest)) if held is None else self._remove(held.lease)
-
-    def _remove(self, lease: FolderLease) -> bool:
+        if held is not None:
+            return self._remove(held.lease)
         try:
-            if not lease.become_exclusive():
-                return not lease.is_live()
-            self._discard(lease.folder)
-        except OSError as error:  # some network file systems give no exclusive lock on files open only for reading
+            lease = self._leases.lease(digest)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        try:
+            return self._remove(lease)
+        finally:
+            lease.release()
+
+    def _remove(self, lease: DigestLease) -> bool:
+        try:
+            if lease.become_exclusive():
+                if lease.is_live() and not self._remove_unlocked(lease.folder):
+                    lease.become_shared()  # a runner of an earlier version has locked the folder
+                    return False
+            elif lease.is_live():
+                return False
+        except OSError as error:
             self._note(error, "nothing is evicted")
             lease.become_shared()
             return False
@@ -172,7 +187,7 @@ class DiskCache:
 
     # --------------------------------------------------------------------------------------------------------- inside
 
-    def held(self, digest: Digest, lease: FolderLease) -> Held:
+    def held(self, digest: Digest, lease: DigestLease) -> Held:
         size = sum((lease.folder / name).stat().st_size for name in adapter_files(lease.folder))
         return Held(digest, lease.folder, size, lease.inode, lease)
 
@@ -200,17 +215,10 @@ class DiskCache:
                     if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                         raise
                     continue  # another source or another runner has stored it a moment ago
-                lease.folder = final
                 _sync(self.folder)
-                held = self.held(digest, lease)
-                break
-        except BaseException:
-            _remove(target)
-            lease.release()
-            raise
-        if held.lease is not lease:
-            _remove(target)
-            lease.release()
+        finally:
+            _remove(target)  # which has gone if it was renamed
+            lease.release()  # not before the adapter has its lease
         with suppress(OSError):
             # Records the origin beside the files: a tenant who may read this origin may use the files.
             (held.folder / _origin(request)).touch()
@@ -219,7 +227,7 @@ class DiskCache:
     def _earlier(self, digest: Digest) -> Held | None:
         """The existing folder. An incomplete folder is removed."""
         try:
-            lease = FolderLease(self.path_of(digest))
+            lease = self._leases.lease(digest)
         except (FileNotFoundError, NotADirectoryError):
             return None
         held = None
@@ -250,15 +258,20 @@ class DiskCache:
                 raise
 
     def _remove_unlocked(self, path: Path) -> bool:
-        """True if the folder is gone. It stays if some process has leased it."""
+        """True if the folder is gone. It stays if some process has locked it."""
         try:
             lease = FolderLease(path)
         except (FileNotFoundError, NotADirectoryError):
             return True
         try:
-            return self._remove(lease)
+            if lease.become_exclusive():
+                self._discard(path)
+                return True
+        except OSError as error:  # some network file systems give no exclusive lock on files open only for reading
+            self._note(error, "nothing is evicted")
         finally:
             lease.release()
+        return False
 
     def _discard(self, path: Path) -> None:
         """Rename a folder, so that nobody finds it half-removed, and remove it."""

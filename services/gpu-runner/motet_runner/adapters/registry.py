@@ -61,7 +61,7 @@ class AdapterRegistry:
         self._waiting: dict[int, asyncio.Future[AdapterLife]] = {}
         """Orders, and waiting requests, by number."""
         self._numbers = count(1)
-        self._looks: set[tuple[bool, tuple[int, int]]] = set()
+        self._looks: set[tuple[bool, tuple[int, ...]]] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 

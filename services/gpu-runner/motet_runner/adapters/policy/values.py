@@ -7,7 +7,7 @@ from motet.api.v1 import common_pb2
 from motet.domain import Digest
 from motet.sources import FOLDER
 from motet_runner.adapters.certification import Certification
-from motet_runner.adapters.folder_lease import FolderLease
+from motet_runner.adapters.digest_lease import DigestLease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,10 @@ class Held:
     digest: Digest
     folder: Path
     bytes: int
-    inode: tuple[int, int]
-    """A later folder at the same place has another inode."""
+    inode: tuple[int, ...]
+    """A later folder at the same place has another one."""
 
-    lease: FolderLease
+    lease: DigestLease
     """For the code that carries effects out."""
 
     certification: Certification | None = None

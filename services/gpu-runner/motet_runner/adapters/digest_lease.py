@@ -1,0 +1,194 @@
+"""Shared locks on adapters of the disk cache: while one is held, no process evicts the adapter.
+
+An adapter's lock is one byte of a lock file, at a place that its digest gives. So thousands of leases keep only the
+lock files open. These are never removed: later processes would make others.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+import threading
+import time
+import weakref
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from motet.digest import hex_of
+from motet.domain import Digest
+from motet_runner.sources.file_selection import WEIGHTS
+
+LOCK_FILES = ".leases"
+"""The end of the name of the folder with the lock files, which is beside the cache. There are 16 files, by the digest's
+first character: the kernel looks through all locks of a file for each new one."""
+
+_FLOCK = struct.Struct("hhqqi")
+"""The kernel's `struct flock`: type, whence, start, length, process."""
+
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSPC, errno.EDQUOT)
+
+
+class DigestLeases:
+    """The leases of this process in a disk cache. They end with the process.
+
+    The kernel keeps one lock of an adapter for the process, so the leases are counted here. Calls may come from any
+    thread.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, int] = {}
+        self._opened: list[int] = []
+        self._counts: Counter[Digest] = Counter()
+        self._exclusive: set[Digest] = set()
+        self.changed = threading.Condition()
+        """Its lock guards the counts and all leases."""
+        weakref.finalize(self, _close, self._opened)
+
+    def path_of(self, digest: Digest) -> Path:
+        """Raises ValueError if this is not a digest."""
+        return self._folder / hex_of(digest)
+
+    def lease(self, digest: Digest) -> "DigestLease":
+        """Waits while another process removes the adapter. Raises FileNotFoundError or NotADirectoryError if there is
+        no folder."""
+        folder = self.path_of(digest)
+        self._acquire(digest)
+        try:
+            return DigestLease(self, digest, _inode(folder))
+        except OSError:
+            self.release(digest)
+            raise
+
+    def release(self, digest: Digest) -> None:
+        with self.changed:
+            self._counts[digest] -= 1
+            if not self._counts[digest]:
+                del self._counts[digest]
+                self._exclusive.discard(digest)
+                self.changed.notify_all()
+                self._lock(digest, fcntl.F_UNLCK)
+
+    def become_exclusive(self, digest: Digest) -> bool:
+        with self.changed:
+            if self._counts[digest] > 1 or not self._lock(digest, fcntl.F_WRLCK):
+                return False
+            self._exclusive.add(digest)
+            return True
+
+    def become_shared(self, digest: Digest) -> None:
+        with self.changed:
+            self._lock(digest, fcntl.F_RDLCK)
+            self._exclusive.discard(digest)
+            self.changed.notify_all()
+
+    def _acquire(self, digest: Digest) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: digest not in self._exclusive)
+            self._counts[digest] += 1  # before the lock is there: no other thread may unlock it from now on
+            if self._lock(digest, fcntl.F_RDLCK):
+                return
+        try:
+            self._lock(digest, fcntl.F_RDLCK, wait=True)  # another process removes the adapter
+        except BaseException:
+            self.release(digest)
+            raise
+
+    def _lock(self, digest: Digest, how: int, *, wait: bool = False) -> bool:
+        """False if another process has a lock that forbids this one, and `wait` is False."""
+        name = hex_of(digest)
+        file = self._file(name[0])
+        if file is None:
+            if how == fcntl.F_WRLCK:
+                raise OSError(errno.EROFS, "Read-only file system", str(self._folder))
+            return True
+        command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+        try:
+            fcntl.fcntl(file, command, _FLOCK.pack(how, os.SEEK_SET, int(name[1:16], 16), 1, 0))
+        except BlockingIOError:
+            return False
+        return True
+
+    def _file(self, name: str) -> int | None:
+        """A lock file. None: it cannot be made, so this process protects nothing, and removes nothing."""
+        file = self._files.get(name)
+        if file is None or not os.fstat(file).st_nlink:  # somebody has removed it
+            file = _open(self._folder.with_name(self._folder.name + LOCK_FILES) / name)
+            if file is not None:
+                self._files[name] = file
+                self._opened.append(file)  # also one that was removed: a thread may wait for its lock
+        return file
+
+
+class DigestLease:
+    """The lease of one adapter. It may be released twice."""
+
+    __slots__ = ("_leases", "digest", "inode", "released")
+
+    def __init__(self, leases: DigestLeases, digest: Digest, inode: tuple[int, ...]) -> None:
+        self._leases = leases
+        self.digest = digest
+        self.inode = inode
+        self.released = False
+
+    @property
+    def folder(self) -> Path:
+        return self._leases.path_of(self.digest)
+
+    def is_live(self) -> bool:
+        """True if the folder is still at its place."""
+        try:
+            return not self.released and _inode(self.folder) == self.inode
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def touch(self) -> None:
+        """Record that the folder is used, for the order of eviction. This clock is finer than the kernel's ticks."""
+        now = time.time_ns()
+        with suppress(FileNotFoundError):
+            os.utime(self.folder, ns=(now, now))
+
+    def become_exclusive(self) -> bool:
+        """True if nobody else uses the adapter; then nobody can begin to use it. False: the lease is as before."""
+        return not self.released and self._leases.become_exclusive(self.digest)
+
+    def become_shared(self) -> None:
+        if not self.released:
+            self._leases.become_shared(self.digest)
+
+    def release(self) -> None:
+        with self._leases.changed:
+            released, self.released = self.released, True
+            if not released:
+                self._leases.release(self.digest)
+
+
+def _inode(folder: Path) -> tuple[int, ...]:
+    """No other folder has had the same. Its number alone may be given again, so the time of the weights counts, too."""
+    status = folder.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(folder))
+    try:
+        weights = (folder / WEIGHTS).stat().st_mtime_ns
+    except FileNotFoundError:
+        weights = 0
+    return status.st_dev, status.st_ino, weights
+
+
+def _open(path: Path) -> int | None:
+    """Makes the file if it is missing."""
+    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):
+        try:
+            path.parent.mkdir(exist_ok=True)
+            return os.open(path, flags | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno not in _NOT_WRITABLE:
+                raise
+    return None
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)

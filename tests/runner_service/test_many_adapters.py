@@ -1,0 +1,134 @@
+"""An adapter that only waits costs little: no open file, few bytes, and nothing in reports."""
+
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from motet.digest import adapter_digest
+from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.digest_lease import DigestLeases
+from motet_runner.adapters.folder_fetch import copy_folder
+from motet_runner.adapters.policy.values import FetchRequest
+from motet_runner.sources.folder import AdapterFolder
+from tests.support.in_process_runner import write_adapter
+
+ROOT = Path(__file__).parents[2]
+MAX_FILES = 64
+ADAPTERS = 80
+
+
+def test_more_adapters_than_files_may_be_open_are_registered_checked_and_served(tmp_path):
+    program = textwrap.dedent(f"""
+        import asyncio, os, resource
+        from pathlib import Path
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, ({MAX_FILES}, {MAX_FILES}))
+
+        from motet_runner.adapters.certification import EngineLimits
+        from motet_runner.adapters.check_processes import CheckProcesses
+        from motet_runner.adapters.weight_reader import WeightReader
+        from tests.runner_service.test_registry import RegistrySetup
+
+        LIMITS = EngineLimits({{"model.layers.0.self_attn.q_proj": (16, 16)}}, 16, "float32")
+
+        async def main():
+            checks = CheckProcesses(LIMITS)
+            setup = RegistrySetup(Path({str(tmp_path)!r}), capacity={ADAPTERS}, check=checks.check)
+            digests = [(await setup.ensure(n)).digest for n in range({ADAPTERS})]
+            assert len(set(digests)) == {ADAPTERS}
+            for digest in digests:
+                assert setup.adapters.for_request(digest) is not None
+                await setup.settled()
+                layout = setup.posted[-1].layout
+                with WeightReader(layout) as weights:
+                    assert [weights.read(one.a).shape for one in layout.linears] == [(4, 16)]
+            print(len(os.listdir("/proc/self/fd")))
+            setup.adapters.close()
+            checks.close()
+
+        asyncio.run(main())
+    """)
+    run = [sys.executable, "-c", program]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) < MAX_FILES // 2
+
+
+@pytest.fixture
+def cached(tmp_path):
+    """A cached adapter that this process does not use: the cache's folder and the digest."""
+    source = write_adapter(tmp_path / "a")
+    cache = DiskCache(tmp_path / "cache", max_adapter_bytes=1 << 20)
+    cache.prepare()
+    copy_folder(cache, AdapterFolder(source), FetchRequest(source=source.as_uri())).lease.release()
+    return cache.folder, adapter_digest(source)
+
+
+def test_one_process_may_lease_an_adapter_twice_and_holds_it_until_the_last_release(cached):
+    folder, digest = cached
+    leases, other = DigestLeases(folder), DigestLeases(folder)
+    one, two = leases.lease(digest), leases.lease(digest)
+    assert not one.become_exclusive(), "the other lease is of the same process"
+    one.release()
+    one.release()
+    theirs = other.lease(digest)
+    assert not theirs.become_exclusive()
+    two.release()
+    assert theirs.become_exclusive()
+    theirs.release()
+
+
+def test_who_comes_while_an_adapter_is_removed_waits_and_finds_nothing(cached):
+    folder, digest = cached
+    leases = DigestLeases(folder)
+    for others in (leases, DigestLeases(folder)):
+        lease = leases.lease(digest)
+        assert lease.become_exclusive()
+        found = []
+
+        def look(others=others, found=found):
+            try:
+                found.append(others.lease(digest))
+            except FileNotFoundError as error:
+                found.append(error)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join(0.1)
+        assert not found, "the adapter may be gone in a moment"
+        leases.path_of(digest).rename(folder / "elsewhere")
+        lease.release()
+        thread.join(10)
+        assert isinstance(found[0], FileNotFoundError)
+        (folder / "elsewhere").rename(leases.path_of(digest))
+
+
+def test_an_adapter_that_came_back_is_another_one(cached):
+    folder, digest = cached
+    lease = DigestLeases(folder).lease(digest)
+    source = folder.parent / "a"
+    cache = DiskCache(folder, max_adapter_bytes=1 << 20)
+    lease.folder.rename(folder.parent / "removed")
+    held = copy_folder(cache, AdapterFolder(source), FetchRequest(source=source.as_uri()))
+    assert held.lease.is_live()
+    assert not lease.is_live()
+    held.lease.release()
+
+
+def test_leases_hold_after_the_whole_cache_was_removed_and_filled_again(cached):
+    folder, digest = cached
+    cache = DiskCache(folder, max_adapter_bytes=1 << 20)
+    before = cache.find(digest)
+    assert before is not None
+    subprocess.run(["rm", "-r", folder, f"{folder}.leases"], check=True)
+    cache.prepare()
+    source = folder.parent / "a"
+    held = copy_folder(cache, AdapterFolder(source), FetchRequest(source=source.as_uri()))
+    assert not DiskCache(folder, max_adapter_bytes=1).evict(digest, None)
+    held.lease.release()
+    before.lease.release()
+    assert DiskCache(folder, max_adapter_bytes=1).evict(digest, None)
