@@ -2,12 +2,12 @@
 
 import json
 import os
-import pickle
 import shutil
 import threading
 import time
 from pathlib import Path
 
+import orjson
 import pytest
 import regex
 import torch
@@ -265,7 +265,7 @@ def test_waiting_for_an_adapter_does_not_read_its_layout(llama: Path, adapters: 
     engine = make_engine(llama)
     layout = certify(adapters[0], engine.info).layout
     calls: list[str] = []
-    monkeypatch.setattr(layout_module.pickle, "loads", _noted(pickle.loads, "loads", calls))
+    monkeypatch.setattr(layout_module.orjson, "loads", _noted(orjson.loads, "loads", calls))
     for index in range(20):
         engine.load_adapter(A, layout)
         engine.add(ask(f"r{index}", adapter=A))
@@ -273,6 +273,29 @@ def test_waiting_for_an_adapter_does_not_read_its_layout(llama: Path, adapters: 
     assert calls == []
     run(engine)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("holds", ["nothing", "another adapter's", "what was checked"])
+def test_a_layout_is_read_from_its_file_and_only_as_it_was_written(
+    llama: Path, adapters: list[Path], tmp_path: Path, holds: str
+) -> None:
+    engine = make_engine(llama)
+    folder = shutil.copytree(adapters[0], tmp_path / "a")
+    layout = certify(folder, engine.info).layout
+    if holds != "nothing":
+        of = layout if holds == "what was checked" else certify(adapters[1], engine.info).layout
+        (folder / layout.linears_file).write_bytes(of.packed)
+    engine.load_adapter(A, layout.stored())
+    load(engine, B, adapters[1])
+    ran = run(engine, ask("a", adapter=A), ask("b", adapter=B))
+    assert len(ran.tokens["b"]) == 40
+    assert [event.digest for event in ran.of(AdapterFailed)] == ([A] if holds != "what was checked" else [])
+    if holds == "what was checked":
+        whole = make_engine(llama)
+        whole.load_adapter(A, layout)
+        assert ran.tokens["a"] == run(whole, ask("a", adapter=A)).tokens["a"]
+    else:
+        assert isinstance(ran.last["a"].error, AdapterFetchFailed)
 
 
 def _noted(call, name: str, calls: list[str]):

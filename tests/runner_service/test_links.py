@@ -307,6 +307,7 @@ async def test_an_adapter_is_certified_then_served(folder):
             "adapter_config.json",
             "adapter_model.safetensors",
             CERTIFICATE,
+            runner.service.loaded.adapters.get(state.digest).checked.layout.linears_file,
         }
         assert {path.stat().st_mode & 0o777 for path in cached.iterdir()} == {0o644}
         await gateway.submit("x", adapter=state.digest)

@@ -44,6 +44,7 @@ def test_more_adapters_than_files_may_be_open_are_registered_checked_and_served(
                 assert setup.adapters.for_request(digest) is not None
                 await setup.settled()
                 layout = setup.posted[-1].layout
+                assert not layout.packed
                 with WeightReader(layout) as weights:
                     assert [weights.read(one.a).shape for one in layout.linears] == [(4, 16)]
             print(len(os.listdir("/proc/self/fd")))

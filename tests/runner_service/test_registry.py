@@ -1,7 +1,9 @@
 """Which adapters a runner keeps on its disk: up to a limit; the least recently used goes first, those in use stay."""
 
 import asyncio
+import errno
 import shutil
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -292,6 +294,32 @@ async def test_an_invalid_stored_certificate_is_replaced(setup, tmp_path, kept):
     assert (await again.ensure(1)).checked is not None
     assert again.checks == 1
     again.adapters.close()
+
+
+@pytest.mark.parametrize("kept", [None, b"", b"[]"])
+async def test_an_adapter_whose_stored_layout_was_changed_is_checked_again(setup, tmp_path, kept):
+    first = await setup.ensure(1)
+    layout = first.checked.layout
+    stored = layout.file.with_name(layout.linears_file)
+    assert (setup.checks, layout.packed) == (1, b"")
+    stored.unlink() if kept is None else stored.write_bytes(kept)
+    setup.adapters.close()
+    again = RegistrySetup(tmp_path)
+    found = await again.ensure(1)
+    assert (again.checks, found.checked.layout) == (int(kept != b"[]"), layout)
+    assert found.checked.layout.is_stored()
+    again.adapters.close()
+
+
+async def test_a_layout_that_the_disk_does_not_take_is_served_from_memory(setup, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    one = await setup.ensure(1)
+    assert one.checked.layout.packed == b"[]"
+    assert setup.adapters.for_request(one.digest) is one
+    assert setup.posted[-1].layout.linears == ()
 
 
 async def test_changed_bytes_that_another_runner_has_removed_meanwhile_are_fetched_again(setup, monkeypatch):

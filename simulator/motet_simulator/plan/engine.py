@@ -196,4 +196,4 @@ def info_of(size: EngineSize, max_length: int) -> EngineInfo:
 
 def layout_of(rank: int, size: int) -> AdapterLayout:
     """An adapter without bytes."""
-    return AdapterLayout(Path(), FileStamp(size, 0, 0), rank, size, b"")
+    return AdapterLayout(Path(), FileStamp(size, 0, 0), rank, size, "")

@@ -26,7 +26,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-RULES_OF_VERSION = (5, "5fd1cfda3e66707b")
+RULES_OF_VERSION = (6, "5fd1cfda3e66707b")
 """The version of the checks, and the hash of the constants that decide."""
 
 

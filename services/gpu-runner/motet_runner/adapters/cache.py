@@ -1,9 +1,10 @@
 """The disk cache: fetched adapters in folders that are named by their digest.
 
 DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors, the optional files that belong
-to the digest, and certificate.json. Only complete folders appear there: the files are digested and flushed while they
-are written into a temporary folder, which is then renamed. Runners on one machine may share the cache. A runner that
-uses an adapter holds a lease of it. No runner evicts an adapter that another runner has leased.
+to the digest, certificate.json, and the layout that the check has found. Only complete folders appear there: the files
+are digested and flushed while they are written into a temporary folder, which is then renamed. Runners on one machine
+may share the cache. A runner that uses an adapter holds a lease of it. No runner evicts an adapter that another runner
+has leased.
 
 All calls block: make them in a thread. A disk that is read-only, or full, still serves the files that it has.
 """
@@ -12,7 +13,7 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -114,17 +115,21 @@ class DiskCache:
         except OSError as error:
             raise self.explain(error, name, size) from error
 
-    def write_certificate(self, folder: Path, text: str) -> None:
-        draft = folder / f".{CERTIFICATE}-{os.getpid()}-{next(_counter)}"
+    def keep(self, folder: Path, contents: Mapping[str, bytes]) -> bool:
+        """Write what a check has found beside the adapter's files, in this order. False: the disk takes no more."""
         with self._noting("adapters are checked again after the next start"):
-            try:
-                draft.write_text(text)
-                draft.chmod(0o644)
-                draft.replace(folder / CERTIFICATE)
-            except OSError:
-                with suppress(OSError):
-                    draft.unlink()
-                raise
+            for name, content in contents.items():
+                draft = folder / f".{name}-{os.getpid()}-{next(_counter)}"
+                try:
+                    draft.write_bytes(content)
+                    draft.chmod(0o644)
+                    draft.replace(folder / name)
+                except OSError:
+                    with suppress(OSError):
+                        draft.unlink()
+                    raise
+            return True
+        return False
 
     def verify(self, held: Held) -> None:
         """Before a new check of an adapter that was checked before: compare its files with its digest.

@@ -11,7 +11,7 @@ from google.protobuf import json_format
 
 from motet.api.v1 import scheduler_pb2
 from motet_runner.adapters.compatibility_check import check
-from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, StoredTensor
+from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.weight_check import check_products, check_values
 from motet_runner.interface import EngineInfo
@@ -53,27 +53,30 @@ class Certification:
     """The engine's limits that the adapter was checked against: the text of `EngineLimits`."""
 
     def encode(self) -> str:
-        """The text that is kept beside the adapter's files."""
+        """The text that is kept beside the adapter's files, and beside the file of the layout's linears."""
         layout = self.layout
         kept = {
             "engine": self.engine,
             "certificate": json_format.MessageToDict(self.certificate, preserving_proto_field_name=True),
-            "layout": {"stamp": layout.stamp, "rank": layout.rank, "linears": layout.linears},
+            "layout": {
+                "stamp": layout.stamp,
+                "rank": layout.rank,
+                "size": layout.size,
+                "linears_file": layout.linears_file,
+            },
         }
         return json.dumps(kept, indent=1) + "\n"
 
     @classmethod
-    def decode(cls, text: str, folder: Path) -> "Certification":
-        """Raises ValueError for a text that `encode` has not written."""
+    def decode(cls, text: str, folder: Path, packed: bytes = b"") -> "Certification":
+        """`packed`: the layout's linears, if they are not in their file. Raises ValueError for a text that `encode` has
+        not written."""
         try:
             kept = json.loads(text)
             certificate = json_format.ParseDict(kept["certificate"], scheduler_pb2.Certificate())
             layout = kept["layout"]
-            linears = [
-                LoraLinear(module, _matrix(*a), _matrix(*b), float(scale)) for module, a, b, scale in layout["linears"]
-            ]
-            stamp = FileStamp(*layout["stamp"])
-            found = AdapterLayout.of(folder / WEIGHTS_NAME, stamp, layout["rank"], linears)
+            stamp, rank, size = FileStamp(*layout["stamp"]), int(layout["rank"]), int(layout["size"])
+            found = AdapterLayout(folder / WEIGHTS_NAME, stamp, rank, size, str(layout["linears_file"]), packed)
             return cls(certificate, found, kept["engine"])
         except (KeyError, TypeError, ValueError, json_format.ParseError) as error:
             raise ValueError(f"this is not a certificate that Motet has written: {error}") from error
@@ -95,8 +98,3 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
         warnings=found.warnings,
     )
     return Certification(certificate, found.layout, str(limits))
-
-
-def _matrix(start: int, shape: list[int], dtype: str, size: int) -> StoredTensor:
-    rows, columns = shape
-    return StoredTensor(start, (rows, columns), dtype, size)

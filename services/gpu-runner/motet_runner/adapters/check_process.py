@@ -87,7 +87,8 @@ def encoded(folder: Path, limits: EngineLimits | None) -> bytes:
         if limits is None:
             read_header(folder / WEIGHTS_NAME)
             return orjson.dumps({"whole": True})
-        return orjson.dumps({"certification": certify(folder, limits).encode()})
+        found = certify(folder, limits)
+        return orjson.dumps({"certification": found.encode(), "linears": found.layout.packed.decode()})
     except AdapterIncompatible as error:
         return orjson.dumps({"refused": error.message, "reason": error.reason, "param": error.param})
     except OSError as error:
@@ -98,8 +99,9 @@ def encoded(folder: Path, limits: EngineLimits | None) -> bytes:
         return orjson.dumps({"defect": traceback.format_exc()[-MAX_TRACE_CHARS:].encode(errors="replace").decode()})
 
 
-def decoded(said: bytes, folder: Path) -> str:
-    """The text of the certification; empty if only the header was read. Raises the error of the check."""
+def decoded(said: bytes, folder: Path) -> tuple[str, bytes]:
+    """The text of the certification and the packed linears of its layout; empty if only the header was read. Raises the
+    error of the check."""
     found: dict[str, Any] = orjson.loads(said)
     if "defect" in found:
         log.error("adapter_check_failed", folder=str(folder), trace=found["defect"])
@@ -108,8 +110,7 @@ def decoded(said: bytes, folder: Path) -> str:
         raise AdapterIncompatible(found["refused"], reason=found["reason"], param=found["param"])
     if "errno" in found:
         raise OSError(found["errno"], found["strerror"], found["filename"] or None)
-    text: str = found.get("certification", "")
-    return text
+    return found.get("certification", ""), found.get("linears", "").encode()
 
 
 if __name__ == "__main__":

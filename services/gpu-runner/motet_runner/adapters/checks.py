@@ -1,6 +1,7 @@
 """Checks cached adapters against the base model, once: the result is kept beside the files."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from motet.domain import Digest
@@ -40,7 +41,10 @@ class Checks:
             certificate = checked.certificate
             certificate.digest, certificate.base_digest = held.digest, self._base_digest
             certificate.size_bytes, certificate.checker = held.bytes, self._version
-            self._cache.write_certificate(held.folder, checked.encode())
+            layout = checked.layout
+            found = {layout.linears_file: layout.packed, CERTIFICATE: checked.encode().encode()}
+            if self._cache.keep(held.folder, found):
+                return replace(checked, layout=layout.stored())
         return checked
 
     def earlier(self, held: Held) -> Certification | None:
@@ -52,4 +56,4 @@ class Checks:
         certificate = checked.certificate
         found = (certificate.digest, certificate.base_digest, certificate.checker, checked.engine)
         same = found == (held.digest, self._base_digest, self._version, self._engine_limits)
-        return checked if same and checked.layout.file_unchanged() else None
+        return checked if same and checked.layout.file_unchanged() and checked.layout.is_stored() else None

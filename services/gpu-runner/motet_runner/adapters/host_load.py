@@ -12,7 +12,7 @@ import torch
 from motet.errors import AdapterIncompatible
 from motet_kernels import RunLayout
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.weight_reader import WeightReader
+from motet_runner.adapters.weight_reader import WeightReader, has_changed
 
 PACE_SECONDS = 1.0
 """The thread waits at most this time for the engine's next iteration, and then reads on."""
@@ -72,7 +72,10 @@ class HostLoad:
         self._ended.set()
 
     def _read_all(self) -> None:
-        linears = {linear.module: linear for linear in self._adapter.linears}
+        try:
+            linears = {linear.module: linear for linear in self._adapter.linears}
+        except (OSError, ValueError) as error:
+            raise has_changed(self._adapter) from error
         unknown = next((module for module in linears if module not in self.layout.offsets), None)
         if unknown is not None:
             raise AdapterIncompatible(

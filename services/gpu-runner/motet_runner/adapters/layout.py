@@ -1,15 +1,18 @@
 """The layout of a checked adapter: where each matrix is in the file. The engine needs only this to copy the adapter.
 
-The service makes the layout when it checks an adapter, and sends it to the engine. The engine opens the file and copies
-bytes, so it parses nothing that a tenant has written.
+The check of an adapter makes the layout, and the engine gets it. The engine opens the file and copies bytes, so it
+parses nothing that a tenant has written.
 """
 
+import hashlib
+import json
 import os
-import pickle
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
+
+import orjson
 
 
 class StoredTensor(NamedTuple):
@@ -47,8 +50,8 @@ class FileStamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AdapterLayout:
-    """The layout is sent to the engine with every request whose adapter is not on the device yet. So the linears are
-    pickled only once, and stay pickled until the adapter is loaded; their bytes are added only once."""
+    """The linears are in a file beside the adapter's, and are read when the adapter is loaded: thousands of adapters
+    wait, and the layout is sent to the engine with every request whose adapter is not on the device yet."""
 
     file: Path
     stamp: FileStamp
@@ -56,17 +59,41 @@ class AdapterLayout:
     """The largest rank of the linears."""
     size: int
     """Bytes of all matrices."""
-    packed: bytes = field(repr=False)
+    linears_file: str
+    """The name says what is in the file, so no other check writes something else there."""
+    packed: bytes = field(default=b"", repr=False)
+    """The linears, while they are not in their file."""
 
     @classmethod
     def of(cls, file: Path, stamp: FileStamp, rank: int, linears: Iterable[LoraLinear]) -> "AdapterLayout":
         linears = tuple(linears)
         size = sum(linear.a.bytes + linear.b.bytes for linear in linears)
-        return cls(file, stamp, rank, size, pickle.dumps(linears, protocol=5))
+        packed = json.dumps(linears, separators=(",", ":")).encode()
+        return cls(file, stamp, rank, size, _name_of(packed), packed)
 
     @property
     def linears(self) -> tuple[LoraLinear, ...]:
-        return pickle.loads(self.packed)  # type: ignore[no-any-return]  # noqa: S301 - pickled above
+        """Raises OSError if their file can't be read, and ValueError if it holds something else."""
+        packed = self.packed or self._stored()
+        return tuple(
+            LoraLinear(module, _matrix(*a), _matrix(*b), float(scale)) for module, a, b, scale in orjson.loads(packed)
+        )
+
+    def stored(self) -> "AdapterLayout":
+        """The same, without what is in the file now."""
+        return replace(self, packed=b"")
+
+    def is_stored(self) -> bool:
+        try:
+            return bool(self._stored())
+        except (OSError, ValueError):
+            return False
+
+    def _stored(self) -> bytes:
+        packed = self.file.with_name(self.linears_file).read_bytes()
+        if _name_of(packed) != self.linears_file:
+            raise ValueError(f"{self.linears_file} has changed since it was written")
+        return packed
 
     def file_unchanged(self) -> bool:
         """True if the file is still the one that was checked."""
@@ -74,3 +101,12 @@ class AdapterLayout:
             return FileStamp.of(self.file) == self.stamp
         except OSError:
             return False
+
+
+def _name_of(packed: bytes) -> str:
+    return f"layout-{hashlib.blake2b(packed, digest_size=16).hexdigest()}.json"
+
+
+def _matrix(start: int, shape: list[int], dtype: str, size: int) -> StoredTensor:
+    rows, columns = shape
+    return StoredTensor(start, (rows, columns), dtype, size)

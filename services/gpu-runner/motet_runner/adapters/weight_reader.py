@@ -24,16 +24,16 @@ class WeightReader:
         try:
             self._file = os.open(self._layout.file, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise self._changed() from None
+            raise has_changed(self._layout) from None
         if FileStamp.of(self._file) != self._layout.stamp:
             os.close(self._file)
-            raise self._changed()
+            raise has_changed(self._layout)
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         try:
             if error is None and FileStamp.of(self._file) != self._layout.stamp:
-                raise self._changed()
+                raise has_changed(self._layout)
         finally:
             os.close(self._file)
 
@@ -44,13 +44,14 @@ class WeightReader:
         while left:
             count = os.preadv(self._file, [left], at)
             if not count:
-                raise self._changed()
+                raise has_changed(self._layout)
             at, left = at + count, left[count:]
         return values
 
-    def _changed(self) -> AdapterFetchFailed:
-        return AdapterFetchFailed(
-            f"{self._layout.file} has changed since it was checked, so it is not loaded. Motet fetches and checks it "
-            "again automatically.",
-            retry_after=1.0,
-        )
+
+def has_changed(layout: AdapterLayout) -> AdapterFetchFailed:
+    return AdapterFetchFailed(
+        f"{layout.file} has changed since it was checked, so it is not loaded. Motet fetches and checks it again "
+        "automatically.",
+        retry_after=1.0,
+    )
