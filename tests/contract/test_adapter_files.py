@@ -41,7 +41,7 @@ def on_a_disk(test: Test, folder: Path) -> None:
         if '"refuse"' in (adapter / "adapter_config.json").read_text():
             raise AdapterIncompatible("it says refuse")
         layout = AdapterLayout.of(adapter / WEIGHTS_NAME, FileStamp.of(adapter / WEIGHTS_NAME), 4, ())
-        return Certification(scheduler_pb2.Certificate(rank=4), layout)
+        return Certification.of(scheduler_pb2.Certificate(rank=4), layout)
 
     def request(number: int) -> FetchRequest:
         path = folder / f"a{number}"

@@ -49,7 +49,7 @@ def check(folder: Path) -> Certification:
     if "refused" in (folder / "adapter_config.json").read_text():
         raise AdapterIncompatible("it says refused")
     layout = AdapterLayout.of(folder / WEIGHTS_NAME, FileStamp.of(folder / WEIGHTS_NAME), 4, ())
-    return Certification(scheduler_pb2.Certificate(rank=4), layout)
+    return Certification.of(scheduler_pb2.Certificate(rank=4), layout)
 
 
 class Runner:
@@ -374,7 +374,7 @@ class Told:
 def test_a_folder_whose_load_failed_is_checked_again_if_an_order_finds_it_first() -> None:
     """The look that the failure has begun answers later: nothing of before the failure counts meanwhile."""
     told = Told()
-    held = Held(DIGEST, Path("folder"), 1, (1, 1), None, Certification(scheduler_pb2.Certificate(), None))
+    held = Held(DIGEST, 1, (1, 1), None, Certification.of(scheduler_pb2.Certificate(), None))
     (find,) = told.order(an_order(1))
     assert effects.Succeed(1, DIGEST) in told.answered(find.number, held)
     told.engine_failed(DIGEST)
@@ -397,7 +397,7 @@ def kinds(done: list[Any]) -> list[type]:
 
 def test_an_adapter_whose_eviction_fails_stays_with_its_lease() -> None:
     told = Told(capacity=0)
-    held = Held(DIGEST, Path("folder"), 1, (1, 1), None, Certification(scheduler_pb2.Certificate(), None))
+    held = Held(DIGEST, 1, (1, 1), None, Certification.of(scheduler_pb2.Certificate(), None))
     (find,) = told.order(an_order(1))
     *_, listing = told.answered(find.number, held)
     told.answered(listing.number, (DIGEST,))  # the one that was ordered just now is spared
@@ -415,9 +415,9 @@ def test_an_adapter_whose_eviction_fails_stays_with_its_lease() -> None:
 def test_an_adapter_that_is_dropped_during_its_check_is_not_loaded_and_soon_forgotten() -> None:
     told = Told()
     (find,) = told.order(an_order(1))
-    (check,) = told.answered(find.number, Held(DIGEST, Path("folder"), 1, (1, 1), None))
+    (check,) = told.answered(find.number, Held(DIGEST, 1, (1, 1), None))
     told.drop(DIGEST)
-    done = told.answered(check.number, Certification(scheduler_pb2.Certificate(), None))
+    done = told.answered(check.number, Certification.of(scheduler_pb2.Certificate(), None))
     assert kinds(done) == [effects.Succeed, effects.ListCache]
     assert effects.Release in kinds(told.tick())
     assert told.policy.get(DIGEST) is None

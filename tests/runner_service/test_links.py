@@ -474,7 +474,7 @@ async def test_a_report_says_where_an_evicted_adapter_is_if_nothing_else_does(fo
         if what == "no name":
             ref = common_pb2.AdapterRef(namespace="default", name="a0", generation=1)
             scheduler.send(scheduler_pb2.AttachDown(drop=scheduler_pb2.DropAdapter(term=1, adapter=ref)))
-            await until(lambda: not life.refs)
+            await until(lambda: not life.generations)
         else:
             life.waiters[0], life.held = "", None
         reports = len(scheduler.of("report"))

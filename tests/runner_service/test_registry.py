@@ -72,7 +72,7 @@ class RegistrySetup:
         if self.refuses in (folder / "adapter_config.json").read_text():
             raise AdapterIncompatible("it says refuse")
         layout = AdapterLayout.of(folder / WEIGHTS_NAME, FileStamp.of(folder / WEIGHTS_NAME), 4, ())
-        return Certification(scheduler_pb2.Certificate(rank=4), layout, self.engine)
+        return Certification.of(scheduler_pb2.Certificate(rank=4), layout, self.engine)
 
     async def ensure(self, n, stage=common_pb2.ADAPTER_STAGE_CERTIFIED, **config):
         source = write_adapter(self.folder / f"a{n}", seed=n, **config)

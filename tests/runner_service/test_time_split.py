@@ -1,7 +1,5 @@
 """A sequence's time on its runner: what the engine loop sends with its end (S3-20)."""
 
-from pathlib import Path
-
 import pytest
 
 from motet.api.v1 import common_pb2, runner_pb2
@@ -113,7 +111,7 @@ def test_a_request_that_waits_for_its_adapter_is_in_the_queue():
     adapter = Digest("sha256:" + "a" * 64)
     loop.add("a", adapter=adapter, max_tokens=2)
     loop.turns(1)
-    layout = AdapterLayout(Path(), FileStamp(0, 0, 0), 1, 1, "")
+    layout = AdapterLayout("", FileStamp(0, 0, 0), 1, 1, "")
     loop.clock.advance(5)
     loop.loop.apply([LoadAdapter(adapter, layout)])
     loop.turns()

@@ -131,12 +131,12 @@ class SchedulerLink:
     def adapter_changed(self, adapter: AdapterLife, error: MotetError | None = None) -> bool:
         """The engine has loaded the adapter, has evicted it, or cannot load it: report that under each of the adapter's
         names → whether the scheduler learns where it is now. Not if it has no name any more, or no checked files."""
-        for ref in adapter.refs.values():
+        for ref in adapter.refs:
             state = state_of(ref, adapter)
             if error is not None:
                 state.failure.CopyFrom(error.to_proto())
             self.report_adapter(state)
-        return bool(adapter.refs) and (adapter.on_device or adapter.checked is not None)
+        return bool(adapter.generations) and (adapter.on_device or adapter.checked is not None)
 
     def _greet(self) -> Iterable[scheduler_pb2.AttachUp]:
         report = self._last_report()

@@ -7,7 +7,6 @@ or steps, the same happens at the same times.
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 from motet.domain import MAX_LORA_RANK, PAGE_TOKENS, RequestId
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
@@ -196,4 +195,4 @@ def info_of(size: EngineSize, max_length: int) -> EngineInfo:
 
 def layout_of(rank: int, size: int) -> AdapterLayout:
     """An adapter without bytes."""
-    return AdapterLayout(Path(), FileStamp(size, 0, 0), rank, size, "")
+    return AdapterLayout("", FileStamp(size, 0, 0), rank, size, "")

@@ -174,10 +174,10 @@ class SimulatedAdapterFiles:
             digest=held.digest, base_digest=self._base, rank=MAX_RANK, size_bytes=held.bytes, method="lora"
         )
         stamp = FileStamp(held.bytes, 0, folder.inode)
-        layout = replace(AdapterLayout.of(held.folder, stamp, MAX_RANK, ()), size=self._adapter_bytes)
+        layout = replace(AdapterLayout.of(Path(f"/{folder.inode}"), stamp, MAX_RANK, ()), size=self._adapter_bytes)
         if not self._cache.full:
-            folder.certificate, folder.written_at = Certification(certificate, layout), self._process.world.now
-        return Certification(certificate, layout)
+            folder.certificate, folder.written_at = Certification.of(certificate, layout), self._process.world.now
+        return Certification.of(certificate, layout)
 
     async def evict(self, effect: effects.Evict) -> effects.Answer:
         await self._passes(FOLDER_SECONDS)
@@ -219,7 +219,6 @@ class SimulatedAdapterFiles:
         folder.used = next(self._cache.numbers)
         return Held(
             folder.digest,
-            Path(f"/{folder.inode}"),
             self._adapter_bytes,
             (0, folder.inode),
             cast("DigestLease", _Lease(self._cache, folder)),

@@ -117,7 +117,7 @@ class DiskCache:
 
     def keep(self, folder: Path, contents: Mapping[str, bytes]) -> bool:
         """Write what a check has found beside the adapter's files, in this order. False: the disk takes no more."""
-        with self._noting("adapters are checked again after the next start"):
+        try:
             for name, content in contents.items():
                 draft = folder / f".{name}-{os.getpid()}-{next(_counter)}"
                 try:
@@ -128,8 +128,10 @@ class DiskCache:
                     with suppress(OSError):
                         draft.unlink()
                     raise
-            return True
-        return False
+        except OSError as error:
+            self._note(error, "adapters are checked again after the next start")
+            return False
+        return True
 
     def verify(self, held: Held) -> None:
         """Before a new check of an adapter that was checked before: compare its files with its digest.
@@ -194,7 +196,7 @@ class DiskCache:
 
     def held(self, digest: Digest, lease: DigestLease) -> Held:
         size = sum((lease.folder / name).stat().st_size for name in adapter_files(lease.folder))
-        return Held(digest, lease.folder, size, lease.inode, lease)
+        return Held(digest, size, lease.inode, lease)
 
     def _may_use(self, held: Held, request: FetchRequest) -> bool:
         known = request.digest_verified or (held.folder / _origin(request)).exists()

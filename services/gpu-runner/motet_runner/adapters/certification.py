@@ -1,8 +1,9 @@
 """Checks an adapter. The result is a certificate, for the scheduler, and a layout, for the engine."""
 
 import json
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,12 +46,22 @@ class EngineLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Certification:
-    """The result of a check: the certificate and the layout."""
+    """The result of a check: the certificate and the layout. The certificate is kept compressed, because thousands of
+    adapters wait."""
 
-    certificate: scheduler_pb2.Certificate
+    compressed: bytes = field(repr=False)
     layout: AdapterLayout
     engine: str = ""
     """The engine's limits that the adapter was checked against: the text of `EngineLimits`."""
+
+    @classmethod
+    def of(cls, certificate: scheduler_pb2.Certificate, layout: AdapterLayout, engine: str = "") -> "Certification":
+        return cls(zlib.compress(certificate.SerializeToString(deterministic=True)), layout, engine)
+
+    @property
+    def certificate(self) -> scheduler_pb2.Certificate:
+        """A copy."""
+        return scheduler_pb2.Certificate.FromString(zlib.decompress(self.compressed))
 
     def encode(self) -> str:
         """The text that is kept beside the adapter's files, and beside the file of the layout's linears."""
@@ -76,8 +87,8 @@ class Certification:
             certificate = json_format.ParseDict(kept["certificate"], scheduler_pb2.Certificate())
             layout = kept["layout"]
             stamp, rank, size = FileStamp(*layout["stamp"]), int(layout["rank"]), int(layout["size"])
-            found = AdapterLayout(folder / WEIGHTS_NAME, stamp, rank, size, str(layout["linears_file"]), packed)
-            return cls(certificate, found, kept["engine"])
+            found = AdapterLayout(str(folder / WEIGHTS_NAME), stamp, rank, size, str(layout["linears_file"]), packed)
+            return cls.of(certificate, found, kept["engine"])
         except (KeyError, TypeError, ValueError, json_format.ParseError) as error:
             raise ValueError(f"this is not a certificate that Motet has written: {error}") from error
 
@@ -97,4 +108,4 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
         method=found.method,
         warnings=found.warnings,
     )
-    return Certification(certificate, found.layout, str(limits))
+    return Certification.of(certificate, found.layout, str(limits))

@@ -38,10 +38,10 @@ class Checks:
         if checked is None:
             self._cache.verify(held)
             checked = self._check(held.folder)
-            certificate = checked.certificate
+            certificate, layout = checked.certificate, checked.layout
             certificate.digest, certificate.base_digest = held.digest, self._base_digest
             certificate.size_bytes, certificate.checker = held.bytes, self._version
-            layout = checked.layout
+            checked = Certification.of(certificate, layout, checked.engine)
             found = {layout.linears_file: layout.packed, CERTIFICATE: checked.encode().encode()}
             if self._cache.keep(held.folder, found):
                 return replace(checked, layout=layout.stored())

@@ -53,7 +53,8 @@ class AdapterLayout:
     """The linears are in a file beside the adapter's, and are read when the adapter is loaded: thousands of adapters
     wait, and the layout is sent to the engine with every request whose adapter is not on the device yet."""
 
-    file: Path
+    path: str
+    """Of the weights. A Path would take three times the memory."""
     stamp: FileStamp
     rank: int
     """The largest rank of the linears."""
@@ -69,7 +70,11 @@ class AdapterLayout:
         linears = tuple(linears)
         size = sum(linear.a.bytes + linear.b.bytes for linear in linears)
         packed = json.dumps(linears, separators=(",", ":")).encode()
-        return cls(file, stamp, rank, size, _name_of(packed), packed)
+        return cls(str(file), stamp, rank, size, _name_of(packed), packed)
+
+    @property
+    def file(self) -> Path:
+        return Path(self.path)
 
     @property
     def linears(self) -> tuple[LoraLinear, ...]:

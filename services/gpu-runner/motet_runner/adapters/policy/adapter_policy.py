@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from motet.clock import Clock
 from motet.domain import Digest
@@ -105,10 +106,10 @@ class AdapterPolicy:
         if not orders:
             self._emit(effects.Release(held))
             return
-        life = self._hold(held)
+        life = self._hold(replace(held, stamp=None))
         life.drop_when_idle = False
         for order in orders.values():
-            life.refs[order.manifest] = order.ref
+            life.generations[order.manifest] = order.ref.generation
             life.orders[order.number] = order
         self._advance(life)
 
@@ -143,7 +144,7 @@ class AdapterPolicy:
 
     def manifest_gone(self, manifest: str) -> None:
         for life in self:
-            life.refs.pop(manifest, None)
+            life.generations.pop(manifest, None)
         if (source := self._sources.pop(manifest, None)) is not None:
             self._forget_source(source)
 

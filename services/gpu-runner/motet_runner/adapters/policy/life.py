@@ -1,5 +1,6 @@
 """What the runner knows about one digest."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from motet.api.v1 import common_pb2, scheduler_pb2
@@ -23,8 +24,8 @@ class AdapterLife:
     """Waiting request → the adapter that its client has named."""
     orders: dict[int, Order] = field(default_factory=dict)
     """Orders that have found the folder and wait for the check."""
-    refs: dict[str, common_pb2.AdapterRef] = field(default_factory=dict)
-    """The manifests that the adapter was ordered for, by namespace/name."""
+    generations: dict[str, int] = field(default_factory=dict)
+    """The manifests that the adapter was ordered for: namespace/name → generation."""
     look: bool = False
     """The disk cache must be searched: after the last search, a request came, or the folder vanished."""
     on_device: bool = False
@@ -62,7 +63,13 @@ class AdapterLife:
 
     @property
     def name(self) -> str:
-        return next(iter(self.refs), self.digest)
+        return next(iter(self.generations), self.digest)
+
+    @property
+    def refs(self) -> Iterator[common_pb2.AdapterRef]:
+        for manifest, generation in self.generations.items():
+            namespace, _, name = manifest.partition("/")
+            yield common_pb2.AdapterRef(namespace=namespace, name=name, generation=generation)
 
     @property
     def idle(self) -> bool:

@@ -70,7 +70,6 @@ class Held:
     """A folder of the disk cache with its lease: no process evicts it before the lease is released."""
 
     digest: Digest
-    folder: Path
     bytes: int
     inode: tuple[int, ...]
     """A later folder at the same place has another one."""
@@ -83,3 +82,7 @@ class Held:
 
     stamp: object = None
     """The sizes, times and inodes of the source's files when the files were copied."""
+
+    @property
+    def folder(self) -> Path:
+        return self.lease.folder
