@@ -58,7 +58,7 @@ def live(runner: int, round_: int) -> Iterator[common_pb2.RunnerRequest]:
 def resident(runner: int) -> Iterator[common_pb2.ResidentAdapter]:
     for place in range(HELD):
         yield common_pb2.ResidentAdapter(
-            digest=adapter_of(runner, place), tier=common_pb2.MEMORY_TIER_DEVICE, bytes=1 << 20, live=1
+            digest=adapter_of(runner, place), tier=common_pb2.MEMORY_TIER_DEVICE, bytes=1 << 20
         )
 
 

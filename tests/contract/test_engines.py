@@ -380,7 +380,7 @@ def test_a_known_adapter_is_prefetched_only_while_a_slot_is_free(engine_of, layo
     ran = run(engine)
     assert on_device(engine) == {A, B}
     assert {event.digest for event in ran.of(AdapterLoaded)} == {A, B}
-    assert {entry.digest for entry in engine.report().adapters} == {A, B, C}
+    assert {entry.digest for entry in engine.report().adapters} == {A, B}, "a report lists no adapter that only waits"
     assert not engine.has_work()
 
 
@@ -449,7 +449,7 @@ def test_a_parked_sequence_releases_its_adapters_slot_and_gets_one_again(engine_
     ran = run_to_first_token(engine, ask("a", adapter=A))
     promise = book_of(engine)["a"].promise
     assert engine.park(R("a"), 1, promise, promise, ParkMethod.SWAP)
-    assert {entry.digest: entry.live for entry in engine.report().adapters} == {A: 0, B: 0}
+    assert {entry.digest: entry.live for entry in engine.report().adapters} == {A: 0}
     run(engine, ask("b", adapter=B), ran=ran)
     assert on_device(engine) == {B}
     engine.drop_adapter(A)
@@ -457,7 +457,7 @@ def test_a_parked_sequence_releases_its_adapters_slot_and_gets_one_again(engine_
     assert engine.resume(R("a"), 1, promise)
     run(engine, ran=ran)
     assert {name: len(tokens) for name, tokens in ran.tokens.items()} == {"a": 40, "b": 40}
-    assert {entry.digest for entry in engine.report().adapters} == {B}
+    assert not engine.report().adapters, "A is forgotten, and B waits on the disk"
 
 
 def test_an_evicted_adapter_is_reported_also_by_an_idle_engine(engine_of, layout):

@@ -33,6 +33,7 @@ from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
 from motet_runner.adapters.policy.failures import MAX_PER_NAMESPACE, SourceFailures
 from motet_runner.adapters.policy.values import FetchRequest, Held, Order
+from motet_runner.adapters.residency import Residency
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 from motet_runner.sources.fetch_errors import credentials
 from motet_runner.sources.folder import AdapterFolder
@@ -71,6 +72,16 @@ class Runner:
         self.orders: dict[int, Order] = {}
         self.waiters: dict[int, tuple[Digest, str]] = {}
         self.leases: list[Held] = []
+        self.residency = Residency(self.policy)
+        self.told: dict[str, int] = {}
+
+    def tell_residency(self) -> None:
+        """What was told in changes is all that there is."""
+        if (changed := self.residency.changes()) is not None:
+            for digest in changed.gone:
+                del self.told[digest]
+            self.told |= {one.digest: one.tier for one in changed.resident}
+        assert self.told == {one.digest: one.tier for one in self.residency.all()}
 
     def tell(self, happened: Callable[..., None], *args: Any, **how: Any) -> None:
         happened(*args, **how)
@@ -313,6 +324,11 @@ class SharedCache(RuleBasedStateMachine):
     def all_who_wait_have_something_to_come(self) -> None:
         for runner in self.runners:
             runner.check_consistent()
+
+    @invariant()
+    def the_scheduler_knows_what_is_resident(self) -> None:
+        for runner in self.runners:
+            runner.tell_residency()
 
     @invariant()
     def what_is_held_is_locked(self) -> None:

@@ -456,7 +456,7 @@ async def test_a_vanished_folder_costs_a_fetch_and_no_more(setup):
     assert setup.adapters.for_request(digest) is not None, "nobody has noticed yet"
     await setup.settled()
     assert setup.adapters.for_request(digest) is None
-    assert not setup.adapters.resident([])
+    assert not list(setup.adapters.residency.all())
     waiting = asyncio.create_task(setup.adapters.wait_for(digest))
     await setup.ensure_digest(1, digest)
     await waiting

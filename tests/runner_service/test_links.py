@@ -319,6 +319,56 @@ async def test_an_adapter_is_certified_then_served(folder):
         assert report.resident[0].digest == state.digest
 
 
+async def test_a_scheduler_that_takes_changes_is_told_only_what_has_changed(folder):
+    address, _ = places(folder)
+    sources = [write_adapter(folder / f"a{n}", seed=n).as_uri() for n in range(3)]
+    async with scheduler_at(address) as scheduler:
+        scheduler.takes_residency = True
+        async with in_process_runner(folder, scheduler=address) as runner, gateway_to(runner.address) as gateway:
+            await until(lambda: scheduler.of("hello"))
+            for n, source in enumerate(sources):
+                scheduler.ensure(f"a{n}", source)
+            digests = [(await scheduler.adapter(f"a{n}")).digest for n in range(3)]
+            disk, device = common_pb2.MEMORY_TIER_DISK, common_pb2.MEMORY_TIER_DEVICE
+            await until(lambda: held(scheduler) == dict.fromkeys(digests, disk))
+            await gateway.submit("x", adapter=digests[0])
+            await gateway.finished("x")
+            await until(lambda: held(scheduler) == dict.fromkeys(digests, disk) | {digests[0]: device})
+            scheduler.send(scheduler_pb2.AttachDown(drop=scheduler_pb2.DropAdapter(term=1, digest=digests[1])))
+            await until(lambda: held(scheduler) == {digests[0]: device, digests[2]: disk})
+            seen, told = len(scheduler.of("report")), len(scheduler.of("residency"))
+            await until(lambda: len(scheduler.of("report")) > seen + 3)
+            assert len(scheduler.of("residency")) == told, "nothing has changed"
+            last = scheduler.of("report")[-1]
+            assert last.residency_told
+            assert not last.resident
+            assert last.ByteSize() < 200
+
+
+def held(scheduler):
+    """What a scheduler knows that takes changes."""
+    found = {one.digest: one.tier for hello in scheduler.of("hello")[-1:] for one in hello.resident}
+    for changed in scheduler.of("residency"):
+        for digest in changed.gone:
+            found.pop(digest, None)
+        found |= {one.digest: one.tier for one in changed.resident}
+    return found
+
+
+async def test_a_runner_whose_stream_breaks_tells_all_in_the_next_hello(folder):
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0").as_uri()
+    async with in_process_runner(folder, scheduler=address):
+        for attempt in range(2):
+            async with scheduler_at(address) as scheduler:
+                scheduler.takes_residency = True
+                (hello,) = await until(lambda s=scheduler: s.of("hello"))
+                assert len(hello.resident) == attempt
+                if not attempt:
+                    scheduler.ensure("a0", source)
+                    await scheduler.adapter("a0")
+
+
 async def test_ensure_to_the_device_answers_when_it_is_there(folder):
     address, _ = places(folder)
     source = write_adapter(folder / "a0").as_uri()

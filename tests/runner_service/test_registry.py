@@ -207,7 +207,7 @@ async def test_a_certificate_from_before_checkers_had_versions_counts_for_nothin
 async def test_a_refused_adapter_is_not_in_the_registry(setup):
     with pytest.raises(AdapterIncompatible):
         await setup.ensure(1, refuse=True)
-    assert not setup.adapters.resident([])
+    assert not list(setup.adapters.residency.all())
     assert (await setup.ensure(2)).certificate is not None
 
 
@@ -223,7 +223,7 @@ async def test_all_requests_that_wait_for_an_adapter_continue(setup):
 async def test_at_stage_fetched_an_adapter_is_not_checked(setup):
     one = await setup.ensure(1, common_pb2.ADAPTER_STAGE_FETCHED)
     assert (one.stage, setup.checks) == (common_pb2.ADAPTER_STAGE_FETCHED, 0)
-    assert not setup.adapters.resident([])
+    assert not list(setup.adapters.residency.all())
 
 
 async def test_the_tier_follows_the_engines_events(setup):
@@ -232,10 +232,10 @@ async def test_the_tier_follows_the_engines_events(setup):
     assert one.stage == common_pb2.ADAPTER_STAGE_CERTIFIED
     setup.adapters.on_loaded(AdapterLoaded(one.digest, 10, 0.1))
     assert one.stage == common_pb2.ADAPTER_STAGE_DEVICE
-    assert setup.adapters.resident([])[0].tier == common_pb2.MEMORY_TIER_DEVICE
+    assert next(setup.adapters.residency.all()).tier == common_pb2.MEMORY_TIER_DEVICE
     setup.adapters.on_failed(AdapterFailed(one.digest, AdapterIncompatible("no")))
     await setup.settled()  # its files are looked at again
-    assert setup.adapters.resident([])[0].tier == common_pb2.MEMORY_TIER_DISK
+    assert next(setup.adapters.residency.all()).tier == common_pb2.MEMORY_TIER_DISK
 
 
 async def test_an_evicted_adapter_is_on_disk_also_by_a_report_from_before_that_is_sent_again(setup):
@@ -244,10 +244,10 @@ async def test_an_evicted_adapter_is_on_disk_also_by_a_report_from_before_that_i
     setup.adapters.on_loaded(AdapterLoaded(one.digest, 10, 0.1))
     setup.adapters.on_report(before)
     assert setup.adapters.on_evicted(AdapterEvicted(one.digest)) is one
-    assert setup.adapters.resident(before)[0].tier == common_pb2.MEMORY_TIER_DISK
+    assert next(setup.adapters.residency.all()).tier == common_pb2.MEMORY_TIER_DISK
     assert one.stage == common_pb2.ADAPTER_STAGE_CERTIFIED
     setup.adapters.on_report(before)  # a new report, of an adapter that was forgotten here meanwhile
-    assert setup.adapters.resident(before)[0].tier == common_pb2.MEMORY_TIER_DEVICE
+    assert next(setup.adapters.residency.all()).tier == common_pb2.MEMORY_TIER_DEVICE
 
 
 async def test_cached_bytes_that_changed_are_noticed_when_a_load_fails_and_fetched_again(setup):

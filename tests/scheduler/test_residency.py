@@ -1,18 +1,20 @@
 """Which runners hold which adapters: told in changes, and not more often than it is of use."""
 
+import random
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet.domain import Digest
+from motet.domain import Digest, InstanceName
 from motet.runner_info import Tier
 from motet_gateway.catalog import Catalog
 from motet_scheduler import conversion
 from motet_scheduler.conversion import CatalogRevision
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import Adapters
+from motet_scheduler.policy.runners import MAX_RESIDENT
 from motet_scheduler.policy.values import AdapterReadiness, AdapterStage
 from tests.scheduler.builders import GROUP, SchedulerDriver, adapter, pool, ready, resident
 
@@ -109,6 +111,44 @@ def test_a_runner_tells_between_two_reports_where_one_adapter_is_now():
     holding(driver, "a0")
     driver.wait(PAUSE)
     assert states(driver) == {"a0": AdapterReadiness.READY, "a1": AdapterReadiness.COLD}, "a report lists all"
+
+
+def test_changes_say_the_same_as_reports_that_list_all():
+    chance = random.Random(7)
+    names = [f"a{number}" for number in range(6)]
+    whole, changes = certified(*names), certified(*names)
+    held: dict[Digest, Tier] = {}
+    for _ in range(200):
+        before = dict(held)
+        for name in chance.sample(names, 2):
+            tier = chance.choice((None, Tier.DISK, Tier.DEVICE))
+            if tier is None:
+                held.pop(digest_of(name), None)
+            else:
+                held[digest_of(name)] = tier
+        whole.report(resident=dict(held))
+        now = {digest: tier for digest, tier in held.items() if before.get(digest) is not tier}
+        gone = tuple(digest for digest in before if digest not in held)
+        changes.send(events.ResidencyChanged(InstanceName("r0"), "1", gone, now))
+        assert changes.scheduler.runners["r0"].resident == whole.scheduler.runners["r0"].resident == held
+        assert changes.scheduler.runners["r0"].adapters == whole.scheduler.runners["r0"].adapters
+        changes.send(events.RunnerReported(instance=InstanceName("r0"), incarnation="1"))
+        assert changes.scheduler.runners["r0"].resident == held, "a report without a list changes nothing"
+        for driver in (whole, changes):
+            driver.wait(PAUSE)
+        assert states(changes) == states(whole)
+
+
+def test_changes_of_a_process_that_has_ended_or_without_end_are_not_taken():
+    driver = certified("a0")
+    late = events.ResidencyChanged(InstanceName("r0"), "0", (), {digest_of("a0"): Tier.DEVICE})
+    driver.send(late)
+    assert not driver.scheduler.runners["r0"].resident
+    names = [digest_of(f"a{number + 1}") for number in range(MAX_RESIDENT + 10)]
+    driver.send(events.ResidencyChanged(InstanceName("r0"), "1", (), dict.fromkeys(names, Tier.DISK)))
+    assert len(driver.scheduler.runners["r0"].resident) == MAX_RESIDENT
+    driver.send(events.ResidencyChanged(InstanceName("r0"), "1", (names[0],), {digest_of("a0"): Tier.DEVICE}))
+    assert states(driver) == {"a0": AdapterReadiness.READY}
 
 
 def test_a_load_is_over_when_its_runner_tells_that_the_adapter_has_come():

@@ -278,6 +278,7 @@ class EngineReport:
     swap_seconds_per_page: float
     sequences: list[EngineSequenceReport]
     adapters: list[EngineAdapterReport]
+    """Those on the device, those that load, and those that sequences use or wait for: not all that are known."""
     prefix_queried_tokens: int = 0
     """The tokens of all sequences that have started and may share pages."""
     prefix_hit_tokens: int = 0

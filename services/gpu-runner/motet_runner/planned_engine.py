@@ -87,7 +87,7 @@ class PlannedEngine:
             sequences=[one.entry(charges.get(one.request)) for one in sequences],
             adapters=[
                 EngineAdapterReport(digest, known.layout.size, live.get(digest, 0), known.arrived)
-                for digest, known in memory.adapters
+                for digest, known in memory.adapters.on_device_or_in(live)
             ],
             prefix_queried_tokens=memory.cache.queried_tokens,
             prefix_hit_tokens=memory.cache.hit_tokens,

@@ -53,6 +53,8 @@ class SchedulerLink:
         """True once a scheduler has accepted this runner"""
         self.attached = False
         """Whether the scheduler of the present stream has accepted it"""
+        self._takes_residency: bool | None = None
+        """Whether this scheduler takes changes of what the runner holds. None: it has not said so yet"""
         self._drain_ends: float | None = None
         self._facts = facts
         self._accepted = accepted
@@ -85,6 +87,8 @@ class SchedulerLink:
     def report(self, report: EngineReport, live: Iterable[common_pb2.RunnerRequest]) -> None:
         """`live`: all accepted requests."""
         self._sequence += 1
+        if self._takes_residency and (changed := self._adapters.residency.changes()) is not None:
+            self.link.send(scheduler_pb2.AttachUp(residency=changed))
         up = scheduler_pb2.AttachUp(
             report=scheduler_pb2.Report(
                 sequence=self._sequence,
@@ -98,7 +102,8 @@ class SchedulerLink:
                 step_seconds=report.step_seconds,
                 prefill_seconds_per_token=report.prefill_seconds_per_token,
                 steps=report.steps,
-                resident=self._adapters.resident(report.adapters),
+                resident=self._all_resident(),
+                residency_told=bool(self._takes_residency),
                 live=live,
                 cached_prefixes=report.cached_prefixes[:MAX_CACHED_HINTS],
                 host_bytes_free=report.host_bytes_free,
@@ -107,6 +112,16 @@ class SchedulerLink:
             )
         )
         self.link.send(up)
+
+    def _all_resident(self) -> Iterable[common_pb2.ResidentAdapter]:
+        """What the report to a scheduler says that does not take changes, or has not said so yet."""
+        match self._takes_residency:
+            case True:
+                return ()
+            case False:
+                return self._adapters.residency.hello()  # the changes since the hello are not needed any more
+            case None:
+                return self._adapters.residency.all()
 
     def declined(self, declined: scheduler_pb2.RunnerDeclined) -> None:
         self.link.send(scheduler_pb2.AttachUp(declined=declined))
@@ -139,6 +154,7 @@ class SchedulerLink:
         return bool(adapter.generations) and (adapter.on_device or adapter.checked is not None)
 
     def _greet(self) -> Iterable[scheduler_pb2.AttachUp]:
+        self._takes_residency = None
         report = self._last_report()
         kernels = self._facts.info.kernels if report is None else report.kernels
         yield scheduler_pb2.AttachUp(
@@ -147,7 +163,7 @@ class SchedulerLink:
                 address=self._facts.address,
                 capacity=self._facts.capacity,
                 base=self._facts.base,
-                resident=self._adapters.resident(report.adapters if report is not None else []),
+                resident=self._adapters.residency.hello(),
                 live=self._accepted.runner_requests(report),
                 highest_term=self._accepted.highest_term,
                 kernels=kernels.to_proto() if kernels is not None else None,
@@ -169,6 +185,7 @@ class SchedulerLink:
                 # A scheduler that then sends no drain wants this runner to work. Earlier versions send no take_work.
                 self._requests.asked_to_drain = False
                 self.welcomed = self.attached = True
+                self._takes_residency = order.takes_residency
             case "expect":
                 self._accepted.expect(order.request, order.epoch, order.gateway)
                 if order.adapter_digest != BASE:
@@ -229,6 +246,8 @@ class SchedulerLink:
 
     def report_adapter(self, state: scheduler_pb2.AdapterState) -> None:
         self.link.send(scheduler_pb2.AttachUp(adapter=state))
+        if state.stage:
+            self._adapters.residency.tell_again(Digest(state.digest))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -408,7 +408,7 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
                 running=it.running,
                 waiting=it.waiting,
                 steps=it.steps,
-                resident=read_resident_adapters(it.resident),
+                resident=None if it.residency_told else read_resident_adapters(it.resident),
                 live=read_runner_requests(it.live),
                 cached_prefixes=frozenset(it.cached_prefixes[:MAX_CACHED_HINTS]),
                 kernels=_read_kernels(it),
@@ -423,6 +423,10 @@ def attach_event(identity: RunnerIdentity, up: scheduler_pb2.AttachUp) -> events
             check_listed(up.ended.sequences, "sequences")
             ended = tuple((RequestId(one.request), one.epoch) for one in up.ended.sequences)
             return events.SequencesEnded(instance, identity.incarnation, ended)
+        case "residency":
+            gone = tuple(map(Digest, up.residency.gone))
+            now = read_resident_adapters(up.residency.resident)
+            return events.ResidencyChanged(instance, identity.incarnation, gone, now)
         case "draining":
             return events.RunnerShuttingDown(instance, identity.incarnation, max(0.0, up.draining.deadline_seconds))
         case "adapter":

@@ -328,7 +328,7 @@ class SchedulerService:
             self._handlers[type(effect)](self, effect)
 
     def _welcome(self) -> Welcome:
-        return Welcome(term=self.term, scheduler=self._name, takes_parts=True)
+        return Welcome(term=self.term, scheduler=self._name, takes_parts=True, takes_residency=True)
 
     def _raise_term_above(self, peer: str, seen: int) -> bool:
         """Raise our term above the highest term that a peer has seen, unless the peer saw that term from us.

@@ -23,6 +23,7 @@ from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
 from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.values import FetchRequest, Held, Order
+from motet_runner.adapters.residency import Residency
 from motet_runner.daemon_threads import CallHangs
 from motet_runner.engine_messages import Command, DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport
@@ -49,7 +50,6 @@ class AdapterRegistry:
         time_scale: float = 1.0,
     ) -> None:
         self.files = files
-        self._users_of = users_of
         self._post = post
         self._metrics = metrics
         self._clock = clock = surroundings.clock
@@ -61,6 +61,9 @@ class AdapterRegistry:
         self._waiting: dict[int, asyncio.Future[AdapterLife]] = {}
         """Orders, and waiting requests, by number."""
         self._numbers = count(1)
+        self._on_device: set[Digest] = set()
+        """The adapters that are on the device, by the last report and the events since."""
+        self.residency = Residency(self.policy)
         self._looks: set[tuple[bool, tuple[int, ...]]] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -93,27 +96,6 @@ class AdapterRegistry:
         finally:
             if self._waiting.pop(number, None) is not None:
                 self._decide(self.policy.request_left, number, digest)
-
-    def resident(self, entries: list[EngineAdapterReport]) -> list[common_pb2.ResidentAdapter]:
-        """Every checked adapter that is not dropped, with its highest tier."""
-        in_engine = {entry.digest: entry for entry in entries}
-        residents = []
-        for adapter in self.policy:
-            if adapter.drop_when_idle or adapter.checked is None:
-                continue
-            entry = in_engine.get(adapter.digest)
-            tier = common_pb2.MEMORY_TIER_DISK
-            if adapter.on_device:
-                tier = common_pb2.MEMORY_TIER_DEVICE
-            residents.append(
-                common_pb2.ResidentAdapter(
-                    digest=adapter.digest,
-                    tier=tier,
-                    bytes=entry.bytes if entry is not None else adapter.bytes,
-                    live=self._users_of(adapter.digest),
-                )
-            )
-        return residents
 
     def bytes_fetched(self, order: scheduler_pb2.EnsureAdapter) -> int:
         """How many bytes of a remote adapter have arrived, while its fetch runs."""
@@ -176,12 +158,17 @@ class AdapterRegistry:
 
     def on_report(self, entries: list[EngineAdapterReport]) -> None:
         """A new report. It may list an adapter on the device that was forgotten here, and is known again since."""
-        for entry in entries:
-            self._decide(self.policy.engine_lists, entry.digest, on_device=entry.on_device)
+        on_device = {entry.digest for entry in entries if entry.on_device}
+        for digest in self._on_device - on_device:
+            self._decide(self.policy.engine_lists, digest, on_device=False)
+        for digest in on_device:
+            self._decide(self.policy.engine_lists, digest, on_device=True)
+        self._on_device = on_device
 
     def on_loaded(self, event: AdapterLoaded) -> AdapterLife | None:
         self._metrics.adapter_loads.inc()
         self._metrics.adapter_load_seconds.observe(event.seconds)
+        self._on_device.add(event.digest)
         self._decide(self.policy.engine_has, event.digest, on_device=True)
         return self.policy.get(event.digest)
 

@@ -61,8 +61,11 @@ class ResidentAdapters:
         self._begun: list[AdapterLoad] = []
         self._evicted: list[Digest] = []
 
-    def __iter__(self) -> Iterator[tuple[Digest, KnownAdapter]]:
-        return iter(self._known.items())
+    def on_device_or_in(self, live: Collection[Digest]) -> Iterator[tuple[Digest, KnownAdapter]]:
+        """The adapters that have pages, and those of `live` that are known."""
+        for digest in {**dict.fromkeys(self._budget.adapters), **dict.fromkeys(live)}:
+            if (known := self._known.get(digest)) is not None:
+                yield digest, known
 
     # -- what there is -----------------------------------------------------------------------------------------------
 

@@ -417,7 +417,14 @@ class Adapters:
 
     def residency_reported(self, runner: Runner, resident: Mapping[Digest, Tier]) -> None:
         """Replace what is known of the adapters that a runner holds."""
-        for digest, tier in runner.note_resident(resident):
+        self._moved(runner, runner.note_resident(resident))
+
+    def residency_changed(self, runner: Runner, gone: Iterable[Digest], resident: Mapping[Digest, Tier]) -> None:
+        """Some have gone from a runner, and others have come, or are at another tier."""
+        self._moved(runner, runner.note_changes(gone, resident))
+
+    def _moved(self, runner: Runner, moved: Iterable[tuple[Digest, Tier | None]]) -> None:
+        for digest, tier in moved:
             if tier is not None:
                 self._holders.setdefault(digest, {})[runner.instance] = tier
             else:

@@ -180,6 +180,17 @@ class RunnerDetached:
     incarnation: str
 
 
+@dataclass(frozen=True, slots=True)
+class ResidencyChanged:
+    """What a runner holds differs from what it has told before."""
+
+    instance: InstanceName
+    incarnation: str
+    gone: tuple[Digest, ...]
+    resident: Mapping[Digest, Tier]
+    """These are there too, or at another tier now."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerReported:
     instance: InstanceName
@@ -190,8 +201,8 @@ class RunnerReported:
     running: int = 0
     waiting: int = 0
     steps: int = 0
-    resident: Mapping[Digest, Tier] = field(default_factory=dict)
-    """The adapters that it holds."""
+    resident: Mapping[Digest, Tier] | None = None
+    """The adapters that it holds. None: the runner tells only of changes, see `ResidencyChanged`."""
     live: tuple[RunnerRequest, ...] = ()
     cached_prefixes: frozenset[int] = frozenset()
     """Hints of the pages in its prefix cache."""
@@ -376,6 +387,7 @@ Event = (
     | RunnerReported
     | RunnerDeclined
     | SequencesEnded
+    | ResidencyChanged
     | RunnerShuttingDown
     | TermRaised
     | AdapterStateChanged

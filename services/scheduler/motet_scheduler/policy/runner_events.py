@@ -106,6 +106,11 @@ class RunnerEvents:
         self._apply_resident_adapters(runner, event.resident)
         self._state.emit(runner_report(runner))
 
+    def residency_changed(self, event: events.ResidencyChanged) -> None:
+        runner = self._state.current(event.instance, event.incarnation)
+        if runner is not None:
+            self._state.adapters.residency_changed(runner, event.gone, event.resident)
+
     def _apply_requests(self, runner: Runner, live: tuple[RunnerRequest, ...], *, whole: bool = False) -> None:
         self._state.effects += sync_ledger(
             runner,
@@ -124,8 +129,9 @@ class RunnerEvents:
                 self._state.note_delivered(request, entry.output_tokens)
         on_capacity_freed(self._state, runner)
 
-    def _apply_resident_adapters(self, runner: Runner, resident: Mapping[Digest, Tier]) -> None:
-        self._state.adapters.residency_reported(runner, resident)
+    def _apply_resident_adapters(self, runner: Runner, resident: Mapping[Digest, Tier] | None) -> None:
+        if resident is not None:
+            self._state.adapters.residency_reported(runner, resident)
         if self._state.catalog_known:
             self._state.effects += self._state.adapters.unneeded_on(runner, self._state.digests_in_use)
 

@@ -1,7 +1,7 @@
 """One runner as the scheduler knows it: its ledger of promises, its adapters and its requests."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -53,6 +53,9 @@ class Load:
 
 LAPSED = float("-inf")
 """The time of a load that is over: it came, or failed."""
+
+MAX_RESIDENT = 65536
+"""How many adapters a runner may name in changes. Nothing else bounds what it adds."""
 
 
 @dataclass(slots=True)
@@ -284,9 +287,7 @@ class Runner:
     def note_resident(self, resident: Mapping[Digest, Tier]) -> list[tuple[Digest, Tier | None]]:
         """Replace the adapters that it holds. Returns those that have changed, and where they are now."""
         before, self.resident = self.resident, dict(resident)  # its own: `note_tier` changes it
-        for digest in self._awaited & resident.keys():
-            if resident[digest] is Tier.DEVICE:
-                self._load_came(digest)
+        self._note_loads()
         if resident == before:
             return []
         changed: list[tuple[Digest, Tier | None]] = [
@@ -296,6 +297,26 @@ class Runner:
         for digest, _ in changed:
             self._note_adapter(digest)
         return changed
+
+    def note_changes(self, gone: Iterable[Digest], resident: Mapping[Digest, Tier]) -> list[tuple[Digest, Tier | None]]:
+        """Change the adapters that it holds. Returns those that have changed, and where they are now."""
+        changed: list[tuple[Digest, Tier | None]] = [
+            (digest, None) for digest in gone if self.resident.pop(digest, None) is not None
+        ]
+        for digest, tier in resident.items():
+            before = self.resident.get(digest)
+            if before is not tier and (before is not None or len(self.resident) < MAX_RESIDENT):
+                self.resident[digest] = tier
+                changed.append((digest, tier))
+        self._note_loads()
+        for digest, _ in changed:
+            self._note_adapter(digest)
+        return changed
+
+    def _note_loads(self) -> None:
+        """Loads that were ordered may have come."""
+        for digest in [one for one in self._awaited if self.resident.get(one) is Tier.DEVICE]:
+            self._load_came(digest)
 
     def note_tier(self, digest: Digest, tier: Tier) -> bool:
         """One adapter is at this tier now. False if it was there before."""

@@ -101,6 +101,7 @@ class Scheduler:
             events.RunnerReported: self._runner_events.reported,
             events.RunnerDeclined: self._runner_events.declined,
             events.SequencesEnded: self._runner_events.sequences_ended,
+            events.ResidencyChanged: self._runner_events.residency_changed,
             events.RunnerShuttingDown: self._drains.shutting_down,
             events.TermRaised: self._drains.send_all,
             events.AdapterStateChanged: self._runner_events.adapter_changed,

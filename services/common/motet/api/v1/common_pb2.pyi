@@ -377,20 +377,24 @@ class Welcome(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     SCHEDULER_FIELD_NUMBER: _builtins.int
     TAKES_PARTS_FIELD_NUMBER: _builtins.int
+    TAKES_RESIDENCY_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     scheduler: _builtins.str
     takes_parts: _builtins.bool
     """it knows LiveRequests"""
+    takes_residency: _builtins.bool
+    """it knows ResidencyChanged; others are sent all resident adapters with each report"""
     def __init__(
         self,
         *,
         term: _builtins.int = ...,
         scheduler: _builtins.str = ...,
         takes_parts: _builtins.bool = ...,
+        takes_residency: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["scheduler", b"scheduler", "takes_parts", b"takes_parts", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scheduler", b"scheduler", "takes_parts", b"takes_parts", "takes_residency", b"takes_residency", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -566,23 +570,19 @@ class ResidentAdapter(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
-    LIVE_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     tier: Global___MemoryTier.ValueType
     bytes: _builtins.int
-    live: _builtins.int
-    """sequences using it now"""
     def __init__(
         self,
         *,
         digest: _builtins.str = ...,
         tier: Global___MemoryTier.ValueType = ...,
         bytes: _builtins.int = ...,
-        live: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digest", b"digest", "live", b"live", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "digest", b"digest", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1177,6 +1177,7 @@ class AttachUp(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    RESIDENCY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RunnerHello: ...
     @_builtins.property
@@ -1189,6 +1190,8 @@ class AttachUp(_message.Message):
     def draining(self) -> Global___RunnerDraining: ...
     @_builtins.property
     def ended(self) -> Global___SequencesEnded: ...
+    @_builtins.property
+    def residency(self) -> Global___ResidencyChanged: ...
     def __init__(
         self,
         *,
@@ -1198,16 +1201,45 @@ class AttachUp(_message.Message):
         adapter: Global___AdapterState | None = ...,
         draining: Global___RunnerDraining | None = ...,
         ended: Global___SequencesEnded | None = ...,
+        residency: Global___ResidencyChanged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "ended", b"ended", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "ended", b"ended", "hello", b"hello", "message", b"message", "report", b"report", "residency", b"residency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "ended", b"ended", "hello", b"hello", "message", b"message", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "declined", b"declined", "draining", b"draining", "ended", b"ended", "hello", b"hello", "message", b"message", "report", b"report", "residency", b"residency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "report", "declined", "adapter", "draining", "ended"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "report", "declined", "adapter", "draining", "ended", "residency"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___AttachUp: _TypeAlias = AttachUp  # noqa: Y015
+
+@_typing.final
+class ResidencyChanged(_message.Message):
+    """What has changed since the hello, and since the last such message: first the ones that have gone, then those whose tier
+    is another one now.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GONE_FIELD_NUMBER: _builtins.int
+    RESIDENT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def resident(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ResidentAdapter]: ...
+    def __init__(
+        self,
+        *,
+        gone: _abc.Iterable[_builtins.str] | None = ...,
+        resident: _abc.Iterable[_common_pb2.ResidentAdapter] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gone", b"gone", "resident", b"resident"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResidencyChanged: _TypeAlias = ResidencyChanged  # noqa: Y015
 
 @_typing.final
 class SequencesEnded(_message.Message):
@@ -1432,6 +1464,7 @@ class Report(_message.Message):
     KERNELS_FIELD_NUMBER: _builtins.int
     BATCH_CAP_FIELD_NUMBER: _builtins.int
     PREFILL_SECONDS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    RESIDENCY_TOLD_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     pages_free: _builtins.int
     pages_promised: _builtins.int
@@ -1448,6 +1481,8 @@ class Report(_message.Message):
     """that KV can have now; adapters in use have the others. 0: all that the hello named"""
     prefill_seconds_per_token: _builtins.float
     """measured; 0: the runner does not say"""
+    residency_told: _builtins.bool
+    """`resident` says nothing: the changes come in ResidencyChanged"""
     @_builtins.property
     def resident(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ResidentAdapter]: ...
     @_builtins.property
@@ -1482,10 +1517,11 @@ class Report(_message.Message):
         kernels: _common_pb2.KernelState | None = ...,
         batch_cap: _common_pb2.BatchCap | None = ...,
         prefill_seconds_per_token: _builtins.float = ...,
+        residency_told: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch_cap", b"batch_cap", "kernels", b"kernels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_cap", b"batch_cap", "cached_prefixes", b"cached_prefixes", "host_bytes_free", b"host_bytes_free", "kernels", b"kernels", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_seconds_per_token", b"prefill_seconds_per_token", "resident", b"resident", "running", b"running", "sequence", b"sequence", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_cap", b"batch_cap", "cached_prefixes", b"cached_prefixes", "host_bytes_free", b"host_bytes_free", "kernels", b"kernels", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "parked", b"parked", "pending_prefill_tokens", b"pending_prefill_tokens", "prefill_seconds_per_token", b"prefill_seconds_per_token", "residency_told", b"residency_told", "resident", b"resident", "running", b"running", "sequence", b"sequence", "step_seconds", b"step_seconds", "steps", b"steps", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,8 @@ class AdapterPolicy:
         self.pending = Pending()
         self._sources: OrderedDict[str, FetchRequest] = OrderedDict()
         self._effects: list[Effect] = []
+        self.changed: dict[Digest, None] = {}
+        """The adapters whose tier may have changed since `take_changed`."""
 
     def __iter__(self) -> Iterator[AdapterLife]:
         return iter(self._lives.values())
@@ -50,6 +52,10 @@ class AdapterPolicy:
         taken, self._effects = self._effects, []
         return taken
 
+    def take_changed(self) -> dict[Digest, None]:
+        taken, self.changed = self.changed, {}
+        return taken
+
     def fetch_of(self, request: FetchRequest) -> int | None:
         """The number of the running fetch for an order like this one."""
         job = self.jobs.get(request.key)
@@ -58,7 +64,7 @@ class AdapterPolicy:
     def tick(self) -> None:
         """Time passed."""
         self._failures.expire(self._clock())
-        for life in tuple(self):
+        for life in [life for life in self if life.held is None or life.drop_when_idle]:
             self._forget_unused(life)  # the adapter may have been dropped while its folder was checked
         self._effects += [effects.Confirm(life.held) for life in self if life.held is not None and life.pending is None]
 
@@ -107,7 +113,7 @@ class AdapterPolicy:
             self._emit(effects.Release(held))
             return
         life = self._hold(replace(held, stamp=None))
-        life.drop_when_idle = False
+        self._drop_when_idle(life, drop=False)
         for order in orders.values():
             life.generations[order.manifest] = order.ref.generation
             life.orders[order.number] = order
@@ -174,7 +180,7 @@ class AdapterPolicy:
         life.wanted_until = max(life.wanted_until, until)
         if life.ready:
             assert life.held is not None
-            life.drop_when_idle = False
+            self._drop_when_idle(life, drop=False)
             self._emit(effects.Confirm(life.held, used=True))
             self._load(life)
         else:
@@ -188,7 +194,7 @@ class AdapterPolicy:
     def drop(self, digest: Digest) -> None:
         """The scheduler no longer needs a digest. The files stay until the disk cache needs the space."""
         if (life := self.get(digest)) is not None:
-            life.drop_when_idle = True
+            self._drop_when_idle(life, drop=True)
             self._forget_unused(life)
 
     def _fail_request(self, life: AdapterLife, waiter: int, failure: Failure) -> None:
@@ -227,6 +233,7 @@ class AdapterPolicy:
 
     def _digest_answered(self, life: AdapterLife, answer: Answer) -> None:
         asked, life.pending = life.pending, None
+        self.changed[life.digest] = None
         match asked, answer:
             case (effects.Check(), Certification()):
                 life.certify(answer)
@@ -277,20 +284,21 @@ class AdapterPolicy:
     def engine_has(self, digest: Digest, *, on_device: bool) -> None:
         """The engine has loaded the adapter into device memory, or evicted it from there."""
         if (life := self.get(digest)) is not None:
-            life.on_device = on_device
+            self._on_device(life, on_device=on_device)
 
     def engine_lists(self, digest: Digest, *, on_device: bool) -> None:
         """So says the engine's report. It may be older than a command that the engine forget the adapter."""
         life = self.get(digest)
         if life is not None and life.in_engine:
-            life.on_device = on_device
+            self._on_device(life, on_device=on_device)
 
     def engine_failed(self, digest: Digest) -> None:
         """The engine could not load the adapter: its files may have changed."""
         life = self.get(digest)
         if life is None:
             return
-        life.on_device = False
+        self._on_device(life, on_device=False)
+        self.changed[digest] = None
         if life.ready:
             life.certify(None)  # until the files are known to be the checked files
             self._look(life)
@@ -303,6 +311,7 @@ class AdapterPolicy:
     def _hold(self, held: Held) -> AdapterLife:
         """Keep the lease of a folder. If the runner holds an older folder of this digest, that lease is released."""
         life = self._life(held.digest)
+        self.changed[life.digest] = None
         old = life.held
         same = old is not None and old.inode == held.inode
         if isinstance(life.pending, effects.Find) or (isinstance(life.pending, effects.Check) and not same):
@@ -317,7 +326,18 @@ class AdapterPolicy:
                 life.certify(held.certification)
         return life
 
+    def _drop_when_idle(self, life: AdapterLife, *, drop: bool) -> None:
+        if life.drop_when_idle is not drop:
+            life.drop_when_idle = drop
+            self.changed[life.digest] = None
+
+    def _on_device(self, life: AdapterLife, *, on_device: bool) -> None:
+        if life.on_device is not on_device:
+            life.on_device = on_device
+            self.changed[life.digest] = None
+
     def _let_go(self, life: AdapterLife) -> None:
+        self.changed[life.digest] = None
         if life.held is not None:
             self._emit(effects.Release(life.held))
             life.held = None
@@ -363,14 +383,15 @@ class AdapterPolicy:
             self._emit(LoadAdapter(life.digest, life.checked.layout))
 
     def _unload(self, life: AdapterLife) -> None:
-        life.in_engine = life.on_device = False
+        life.in_engine = False
+        self._on_device(life, on_device=False)
         self._emit(DropAdapter(life.digest))
 
     def _forget_unused(self, life: AdapterLife) -> None:
         """Forget a digest without waiters and users, if its folder is gone or the digest was dropped."""
-        if self._lives.get(life.digest) is not life or not life.idle or self._users_of(life.digest):
-            return
         if life.held is not None and not life.drop_when_idle:
+            return
+        if self._lives.get(life.digest) is not life or not life.idle or self._users_of(life.digest):
             return
         del self._lives[life.digest]
         if life.held is not None or life.in_engine:
@@ -391,6 +412,7 @@ class AdapterPolicy:
         life = self._life(digest)
         life.pending = effects.Evict(self.pending.add(life), digest, life.held)
         life.held = None
+        self.changed[digest] = None
         self._emit(life.pending)
 
     def _in_use(self, digest: Digest) -> bool:

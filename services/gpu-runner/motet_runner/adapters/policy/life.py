@@ -62,6 +62,13 @@ class AdapterLife:
         return common_pb2.ADAPTER_STAGE_UNSPECIFIED if self.held is None else common_pb2.ADAPTER_STAGE_FETCHED
 
     @property
+    def tier(self) -> "common_pb2.MemoryTier.ValueType | None":
+        """Where requests find it. None: only an order could bring it."""
+        if self.drop_when_idle or self.checked is None:
+            return None
+        return common_pb2.MEMORY_TIER_DEVICE if self.on_device else common_pb2.MEMORY_TIER_DISK
+
+    @property
     def name(self) -> str:
         return next(iter(self.generations), self.digest)
 
