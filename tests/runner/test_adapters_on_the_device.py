@@ -380,4 +380,4 @@ def test_a_dropped_adapter_stays_known_while_a_parked_sequence_will_need_it(llam
     assert engine.resume(RequestId("parked"), 1, promise)
     ran = run(engine)
     assert ran.last["parked"].finish is Finish.LENGTH
-    assert {entry.digest for entry in engine.report().adapters} == {C}
+    assert not engine.report().adapters, "A is forgotten, and C waits on the disk"
