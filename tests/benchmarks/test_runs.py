@@ -23,6 +23,7 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
         *(
             pytest.param(*one, marks=pytest.mark.soak)
             for one in (
+                ("adapters", "--registered=20 --requests=2 --output=4"),
                 ("attention", "--calls=1 --turns=1 --rotated=1"),
                 ("engine", ENGINE),
                 ("gemm", "--rows=1 --bytes=1000"),

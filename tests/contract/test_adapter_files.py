@@ -132,16 +132,17 @@ def test_what_is_evicted_has_gone_and_the_least_recently_used_is_listed_first(ru
     async def test(files: AdapterFiles, request: Callable[[int], FetchRequest]) -> None:
         first, second = [await files.fetch(effects.Fetch(number, request(number))) for number in (0, 1)]
         assert await files.by_last_use() == (first.digest, second.digest)
-        assert await files.look(first, used=True, begins=lambda: None)
+        assert await files.look(first, begins=lambda: None)
         assert await files.by_last_use() == (second.digest, first.digest)
         assert await files.evict(effects.Evict(3, first.digest, first)) is None
-        assert not await files.look(first, used=False, begins=lambda: None)
+        assert not await files.look(first, begins=lambda: None)
+        assert await files.vanished([first, second]) == [first]
         assert await files.by_last_use() == (second.digest,)
         files.release(second)
         assert await files.evict(effects.Evict(4, second.digest)) is None
         assert await files.by_last_use() == ()
         again = await files.fetch(effects.Fetch(5, request(0)))
         assert again.digest == first.digest
-        assert not await files.look(first, used=False, begins=lambda: None), "it is another folder"
+        assert await files.vanished([first, again]) == [first], "it is another folder"
 
     run(test)

@@ -115,10 +115,14 @@ class Runner:
         self.undone.remove(effect)
         answer: effects.Answer
         if isinstance(effect, effects.Confirm):
-            if effect.used:
-                self.cache.touch(effect.held)
+            self.cache.touch(effect.held)
             if not effect.held.lease.is_live():
                 self.tell(self.policy.vanished, effect.held)
+            return
+        if isinstance(effect, effects.ConfirmAll):
+            for held in effect.held:
+                if not held.lease.is_live():
+                    self.tell(self.policy.vanished, held)
             return
         try:
             answer = self.answer(effect)
@@ -426,6 +430,18 @@ def test_an_adapter_whose_eviction_fails_stays_with_its_lease() -> None:
     life = told.policy.get(DIGEST)
     assert life is not None
     assert life.held == held
+
+
+def test_thousands_of_folders_are_looked_at_in_a_few_calls() -> None:
+    told = Told(capacity=2000)
+    digests = [Digest(f"sha256:{number:064}") for number in range(1200)]
+    for number, digest in enumerate(digests):
+        (find,) = told.order(an_order(number, expected=digest))
+        held = Held(digest, 1, (1, number), None, Certification.of(scheduler_pb2.Certificate(), None))
+        told.answered(find.number, held)
+    done = told.tick()
+    assert [len(effect.held) for effect in done] == [500, 500, 200]
+    assert [one.digest for effect in done for one in effect.held] == digests
 
 
 def test_an_adapter_that_is_dropped_during_its_check_is_not_loaded_and_soon_forgotten() -> None:

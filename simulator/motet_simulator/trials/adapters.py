@@ -5,7 +5,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -189,13 +189,17 @@ class SimulatedAdapterFiles:
         await self._passes(FOLDER_SECONDS)
         return tuple(one.digest for one in sorted(self._cache.folders.values(), key=lambda one: one.used))
 
-    async def look(self, held: Held, *, used: bool, begins: Callable[[], None]) -> bool:
+    async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:
         begins()
-        if used:
-            _folder_of(held).used = next(self._cache.numbers)
+        _folder_of(held).used = next(self._cache.numbers)
         live = self._lease_of(held).is_live()
         await self._passes(FOLDER_SECONDS)
         return live
+
+    async def vanished(self, held: Sequence[Held]) -> list[Held]:
+        gone = [one for one in held if not self._lease_of(one).is_live()]
+        await self._passes(FOLDER_SECONDS)
+        return gone
 
     def release(self, held: Held) -> None:
         self._lease_of(held).release()

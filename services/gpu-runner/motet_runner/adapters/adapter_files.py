@@ -3,7 +3,7 @@
 Everything that may hang runs in threads, and for a limited time only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -48,9 +48,12 @@ class AdapterFiles(Protocol):
 
     async def by_last_use(self) -> tuple[Digest, ...]: ...
 
-    async def look(self, held: Held, *, used: bool, begins: Callable[[], None]) -> bool:
-        """True if the folder is still at its place. `used`: also record that it was used. `begins` is called just
-        before the disk is read."""
+    async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:
+        """Record that the folder was used. True if it is still at its place. `begins` is called just before the disk is
+        read."""
+
+    async def vanished(self, held: Sequence[Held]) -> list[Held]:
+        """Those whose folder is no longer at its place."""
 
     def release(self, held: Held) -> None:
         """Releases a lease without waiting."""
@@ -97,14 +100,16 @@ class DiskAdapterFiles(Fetches):
     async def by_last_use(self) -> tuple[Digest, ...]:
         return await self._in_folders(self.cache.by_last_use)
 
-    async def look(self, held: Held, *, used: bool, begins: Callable[[], None]) -> bool:
+    async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:
         def look() -> bool:
             begins()
-            if used:
-                self.cache.touch(held)
+            self.cache.touch(held)
             return held.lease.is_live()
 
         return await self.folders.run(look)
+
+    async def vanished(self, held: Sequence[Held]) -> list[Held]:
+        return await self.folders.run(lambda: [one for one in held if not one.lease.is_live()])
 
     def release(self, held: Held) -> None:
         # In the thread for folders: if a call hangs there, closing a folder may hang, too.

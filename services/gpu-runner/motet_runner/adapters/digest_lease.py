@@ -7,7 +7,6 @@ lock files open. These are never removed: later processes would make others.
 import errno
 import fcntl
 import os
-import stat
 import struct
 import threading
 import time
@@ -166,15 +165,13 @@ class DigestLease:
 
 
 def _inode(folder: Path) -> tuple[int, ...]:
-    """No other folder has had the same. Its number alone may be given again, so the time of the weights counts, too."""
-    status = folder.stat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(folder))
+    """Of the weights, or of the folder if they are missing. A number may be given again, so the time counts, too."""
     try:
-        weights = (folder / WEIGHTS).stat().st_mtime_ns
+        status = os.stat(f"{folder}/{WEIGHTS}")  # noqa: PTH116 - thousands are looked at
     except FileNotFoundError:
-        weights = 0
-    return status.st_dev, status.st_ino, weights
+        status = folder.stat()
+        return status.st_dev, status.st_ino, 0
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _open(path: Path) -> int | None:

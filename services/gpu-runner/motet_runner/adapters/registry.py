@@ -64,7 +64,7 @@ class AdapterRegistry:
         self._on_device: set[Digest] = set()
         """The adapters that are on the device, by the last report and the events since."""
         self.residency = Residency(self.policy)
-        self._looks: set[tuple[bool, tuple[int, ...]]] = set()
+        self._looks: set[tuple[int, ...]] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -219,6 +219,8 @@ class AdapterRegistry:
                 self._spawn(self._answer(effect.number, self.files.by_last_use))
             case effects.Confirm():
                 self._confirm(effect)
+            case effects.ConfirmAll():
+                self._confirm_all(effect)
             case effects.Release():
                 self.files.release(effect.held)
             case effects.ForgetPartial():
@@ -259,20 +261,27 @@ class AdapterRegistry:
         task.add_done_callback(self.tasks.discard)
 
     def _confirm(self, effect: effects.Confirm) -> None:
-        """Requests may come faster than the disk answers: at most one look waits per folder and value of `used`."""
-        key = (effect.used, effect.held.inode)
+        """Requests may come faster than the disk answers: at most one look waits per folder."""
+        inode = effect.held.inode
 
         async def look() -> None:
             try:
-                lives = await self.files.look(effect.held, used=effect.used, begins=lambda: self._looks.discard(key))
+                lives = await self.files.look(effect.held, begins=lambda: self._looks.discard(inode))
             finally:
-                self._looks.discard(key)
+                self._looks.discard(inode)
             if not lives:
                 self._decide(self.policy.vanished, effect.held)
 
-        if key not in self._looks:
-            self._looks.add(key)
+        if inode not in self._looks:
+            self._looks.add(inode)
             self._spawn(self._quietly(look))
+
+    def _confirm_all(self, effect: effects.ConfirmAll) -> None:
+        async def look() -> None:
+            for held in await self.files.vanished(effect.held):
+                self._decide(self.policy.vanished, held)
+
+        self._spawn(self._quietly(look))
 
 
 def fetch_request_of(order: scheduler_pb2.EnsureAdapter) -> FetchRequest:

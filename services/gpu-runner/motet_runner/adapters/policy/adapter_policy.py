@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from motet.clock import Clock
 from motet.domain import Digest
@@ -21,6 +22,9 @@ from motet_runner.engine_messages import DropAdapter, LoadAdapter
 MAX_MANIFESTS = 4096
 """For how many manifests the last source is remembered: its partial fetch is removed when the source changes or
 goes."""
+
+CONFIRMED_AT_ONCE = 500
+"""How many folders are looked at together: some milliseconds, which another call waits for."""
 
 
 class AdapterPolicy:
@@ -66,7 +70,9 @@ class AdapterPolicy:
         self._failures.expire(self._clock())
         for life in [life for life in self if life.held is None or life.drop_when_idle]:
             self._forget_unused(life)  # the adapter may have been dropped while its folder was checked
-        self._effects += [effects.Confirm(life.held) for life in self if life.held is not None and life.pending is None]
+        held = iter([life.held for life in self if life.held is not None and life.pending is None])
+        while some := tuple(islice(held, CONFIRMED_AT_ONCE)):
+            self._emit(effects.ConfirmAll(some))
 
     # -------------------------------------------------------------------------------------------------------- orders
 
@@ -181,7 +187,7 @@ class AdapterPolicy:
         if life.ready:
             assert life.held is not None
             self._drop_when_idle(life, drop=False)
-            self._emit(effects.Confirm(life.held, used=True))
+            self._emit(effects.Confirm(life.held))
             self._load(life)
         else:
             life.look = True

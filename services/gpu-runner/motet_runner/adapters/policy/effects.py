@@ -66,11 +66,17 @@ comes at a time limit."""
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Report if a held folder has vanished, which means: removed, or replaced by another folder."""
+    """Record that a held folder was used just now. Report if it has vanished, which means: removed, or replaced by
+    another folder."""
 
     held: Held
-    used: bool = False
-    """Also record that the folder was used just now."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmAll:
+    """Report which of these held folders have vanished."""
+
+    held: tuple[Held, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,7 @@ Effect = (
     | Evict
     | ListCache
     | Confirm
+    | ConfirmAll
     | Release
     | ForgetPartial
     | LoadAdapter

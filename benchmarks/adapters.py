@@ -1,0 +1,271 @@
+"""Measures what registered adapters cost a runner while they wait.
+
+`registered_*`: a runner's service fetches adapters from folders and checks them; the engine learns of all of them, as
+if each had served once. Memory is what both then take more, for each adapter. The adapters are small, but have as many
+linears as those of the model below. The check itself is not run: all have the same certificate but for the digest.
+
+`report_kb_s` is what an idle runner sends its scheduler in a second: one report, with as many hints of cached prefixes
+as there can be.
+
+`registered_10000`: 64 different adapters of ranks 4 to 16 serve a request each, on a random Llama of 30 M parameters,
+once with only these registered, and once with all; the CPU time of an engine, its report included.
+
+    python -m benchmarks.adapters [--registered 10000] [--requests 64] [--pairs 5] [--scratch FOLDER] [--json]
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import pickle
+import shutil
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import psutil
+from prometheus_client import CollectorRegistry
+from safetensors.numpy import save
+
+from benchmarks.engine_cases.bench import at_least
+from benchmarks.engine_cases.setup import start_as_the_product_does
+from benchmarks.engine_run import Run
+from benchmarks.harness import Measure, Result, alternate, arguments, report
+from benchmarks.random_llama import SCRATCH, LlamaShape, random_adapter, random_llama
+from motet.api.v1 import common_pb2, scheduler_pb2
+from motet.domain import Digest
+from motet.prefix_hints import MAX_CACHED_HINTS
+from motet.rpc import Outbox
+from motet.settings import ProcessSettings
+from motet.surroundings import real_surroundings
+from motet_runner.accepted_requests import AcceptedRequests
+from motet_runner.adapters.adapter_files import DiskAdapterFiles
+from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.certification import Certification, EngineLimits, certify
+from motet_runner.adapters.checks import Checks
+from motet_runner.adapters.layout import AdapterLayout, FileStamp
+from motet_runner.adapters.registry import AdapterRegistry
+from motet_runner.engine import Engine
+from motet_runner.generate_service import GenerateService
+from motet_runner.interface import EngineConfig, EngineReport
+from motet_runner.metrics import Metrics
+from motet_runner.scheduler_link import SchedulerLink
+from motet_runner.settings import KERNEL_CACHE, Settings
+from motet_runner.sources.source_access import Sources
+
+MAX_KIB, MAX_FILES, MAX_KB_A_SECOND, LEAST = 4, 200, 5, 0.98
+WARM_UP, AT_ONCE = 50, 8
+SECONDS = 10
+ROWS = 16
+"""Inputs and outputs of the small adapters' linears."""
+RANKS = (4, 8, 12, 16)
+SHAPE = LlamaShape(
+    vocabulary=4096, width=512, feed_forward=1376, layers=8, heads=8, kv_heads=4, dtype="bfloat16", shard_mib=64
+)
+LINEARS = [f"self_attn.{one}_proj" for one in "qkvo"] + [f"mlp.{one}_proj" for one in ("gate", "up", "down")]
+PATHS = [f"model.layers.{layer}.{linear}" for layer in range(SHAPE.layers) for linear in LINEARS]
+LIMITS = EngineLimits(dict.fromkeys(PATHS, (ROWS, ROWS)), max(RANKS), "float32")
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+class SmallAdapters:
+    """Folders with adapters that differ in one number."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        rank = min(RANKS)
+        tensors = {}
+        for path in PATHS:
+            tensors[f"base_model.model.{path}.lora_A.weight"] = np.ones((rank, ROWS), np.float32)
+            tensors[f"base_model.model.{path}.lora_B.weight"] = np.ones((ROWS, rank), np.float32)
+        self._weights = save(tensors)
+        targets = [linear.rpartition(".")[2] for linear in LINEARS]
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
+        self._config = json.dumps(config | {"task_type": "CAUSAL_LM"})
+        self._checked = certify(self.write(-1), LIMITS)
+
+    def write(self, number: int) -> Path:
+        folder = self._folder / f"adapter-{number}"
+        folder.mkdir(parents=True)
+        (folder / CONFIG).write_text(self._config)
+        (folder / WEIGHTS).write_bytes(self._weights[:-4] + np.float32(1 + number).tobytes())
+        return folder
+
+    def check(self, folder: Path) -> Certification:
+        layout, file = self._checked.layout, folder / WEIGHTS
+        return replace(self._checked, layout=replace(layout, path=str(file), stamp=FileStamp.of(file)))
+
+
+class Service:
+    """The part of a runner's service that knows adapters, and its stream to a scheduler, which is not there."""
+
+    def __init__(self, folder: Path, capacity: int) -> None:
+        around = real_surroundings()
+        self.adapters = SmallAdapters(folder / "sources")
+        cache = DiskCache(folder / "cache" / "adapters", max_adapter_bytes=1 << 20)
+        cache.prepare()
+        registry = CollectorRegistry()
+        sources = Sources(Settings(), ProcessSettings(data_dir=folder), registry)
+        checks = Checks(cache, self.adapters.check, base_digest=Digest(""), engine_limits=str(LIMITS))
+        self.registry = AdapterRegistry(
+            DiskAdapterFiles(cache, checks, sources),
+            capacity=capacity,
+            users_of=lambda _: 0,
+            post=lambda _: None,
+            metrics=Metrics(registry, wall=around.wall),
+            surroundings=around,
+        )
+        self._link = SchedulerLink(
+            "unix:/nowhere",
+            network=around.network,
+            facts=cast("Any", None),
+            accepted=AcceptedRequests(),
+            adapters=self.registry,
+            requests=cast("GenerateService", SimpleNamespace(asked_to_drain=False)),
+            last_report=lambda: None,
+            clock=around.clock,
+            time_scale=1.0,
+        )
+
+    async def register(self, numbers: range) -> None:
+        async def one(number: int) -> None:
+            source = self.adapters.write(number)
+            ref = common_pb2.AdapterRef(namespace="tenant", name=source.name, generation=1)
+            stage = common_pb2.ADAPTER_STAGE_CERTIFIED
+            await self.registry.ensure(
+                scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=stage, order=number)
+            )
+            shutil.rmtree(source)
+
+        for first in range(numbers.start, numbers.stop, AT_ONCE):
+            await asyncio.gather(*map(one, range(first, min(first + AT_ONCE, numbers.stop))))
+        while tasks := self.registry.tasks:
+            await asyncio.wait(tasks)
+
+    def layouts(self) -> Iterator[tuple[Digest, AdapterLayout]]:
+        """As they come to an engine's process."""
+        for life in self.registry.policy:
+            assert life.checked is not None
+            yield pickle.loads(pickle.dumps((life.digest, life.checked.layout)))
+
+    def sent_in_a_second(self, last: EngineReport) -> float:
+        """Bytes, after the scheduler has been told all."""
+        outbox = Outbox[scheduler_pb2.AttachUp]()
+        self._link.link.outbox = outbox
+        welcome = common_pb2.Welcome(term=1, takes_residency=True)
+        self._link.link.receive(scheduler_pb2.AttachDown(welcome=welcome))
+        hints = tuple(range((1 << 64) - MAX_CACHED_HINTS, 1 << 64))
+        last = replace(last, cached_prefixes=hints)
+        sent = []
+        for _ in range(1 + SECONDS):
+            self._link.report(last, [])
+            sent.append(0)
+            while (up := outbox.get_nowait()) is not None:
+                sent[-1] += up.ByteSize()
+        print(f"the first report: {sent[0] / 1000:.0f} kB")
+        return sum(sent[1:]) / SECONDS
+
+
+def rss() -> int:
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+def traced(engine: Engine, service: Service) -> int:
+    """The bytes that the engine takes for what it knows of all adapters. It gets memory that the model's load has left,
+    so the process does not grow."""
+    tracemalloc.start()
+    try:
+        for digest, layout in service.layouts():
+            engine.load_adapter(digest, layout)
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def engine_of(model: Path, folders: Sequence[Path], given: argparse.Namespace) -> Run:
+    """An engine that has these adapters on its device, by their numbers."""
+    config = EngineConfig(
+        model=model,
+        device="cpu",
+        kv_cache_mib=256,
+        max_resident_adapters=len(folders),
+        kernel_cache=KERNEL_CACHE.expanduser(),
+        prefix_cache=False,
+    )
+    engine = Engine(config)
+    for number, folder in enumerate(folders):
+        engine.load_adapter(Digest(str(number)), certify(folder, engine.info).layout)
+    run = Run(engine, given)
+    run.seconds(len(folders), [Digest(str(number)) for number in range(len(folders))])
+    while (wait := engine.idle()) is not None:
+        time.sleep(wait)
+    return run
+
+
+def seconds_of(run: Run, count: int) -> Measure:
+    async def measure() -> float:
+        began = time.process_time()
+        run.seconds(count, [Digest(str(number)) for number in range(count)])
+        pickle.dumps(run.engine.report())
+        return time.process_time() - began
+
+    return measure
+
+
+async def measure(given: argparse.Namespace) -> list[Result]:
+    count = given.registered
+    with tempfile.TemporaryDirectory(dir=given.scratch) as name:
+        folder = Path(name)
+        service = Service(folder, WARM_UP + count)
+        await service.register(range(WARM_UP))
+        before = rss()
+        await service.register(range(WARM_UP, WARM_UP + count))
+        of_service = (rss() - before) / count
+        files = len(list(Path("/proc/self/fd").iterdir()))
+        model = random_llama(SHAPE, given.scratch)
+        folders = [
+            random_adapter(SHAPE, folder / "served" / str(number), rank=RANKS[number % len(RANKS)], seed=number)
+            for number in range(given.requests)
+        ]
+        few, all_of_them = engine_of(model, folders, given), engine_of(model, folders, given)
+        of_engine = traced(all_of_them.engine, service) / (WARM_UP + count)
+        sent = service.sent_in_a_second(all_of_them.engine.report())
+        pairs = await alternate(
+            seconds_of(few, given.requests), seconds_of(all_of_them, given.requests), pairs=given.pairs
+        )
+        service.registry.close()
+    kib = (of_service + of_engine) / 1024
+    print(f"{count} registered: {of_service / 1024:.2f} KiB each in the service, {of_engine / 1024:.2f} in the engine")
+    print(f"{given.requests} adapters served, with these alone against all that are registered: {pairs}")
+    return [
+        Result("registered_kib", kib, "KiB", f"<= {MAX_KIB}", kib <= MAX_KIB),
+        Result("registered_files", files, "files", f"<= {MAX_FILES}", files <= MAX_FILES),
+        Result("report_kb_s", sent / 1000, "kB/s", f"<= {MAX_KB_A_SECOND}", sent / 1000 <= MAX_KB_A_SECOND),
+        at_least("registered_10000", pairs, f"{given.requests} registered", LEAST),
+    ]
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--registered", type=int, default=10_000, help="adapters that wait")
+    parser.add_argument("--requests", type=int, default=64, help="adapters that serve")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
+    parser.add_argument("--output", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--pairs", type=int, default=5, help="quiet pairs to measure")
+    parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where the model is kept")
+    parser.set_defaults(vocabulary=SHAPE.vocabulary)
+    given = parser.parse_args()
+    start_as_the_product_does("benchmarks.adapters")
+    given.scratch.mkdir(parents=True, exist_ok=True)
+    report("adapters", asyncio.run(measure(given)), as_json=given.json)
+
+
+if __name__ == "__main__":
+    main()
