@@ -131,7 +131,8 @@ def test_a_check_is_kept_beside_the_files_and_refuses_what_does_not_fit(run):
 def test_what_is_evicted_has_gone_and_the_least_recently_used_is_listed_first(run):
     async def test(files: AdapterFiles, request: Callable[[int], FetchRequest]) -> None:
         first, second = [await files.fetch(effects.Fetch(number, request(number))) for number in (0, 1)]
-        assert await files.by_last_use() == (first.digest, second.digest)
+        assert await files.by_last_use() == await files.by_last_use(1) == (first.digest, second.digest)
+        assert await files.by_last_use(2) == ()
         assert await files.look(first, begins=lambda: None)
         assert await files.by_last_use() == (second.digest, first.digest)
         assert await files.evict(effects.Evict(3, first.digest, first)) is None

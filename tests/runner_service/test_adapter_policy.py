@@ -151,7 +151,7 @@ class Runner:
             case effects.Evict():
                 return self.evict(effect)
             case _:
-                return self.cache.by_last_use()
+                return self.cache.by_last_use(effect.capacity)
 
     def evict(self, effect: effects.Evict) -> effects.Answer:
         if self.shared.disk_full:  # a disk that is read-only does not let anything be removed, either

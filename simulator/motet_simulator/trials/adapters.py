@@ -185,8 +185,10 @@ class SimulatedAdapterFiles:
             self._cache.folders.pop(effect.digest, None)
         return None
 
-    async def by_last_use(self) -> tuple[Digest, ...]:
+    async def by_last_use(self, capacity: int = 0) -> tuple[Digest, ...]:
         await self._passes(FOLDER_SECONDS)
+        if len(self._cache.folders) <= capacity:
+            return ()
         return tuple(one.digest for one in sorted(self._cache.folders.values(), key=lambda one: one.used))
 
     async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:

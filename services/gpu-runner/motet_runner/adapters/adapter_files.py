@@ -46,7 +46,7 @@ class AdapterFiles(Protocol):
 
     async def evict(self, effect: effects.Evict) -> effects.Answer: ...
 
-    async def by_last_use(self) -> tuple[Digest, ...]: ...
+    async def by_last_use(self, capacity: int = 0) -> tuple[Digest, ...]: ...
 
     async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:
         """Record that the folder was used. True if it is still at its place. `begins` is called just before the disk is
@@ -97,8 +97,8 @@ class DiskAdapterFiles(Fetches):
             return None
         return effect.held or Failure.of(temporary(f"Another runner uses {effect.digest}."))
 
-    async def by_last_use(self) -> tuple[Digest, ...]:
-        return await self._in_folders(self.cache.by_last_use)
+    async def by_last_use(self, capacity: int = 0) -> tuple[Digest, ...]:
+        return await self._in_folders(partial(self.cache.by_last_use, capacity))
 
     async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:
         def look() -> bool:

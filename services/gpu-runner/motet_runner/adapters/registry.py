@@ -216,7 +216,7 @@ class AdapterRegistry:
             case effects.Evict():
                 self._spawn(self._answer(effect.number, lambda: self.files.evict(effect)))
             case effects.ListCache():
-                self._spawn(self._answer(effect.number, self.files.by_last_use))
+                self._spawn(self._answer(effect.number, lambda: self.files.by_last_use(effect.capacity)))
             case effects.Confirm():
                 self._confirm(effect)
             case effects.ConfirmAll():

@@ -407,7 +407,7 @@ class AdapterPolicy:
     # ------------------------------------------------------------------------------------------------------- eviction
 
     def _list(self) -> None:
-        self._emit(effects.ListCache(self.pending.add(Listing())))
+        self._emit(effects.ListCache(self.pending.add(Listing()), self._eviction.capacity))
 
     def _evict_next(self) -> None:
         digest = self._eviction.next(self._in_use)

@@ -52,9 +52,10 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class ListCache:
-    """List the cached adapters, the least recently used first."""
+    """List the cached adapters, the least recently used first. If there are no more than `capacity`, list none."""
 
     number: int
+    capacity: int
 
 
 Answer = Held | Certification | tuple[Digest, ...] | Failure | None

@@ -13,7 +13,7 @@ class Eviction:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._spared: set[Digest] = set()
         self._answered: set[Digest] = set()
         """The digests of orders answered since the last listing began: they need another listing."""
@@ -27,7 +27,7 @@ class Eviction:
         return self._begin()
 
     def listed(self, digests: tuple[Digest, ...]) -> None:
-        self._excess = len(digests) - self._capacity
+        self._excess = len(digests) - self.capacity
         self._candidates = list(reversed(digests))
 
     def removed(self) -> None:
