@@ -1,9 +1,12 @@
 """An adapter that only waits costs little: no open file, few bytes, and nothing in reports."""
 
+import random
 import subprocess
 import sys
 import textwrap
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -133,3 +136,42 @@ def test_leases_hold_after_the_whole_cache_was_removed_and_filled_again(cached):
     held.lease.release()
     before.lease.release()
     assert DiskCache(folder, max_adapter_bytes=1).evict(digest, None)
+
+
+def test_a_release_makes_no_lock_files(cached):
+    """The folder may be removed at that moment, as after a test."""
+    folder, digest = cached
+    lease = DigestLeases(folder).lease(digest)
+    subprocess.run(["rm", "-r", f"{folder}.leases"], check=True)
+    lease.release()
+    assert not Path(f"{folder}.leases").exists()
+
+
+def test_whoever_has_an_adapter_for_himself_is_alone_and_no_lock_is_left(cached):
+    """Four threads of two processes."""
+    folder, digest = cached
+    mutex, inside, failed = threading.Lock(), Counter(), []
+
+    def work(leases: DigestLeases, chance: random.Random) -> None:
+        for _ in range(300):
+            lease = leases.lease(digest)
+            alone = chance.random() < 0.3 and lease.become_exclusive()
+            kind = "alone" if alone else "shared"
+            with mutex:
+                inside[kind] += 1
+                failed.extend([dict(inside)] * (inside["alone"] > 0 and inside.total() > 1))
+            time.sleep(chance.random() * 1e-4)
+            with mutex:
+                inside[kind] -= 1
+            if alone and chance.random() < 0.5:
+                lease.become_shared()
+            lease.release()
+
+    processes = [DigestLeases(folder), DigestLeases(folder)]
+    threads = [threading.Thread(target=work, args=(processes[n % 2], random.Random(n))) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    assert DigestLeases(folder).lease(digest).become_exclusive(), "a lock is left"

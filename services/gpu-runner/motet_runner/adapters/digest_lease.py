@@ -68,50 +68,43 @@ class DigestLeases:
                 del self._counts[digest]
                 self._exclusive.discard(digest)
                 self.changed.notify_all()
-                self._lock(digest, fcntl.F_UNLCK)
+                if (file := self._files.get(_name_of(digest))) is not None:
+                    _lock(file, digest, fcntl.F_UNLCK)
 
     def become_exclusive(self, digest: Digest) -> bool:
         with self.changed:
-            if self._counts[digest] > 1 or not self._lock(digest, fcntl.F_WRLCK):
+            if self._counts[digest] > 1:
+                return False
+            file = self._file_of(digest)
+            if file is None:
+                raise OSError(errno.EROFS, "Read-only file system", str(self._folder))
+            if not _lock(file, digest, fcntl.F_WRLCK):
                 return False
             self._exclusive.add(digest)
             return True
 
     def become_shared(self, digest: Digest) -> None:
         with self.changed:
-            self._lock(digest, fcntl.F_RDLCK)
-            self._exclusive.discard(digest)
-            self.changed.notify_all()
+            if digest in self._exclusive:
+                _lock(self._files[_name_of(digest)], digest, fcntl.F_RDLCK)
+                self._exclusive.discard(digest)
+                self.changed.notify_all()
 
     def _acquire(self, digest: Digest) -> None:
         with self.changed:
             self.changed.wait_for(lambda: digest not in self._exclusive)
+            file = self._file_of(digest)
             self._counts[digest] += 1  # before the lock is there: no other thread may unlock it from now on
-            if self._lock(digest, fcntl.F_RDLCK):
-                return
         try:
-            self._lock(digest, fcntl.F_RDLCK, wait=True)  # another process removes the adapter
+            if file is not None:
+                _lock(file, digest, fcntl.F_RDLCK, wait=True)  # while another process removes the adapter
         except BaseException:
             self.release(digest)
             raise
 
-    def _lock(self, digest: Digest, how: int, *, wait: bool = False) -> bool:
-        """False if another process has a lock that forbids this one, and `wait` is False."""
-        name = hex_of(digest)
-        file = self._file(name[0])
-        if file is None:
-            if how == fcntl.F_WRLCK:
-                raise OSError(errno.EROFS, "Read-only file system", str(self._folder))
-            return True
-        command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
-        try:
-            fcntl.fcntl(file, command, _FLOCK.pack(how, os.SEEK_SET, int(name[1:16], 16), 1, 0))
-        except BlockingIOError:
-            return False
-        return True
-
-    def _file(self, name: str) -> int | None:
-        """A lock file. None: it cannot be made, so this process protects nothing, and removes nothing."""
+    def _file_of(self, digest: Digest) -> int | None:
+        """The lock file. None: it cannot be made, so this process protects nothing, and removes nothing."""
+        name = _name_of(digest)
         file = self._files.get(name)
         if file is None or not os.fstat(file).st_nlink:  # somebody has removed it
             file = _open(self._folder.with_name(self._folder.name + LOCK_FILES) / name)
@@ -172,6 +165,21 @@ def _inode(folder: Path) -> tuple[int, ...]:
         status = folder.stat()
         return status.st_dev, status.st_ino, 0
     return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _name_of(digest: Digest) -> str:
+    return hex_of(digest)[0]
+
+
+def _lock(file: int, digest: Digest, how: int, *, wait: bool = False) -> bool:
+    """False if another process has a lock that forbids this one, and `wait` is False."""
+    place = int(hex_of(digest)[1:16], 16)
+    command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+    try:
+        fcntl.fcntl(file, command, _FLOCK.pack(how, os.SEEK_SET, place, 1, 0))
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _open(path: Path) -> int | None:

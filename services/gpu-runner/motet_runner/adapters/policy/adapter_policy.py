@@ -151,7 +151,7 @@ class AdapterPolicy:
         self._sources[order.manifest] = order.fetch
         if len(self._sources) > MAX_MANIFESTS:
             self._sources.popitem(last=False)
-        if before is not None:
+        if before is not None and before.origin != order.fetch.origin:
             self._forget_source(before)
 
     def manifest_gone(self, manifest: str) -> None:
