@@ -138,6 +138,16 @@ def test_leases_hold_after_the_whole_cache_was_removed_and_filled_again(cached):
     assert DiskCache(folder, max_adapter_bytes=1).evict(digest, None)
 
 
+def test_leases_hold_by_each_path_to_the_cache(cached):
+    folder, digest = cached
+    link = folder.parent / "elsewhere" / "adapters"
+    link.parent.mkdir()
+    link.symlink_to(folder)
+    lease = DigestLeases(link).lease(digest)
+    assert not DigestLeases(folder).lease(digest).become_exclusive()
+    lease.release()
+
+
 def test_a_release_makes_no_lock_files(cached):
     """The folder may be removed at that moment, as after a test."""
     folder, digest = cached

@@ -107,7 +107,8 @@ class DigestLeases:
         name = _name_of(digest)
         file = self._files.get(name)
         if file is None or not os.fstat(file).st_nlink:  # somebody has removed it
-            file = _open(self._folder.with_name(self._folder.name + LOCK_FILES) / name)
+            # Beside the real folder: several paths may lead to it.
+            file = _open(Path(os.path.realpath(self._folder) + LOCK_FILES) / name)
             if file is not None:
                 self._files[name] = file
                 self._opened.append(file)  # also one that was removed: a thread may wait for its lock
