@@ -406,8 +406,8 @@ class Adapters:
         needed = self._serving_sources()
         unknown = [
             digest
-            for digest, tier in runner.resident.items()
-            if digest not in needed and digest not in self.retired and tier >= Tier.HOST and digest != BASE
+            for digest in runner.in_memory
+            if digest not in needed and digest not in self.retired and digest != BASE
         ]
         if unknown and not self.undecided():
             used = in_use()

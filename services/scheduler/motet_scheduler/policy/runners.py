@@ -105,6 +105,8 @@ class Runner:
         self.orphaned: dict[PlacementKey, float] = {}
         """Requests, running or parked, that only reports of this runner say it has, and since which report."""
         self.resident: dict[Digest, Tier] = {}
+        self.in_memory: dict[Digest, None] = {}
+        """Those of them that are not only on its disk"""
         """The adapters that it holds, as it has told last."""
         self.adapters: set[Digest] = set()
         """Adapters that it has or will have soon: on its device, used by its requests, or being loaded."""
@@ -342,6 +344,10 @@ class Runner:
 
     def _note_adapter(self, digest: Digest) -> None:
         """This adapter may have come or gone."""
+        if self.resident.get(digest, Tier.NONE) >= Tier.HOST:
+            self.in_memory[digest] = None
+        else:
+            self.in_memory.pop(digest, None)
         if self._has(digest) is not (digest in self.adapters):
             self.adapters ^= {digest}
             self._adapter_moved(self, digest)
@@ -474,6 +480,8 @@ class Runner:
         assert parked == self._parked_digests, "adapters of parked requests were miscounted"
         resident = {digest for digest, tier in self.resident.items() if tier is Tier.DEVICE and digest != BASE}
         assert self.adapters == {*counted, *parked, *self._loading, *resident}, "adapters were miscounted"
+        in_memory = {digest for digest, tier in self.resident.items() if tier >= Tier.HOST}
+        assert self.in_memory.keys() == in_memory, "adapters in memory were miscounted"
         awaited = {one for one, loads in self._loads.items() if any(load.at > LAPSED for load in loads.values())}
         assert self._loading | awaited <= self._awaited, "a load is not awaited"
         assert self._adapter_pages.keys() <= counted.keys(), "an adapter that nobody uses takes pages"
