@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from motet.errors import MotetError, NotAuthenticated
 from motet_gateway.answers.messages.errors import is_messages, messages_error
+from motet_gateway.errors import forget_frames
 from motet_gateway.request_ids import request_id_of
 
 MAX_RETRY_AFTER_SECONDS = 60
@@ -46,6 +47,7 @@ class ErrorResponse(Response):
     media_type = "application/json"
 
     def __init__(self, error: MotetError, extra: dict[str, str]) -> None:
+        forget_frames(error)
         self._error = error
         super().__init__(error_body(error), status_code=error.mapping.http, headers=error_headers(error) | extra)
 

@@ -34,5 +34,12 @@ def errors_by_code() -> dict[str, type[MotetError]]:
     return TABLE | {kind.mapping.code: kind for kind in MotetError.__subclasses__() if kind.__module__ == __name__}
 
 
+def forget_frames(error: BaseException | None) -> None:
+    """Call it when an error becomes an answer. The frames that it came through hold the whole request. Some hold the
+    error, too, in a cycle that stays until the garbage collector comes."""
+    while error is not None:
+        error.__traceback__, error = None, error.__context__
+
+
 class ClientGone(Exception):
     """The client has disconnected, so there is no answer to send."""

@@ -10,7 +10,7 @@ from motet.errors import Internal
 from motet.trace_context import in_log
 from motet_gateway.answers.messages.errors import is_messages
 from motet_gateway.error_format import error_response
-from motet_gateway.errors import ClientGone, HostNotAllowed
+from motet_gateway.errors import ClientGone, HostNotAllowed, forget_frames
 from motet_gateway.request_ids import REQUEST_ID, give_id, take_traceparent
 
 log = structlog.get_logger(__name__)
@@ -52,10 +52,11 @@ class RequestContext:
             await self._app(scope, receive, send_with_id)
         except ClientGone:
             log.debug("client_disconnected_early")
-        except Exception:
+        except Exception as error:
             log.exception("request_crashed")
             if started and not ended:
                 raise  # the server closes the connection, so that the client does not take this for the end
+            forget_frames(error)
             if not started:
                 await error_response(Internal(CRASHED))(scope, receive, send_with_id)
         finally:

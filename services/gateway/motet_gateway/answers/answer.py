@@ -25,7 +25,7 @@ from motet_gateway.answers.echo import EchoedPrompt
 from motet_gateway.answers.prompt_logprobs import ScoredPrompt
 from motet_gateway.answers.writer import WRITE_BYTES, Piece, in_parts
 from motet_gateway.direct_writes import DirectWriter
-from motet_gateway.errors import ClientGone
+from motet_gateway.errors import ClientGone, forget_frames
 from motet_gateway.identity.caller import Caller
 from motet_gateway.noted import Noted
 from motet_gateway.parameters import AskingBody
@@ -101,11 +101,12 @@ class AnswerResponse(Response):
             if not any(choice.error is error for choice in self.call.choices):  # else it says so itself
                 self.call.note(Noted.FAILED, error.code, error.message)
             await self._fail(error, send)
-        except Exception:
+        except Exception as error:
             code, why = "500", Internal.mapping.code
             if not self._opened:
                 raise
             log.exception("answer_failed")
+            forget_frames(error)
             await self._fail(Internal("The gateway failed while it wrote this answer."), send)
         finally:
             listener.cancel()
@@ -266,6 +267,7 @@ class AnswerResponse(Response):
     async def _fail(self, error: MotetError, send: Send) -> None:
         if not self._opened:
             raise error
+        forget_frames(error)
         await self._send(self._writer.failed(error), send, more=False)
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:

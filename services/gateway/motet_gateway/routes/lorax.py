@@ -14,6 +14,7 @@ from motet_gateway.answers.completions import COMPLETIONS
 from motet_gateway.answers.lorax.api import GENERATE, GENERATE_STREAM, ROOT
 from motet_gateway.answers.lorax.writer import error_body
 from motet_gateway.error_format import error_headers, error_response
+from motet_gateway.errors import forget_frames
 from motet_gateway.identity.caller import caller_of
 from motet_gateway.routes.generate import GenerateRoutes
 
@@ -67,6 +68,7 @@ def _again(content: bytes) -> Receive:
 
 
 def _lorax_error(error: MotetError) -> Response:
+    forget_frames(error)
     return Response(
         error_body(error),
         status_code=error.mapping.http,
