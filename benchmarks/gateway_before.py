@@ -22,7 +22,6 @@ from benchmarks.earlier_tree import environment_of
 from benchmarks.gateway import (
     BODY,
     CONNECTIONS,
-    BenchConnection,
     CpuPerRequest,
     connections,
     ready_gateway,
@@ -35,23 +34,6 @@ LONG = 128
 MOST = 1.03
 
 
-class Measured:
-    """A gateway, and open connections to it, by the body that they send"""
-
-    def __init__(self, process: psutil.Process, port: int) -> None:
-        self.process = process
-        self._port = port
-        self._opened: dict[str, list[BenchConnection]] = {}
-
-    async def open(self, bodies: dict[str, dict[str, Any]], stack: AsyncExitStack) -> None:
-        for name, body in bodies.items():
-            self._opened[name] = await stack.enter_async_context(connections(self._port, body))
-            await saturate(self._opened[name], 10 * CONNECTIONS)  # warm
-
-    def cost(self, name: str, requests: int) -> CpuPerRequest:
-        return CpuPerRequest(self.process, self._opened[name], requests)
-
-
 BODIES: dict[str, dict[str, Any]] = {
     "gateway_vs_before": BODY,
     "gateway_vs_before_stream": BODY | {"stream": True},
@@ -59,11 +41,11 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-async def gateway(addresses: dict[str, str], stack: AsyncExitStack, environment: dict[str, str]) -> Measured:
+async def gateway(
+    addresses: dict[str, str], stack: AsyncExitStack, environment: dict[str, str]
+) -> tuple[psutil.Process, int]:
     process, port = await stack.enter_async_context(ready_gateway(**environment, **addresses))
-    measured = Measured(psutil.Process(process.pid), port)
-    await measured.open(BODIES, stack)
-    return measured
+    return psutil.Process(process.pid), port
 
 
 async def measure(commit: str, requests: int, pairs: int) -> list[Result]:
@@ -71,11 +53,17 @@ async def measure(commit: str, requests: int, pairs: int) -> list[Result]:
         tree = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="motet-before-")))
         environment = environment_of(commit, tree)
         cluster, addresses = await stack.enter_async_context(services_process())
-        now, before = [await gateway(addresses, stack, of) for of in ({}, environment)]
-        own = [now.process, before.process, psutil.Process(cluster.pid)]
+        gateways = [await gateway(addresses, stack, of) for of in ({}, environment)]
+        own = [*(process for process, _ in gateways), psutil.Process(cluster.pid)]
         results = []
-        for name in BODIES:
-            found = await alternate(now.cost(name, requests), before.cost(name, requests), pairs=pairs, own=own)
+        for name, body in BODIES.items():
+            async with AsyncExitStack() as opened:  # anew: idle ones are closed
+                costs = []
+                for process, port in gateways:
+                    to = await opened.enter_async_context(connections(port, body))
+                    await saturate(to, 10 * CONNECTIONS)  # warm
+                    costs.append(CpuPerRequest(process, to, requests))
+                found = await alternate(*costs, pairs=pairs, own=own)
             print(f"{name}: {found}", flush=True)
             results.append(
                 Result(name, found.ratio, "x", f"<= {MOST}", found.ratio <= MOST, f"gateway of {commit}", found)
