@@ -57,6 +57,12 @@ def with_prompt(path: str, text: str) -> bytes:
     return orjson.dumps(BODIES[path] | {field: prompt})
 
 
+def request(path: str, body: bytes, *, missing: int = 0, more: str = "") -> bytes:
+    """`missing`: how many more bytes it promises. `more`: headers."""
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{more}"
+    return f"{head}content-length: {len(body) + missing}\r\n\r\n".encode() + body
+
+
 class Client:
     """Keeps nothing of what it sends."""
 
@@ -64,12 +70,13 @@ class Client:
         self.served = served
         self._port = int(served.url.rpartition(":")[2])
 
+    async def connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self._port)
+
     async def ask(self, path: str, body: bytes, *, missing: int = 0, patience: float | None = None) -> int:
-        """→ the status; 0: it has hung up after `patience`. `missing`: how many more bytes the request promises."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        writer.write(f"{head}content-length: {len(body) + missing}\r\n\r\n".encode())
-        writer.write(body)
+        """→ the status; 0: it has hung up after `patience`."""
+        reader, writer = await self.connected()
+        writer.write(request(path, body, missing=missing, more="connection: close\r\n"))
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
@@ -183,6 +190,37 @@ async def test_clients_that_hang_up(cluster: FakeServices, path: str) -> None:
         await check(client, path, body_of(path), 0, missing=1, patience=0.1)
         for stream in (False, True):
             await check(client, path, body_of(path, stream=stream), 0, patience=0.1)
+
+
+async def test_connections_that_end_while_requests_wait_behind_others(cluster: FakeServices) -> None:
+    path, size = "/v1/completions", 40_000  # the gateway reads on, so that it sees who hangs up
+    both = request(path, orjson.dumps(BODIES[path])) + request(path, body_of(path)[:size], missing=1)
+    async with client_of(cluster) as client:
+        cluster.runners[0].silent = True
+
+        async def ask() -> None:
+            for _ in range(BYTES // size):
+                _, writer = await client.connected()
+                writer.write(both)
+                await asyncio.sleep(0.02)
+                writer.transport.abort()
+
+        await client.keeps_nothing(ask)
+
+
+async def test_idle_connections_hold_nothing_of_their_last_request(cluster: FakeServices) -> None:
+    path, kept = "/v1/completions", list[asyncio.StreamWriter]()
+    async with client_of(cluster) as client:
+
+        async def ask() -> None:
+            reader, writer = await client.connected()
+            kept.append(writer)
+            writer.write(request(path, body_of(path, model="nobody")))
+            await reader.readuntil(b"}}")
+
+        await client.keeps_nothing(ask)
+        for writer in kept:
+            writer.close()
 
 
 @pytest.mark.parametrize("path", BODIES)

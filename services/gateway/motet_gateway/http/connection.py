@@ -163,6 +163,10 @@ class HttpConnection(asyncio.Protocol):
             self._server_state.connections.discard(cast("Any", self))
         for exchange in self.exchanges:
             exchange.disconnect()
+        # They lead back here: the garbage collector would have to find all that has come.
+        self.exchanges.clear()
+        self._arriving = None
+        self._parser.end()
         self._writable.set()
 
     def _close(self) -> None:

@@ -91,6 +91,7 @@ class Exchange:
 
     def disconnect(self) -> None:
         self.disconnected = True
+        self._pieces.clear()
         self._changed.set()
 
     # -------------------------------------------------------------------------------------------------- the application

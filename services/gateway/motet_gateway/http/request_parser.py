@@ -95,13 +95,18 @@ class RequestParser:
 
     def feed(self, data: bytes, room: int) -> list[Event]:
         """What `data` completes. `room`: how many more heads may be complete."""
-        self._events = []
         self._room = room - self.begun
         for at in range(0, len(data), self._max_head_bytes):
             if self.stopped:
                 break
             self._feed(data[at : at + self._max_head_bytes])
-        return self._events
+        events, self._events = self._events, []
+        return events
+
+    def end(self) -> None:
+        """Let go of httptools, which holds this object's methods: a cycle. Nothing more may be fed."""
+        self.stopped = True
+        del self._parser
 
     def _feed(self, data: bytes) -> None:
         before, rest = len(self._events), data
