@@ -293,10 +293,7 @@ class Dispatcher:
                         self._metrics.dropped.labels("ended").inc()
                     elif self._is_from_its_runner(live, sequence.epoch, address):
                         live.heard_at = now
-                        try:  # as `_alone`, without its call for each token
-                            self._carry_out(live, live.generation.step(sequence))
-                        except Exception as error:
-                            self._break_off(live, known_error(error, **_named(live)))
+                        self._alone(live, live.generation.step, sequence)
                 for progress in message.step.progress:
                     self._progress(progress, address)
             case "declined":
