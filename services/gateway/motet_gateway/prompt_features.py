@@ -127,7 +127,8 @@ class _Mixed:
     def __init__(self, state: tuple[_Words, _Words], words: int) -> None:
         self.left, self.right, self._high = (np.empty((2, words), np.uint64) for _ in range(3))
         self.left[:], self.right[:] = state
-        self._halves = [(bits[:, :words], rest[:, :words]) for bits, rest in _HALVES]
+        # Copies, as two rows in one piece are shifted in one loop.
+        self._halves = [(bits[:, :words].copy(), rest[:, :words].copy()) for bits, rest in _HALVES]
         self._swap = _SWAP[:words]
 
     def round(self) -> None:
