@@ -349,7 +349,9 @@ def score_of(token: int, place: int, alternatives: int) -> runner_pb2.TokenLogpr
 
 def answer_of(submit: runner_pb2.Submit) -> list[int]:
     """The whole answer to a prompt: every runner gives the same."""
-    prompt, sampling = list(submit.prompt_ids), submit.sampling
+    sampling = submit.sampling
+    # To read all of a long one would delay the answers to others.
+    prompt = submit.prompt_ids[: max(1, sampling.max_tokens)]
     if sampling.ignore_eos:
         answer = prompt * (sampling.max_tokens // len(prompt) + 1)
     else:
