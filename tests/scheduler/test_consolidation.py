@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from motet.domain import InstanceName, RequestId
 from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.runner_info import RunnerRequest
-from motet_scheduler.policy import effects
+from motet_scheduler.policy import effects, request_lifecycle
 from motet_scheduler.policy.consolidation import (
     MAX_SECONDS_AGAIN,
     SAVED_PER_COST,
@@ -261,18 +261,18 @@ def test_what_has_no_token_yet_or_no_gateway_stays():
     assert driver.moves() == [("a", "r1")]
 
 
-def test_what_its_runner_has_not_listed_yet_stays_and_so_does_what_its_gateway_does_not_know():
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_what_its_runner_has_not_listed_yet_stays_and_so_does_what_its_gateway_does_not_know(forgotten, monkeypatch):
     driver = Driver({"r0": some(a=10), "r1": some(c=5, d=5)}, SHRINKS)
     driver.scheduler.lifecycle.placed(RequestId("a"), 1)
     driver.wait(1.0)
     assert (driver.moves(), driver.emptied()) == ([], ["r0"])
     driver.report_on("r0", entry("a", 10, output_tokens=10))
-    driver.scheduler.requests[RequestId("a")].forgotten = True
+    if forgotten:
+        monkeypatch.setattr(request_lifecycle, "ENDED_AT_ONCE", 0)  # it ends later
+        driver.scheduler.lifecycle.forget([driver.scheduler.requests[RequestId("a")]])
     driver.wait(1.0)
-    assert driver.moves() == []
-    driver.scheduler.requests[RequestId("a")].forgotten = False
-    driver.wait(1.0)
-    assert driver.moves() == [("a", "r1")]
+    assert driver.moves() == ([] if forgotten else [("a", "r1")])
 
 
 def test_nothing_moves_to_a_runner_that_would_have_to_fetch_its_adapter():

@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from motet.domain import BASE, InstanceName, RequestId
 from motet.errors import TOO_FEW_PAGES
 from motet.runner_info import Failure, RequestClass, RunnerIdentity, RunnerRequest, SequenceState
-from motet_scheduler.policy import effects, events
+from motet_scheduler.policy import effects, events, request_lifecycle
 from motet_scheduler.policy.queue import Queue
-from motet_scheduler.policy.request_lifecycle import MAX_UNANSWERED_TIMES
+from motet_scheduler.policy.request_lifecycle import ENDED_AT_ONCE, MAX_UNANSWERED_TIMES
 from motet_scheduler.policy.runner_choice import NeverFits, choose
 from motet_scheduler.policy.values import AdapterStage, Certificate, Promise
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, check_order, pool
@@ -94,6 +94,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
+        request_lifecycle.ENDED_AT_ONCE = ENDED_AT_ONCE
         self.driver = self.driver_class(max_passed_over=MAX_PASSED_OVER, avoid_after_decline=0.2, headroom_one_in=3)
         check_order(self.driver)
         self.count = 0
@@ -132,7 +133,8 @@ class RandomEvents(RuleBasedStateMachine):
     def carry_out(self, effect):
         match effect:
             case effects.SendPlaced():
-                assert effect.request not in self.answered, "placed after its end"
+                ended = effect.request in self.answered and not self.gateway_stream_broken  # else nobody could tell
+                assert not ended, "placed after its end"
                 assert effect.epoch > self.epochs.get(effect.request, 0), "an epoch was used twice"
                 assert effect.instance in self.attached, "placed on a runner whose stream is gone"
                 runner = self.driver.scheduler.runners[effect.instance]
@@ -167,9 +169,11 @@ class RandomEvents(RuleBasedStateMachine):
     def pick(self, names, data):
         return data.draw(st.sampled_from(sorted(names))) if names else None
 
-    @initialize(name=st.sampled_from(INSTANCES), known=st.booleans())
-    def begin(self, name, known):
-        """Often begin with known adapters: random events seldom make one known."""
+    @initialize(name=st.sampled_from(INSTANCES), known=st.booleans(), ended_at_once=st.sampled_from((1, ENDED_AT_ONCE)))
+    def begin(self, name, known, ended_at_once):
+        """Often begin with known adapters: random events seldom make one known. Of what a gateway no longer knows, one
+        request may end in each event: much happens before all have."""
+        request_lifecycle.ENDED_AT_ONCE = ended_at_once
         if known:
             self.attach(name, restarted=True, base=BASES[0])
             for asked in sorted(self.checks):
@@ -313,6 +317,23 @@ class RandomEvents(RuleBasedStateMachine):
     def break_gateway_stream(self):
         self.gateway_stream_broken = True
 
+    @rule()
+    def gateway_disconnects(self):
+        """The scheduler notices, and it stays away."""
+        self.gateway_stream_broken = True
+        self.send(events.GatewayDisconnected("g0"))
+
+    @rule(data=st.data(), at_runner=st.booleans())
+    def finish_meanwhile(self, data, at_runner):
+        """Its gateway can tell nobody."""
+        name = self.pick(self.placed, data)
+        if name is not None and self.gateway_stream_broken:
+            place = self.placed.pop(name)
+            self.answered.add(name)
+            known = self.runner_requests[place.instance].get(name)
+            if at_runner and known is not None and known.epoch == place.epoch:
+                del self.runner_requests[place.instance][name]
+
     @rule(noticed=st.booleans())
     def gateway_reconnects(self, noticed):
         live = tuple(
@@ -426,6 +447,10 @@ class RandomEvents(RuleBasedStateMachine):
     def end(self, name):
         self.send(events.RunnerShuttingDown(InstanceName(name), str(self.incarnations[name]), 1.0))
 
+    @rule()
+    def try_more(self):
+        self.send(events.TryMore())
+
     @rule(seconds=st.sampled_from((0.05, 0.5, 3.0)))
     def wait(self, seconds):
         self.driver.clock.advance(seconds)
@@ -458,7 +483,8 @@ class RandomEvents(RuleBasedStateMachine):
         for name in self.placed:
             assert name in known
         for name in self.answered:
-            assert name not in known
+            left = known.get(RequestId(name))
+            assert left is None or (left.forgotten and request_lifecycle.ENDED_AT_ONCE == 1)
 
     @invariant()
     def placements_have_the_gateways_epochs(self):
@@ -485,6 +511,7 @@ class RandomEvents(RuleBasedStateMachine):
                 assert outcome is None or kept, f"{request.id} waits for {request.waits_for}: {outcome}"
 
     def teardown(self):
+        request_lifecycle.ENDED_AT_ONCE = ENDED_AT_ONCE
         if sys.exc_info()[0] is not None:
             return  # Something failed, or time is up, perhaps in the middle of an event: what follows would hide it.
         if self.gateway_stream_broken:
@@ -536,6 +563,8 @@ class RandomEvents(RuleBasedStateMachine):
             self.wait(3.0)
         assert not self.waiting, "these requests wait for ever"
         assert not self.placed
+        while self.driver.scheduler.more_to_try:
+            self.send(events.TryMore())
         assert not self.driver.scheduler.requests
         for runner in self.driver.scheduler.runners.values():
             assert not runner.entries, "promises of ended requests are left"

@@ -35,27 +35,22 @@ class GatewayEvents:
         self._positions = positions
         self._departed: set[str] = set()
         """Disconnected gateways whose requests may still run, or whose answers they may still read."""
-        self._untold: dict[str, dict[RequestId, None]] = {}
+        self._untold: dict[str, dict[RequestId, Request]] = {}
         """Of gateways that have not told everything since their hello: what was known as placed, and they may tell."""
 
     def connected(self, event: events.GatewayConnected) -> None:
         self._state.held.pop(event.gateway, None)
         self._departed.discard(event.gateway)
-        known = [
-            request
-            for request in self._state.requests.values()
-            if request.gateway == event.gateway and not request.forgotten
-        ]
-        running = {live.request for live in event.live}
-        for one in known if event.more else ():
-            if one.waiting and one.left is not None:  # a later part may say that it still runs there
+        # What waits here is enqueued again: its placement never arrived.
+        self._lifecycle.forget_what_waits(event.gateway)
+        known = self._state.of_gateways[event.gateway].had_place.copy()
+        for one in known.values():
+            if one.waiting:  # it may say that it still runs there
                 self._lifecycle.leave_queue(one)
                 one.placement = one.left
-        # What waits here is enqueued again: its placement never arrived.
-        self._lifecycle.forget([one for one in known if one.waiting and one.id not in running])
         # Until it has told everything, nothing of it is moved: it may tell of the placement before.
         self._state.gateways.discard(event.gateway)
-        self._untold[event.gateway] = dict.fromkeys(one.id for one in known if not one.waiting)
+        self._untold[event.gateway] = known
         self._hear(event)
         if self._state.may_place and self._state.catalog is not None:
             self._state.emit(effects.PublishCatalog(self._state.catalog, event.gateway))
@@ -74,7 +69,7 @@ class GatewayEvents:
             del self._untold[event.gateway]
             self._state.gateways.add(event.gateway)
             requests = self._state.requests
-            self._lifecycle.forget([requests[name] for name in untold if name in requests])
+            self._lifecycle.forget([one for name, one in untold.items() if requests.get(name) is one])
 
     def _adopt(self, gateway: str, live: events.LiveRequest) -> None:
         """Take over a running request as its gateway knows it."""
@@ -115,6 +110,7 @@ class GatewayEvents:
         request.epoch = max(request.epoch, live.epoch)
         request.moved_reason, request.engine_hung = "", False
         request.placement = Placement(live.instance, live.incarnation, live.epoch, self._state.now)
+        self._state.of_gateways[gateway].placed(request)
         key = (request.id, live.epoch)
         has_ended = key in self._lifecycle.unanswered
         if not has_ended:
@@ -135,13 +131,9 @@ class GatewayEvents:
         self._untold.pop(event.gateway, None)
         self._state.held.pop(event.gateway, None)
         self._departed.add(event.gateway)
-        self._lifecycle.forget(
-            [
-                request
-                for request in self._state.requests.values()
-                if request.placement is None and request.gateway == event.gateway and not request.forgotten
-            ]
-        )
+        self._lifecycle.forget_what_waits(event.gateway)
+        had_place = self._state.of_gateways[event.gateway].had_place
+        self._lifecycle.forget([request for request in had_place.values() if request.waiting])
 
     def enqueued(self, event: events.Enqueued) -> None:
         epoch = event.epoch
@@ -294,18 +286,17 @@ class GatewayEvents:
         time to come back and say what came of them."""
         if not self._departed:
             return
-        left = [
-            request
-            for request in self._state.requests.values()
-            if request.gateway in self._departed and not request.forgotten
-        ]
-        self._departed = set()
-        over: list[Request] = []
-        for request in left:
-            runner = self._state.runner_of(request.placement) if request.placement is not None else None
-            runs = runner is not None and request.placement and runner.holds(request.id, request.placement.epoch)
-            if runs or self._lifecycle.is_unanswered(request):
-                self._departed.add(request.gateway)
+        departed, self._departed = self._departed, set()
+        for gateway in sorted(departed):
+            over: list[Request] = []
+            own = self._state.of_gateways[gateway]
+            for request in own.had_place.values():
+                runner = self._state.runner_of(request.placement) if request.placement is not None else None
+                runs = runner is not None and request.placement and runner.holds(request.id, request.placement.epoch)
+                if not (runs or self._lifecycle.is_unanswered(request)):
+                    over.append(request)
+            self._lifecycle.forget(over)
+            if own:
+                self._departed.add(gateway)
             else:
-                over.append(request)
-        self._lifecycle.forget(over)
+                del self._state.of_gateways[gateway]

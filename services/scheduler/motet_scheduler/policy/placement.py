@@ -173,6 +173,7 @@ class Placer:
         request.epoch += 1
         request.base = request.base or runner.base.digest
         request.placement = Placement(runner.instance, runner.identity.incarnation, request.epoch, state.now)
+        state.of_gateways[request.gateway].placed(request)
         state.families.placed(request, runner.instance)
         request.waiting_reason, request.waits_for_what, request.reported_position = "", "", (0, "")
         if request.draw is not None:

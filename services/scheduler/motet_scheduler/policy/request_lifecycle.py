@@ -10,6 +10,7 @@ from motet.domain import BASE, RequestId
 from motet.errors import DeadlineExceeded, NoRunner
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects
+from motet_scheduler.policy.gateway_requests import Asked
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.parked_requests import on_capacity_freed
 from motet_scheduler.policy.requests import Placement, Request
@@ -47,7 +48,8 @@ class RequestLifecycle:
         """Placements that have ended at their runner, as it said, and since when; the oldest first. Their gateway has
         not said what came of them: it may still read."""
         self.deadlines = Deadlines()
-        self._forgotten: deque[Request] = deque()
+        self._over: deque[Asked] = deque()
+        """What is left of those that were over together."""
         self._moving: dict[Runner, tuple[str, list[Request]]] = {}
         """Why all requests of a runner move, and which are left."""
         self.retry_times: list[tuple[float, int, Request]] = []
@@ -59,6 +61,7 @@ class RequestLifecycle:
         self._sequence += 1
         request.sequence = self._sequence
         self._state.requests[request.id] = request
+        self._state.of_gateways[request.gateway].begin(request)
         self._state.families.begin(request, self._state.requests)
         self._state.timelines.begin(request.id, request.tenant, self._state.now)
         if request.digest != BASE:
@@ -100,6 +103,10 @@ class RequestLifecycle:
         if request.forgotten:
             self._state.note_event(request.id, Happening.GATEWAY_GONE)
         del self._state.requests[request.id]
+        if request.forgotten:
+            request.asked.requests.pop(request.id, None)
+        else:
+            self._state.of_gateways[request.gateway].leave(request)
         self._state.families.end(request)
         self._state.timelines.end(request.id)
         if request.digest != BASE:
@@ -118,15 +125,42 @@ class RequestLifecycle:
 
     def forget(self, requests: Collection[Request]) -> None:
         """End these, some in each event. Nothing is placed or said for them any more."""
+        over = Asked(over=True)
         for request in requests:
-            request.forgotten = True
-        self._forgotten.extend(requests)
+            self._state.of_gateways[request.gateway].leave(request)
+            request.asked = over
+            over.requests[request.id] = request
+        self._over.append(over)
+
+    def forget_what_waits(self, gateway: str) -> None:
+        """It enqueues again what had no place yet, or has gone."""
+        self._over.append(self._state.of_gateways[gateway].let_go())
 
     def end_forgotten(self) -> None:
-        for _ in range(min(ENDED_AT_ONCE, len(self._forgotten))):
-            request = self._forgotten.popleft()
-            if self._state.requests.get(request.id) is request:
-                self.end(request)
+        left = ENDED_AT_ONCE
+        while self._over and left:
+            requests = self._over[0].requests
+            if not requests:
+                self._over.popleft()
+                continue
+            self.end(requests.popitem()[1])
+            left -= 1
+
+    def check(self) -> None:
+        """Recount what belongs to each gateway, and what is over. Raises AssertionError if it differs."""
+        of_each: defaultdict[str, list[Request]] = defaultdict(list)
+        over = 0
+        for request in self._state.requests.values():
+            if request.forgotten:
+                over += 1
+                assert request.asked.requests.get(request.id) is request, f"{request.id} would never end"
+                assert request.asked in self._over, f"{request.id} would never end"
+            else:
+                of_each[request.gateway].append(request)
+        assert over == sum(len(one.requests) for one in self._over), "requests that are over have ended"
+        for gateway, known in self._state.of_gateways.items():
+            known.check(of_each.pop(gateway, []))
+        assert not of_each, "requests belong to no gateway"
 
     def known(self, name: RequestId) -> Request | None:
         """The request that a gateway names. A forgotten one ends first."""
@@ -275,7 +309,7 @@ class RequestLifecycle:
 
     @property
     def more_to_end(self) -> bool:
-        return bool(self._forgotten or self._moving) or self.deadlines.next_due() <= self._state.now
+        return bool(self._over or self._moving) or self.deadlines.next_due() <= self._state.now
 
     def tick(self) -> None:
         self.deadlines.sweep(sum(len(queue) for queue in self._state.queues.values()) + self._state.quotas.waiting)

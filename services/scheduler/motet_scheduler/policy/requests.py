@@ -8,6 +8,7 @@ from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
 from motet.runner_info import Capacity, RequestClass, RunnerIdentity
 from motet.value import value
+from motet_scheduler.policy.gateway_requests import NOT_OVER, Asked
 from motet_scheduler.policy.quotas.draws import Draw
 from motet_scheduler.policy.shares import Charge, Flow, Share, Turn
 from motet_scheduler.policy.values import Estimate, GroupName, KeyAccount, Promise, SchedulerConfig
@@ -112,8 +113,8 @@ class Request:
     moved_reason: str = ""
     engine_hung: bool = False
     """Whether the engine of the runner that it leaves hangs."""
-    forgotten: bool = False
-    """Its gateway has gone, or no longer knows it. It ends soon, without another word."""
+    asked: Asked = NOT_OVER
+    """Those that may be over together with it."""
     avoid: dict[str, float] = field(default_factory=dict)
     """Runners to avoid, and until when."""
     declines: int = 0
@@ -188,6 +189,11 @@ class Request:
     @property
     def waiting(self) -> bool:
         return self.placement is None
+
+    @property
+    def forgotten(self) -> bool:
+        """Its gateway has gone, or no longer knows it. It ends soon, without another word."""
+        return self.asked.over
 
     def runs_on(self, runner: RunnerIdentity, epoch: int) -> bool:
         """Whether this is its placement."""

@@ -165,6 +165,7 @@ class Scheduler:
             "queued and waiting differ"
         )
         self.state.quotas.check(self.requests.values())
+        self.lifecycle.check()
         assert all(r.waiting for r in self.requests.values() if r.deadline_at is not None), "what runs has a deadline"
         for queue in self.queues.values():
             assert queue.bases == Counter(r.base for *_, r in queue.unordered()), (

@@ -9,7 +9,7 @@ After a start the state is not whole for a while. Three questions differ:
 - `catalog_known`: the operator has said which pools and adapters there are.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
@@ -18,6 +18,7 @@ from motet_scheduler.policy.adapter_limits import AdapterLimits
 from motet_scheduler.policy.adapters import Adapters
 from motet_scheduler.policy.effects import Effect
 from motet_scheduler.policy.families import Families
+from motet_scheduler.policy.gateway_requests import GatewayRequests
 from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Queue
@@ -68,6 +69,7 @@ class SchedulerState:
         self.effects: list[Effect] = []
         """Of the current event."""
         self.requests: dict[RequestId, Request] = {}
+        self.of_gateways: defaultdict[str, GatewayRequests] = defaultdict(GatewayRequests)
         self.adapter_uses: Counter[Digest] = Counter()
         """How many requests use each adapter."""
         self.families = Families()
