@@ -472,3 +472,12 @@ def test_a_group_that_nobody_uses_any_more_leaves_nothing():
     driver.wait(0.1)
     assert not driver.scheduler.queues
     assert not driver.scheduler.state.by_group
+
+
+@pytest.mark.parametrize("every", [1, 2, 7, 100])
+def test_the_sample_of_requests_is_taken_across_flows(every):
+    driver, chance = ready(), Random(every)
+    for n in range(60):
+        driver.enqueue(f"{n}", tenant=f"t{chance.randrange(9)}", request_class=chance.choice(list(RequestClass)))
+    queue = driver.scheduler.queues[GROUP]
+    assert queue.one_in(every) == [request for *_, request in queue.unordered()][::every]

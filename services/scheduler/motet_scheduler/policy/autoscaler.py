@@ -6,7 +6,6 @@ the slots of the adapters count for its first pool that is scaled."""
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from math import ceil, inf
 from operator import attrgetter
 
@@ -182,7 +181,7 @@ class Autoscaler:
         every = ceil(len(queue) / MAX_LOOKED_AT) if queue is not None else 0
         if queue is None or not every:
             return _Waiting(held=held)
-        looked_at = [request for *_, request in islice(queue.unordered(), 0, None, every)]
+        looked_at = queue.one_in(every)
         requests = self._served_by_more_runners(group, looked_at)
         if not requests:
             return _Waiting(held=held)

@@ -52,8 +52,10 @@ class ClassQueue:
         return expected_order(self.shares)
 
     def unordered(self) -> Iterator[Aged]:
-        flows_of_each = map(dict.values, map(attrgetter("flows"), self.shares))
-        return chain.from_iterable(chain.from_iterable(flows_of_each))
+        return chain.from_iterable(self.flows())
+
+    def flows(self) -> Iterator[Sequence[Aged]]:
+        return chain.from_iterable(map(dict.values, map(attrgetter("flows"), self.shares)))
 
     def add(self, request: Request, weight: float) -> None:
         share = request.share
