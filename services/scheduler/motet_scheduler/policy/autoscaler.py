@@ -181,6 +181,8 @@ class Autoscaler:
         every = ceil(len(queue) / MAX_LOOKED_AT) if queue is not None else 0
         if queue is None or not every:
             return _Waiting(held=held)
+        if every > 1:
+            self._state.many_looked_at = self._state.now
         looked_at = queue.one_in(every)
         requests = self._served_by_more_runners(group, looked_at)
         if not requests:
