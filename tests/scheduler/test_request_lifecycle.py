@@ -1007,6 +1007,31 @@ def test_a_gateway_that_comes_back_has_lost_what_it_did_not_list():
     assert RequestId(last) not in driver.scheduler.requests
 
 
+@pytest.mark.parametrize("back", [("runs",), (), ("another",), ("runs", "ended meanwhile")])
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_waited_ends_although_its_gateway_comes_back_before_that(back, twice, monkeypatch):
+    """One request ends in each event, and ticks come in between. Quotas count none that is over."""
+    monkeypatch.setattr(request_lifecycle, "ENDED_AT_ONCE", 1)
+    driver = ready()
+    driver.state(pools=(pool(limits=(("acme", Limits(concurrency=20)),)),))
+    driver.attach(max_sequences=2)
+    for name in ("runs", "ended meanwhile", *"abcdefgh"):
+        driver.enqueue(name)
+    driver.report("r0", entry("runs", 5), entry("ended meanwhile", 5))
+    for _ in range(1 + twice):
+        driver.send(events.GatewayDisconnected("g0"))
+        driver.ended("ended meanwhile")
+        driver.wait(0.2)
+        driver.gateway("g0", *(driver.live(name, pages=5) for name in back))
+        driver.wait(0.2)
+    driver.enqueue("h", epoch=3)
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+    assert set(driver.scheduler.requests) == {*back, "h"}
+    (account,) = driver.scheduler.state.quotas.accounts.values()
+    assert account.draws == len(back) + 1
+
+
 def test_another_gateway_may_use_an_id_of_one_that_has_gone():
     driver = many_waiting()
     driver.send(events.GatewayDisconnected("g0"))
