@@ -6,7 +6,7 @@ from motet.domain import InstanceName, RequestId
 from motet.runner_info import BatchCap, RunnerIdentity
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.adapters import Adapters
-from motet_scheduler.policy.autoscaler import MAX_LOOKED_AT
+from motet_scheduler.policy.autoscaler import LATER, MAX_LOOKED_AT
 from motet_scheduler.policy.values import GroupName, ScalingMode
 from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, pool, ready, resident
 
@@ -107,6 +107,7 @@ def test_of_thousands_that_wait_some_are_looked_at_and_the_others_count_as_these
     for number in range(base):
         driver.enqueue(f"b{number}", tenant=f"t{number % 7}", max_tokens=16)
     advice_after(driver)
+    driver.wait(LATER)  # many positions were told first
     running = driver.scheduler.runners[InstanceName("r0")].ledger
     waiting = base - sum(request.startswith("b") for (request, _), _ in running)
     assert driver.scheduler.capacity.figures["default/demo"].waiting == pytest.approx(waiting, rel=0.01)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from motet_scheduler.policy import autoscaler, effects, events, placement
+from motet_scheduler.policy import effects, events, placement
 from motet_scheduler.policy.request_lifecycle import SWEPT_AT_ONCE
 from tests.scheduler.builders import ready
 
@@ -47,24 +47,25 @@ def test_a_tick_looks_at_a_bounded_number_of_positions(monkeypatch):
     assert looked == [*each, *each, *each[:10]]
 
 
-def test_a_tick_tells_fewer_positions_than_it_looks_at(monkeypatch):
-    monkeypatch.setattr(placement, "LOOKED_AT_ONCE", 3 * placement.TOLD_LIKE_LOOKS)
-    driver = many_wait(16)
-    driver.cancel("1")  # the others are one place further in front
-    for told in (3, 3, 3, 3, 2, 0):
-        driver.wait(1.0)
-        assert len(driver.of(effects.SendPosition)) == told
-
-
-def test_no_tick_tells_positions_in_which_the_autoscaler_looks_at_many_requests(monkeypatch):
-    monkeypatch.setattr(autoscaler, "MAX_LOOKED_AT", 10)
+def test_no_tick_tells_many_positions_and_asks_how_many_runners_are_needed(monkeypatch):
+    monkeypatch.setattr(placement, "LOOKED_AT_ONCE", 10)
     driver = many_wait(17)
     driver.cancel("1")
     driver.wait(1.0)
-    assert driver.scheduler.capacity.figures["default/demo"].waiting == 15
-    assert not driver.of(effects.SendPosition)
+    assert len(driver.of(effects.SendPosition)) == 10
+    assert not driver.scheduler.capacity.figures
     driver.wait(driver.scheduler.next_due() - driver.clock())
-    assert driver.of(effects.SendPosition)
+    assert not driver.of(effects.SendPosition)
+    assert driver.scheduler.capacity.figures["default/demo"].waiting == 15
+
+
+def test_the_autoscaler_is_late_only_once(monkeypatch):
+    """Also when ticks come late, and each tells many positions."""
+    monkeypatch.setattr(placement, "LOOKED_AT_ONCE", 10)
+    driver = many_wait(65)
+    driver.wait(1.0)
+    driver.wait(1.0)
+    assert driver.scheduler.capacity.figures["default/demo"].waiting == 64
 
 
 def test_positions_are_in_the_order_of_age_whatever_the_tenant(monkeypatch):

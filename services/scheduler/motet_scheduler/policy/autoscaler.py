@@ -32,6 +32,9 @@ MAX_LOOKED_AT = 1_000
 SAMPLE = 200
 """Of these, whose size is computed."""
 
+LATER = 0.02
+"""Seconds after many positions were told: with many requests that wait, not both in one event."""
+
 NO_GATEWAY = ScaleDownBlock("NoGateway", "no gateway is connected, so the demand is unknown", stale=True)
 JUST_STARTED = ScaleDownBlock(
     "JustStarted", "the scheduler has just started, and not all runners have attached", stale=True
@@ -91,6 +94,7 @@ class Autoscaler:
         self._capacity: dict[str, Capacity] = {}
         """Of one runner of each pool, kept so that a pool without runners knows what one would take."""
         self._next_run_at = state.now
+        self._is_late = False
         self.figures: Mapping[str, PoolFigures] = {}
         self.needed: dict[str, int] = {}
         """How many runners each pool keeps at least, of those that may shrink now."""
@@ -99,7 +103,10 @@ class Autoscaler:
         now, config = self._state.now, self._state.config
         if not self._state.may_place or now < self._next_run_at:
             return
-        self._next_run_at = now + config.capacity_every
+        if self._state.many_told_at == now and not self._is_late:
+            self._next_run_at, self._is_late = now + LATER, True
+            return
+        self._next_run_at, self._is_late = now + config.capacity_every, False
         groups: dict[GroupName, list[PoolSpec]] = {}
         for name, pool in sorted(self._state.pools.items()):
             groups.setdefault(pool.group, []).append(pool)
@@ -181,8 +188,6 @@ class Autoscaler:
         every = ceil(len(queue) / MAX_LOOKED_AT) if queue is not None else 0
         if queue is None or not every:
             return _Waiting(held=held)
-        if every > 1:
-            self._state.many_looked_at = self._state.now
         looked_at = queue.one_in(every)
         requests = self._served_by_more_runners(group, looked_at)
         if not requests:

@@ -1,26 +1,27 @@
 """In which order the waiting requests of one class would be placed, for reports."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace, merge
-from itertools import islice
 from math import inf
 
 from motet_scheduler.policy.order import Head
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.shares import Aged, Share, Shares
 
+AT_ONCE = 16
+"""Of a flow, so many are looked at as it is then."""
+
 
 def expected_order(shares: Shares) -> Iterator[Request]:
-    """If all cost what is expected. As they wait when the first is asked for, also if the caller goes on later. What
-    it does not ask for costs little, as a hundred thousand may wait."""
+    """If all cost what is expected. The caller may go on later, when some have left and others have come. What it does
+    not ask for costs next to nothing, as a hundred thousand may wait."""
     firsts: list[tuple[float, float, int, Request, Iterator[Head]]] = []
     for share in shares:
         if share.flows:
-            flows: list[Sequence[Aged]] = [tuple(flow) for flow in share.flows.values()]
-            unpaid, turn_at, sequence, request = min(flow[0] for flow in flows)
-            others: Iterator[Head] = iter(())
-            if len(flows) > 1 or len(flows[0]) > 1:
-                others = islice(_of_tenant(flows, share, share.counter, shares), 1, None)
+            first = min(flow[0] for flow in share.flows.values())
+            unpaid, turn_at, sequence, request = first
+            others = _behind(first, share, share.counter, shares)
             firsts.append((share.counter if unpaid else -inf, turn_at, sequence, request, others))
     heapify(firsts)
     while firsts:
@@ -32,8 +33,19 @@ def expected_order(shares: Shares) -> Iterator[Request]:
             heappop(firsts)
 
 
-def _of_tenant(flows: list[Sequence[Aged]], share: Share, counter: float, shares: Shares) -> Iterator[Head]:
-    for unpaid, turn_at, sequence, request in flows[0] if len(flows) == 1 else merge(*flows):
-        yield (counter if unpaid else -inf, turn_at, sequence, request)
+def _behind(first: Aged, share: Share, counter: float, shares: Shares) -> Iterator[Head]:
+    """The others of a tenant."""
+    unpaid, _, _, request = first
+    flows = [_after(first, flow) for flow in share.flows.values()]
+    for aged in flows[0] if len(flows) == 1 else merge(*flows):
         if unpaid:
             counter += shares.cost(request) / share.weight
+        unpaid, turn_at, sequence, request = aged
+        yield (counter if unpaid else -inf, turn_at, sequence, request)
+
+
+def _after(last: Aged, flow: Sequence[Aged]) -> Iterator[Aged]:
+    """Those behind this one, also while the flow changes."""
+    while some := flow[(begin := bisect_right(flow, last)) : begin + AT_ONCE]:
+        yield from some
+        last = some[-1]

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from math import inf
 
 from motet.domain import BASE
@@ -28,12 +29,6 @@ EXACT_POSITIONS = 100
 
 LOOKED_AT_ONCE = 500
 """At how many positions a tick looks: a round may take several."""
-
-TOLD_LIKE_LOOKS = 3
-"""To tell a position takes as long as to look at this many that are as they were."""
-
-LATER = 0.02
-"""Seconds after the autoscaler has looked at many requests: not both in one event."""
 
 EXPLAINED = 20
 """Up to this position, each report finds out anew why the request waits."""
@@ -224,16 +219,15 @@ class Positions:
         now, config = self._state.now, self._state.config
         if now < self._next_at:
             return
-        if self._state.many_looked_at == now:
-            self._next_at = now + LATER
-            return
         looked = self._look(LOOKED_AT_ONCE)
         if looked < LOOKED_AT_ONCE and now >= self._round_at:
             self._round_at = now + config.positions_every
             lines: list[Iterable[Request]] = [*self._state.queues.values(), *self._state.quotas.lines]
             self.left = (place for line in lines for place in enumerate(line, 1))
             looked += self._look(LOOKED_AT_ONCE - looked)
-        self._next_at = now + config.look_again if looked >= LOOKED_AT_ONCE else self._round_at
+        self._next_at = now + config.look_again if looked == LOOKED_AT_ONCE else self._round_at
+        if looked == LOOKED_AT_ONCE:
+            self._state.many_told_at = now
 
     def next_due(self) -> float:
         waiting = self._state.quotas.waiting or any(len(queue) for queue in self._state.queues.values())
@@ -241,16 +235,15 @@ class Positions:
 
     def _look(self, most: int) -> int:
         looked = 0
-        while looked < most and (following := next(self.left, None)) is not None:
-            position, request = following
-            waits = request.waiting and self._state.requests.get(request.id) is request
-            looked += TOLD_LIKE_LOOKS if waits and self.report(request, position) else 1
+        for position, request in islice(self.left, most):
+            looked += 1
+            if request.waiting and self._state.requests.get(request.id) is request:
+                self.report(request, position)
         return looked
 
-    def report(self, request: Request, position: int) -> bool:
-        """Returns whether it is told: something has changed."""
+    def report(self, request: Request, position: int) -> None:
         if request.forgotten:
-            return False
+            return
         previous, why = request.reported_position
         stale = position <= EXPLAINED or request.waiting_reason in {OTHERS_FIRST, STARTING, NO_RUNNER}
         if (not request.waiting_reason or (stale and position <= EXACT_POSITIONS)) and not request.held:
@@ -260,5 +253,3 @@ class Positions:
             request.reported_position = (position, request.waiting_reason)
             admitted, why = request.draw is None or request.draw.charged, request.waiting_reason
             self._state.emit(effects.SendPosition(request.gateway, request.id, position, why, admitted))
-            return True
-        return False

@@ -64,9 +64,9 @@ class Scheduler:
             self.lifecycle,
             self._quota_gate,
             self._runner_events,
+            self.positions,
             self.capacity,
             Consolidation(state, self.lifecycle, self.placer, self.capacity),
-            self.positions,
         )
         self._looked_at: tuple[LookedAt, ...] = (
             self.lifecycle,

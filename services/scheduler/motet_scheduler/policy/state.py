@@ -66,8 +66,8 @@ class SchedulerState:
         """By then, runners that are there have attached and reported after the start of this scheduler."""
         self.attached_by = now + config.forget_runner
         """By then, those that were only away have attached."""
-        self.many_looked_at = -inf
-        """When the autoscaler has looked at many requests: that takes so long that another part waits."""
+        self.many_told_at = -inf
+        """When many positions were told: that takes so long that the autoscaler waits."""
         self.effects: list[Effect] = []
         """Of the current event."""
         self.requests: dict[RequestId, Request] = {}
