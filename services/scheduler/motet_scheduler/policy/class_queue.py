@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from operator import attrgetter
 
 from motet.domain import Digest, Tenant
@@ -36,7 +36,7 @@ class ClassQueue:
         self.untried_heads = OrderedHeads()
         self.waiting: defaultdict[str, Waiting] = defaultdict(Waiting)
         """Those that were tried, by what they wait for."""
-        self._size = 0
+        self.size = 0
         self._max_passed_over = max_passed_over
         self._placements = 0
         """That passed somebody."""
@@ -46,7 +46,7 @@ class ClassQueue:
         """None: not known since a head came, left or was passed."""
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> Iterator[Request]:
         return expected_order(self.shares)
@@ -62,7 +62,7 @@ class ClassQueue:
         if share is None:
             share = request.share = self.shares.begin(request.tenant, weight)
         self._join_flow(request, share)
-        self._size += 1
+        self.size += 1
         request.passes_from = self._placements
         if request.delivered:
             request.passes = 0  # else a decline would cost it its turn
@@ -71,8 +71,8 @@ class ClassQueue:
         self._keep_passes(request)
         self._leave_flow(request)
         request.deadline_at = None
-        self._size -= 1
-        if not self._size:
+        self.size -= 1
+        if not self.size:
             self._passes.clear()
             self._overdue = None
 
@@ -182,9 +182,12 @@ class ClassQueue:
     def that_fit(self, runner: Runner, free: int, examined: int) -> list[Head]:
         """Those that wait for room on this runner and need at most `free` pages: at most `examined` of those that wait
         for the same."""
+        waiting = self.waiting
+        if len(waiting) == 1 and runner.base.digest in waiting:  # mostly
+            return waiting[runner.base.digest].that_fit(runner, free, examined)
         found: list[Head] = []
         for runners_of in self._names_for(runner):
-            found += self.waiting[runners_of].that_fit(runner, free, examined)
+            found += waiting[runners_of].that_fit(runner, free, examined)
         return found
 
     def firsts(self) -> Iterator[Head]:
@@ -194,18 +197,18 @@ class ClassQueue:
     def first_for(self, counter: float, examined: int) -> Iterator[Head]:
         """Of those that were tried and wait for the same, the first of tenants with at most this counter."""
         for waiting in self.waiting.values():
-            for head in islice(waiting.heads, examined):
-                if head[0] > counter:  # mostly the first one
-                    break
-                yield head
+            if waiting.heads.first()[0] <= counter:  # mostly it is not
+                yield from takewhile(lambda head: head[0] <= counter, islice(waiting.heads, examined))
 
     def to_try(self, fit: Collection[Head], after: Head | None, untried: int) -> list[Head]:
         """In order: untried requests, and those that may fit. `after`: only later ones.
 
         The work is bounded: at most `untried` untried ones. None is later than an untried one that is left.
         """
+        if not fit and not self.untried_heads.of:  # mostly
+            return []
         found = list(set(fit)) if len(fit) > 1 else [*fit]
-        if self.untried_heads:
+        if self.untried_heads.of:
             heads = list(islice(self.untried_heads, untried + 1))
             found += heads[:untried]
             found.sort()
@@ -247,7 +250,7 @@ class ClassQueue:
     def _find_overdue(self) -> Sequence[Request]:
         found: list[Request] = []
         for runners_of, passes in list(self._passes.items()):
-            if runners_of not in self.waiting and not self.untried_heads:
+            if runners_of not in self.waiting and not self.untried_heads.of:
                 del self._passes[runners_of]  # nobody waits for these, nor may soon: there may be many adapters
                 continue
             first = passes.first

@@ -19,23 +19,23 @@ class OrderedHeads:
     So a head that comes, goes or moves costs no search: it is put where it belongs when it is among the first that are
     looked at. Counters of tenants only grow, so none is then found too late."""
 
-    __slots__ = ("_heads", "_new", "_of")
+    __slots__ = ("_heads", "_new", "of")
 
     def __init__(self) -> None:
         self._heads: list[Head] = []
         """In order, by the turns that they have or had. The new ones are last, in no order."""
         self._new = 0
-        self._of: dict[Request, Head] = {}
-        """The entry that counts."""
+        self.of: dict[Request, Head] = {}
+        """The entry that counts of each."""
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self.of)
 
     def __iter__(self) -> Iterator[Head]:
         """In order. None may come or go meanwhile."""
         if self._new:
             self._sort()
-        heads, of, at = self._heads, self._of, 0
+        heads, of, at = self._heads, self.of, 0
         while at < len(heads):
             head = heads[at]
             given, _, _, request = head
@@ -51,26 +51,26 @@ class OrderedHeads:
 
     def requests(self) -> Collection[Request]:
         """In no order."""
-        return self._of.keys()
+        return self.of.keys()
 
     def first(self) -> Head:
         if not self._new:  # mostly nothing has moved: the common case of `__iter__`, as this is asked very often
             head = self._heads[0]
             share = head[3].share
-            if self._of.get(head[3]) is head and share is not None and head[0] == share.counter:
+            if self.of.get(head[3]) is head and share is not None and head[0] == share.counter:
                 return head
         return next(iter(self))
 
     def add(self, request: Request) -> None:
-        head = self._of[request] = head_of(request)
+        head = self.of[request] = head_of(request)
         self._heads.append(head)
         self._new += 1
 
     def discard(self, request: Request) -> None:
-        del self._of[request]
-        if len(self._heads) > 2 * len(self._of) + SLACK:
+        del self.of[request]
+        if len(self._heads) > 2 * len(self.of) + SLACK:
             self._sort()
-            self._heads = [head for head in self._heads if self._of.get(head[3]) is head]
+            self._heads = [head for head in self._heads if self.of.get(head[3]) is head]
 
     def _sort(self) -> None:
         heads, new = self._heads, self._new

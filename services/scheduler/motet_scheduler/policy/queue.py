@@ -64,6 +64,7 @@ class Queue:
         """The class that is tried before more urgent ones now."""
         self.bases: Counter[str] = Counter()
         """How many requests wait for each base model."""
+        self._size = 0
         self.departures = Departures()
         self.headroom = Headroom(
             config.headroom_one_in, {one: class_queue.shares for one, class_queue in self.class_queues.items()}
@@ -81,7 +82,7 @@ class Queue:
         """The `overdue` ones when runners were reserved last. None: one that had a reservation has left."""
 
     def __len__(self) -> int:
-        return self.bases.total()
+        return self._size
 
     def __iter__(self) -> Iterator[Request]:
         for class_queue in self.class_queues.values():
@@ -128,7 +129,9 @@ class Queue:
         """`weight` is that of its tenant."""
         self.class_queues[request.request_class].add(request, weight)
         self.bases[request.base] += 1
-        self.headroom.shares_changed()
+        self._size += 1
+        if request.share is not None and request.share.active == 1:
+            self.headroom.shares_changed()  # its tenant has come
 
     def adopt(self, request: Request, weight: float) -> None:
         """It runs already. Its tenant was charged for it by a scheduler before."""
@@ -152,7 +155,8 @@ class Queue:
             shares.settle(request, share)
         shares.end(share)
         request.share = None
-        self.headroom.shares_changed()
+        if not share.active:
+            self.headroom.shares_changed()
 
     @property
     def changed(self) -> bool:
@@ -175,7 +179,7 @@ class Queue:
 
     @property
     def untried(self) -> bool:
-        return any(class_queue.untried_heads for class_queue in self.class_queues.values())
+        return any(class_queue.untried_heads.of for class_queue in self.class_queues.values())
 
     def retry_on(self, runner: Runner) -> None:
         """This runner may have room."""
@@ -271,7 +275,7 @@ class Queue:
             for outcome in self.try_class(request_class, config, place):
                 self._with_room = None
                 yield outcome
-            if class_queue.untried_heads:
+            if class_queue.untried_heads.of:
                 return
 
     def try_class(self, request_class: RequestClass, config: SchedulerConfig, place: Place) -> Iterator[Outcome]:
@@ -284,7 +288,7 @@ class Queue:
                     yield outcome
         last: Head | None = None
         untried, left, rooms = config.tenants_examined, True, self._rooms(request_class)
-        while left and (rooms or class_queue.untried_heads or self._behind):
+        while left and (rooms or class_queue.untried_heads.of or self._behind):
             left = False
             for head in self._to_try(request_class, rooms, last, config, untried):
                 request = head[3]
@@ -358,7 +362,7 @@ class Queue:
         it passed. `near`: another choice of its call was placed there, so its prompt is free."""
         order, early = order_of(request), request.request_class is self.early
         self.remove(request)
-        self._turns.placed(request.request_class, [one for one, others in self.class_queues.items() if len(others)])
+        self._turns.placed(request.request_class, [one for one, others in self.class_queues.items() if others.size])
         for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:
                 class_queue.passed(runner, order)
@@ -375,9 +379,10 @@ class Queue:
     def _left(self, request: Request) -> None:
         if request in self.reserved.values():
             self._considered = None
+        self._size -= 1
         self.bases[request.base] -= 1
         if not self.bases[request.base]:
-            del self.bases[request.base]
+            self.bases.pop(request.base)  # `del` of a Counter is slow
 
     def overdue(self) -> dict[str, Request]:
         """The first overdue request of the most urgent class, of those that wait for the same: in the order in which

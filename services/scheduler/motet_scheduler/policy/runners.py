@@ -404,7 +404,7 @@ class Runner:
             return
         self._live_digests[digest] -= 1
         if not self._live_digests[digest]:
-            del self._live_digests[digest]
+            self._live_digests.pop(digest)  # `del` of a Counter is slow
             if self._adapter_pages.pop(digest, 0):
                 self.ledger.capacity = self._kv_pages()
             self._note_adapter(digest)

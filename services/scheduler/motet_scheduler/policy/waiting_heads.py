@@ -121,8 +121,7 @@ class Waiting:
         only, running = runner.only_adapters, runner.adapters_running
         if (few := up_to(free, by_size, max(examined, MAX_FEW))) is not None:  # mostly
             if only is not None:
-                there = {BASE, *only}
-                few = [one for one in few if one[4] in there]
+                few = [one for one in few if one[4] in only or one[4] == BASE]
             elif runner.capacity.adapter_rank_bytes:
                 few = [one for one in few if not one[1] or one[4] in running or one[0] <= runner.free_beside(one[1])]
             if len(few) <= examined:
