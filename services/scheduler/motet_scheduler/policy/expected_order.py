@@ -10,7 +10,7 @@ from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.shares import Aged, Share, Shares
 
 AT_ONCE = 16
-"""Of a flow, so many are looked at as it is then."""
+"""Of a flow, up to this number are looked at as it is then."""
 
 
 def expected_order(shares: Shares) -> Iterator[Request]:
