@@ -18,7 +18,7 @@ MAX_PUT_OFF = 60
 """How often in a row it is put off. Then it comes nevertheless, so cycles never use up the memory."""
 
 YOUNG_FOR = 2
-"""After this number of collections of the youngest objects, those that are left are looked at again, and then only with all.
+"""After this number of collections of the youngest objects, the next older ones are looked at, and then only with all.
 Usually it is ten: with a hundred thousand requests known, that took 5 ms, and finds hardly more."""
 
 NEVER = 1 << 30
