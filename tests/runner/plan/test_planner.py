@@ -436,9 +436,7 @@ class Runner(RuleBasedStateMachine):
             return
         memory, adapters, sequences = self.planner.memory, self.planner.adapters, self.planner.sequences
         of_live = sum(
-            known.pages
-            for adapter, known in adapters
-            if not adapters.pages_to_take(adapter) and sequences.live_on(adapter)
+            adapters.pages_of(adapter) for adapter in sequences.live_adapters() if not adapters.pages_to_take(adapter)
         )
         needed = sum(s.promise - len(s.pages) for s in sequences if s.state is not State.PARKED)
         needed += memory.pages.capacity - memory.free - of_live
