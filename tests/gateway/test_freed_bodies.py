@@ -223,6 +223,24 @@ async def test_idle_connections_hold_nothing_of_their_last_request(cluster: Fake
             writer.close()
 
 
+async def test_idle_connections_hold_nothing_of_their_last_head(cluster: FakeServices) -> None:
+    kept, head = list[asyncio.StreamWriter](), f"host: localhost\r\nx-long: {LONG[:30_000]}\r\n"
+    async with client_of(cluster) as client:
+
+        async def ask() -> None:
+            for upgrade in (False, True):
+                for _ in range(5):
+                    reader, writer = await client.connected()
+                    kept.append(writer)
+                    asks = "connection: upgrade\r\nupgrade: h2c\r\n" if upgrade else ""
+                    writer.write(f"GET /health HTTP/1.1\r\n{head}{asks}\r\n".encode())
+                    await reader.readuntil(b"200 OK")
+
+        await client.keeps_nothing(ask)
+        for writer in kept:
+            writer.close()
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_what_is_answered(cluster: FakeServices, path: str) -> None:
     async with client_of(cluster) as client:

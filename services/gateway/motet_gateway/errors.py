@@ -37,7 +37,7 @@ def errors_by_code() -> dict[str, type[MotetError]]:
 def forget_frames(error: BaseException | None) -> None:
     """Call it when an error becomes an answer. The frames that it came through hold the whole request. Some hold the
     error, too, in a cycle that stays until the garbage collector comes."""
-    while error is not None:
+    while error is not None and error.__traceback__ is not None:
         error.__traceback__, error = None, error.__context__
 
 

@@ -20,6 +20,7 @@ from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.room_per_tenant import RoomPerTenant
 from motet.transport import CallFailed, Channel, Network, StatusCode
 from motet.transport.methods import OBSERVE, PREDICT
+from motet_gateway.errors import forget_frames
 from motet_gateway.metrics import Metrics
 
 log = structlog.get_logger(__name__)
@@ -193,7 +194,10 @@ class Estimator:
         self._waiting.append(asked)
         if self._flight is None:
             self._flight = asyncio.create_task(self._send_batches(), name="predict")
-        return await asked.answer
+        try:
+            return await asked.answer
+        finally:
+            del asked  # its error has this frame
 
     async def _send_batches(self) -> None:
         """Ask for all waiting estimates in batches until none waits."""
@@ -203,6 +207,7 @@ class Estimator:
                     await self._ask_for(batch)
                 except Exception as error:  # of whatever kind: it fails every request of the call
                     self._down(error.details if isinstance(error, CallFailed) else repr(error))
+                    forget_frames(error)
                     for asked in batch:
                         if not asked.answer.done():
                             asked.answer.set_exception(error)

@@ -149,7 +149,8 @@ class RequestParser:
     def _ignore_upgrade(self) -> None:
         """Serve the request as if it had not asked (RFC 9110, 7.8). httptools takes the bytes behind its head for those
         of another protocol, so a new parser goes on behind a head with the same framing."""
-        framing = [name + b": " + value + b"\r\n" for name, value in self._headers if name in _FRAMING]
+        framing = [name + b": " + value + b"\r\n" for name, value in self._headers]
+        self._headers = []
         self._parser = httptools.HttpRequestParser(self)
         self._upgrade, self._repeating = False, True
         self._parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
@@ -270,6 +271,9 @@ class RequestParser:
                 size=self._head_bytes,
             )
         )
+        # A connection may stay open for long without another request.
+        self._target = b""
+        self._headers = [one for one in self._headers if one[0] in _FRAMING] if self._upgrade else []
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
