@@ -77,6 +77,20 @@ def test_positions_are_in_the_order_of_age_whatever_the_tenant(monkeypatch):
     assert looked == ["a", "b", "c", "d"]
 
 
+def test_a_tenant_that_sends_faster_than_positions_are_told_holds_up_nobody(monkeypatch):
+    monkeypatch.setattr(placement, "LOOKED_AT_ONCE", 10)
+    driver, looked = many_wait(1), []
+    driver.enqueue("first", prompt=1, max_tokens=150, tenant="b")
+    monkeypatch.setattr(placement.Positions, "report", lambda _self, request, _position: looked.append(request.id))
+    for number in range(10):
+        for one in range(40):
+            driver.enqueue(f"a{number}.{one}", prompt=1, max_tokens=150, tenant="a")
+            if number > 1:
+                driver.cancel(f"a{number - 2}.{one}")
+        driver.wait(1.0)
+    assert looked.count("first") > 2
+
+
 @pytest.mark.parametrize("left", [0, 3])
 def test_stale_deadlines_are_removed_in_parts(left):
     driver = many_wait(2 * SWEPT_AT_ONCE + 1)

@@ -45,7 +45,9 @@ def _behind(first: Aged, share: Share, counter: float, shares: Shares) -> Iterat
 
 
 def _after(last: Aged, flow: Sequence[Aged]) -> Iterator[Aged]:
-    """Those behind this one, also while the flow changes."""
-    while some := flow[(begin := bisect_right(flow, last)) : begin + AT_ONCE]:
+    """Those behind this one, also while the flow changes. Not those that come meanwhile: a tenant that sends faster
+    than this is read would have no end."""
+    end = flow[-1] if flow else last
+    while some := flow[(begin := bisect_right(flow, last)) : min(begin + AT_ONCE, bisect_right(flow, end))]:
         yield from some
         last = some[-1]
