@@ -1,5 +1,6 @@
 """An adapter that only waits costs little: no open file, few bytes, and nothing in reports."""
 
+import os
 import random
 import subprocess
 import sys
@@ -121,6 +122,28 @@ def test_an_adapter_that_came_back_is_another_one(cached):
     assert held.lease.is_live()
     assert not lease.is_live()
     held.lease.release()
+
+
+def test_a_folder_that_another_runner_stores_during_a_lookup_is_known_by_its_weights(cached, monkeypatch):
+    folder, digest = cached
+    leases = DigestLeases(folder)
+    place, aside = leases.path_of(digest), folder.parent / "filled"
+    place.rename(aside)
+    look = os.stat
+
+    def stored_after_the_first_look(path, **how):
+        try:
+            return look(path, **how)
+        except FileNotFoundError:
+            if aside.exists():
+                aside.rename(place)
+            raise
+
+    monkeypatch.setattr(os, "stat", stored_after_the_first_look)
+    lease = leases.lease(digest)
+    monkeypatch.undo()
+    assert lease.is_live()
+    assert lease.inode == leases.lease(digest).inode
 
 
 def test_leases_hold_after_the_whole_cache_was_removed_and_filled_again(cached):

@@ -160,11 +160,15 @@ class DigestLease:
 
 def _inode(folder: Path) -> tuple[int, ...]:
     """Of the weights, or of the folder if they are missing. A number may be given again, so the time counts, too."""
+    weights = f"{folder}/{WEIGHTS}"
     try:
-        status = os.stat(f"{folder}/{WEIGHTS}")  # noqa: PTH116 - thousands are looked at
+        status = os.stat(weights)  # noqa: PTH116 - thousands are looked at
     except FileNotFoundError:
-        status = folder.stat()
-        return status.st_dev, status.st_ino, 0
+        incomplete = folder.stat()
+        try:
+            status = os.stat(weights)  # noqa: PTH116 - another runner may have stored the folder between both looks
+        except FileNotFoundError:
+            return incomplete.st_dev, incomplete.st_ino, 0
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
