@@ -25,7 +25,7 @@ from motet_runner.adapters import folder_fetch, folder_lease
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.digest_lease import DigestLease
 from motet_runner.adapters.folder_fetch import copy_folder
-from motet_runner.adapters.policy import effects
+from motet_runner.adapters.policy import adapter_policy, effects
 from motet_runner.adapters.policy.values import FetchRequest
 from motet_runner.daemon_threads import CallHangs, DaemonThreads
 from motet_runner.engine_messages import DropAdapter
@@ -522,6 +522,45 @@ async def test_requests_do_not_pile_up_looks_at_a_folder(setup):
 
 async def test_a_vanished_folder_is_noticed_without_a_request(setup):
     one = await setup.ensure(1)
+    shutil.rmtree(one.held.folder)
+    setup.adapters.tick()
+    await setup.settled()
+    assert setup.adapters.get(one.digest) is None
+
+
+async def test_looks_at_a_slow_disk_do_not_pile_up_and_let_other_calls_pass(setup, monkeypatch):
+    monkeypatch.setattr(adapter_policy, "CONFIRMED_AT_ONCE", 1)
+    lives = [await setup.ensure(n) for n in (1, 2)]
+    hangs, may_go_on, looks = threading.Event(), threading.Event(), []
+
+    def slow(lease):
+        hangs.set()
+        looks.append(lease)
+        return may_go_on.wait(20)
+
+    monkeypatch.setattr(DigestLease, "is_live", slow)
+    for _ in range(5):
+        setup.adapters.tick()
+    await asyncio.to_thread(hangs.wait)
+    assert not setup.files.folders.calls, "others would wait for them"
+    may_go_on.set()
+    await setup.settled()
+    assert looks == [life.held.lease for life in lives]
+    setup.adapters.tick()
+    await setup.settled()
+    assert len(looks) == 4, "the next round"
+
+
+async def test_a_look_that_fails_ends_no_round(setup, monkeypatch):
+    one = await setup.ensure(1)
+
+    async def fails(_):
+        raise CallHangs(1.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setup.files, "vanished", fails)
+        setup.adapters.tick()
+        await setup.settled()
     shutil.rmtree(one.held.folder)
     setup.adapters.tick()
     await setup.settled()

@@ -278,8 +278,11 @@ class AdapterRegistry:
 
     def _confirm_all(self, effect: effects.ConfirmAll) -> None:
         async def look() -> None:
-            for held in await self.files.vanished(effect.held):
-                self._decide(self.policy.vanished, held)
+            vanished: list[Held] = []
+            try:
+                vanished = await self.files.vanished(effect.held)
+            finally:
+                self._decide(self.policy.confirmed, vanished)
 
         self._spawn(self._quietly(look))
 

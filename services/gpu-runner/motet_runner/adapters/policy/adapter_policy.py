@@ -1,7 +1,7 @@
 """The policy for the adapters of one runner: it gets events and the time, and returns effects."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -42,6 +42,9 @@ class AdapterPolicy:
         self.jobs: dict[tuple[object, ...], FetchJob] = {}
         self.pending = Pending()
         self._sources: OrderedDict[str, FetchRequest] = OrderedDict()
+        self._unconfirmed: Iterator[Digest] = iter(())
+        """Whose folders are still to be looked at in this round."""
+        self._confirming = False
         self._effects: list[Effect] = []
         self.changed: dict[Digest, None] = {}
         """The adapters whose tier may have changed since `take_changed`."""
@@ -70,8 +73,23 @@ class AdapterPolicy:
         self._failures.expire(self._clock())
         for life in [life for life in self if life.held is None or life.drop_when_idle]:
             self._forget_unused(life)  # the adapter may have been dropped while its folder was checked
-        held = iter([life.held for life in self if life.held is not None and life.pending is None])
-        while some := tuple(islice(held, CONFIRMED_AT_ONCE)):
+        if not self._confirming:
+            self._unconfirmed = iter(list(self._lives))
+            self._confirm_some()
+
+    def confirmed(self, vanished: Iterable[Held]) -> None:
+        """Takes the answer to `ConfirmAll`. Only then the next ones are looked at: if the disk is slow, other calls
+        come between, and no looks pile up."""
+        for held in vanished:
+            self.vanished(held)
+        self._confirm_some()
+
+    def _confirm_some(self) -> None:
+        lives = (life for digest in self._unconfirmed if (life := self._lives.get(digest)) is not None)
+        held = (life.held for life in lives if life.held is not None and life.pending is None)
+        some = tuple(islice(held, CONFIRMED_AT_ONCE))
+        self._confirming = bool(some)
+        if some:
             self._emit(effects.ConfirmAll(some))
 
     # -------------------------------------------------------------------------------------------------------- orders

@@ -75,7 +75,8 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmAll:
-    """Report which of these held folders have vanished."""
+    """Report which of these held folders have vanished. `AdapterPolicy.confirmed` takes the answer; if the disk fails
+    or hangs, none have."""
 
     held: tuple[Held, ...]
 
