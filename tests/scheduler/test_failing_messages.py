@@ -207,6 +207,15 @@ async def test_a_catalog_that_the_scheduler_could_not_read_is_told_again(folder)
             await until(lambda: handler.seen >= 2, why="the operator's next stream begins with the whole catalog")
 
 
+async def test_a_runner_whose_change_of_residency_failed_tells_all_on_another_stream(folder):
+    async with all_streams(folder) as streams:
+        kind = scheduler_pb2.AttachUp
+        runner, scheduler = streams.senders[kind], streams.receivers[kind]
+        with FailsOnce(scheduler, "hello") as hellos, FailsOnce(scheduler, "residency"):
+            send(runner, kind(residency=scheduler_pb2.ResidencyChanged(gone=["sha256:" + "a" * 64])))
+            await until(lambda: hellos.seen, why="a hello tells all")
+
+
 async def test_a_submit_that_fails_is_declined_and_the_others_run(folder, monkeypatch):
     """Such as the files of an adapter that vanished from a disk that cannot be written."""
     async with in_process_system(folder) as system:

@@ -68,9 +68,16 @@ def test_what_no_peer_sends_is_never_rejected(event):
     assert not failures.rejects(event, now=5.0)
 
 
-@pytest.mark.parametrize("event", [events.GatewayConnected("g0"), events.GatewayTold("g0", ())])
-def test_a_rejected_part_of_a_hello_ends_the_stream(tmp_path, event):
-    """Otherwise its gateway believes that it was heard, and nothing that it did not say again is ever placed."""
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.GatewayConnected("g0"),
+        events.GatewayTold("g0", ()),
+        events.ResidencyChanged(InstanceName("r0"), "1", (), {}),
+    ],
+)
+def test_what_is_told_only_once_and_rejected_ends_the_stream(tmp_path, event):
+    """Otherwise its sender believes that it was heard: it says that again only on another stream."""
     failures = EventFailures()
     with LocalLeadership(tmp_path / "term", REAL) as leadership:
         service = SchedulerService(

@@ -44,6 +44,7 @@ TICK_PAUSE_SECONDS = 0.02
 
 FAILED = Internal("the scheduler failed repeatedly on this request and does not place it")
 HELLO_REJECTED = Overloaded("the scheduler failed repeatedly on this hello; connect again in a minute")
+CHANGE_REJECTED = Overloaded("the scheduler failed repeatedly on this change; connect again in a minute")
 RESTARTING = Overloaded("the scheduler resets its state; connect again")
 
 
@@ -299,6 +300,8 @@ class SchedulerService:
                 self._refuse(effects.SendRefused(event.gateway, event.request, event.epoch, Failure.of(FAILED)))
             case events.GatewayConnected() | events.GatewayTold() | events.RunnerAttached():
                 raise EndStream(HELLO_REJECTED)
+            case events.ResidencyChanged():
+                raise EndStream(CHANGE_REJECTED)
 
     async def until_it_fails(self) -> None:
         """Wait until a decision fails, then raise DecisionFailed."""

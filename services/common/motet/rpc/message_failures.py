@@ -11,7 +11,7 @@ that failed again. So a stream ends only when it cannot go on itself:
 | protocol: this side begins again or does not lead                   | `EndStream`, `RedirectToLeader`                |
 | the peer does not read                                              | `Session`, `Link`                              |
 | the peer, or one with its name, has opened another stream           | `Sessions`: `REPLACED`, `OTHER_PROCESS`        |
-| a state of which only changes are told: catalog, drains             | `TOLD_ONCE`: the next stream begins with it    |
+| a state of which only changes are told: catalog, drains, residency  | `TOLD_ONCE`: the next stream begins with it    |
 
 Every other error, of whatever kind, is a failure of one message: it is logged and counted, and `failed` of the service
 gives the message's request its answer. The stream goes on.
@@ -36,6 +36,7 @@ TOLD_ONCE = frozenset(
         ("AttachDown", "drain"),
         ("AttachDown", "take_work"),
         ("AttachUp", "draining"),
+        ("AttachUp", "residency"),
         ("ServeDown", "catalog"),
         ("ServeDown", "catalog_changes"),
         ("ServeUp", "live"),
