@@ -58,10 +58,14 @@ class Peer:
 class RecordingScheduler(Peer, scheduler_pb2_grpc.SchedulerServicer):
     term = 1
     takes_residency = False
+    welcomes_at_once = True
 
     async def Attach(self, requests, context):
+        await self._converse(requests, context, self.welcome() if self.welcomes_at_once else None)
+
+    def welcome(self) -> scheduler_pb2.AttachDown:
         welcome = common_pb2.Welcome(term=self.term, takes_residency=self.takes_residency)
-        await self._converse(requests, context, scheduler_pb2.AttachDown(welcome=welcome))
+        return scheduler_pb2.AttachDown(welcome=welcome)
 
     def ensure(self, name: str, source: str, stage: int = common_pb2.ADAPTER_STAGE_CERTIFIED, **more: Any) -> None:
         ref = common_pb2.AdapterRef(namespace="default", name=name, generation=1)

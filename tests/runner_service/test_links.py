@@ -347,12 +347,40 @@ async def test_a_scheduler_that_takes_changes_is_told_only_what_has_changed(fold
 
 def held(scheduler):
     """What a scheduler knows that takes changes."""
-    found = {one.digest: one.tier for hello in scheduler.of("hello")[-1:] for one in hello.resident}
-    for changed in scheduler.of("residency"):
-        for digest in changed.gone:
-            found.pop(digest, None)
-        found |= {one.digest: one.tier for one in changed.resident}
+    found = {}
+    for up in scheduler.received:
+        match up.WhichOneof("message"):
+            case "hello":
+                found = {one.digest: one.tier for one in up.hello.resident}
+            case "report" if not up.report.residency_told:
+                found = {one.digest: one.tier for one in up.report.resident}
+            case "residency":
+                for digest in up.residency.gone:
+                    found.pop(digest, None)
+                found |= {one.digest: one.tier for one in up.residency.resident}
     return found
+
+
+async def test_what_a_report_before_the_welcome_lacks_is_told_when_it_is_held_again(folder):
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0").as_uri()
+    async with in_process_runner(folder, scheduler=address, report_seconds=20_000) as runner:
+        loaded = runner.service.loaded
+        async with scheduler_at(address) as before:
+            await until(lambda: before.of("hello"))
+            before.ensure("a0", source)
+            digest = (await before.adapter("a0")).digest
+        async with scheduler_at(address) as scheduler:
+            scheduler.takes_residency, scheduler.welcomes_at_once = True, False
+            await until(lambda: held(scheduler) == {digest: common_pb2.MEMORY_TIER_DISK})
+            loaded.adapters.drop(digest)
+            loaded.request_report()
+            await until(lambda: scheduler.of("report") and not held(scheduler))
+            await loaded.adapters.wait_for(digest)
+            scheduler.send(scheduler.welcome())
+            await until(lambda: loaded.scheduler.attached)
+            loaded.request_report()
+            await until(lambda: held(scheduler) == {digest: common_pb2.MEMORY_TIER_DISK})
 
 
 async def test_a_runner_whose_stream_breaks_tells_all_in_the_next_hello(folder):

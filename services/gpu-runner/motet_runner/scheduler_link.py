@@ -53,8 +53,8 @@ class SchedulerLink:
         """True once a scheduler has accepted this runner"""
         self.attached = False
         """Whether the scheduler of the present stream has accepted it"""
-        self._takes_residency: bool | None = None
-        """Whether this scheduler takes changes of what the runner holds. None: it has not said so yet"""
+        self._takes_residency = False
+        """Whether this scheduler has said that it takes changes of what the runner holds"""
         self._drain_ends: float | None = None
         self._facts = facts
         self._accepted = accepted
@@ -87,7 +87,8 @@ class SchedulerLink:
     def report(self, report: EngineReport, live: Iterable[common_pb2.RunnerRequest]) -> None:
         """`live`: all accepted requests."""
         self._sequence += 1
-        if self._takes_residency and (changed := self._adapters.residency.changes()) is not None:
+        residency = self._adapters.residency
+        if self._takes_residency and (changed := residency.changes()) is not None:
             self.link.send(scheduler_pb2.AttachUp(residency=changed))
         up = scheduler_pb2.AttachUp(
             report=scheduler_pb2.Report(
@@ -102,8 +103,9 @@ class SchedulerLink:
                 step_seconds=report.step_seconds,
                 prefill_seconds_per_token=report.prefill_seconds_per_token,
                 steps=report.steps,
-                resident=self._all_resident(),
-                residency_told=bool(self._takes_residency),
+                # A list replaces what the hello has told. So the changes begin anew with each one.
+                resident=() if self._takes_residency else residency.tell_all(),
+                residency_told=self._takes_residency,
                 live=live,
                 cached_prefixes=report.cached_prefixes[:MAX_CACHED_HINTS],
                 host_bytes_free=report.host_bytes_free,
@@ -112,16 +114,6 @@ class SchedulerLink:
             )
         )
         self.link.send(up)
-
-    def _all_resident(self) -> Iterable[common_pb2.ResidentAdapter]:
-        """What the report to a scheduler says that does not take changes, or has not said so yet."""
-        match self._takes_residency:
-            case True:
-                return ()
-            case False:
-                return self._adapters.residency.hello()  # the changes since the hello are not needed any more
-            case None:
-                return self._adapters.residency.all()
 
     def declined(self, declined: scheduler_pb2.RunnerDeclined) -> None:
         self.link.send(scheduler_pb2.AttachUp(declined=declined))
@@ -154,7 +146,7 @@ class SchedulerLink:
         return bool(adapter.generations) and (adapter.on_device or adapter.checked is not None)
 
     def _greet(self) -> Iterable[scheduler_pb2.AttachUp]:
-        self._takes_residency = None
+        self._takes_residency = False
         report = self._last_report()
         kernels = self._facts.info.kernels if report is None else report.kernels
         yield scheduler_pb2.AttachUp(
@@ -163,7 +155,7 @@ class SchedulerLink:
                 address=self._facts.address,
                 capacity=self._facts.capacity,
                 base=self._facts.base,
-                resident=self._adapters.residency.hello(),
+                resident=self._adapters.residency.tell_all(),
                 live=self._accepted.runner_requests(report),
                 highest_term=self._accepted.highest_term,
                 kernels=kernels.to_proto() if kernels is not None else None,

@@ -23,8 +23,8 @@ class Residency:
         """Every checked adapter that is not dropped, with its highest tier."""
         return (_entry(life, tier) for life in self._policy if (tier := life.tier) is not None)
 
-    def hello(self) -> list[common_pb2.ResidentAdapter]:
-        """All of them. The changes begin here."""
+    def tell_all(self) -> list[common_pb2.ResidentAdapter]:
+        """All of them, to replace what was told. The changes begin here."""
         self._policy.take_changed()
         found = list(self.all())
         self._told = {Digest(one.digest): one.tier for one in found}
