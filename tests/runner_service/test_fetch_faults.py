@@ -551,6 +551,18 @@ async def test_looks_at_a_slow_disk_do_not_pile_up_and_let_other_calls_pass(setu
     assert len(looks) == 4, "the next round"
 
 
+async def test_a_folder_that_cannot_be_looked_at_hides_no_other_that_has_vanished(setup):
+    bad, gone = [await setup.ensure(n) for n in (1, 2)]
+    place = bad.held.folder
+    place.rename(place.with_name("aside"))
+    place.symlink_to(place.name)
+    shutil.rmtree(gone.held.folder)
+    setup.adapters.tick()
+    await setup.settled()
+    assert setup.adapters.get(gone.digest) is None
+    assert setup.adapters.get(bad.digest).ready
+
+
 async def test_a_look_that_fails_ends_no_round(setup, monkeypatch):
     one = await setup.ensure(1)
 

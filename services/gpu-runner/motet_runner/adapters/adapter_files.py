@@ -53,7 +53,7 @@ class AdapterFiles(Protocol):
         read."""
 
     async def vanished(self, held: Sequence[Held]) -> list[Held]:
-        """Those whose folder is no longer at its place."""
+        """Those whose folder is no longer at its place. One that cannot be looked at counts as if it were there."""
 
     def release(self, held: Held) -> None:
         """Releases a lease without waiting."""
@@ -109,7 +109,7 @@ class DiskAdapterFiles(Fetches):
         return await self.folders.run(look)
 
     async def vanished(self, held: Sequence[Held]) -> list[Held]:
-        return await self.folders.run(lambda: [one for one in held if not one.lease.is_live()])
+        return await self.folders.run(lambda: _vanished(held))
 
     def release(self, held: Held) -> None:
         # In the thread for folders: if a call hangs there, closing a folder may hang, too.
@@ -120,6 +120,19 @@ class DiskAdapterFiles(Fetches):
 
     async def _in_folders(self, call: Callable[[], T]) -> T:
         return await self.folders.run(call, discard=_discard)
+
+
+def _vanished(held: Sequence[Held]) -> list[Held]:
+    gone, errors = [], []
+    for one in held:
+        try:
+            if not one.lease.is_live():
+                gone.append(one)
+        except OSError as error:  # the others are looked at all the same
+            errors.append(error)
+    if errors:
+        log.warning("adapter_folders_not_readable", folders=len(errors), reason=str(errors[0]))
+    return gone
 
 
 def failure_of(error: Exception) -> Failure:
