@@ -1,18 +1,22 @@
 """An adapter that only waits costs little: no open file, few bytes, and nothing in reports."""
 
+import errno
 import os
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from motet.digest import adapter_digest
+from motet.domain import Digest
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.digest_lease import DigestLeases
 from motet_runner.adapters.folder_fetch import copy_folder
@@ -159,6 +163,30 @@ def test_leases_hold_after_the_whole_cache_was_removed_and_filled_again(cached):
     held.lease.release()
     before.lease.release()
     assert DiskCache(folder, max_adapter_bytes=1).evict(digest, None)
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_leases_get_their_locks_as_soon_as_there_is_a_lock_file(cached, monkeypatch, removed):
+    """It was removed, or could not be made for a while."""
+    folder, digest = cached
+    locks = Path(f"{folder}.leases")
+    leases = DigestLeases(folder)
+    if removed:
+        lease = leases.lease(digest)
+    shutil.rmtree(locks)
+    if not removed:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "mkdir", full)
+            lease = leases.lease(digest)
+    with suppress(FileNotFoundError):
+        leases.lease(Digest(digest[:10] + "0" * 61))  # another one with the same lock file
+    assert not DigestLeases(folder).lease(digest).become_exclusive()
+    lease.release()
+    assert DigestLeases(folder).lease(digest).become_exclusive()
 
 
 def test_leases_hold_by_each_path_to_the_cache(cached):

@@ -103,16 +103,23 @@ class DigestLeases:
             raise
 
     def _file_of(self, digest: Digest) -> int | None:
-        """The lock file. None: it cannot be made, so this process protects nothing, and removes nothing."""
+        """The lock file. None: it cannot be made. Until it can, this process protects nothing, and removes nothing."""
         name = _name_of(digest)
         file = self._files.get(name)
         if file is None or not os.fstat(file).st_nlink:  # somebody has removed it
             # Beside the real folder: several paths may lead to it.
             file = _open(Path(os.path.realpath(self._folder) + LOCK_FILES) / name)
             if file is not None:
-                self._files[name] = file
                 self._opened.append(file)  # also one that was removed: a thread may wait for its lock
+                self._files[name] = file
+                self._lock_again(file, name)
         return file
+
+    def _lock_again(self, file: int, name: str) -> None:
+        """Take the locks of leases that have none: their lock file could not be made, or was removed. One that another
+        process removes at this moment gets none, and its lease is not live any more."""
+        for digest in [one for one in self._counts if _name_of(one) == name]:
+            _lock(file, digest, fcntl.F_WRLCK if digest in self._exclusive else fcntl.F_RDLCK)
 
 
 class DigestLease:
