@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from motet.errors import AdapterFetchFailed, AdapterIncompatible, Internal
 from motet_runner.adapters import check_process
-from motet_runner.adapters.certification import EngineLimits, certify
+from motet_runner.adapters.certification import Certification, EngineLimits, certify
 from motet_runner.adapters.check_process import LOWEST_PRIORITY, decoded, encoded
 from motet_runner.adapters.check_processes import CheckProcesses
 from motet_simulator.fake_engine import FakeEngine
@@ -71,6 +71,24 @@ def with_long_header(folder: Path) -> Path:
     header = json.dumps(shapes).encode()
     (write_adapter(folder) / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
     return folder
+
+
+@pytest.mark.parametrize("name", ["x/../../elsewhere", "certificate.json", f"layout-{'0' * 32}.json", 7, None])
+def test_a_check_cannot_choose_the_file_that_the_service_writes(adapter, name):
+    certification, linears = decoded(encoded(adapter, LIMITS), adapter)
+    assert Certification.decode(certification, adapter, linears) == certify(adapter, LIMITS)
+    said = json.loads(certification)
+    said["layout"]["linears_file"] = name
+    with pytest.raises(ValueError, match="not a certificate that Motet has written"):
+        Certification.decode(json.dumps(said), adapter, linears)
+
+
+@pytest.mark.parametrize("name", ["x/../../elsewhere", "certificate.json", "", 7])
+def test_a_kept_check_cannot_name_another_file_than_a_layouts(adapter, name):
+    said = json.loads(certify(adapter, LIMITS).encode())
+    said["layout"]["linears_file"] = name
+    with pytest.raises(ValueError, match="not a certificate that Motet has written"):
+        Certification.decode(json.dumps(said), adapter)
 
 
 def test_a_check_says_what_it_says_in_the_service(processes, adapter):

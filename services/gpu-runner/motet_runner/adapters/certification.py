@@ -12,7 +12,7 @@ from google.protobuf import json_format
 
 from motet.api.v1 import scheduler_pb2
 from motet_runner.adapters.compatibility_check import check
-from motet_runner.adapters.layout import AdapterLayout, FileStamp
+from motet_runner.adapters.layout import AdapterLayout, FileStamp, checked_name
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.weight_check import check_products, check_values
 from motet_runner.interface import EngineInfo
@@ -87,7 +87,8 @@ class Certification:
             certificate = json_format.ParseDict(kept["certificate"], scheduler_pb2.Certificate())
             layout = kept["layout"]
             stamp, rank, size = FileStamp(*layout["stamp"]), int(layout["rank"]), int(layout["size"])
-            found = AdapterLayout(str(folder / WEIGHTS_NAME), stamp, rank, size, str(layout["linears_file"]), packed)
+            linears_file = checked_name(layout["linears_file"], packed)
+            found = AdapterLayout(str(folder / WEIGHTS_NAME), stamp, rank, size, linears_file, packed)
             return cls.of(certificate, found, kept["engine"])
         except (KeyError, TypeError, ValueError, json_format.ParseError) as error:
             raise ValueError(f"this is not a certificate that Motet has written: {error}") from error

@@ -7,12 +7,15 @@ parses nothing that a tenant has written.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import orjson
+
+_NAME = re.compile(r"layout-[0-9a-f]{32}\.json")
 
 
 class StoredTensor(NamedTuple):
@@ -106,6 +109,14 @@ class AdapterLayout:
             return FileStamp.of(self.file) == self.stamp
         except OSError:
             return False
+
+
+def checked_name(name: str, packed: bytes) -> str:
+    """The name of a layout's file, which the service writes or reads, although a process that parses a tenant's files
+    may have made it up. `packed`: what is to be in the file, if it is known. Raises ValueError."""
+    if not _NAME.fullmatch(name) or (packed and name != _name_of(packed)):
+        raise ValueError(f"{name!r} is not the name of the layout's file")
+    return name
 
 
 def _name_of(packed: bytes) -> str:
