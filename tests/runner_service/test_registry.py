@@ -11,13 +11,14 @@ from prometheus_client import CollectorRegistry
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import FakeClock
 from motet.domain import Digest
-from motet.errors import AdapterFetchFailed, AdapterIncompatible
+from motet.errors import AdapterFetchFailed, AdapterIncompatible, Internal
 from motet_runner.adapters import cache
 from motet_runner.adapters.adapter_files import DiskAdapterFiles
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.checks import Checks
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
+from motet_runner.adapters.digest_lease import DigestLeases
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.registry import AdapterRegistry
@@ -280,6 +281,9 @@ async def test_a_certificate_of_bytes_that_changed_meanwhile_counts_for_nothing(
     [
         b'{"rank": 4, "digest": "sha256:00", "mapped": 2}',  # from before certificates had the layout
         b'{"engine": "", "certificate": {}, "layout": {"stamp": [1], "rank": 4, "linears": []}}',
+        b'{"engine": "", "certificate": {}, "layout": {"stamp": [1, 2, 3], "rank": 1e999, "size": 1}}',
+        b'{"engine": "", "certificate": {"alpha": 1' + b"0" * 400 + b'}, "layout": {}}',
+        b"[" * 100_000,
         b"[]",
         b"",
         b"\xff\xfe",
@@ -294,6 +298,24 @@ async def test_an_invalid_stored_certificate_is_replaced(setup, tmp_path, kept):
     assert (await again.ensure(1)).checked is not None
     assert again.checks == 1
     again.adapters.close()
+
+
+async def test_a_lookup_that_fails_keeps_no_lease(setup, monkeypatch):
+    one = await setup.ensure(1)
+    setup.adapters.drop(one.digest)
+    await setup.settled()
+
+    def fails(_):
+        raise KeyError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setup.files.checks, "earlier", fails)
+        with pytest.raises(Internal):
+            await setup.ensure_digest(1, one.digest)
+    await setup.settled()
+    lease = DigestLeases(setup.cache.folder).lease(one.digest)
+    assert lease.become_exclusive()
+    lease.release()
 
 
 @pytest.mark.parametrize("kept", [None, b"", b"[]"])

@@ -77,7 +77,13 @@ class DiskAdapterFiles(Fetches):
 
     def _find(self, effect: effects.Find) -> Held | None:
         held = self.cache.find(effect.digest, effect.request)
-        return replace(held, certification=self.checks.earlier(held)) if held is not None else None
+        if held is None:
+            return None
+        try:
+            return replace(held, certification=self.checks.earlier(held))
+        except BaseException:
+            held.lease.release()
+            raise
 
     async def check(self, held: Held) -> Certification:
         certify = partial(self.checks.certify, held)

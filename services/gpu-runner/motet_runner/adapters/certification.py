@@ -90,7 +90,7 @@ class Certification:
             linears_file = checked_name(layout["linears_file"], packed)
             found = AdapterLayout(str(folder / WEIGHTS_NAME), stamp, rank, size, linears_file, packed)
             return cls.of(certificate, found, kept["engine"])
-        except (KeyError, TypeError, ValueError, json_format.ParseError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, json_format.ParseError) as error:
             raise ValueError(f"this is not a certificate that Motet has written: {error}") from error
 
 
