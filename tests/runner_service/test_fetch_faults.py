@@ -551,6 +551,14 @@ async def test_looks_at_a_slow_disk_do_not_pile_up_and_let_other_calls_pass(setu
     assert len(looks) == 4, "the next round"
 
 
+async def test_lock_files_that_were_removed_are_made_again_without_a_request(setup):
+    one = await setup.ensure(1)
+    shutil.rmtree(f"{setup.cache.folder}.leases")
+    setup.adapters.tick()
+    await setup.settled()
+    assert not evicted_by_another_process(setup.cache, one.digest)
+
+
 async def test_a_folder_that_cannot_be_looked_at_hides_no_other_that_has_vanished(setup):
     bad, gone = [await setup.ensure(n) for n in (1, 2)]
     place = bad.held.folder

@@ -115,7 +115,11 @@ class DiskAdapterFiles(Fetches):
         return await self.folders.run(look)
 
     async def vanished(self, held: Sequence[Held]) -> list[Held]:
-        return await self.folders.run(lambda: _vanished(held))
+        def look() -> list[Held]:
+            self.cache.renew_leases()
+            return _vanished(held)
+
+        return await self.folders.run(look)
 
     def release(self, held: Held) -> None:
         # In the thread for folders: if a call hangs there, closing a folder may hang, too.

@@ -58,8 +58,14 @@ class DiskCache:
     def prepare(self) -> None:
         """Make the folder, and remove the files of processes that ended during a fetch."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.renew_leases()
         for left in self.folder.glob(".*-*"):
             self._remove_unlocked(left)
+
+    def renew_leases(self) -> None:
+        """Called at intervals: if the lock files are removed, or could not be made before, the leases get locks."""
+        with self._noting("other runners may evict what is in use"):
+            self._leases.renew()
 
     def path_of(self, digest: Digest) -> Path:
         """Raises ValueError if this is not a digest."""

@@ -23,6 +23,8 @@ LOCK_FILES = ".leases"
 """The end of the name of the folder with the lock files, which is beside the cache. There are 16 files, by the digest's
 first character: the kernel looks through all locks of a file for each new one."""
 
+_NAMES = "0123456789abcdef"
+
 _FLOCK = struct.Struct("hhqqi")
 """The kernel's `struct flock`: type, whence, start, length, process."""
 
@@ -61,6 +63,12 @@ class DigestLeases:
             self.release(digest)
             raise
 
+    def renew(self) -> None:
+        """Open the lock files that are not open, or that somebody has removed, and take the locks of their leases."""
+        with self.changed:
+            for name in _NAMES:
+                self._file(name)
+
     def release(self, digest: Digest) -> None:
         with self.changed:
             self._counts[digest] -= 1
@@ -75,7 +83,7 @@ class DigestLeases:
         with self.changed:
             if self._counts[digest] > 1:
                 return False
-            file = self._file_of(digest)
+            file = self._file(_name_of(digest))
             if file is None:
                 raise OSError(errno.EROFS, "Read-only file system", str(self._folder))
             if not _lock(file, digest, fcntl.F_WRLCK):
@@ -93,7 +101,7 @@ class DigestLeases:
     def _acquire(self, digest: Digest) -> None:
         with self.changed:
             self.changed.wait_for(lambda: digest not in self._exclusive)
-            file = self._file_of(digest)
+            file = self._file(_name_of(digest))
             self._counts[digest] += 1  # before the lock is there: no other thread may unlock it from now on
         try:
             if file is not None:
@@ -102,9 +110,8 @@ class DigestLeases:
             self.release(digest)
             raise
 
-    def _file_of(self, digest: Digest) -> int | None:
+    def _file(self, name: str) -> int | None:
         """The lock file. None: it cannot be made. Until it can, this process protects nothing, and removes nothing."""
-        name = _name_of(digest)
         file = self._files.get(name)
         if file is None or not os.fstat(file).st_nlink:  # somebody has removed it
             # Beside the real folder: several paths may lead to it.
