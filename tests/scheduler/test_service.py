@@ -6,6 +6,7 @@ import time
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from motet.api.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from motet.digest import adapter_digest
@@ -73,6 +74,33 @@ async def test_an_adapter_is_checked_served_and_dropped_when_its_manifest_goes(s
     system.operator.state()
     await until(lambda: digest not in system.control.scheduler.runners["r0"].resident, why="the runner drops it")
     assert not system.gateway.catalogs[-1].adapters
+
+
+async def test_a_change_of_residency_that_was_lost_is_noticed_and_all_is_told_once_more(system, monkeypatch):
+    runner = await system.runner("r0")
+    link, lost, reports = runner.service.loaded.scheduler.link, [], []
+    send = link.send
+
+    def lose_one(up):
+        if up.HasField("residency") and not lost:
+            lost.append(up)
+            return True
+        reports.extend([up] * up.HasField("report"))
+        return send(up)
+
+    monkeypatch.setattr(link, "send", lose_one)
+    source = write_adapter(system.folder / "pirate")
+    ref = common_pb2.AdapterRef(namespace="default", name="pirate")
+    order = scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=common_pb2.ADAPTER_STAGE_CERTIFIED)
+    with capture_logs() as logs:
+        life = await runner.service.loaded.adapters.ensure(order)
+        await until(lambda: life.digest in system.control.scheduler.runners["r0"].resident, why="a hello tells all")
+        told = len(reports)
+        await until(lambda: len(reports) > told + 3)
+        runner.service.loaded.adapters.drop(life.digest)
+        await until(lambda: not system.control.scheduler.runners["r0"].resident)
+    assert lost
+    assert [line["told"] for line in logs if line["event"] == "residency_differs"] == [1]
 
 
 async def test_changed_bytes_move_the_name_once_they_are_certified(system):

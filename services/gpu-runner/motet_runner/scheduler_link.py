@@ -106,6 +106,7 @@ class SchedulerLink:
                 # A list replaces what the hello has told. So the changes begin anew with each one.
                 resident=() if self._takes_residency else residency.tell_all(),
                 residency_told=self._takes_residency,
+                resident_count=residency.count,
                 live=live,
                 cached_prefixes=report.cached_prefixes[:MAX_CACHED_HINTS],
                 host_bytes_free=report.host_bytes_free,

@@ -30,6 +30,7 @@ from motet_scheduler.event_failures import EventFailures
 from motet_scheduler.explanation import explanation
 from motet_scheduler.metrics import Metrics
 from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.runners import MAX_RESIDENT
 from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
 from motet_scheduler.welcomed_peers import WelcomedPeers
@@ -45,6 +46,7 @@ TICK_PAUSE_SECONDS = 0.02
 FAILED = Internal("the scheduler failed repeatedly on this request and does not place it")
 HELLO_REJECTED = Overloaded("the scheduler failed repeatedly on this hello; connect again in a minute")
 CHANGE_REJECTED = Overloaded("the scheduler failed repeatedly on this change; connect again in a minute")
+RESIDENCY_DIFFERS = Internal("the scheduler knows of more or fewer adapters than were told; connect again")
 RESTARTING = Overloaded("the scheduler resets its state; connect again")
 
 
@@ -225,6 +227,23 @@ class SchedulerService:
             self.handle(conversion.runner_attached(up.hello))
         elif (event := conversion.attach_event(identity, up)) is not None:
             self.handle(event)
+            if up.HasField("report"):
+                self._check_residency(identity, up.report)
+
+    def _check_residency(self, identity: RunnerIdentity, report: scheduler_pb2.Report) -> None:
+        """A runner tells only changes. If some were lost, because of a defect of Motet, its next hello tells all."""
+        runner = self.scheduler.state.current(InstanceName(identity.instance), identity.incarnation)
+        if runner is None or len(runner.resident) >= MAX_RESIDENT:
+            return
+        if report.HasField("resident_count") and report.resident_count != len(runner.resident):
+            log.error(
+                "residency_differs",
+                runner=identity.instance,
+                told=report.resident_count,
+                known=len(runner.resident),
+                hint="A change of the adapters that it holds was lost. It connects again, and tells all of them.",
+            )
+            raise EndStream(RESIDENCY_DIFFERS)
 
     def _on_runner_disconnected(self, session: Session[RunnerIdentity, scheduler_pb2.AttachDown]) -> None:
         identity = session.peer

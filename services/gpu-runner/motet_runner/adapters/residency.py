@@ -23,6 +23,11 @@ class Residency:
         """Every checked adapter that is not dropped, with its highest tier."""
         return (_entry(life, tier) for life in self._policy if (tier := life.tier) is not None)
 
+    @property
+    def count(self) -> int:
+        """How many were told."""
+        return len(self._told)
+
     def tell_all(self) -> list[common_pb2.ResidentAdapter]:
         """All of them, to replace what was told. The changes begin here."""
         self._policy.take_changed()

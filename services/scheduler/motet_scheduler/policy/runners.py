@@ -105,9 +105,9 @@ class Runner:
         self.orphaned: dict[PlacementKey, float] = {}
         """Requests, running or parked, that only reports of this runner say it has, and since which report."""
         self.resident: dict[Digest, Tier] = {}
+        """The adapters that it holds, as it has told last."""
         self.in_memory: dict[Digest, None] = {}
         """Those of them that are not only on its disk"""
-        """The adapters that it holds, as it has told last."""
         self.adapters: set[Digest] = set()
         """Adapters that it has or will have soon: on its device, used by its requests, or being loaded."""
         self._adapter_moved = adapter_moved
