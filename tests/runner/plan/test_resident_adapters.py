@@ -30,7 +30,7 @@ def state(planner: Planner, request: str) -> State:
 
 
 def here(planner: Planner) -> set[str]:
-    return {digest for digest, known in planner.adapters if known.arrived}
+    return {digest for digest, known in planner.adapters.on_device_or_in(()) if known.arrived}
 
 
 def test_a_sequence_that_waits_for_its_adapter_delays_no_other() -> None:
