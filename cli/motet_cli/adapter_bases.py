@@ -9,7 +9,7 @@ from motet.errors import SetupError
 from motet.resources import Manifest, ServingPool
 from motet.sources import folder_of
 from motet_cli.local_stack import LocalStack, running_stack
-from motet_operator.local.manifest_folder import absolute_uri
+from motet_operator.local.manifest_folder import DeclaredObjects, absolute_uri
 from motet_runner.interface import EngineConfig
 from motet_runner.settings import Settings as RunnerSettings
 
@@ -35,7 +35,7 @@ def base_named(model: str | None, data_dir: Path, *, dtype: str | None, max_lora
     if model is not None and Path(model).expanduser().is_dir():
         base = Base(model, EngineConfig(model=Path(model).expanduser()))
     else:
-        base = base_of(pool_named(model, _stack_for(model, data_dir)))
+        base = base_of(pool_named(model, _stack_for(model, data_dir).declared()))
     if base.config is None:
         raise SetupError(f"{base.uri} is not a folder of this machine. Name the folder of its files with --model.")
     config = base.config
@@ -45,18 +45,24 @@ def base_named(model: str | None, data_dir: Path, *, dtype: str | None, max_lora
     )
 
 
-def pool_named(model: str | None, stack: LocalStack) -> Manifest:
+def pool_named(model: str | None, declared: DeclaredObjects) -> Manifest:
     """The pool that serves this base model, or the only pool. A base model may also be named by its folder."""
-    pools = stack.pools()
+    pools = declared.pools
     found = [pool for pool in pools if model is None or model in _names_of(pool)]
     if model is not None and not found and (folder := Path(model).expanduser()).is_dir():
         found = [pool for pool in pools if (base := base_of(pool).config) and base.model.samefile(folder)]
     if not found:
-        raise SetupError(f"no pool serves the base model {model!r}. Served are: {_list(pools)}.")
+        what = f"no pool serves the base model {model!r}. Served are: {_list(pools)}." if pools else "there is no pool."
+        raise SetupError(with_problems(what, declared))
     groups = {_resource(pool).group for pool in found}
     if len(groups) > 1:
         raise SetupError(f"several pools come into question: {_list(found)}. Name one of these with --model.")
     return found[0]
+
+
+def with_problems(what: str, declared: DeclaredObjects) -> str:
+    """An error of what is declared, with the problems of manifests, which may be its cause."""
+    return "\n".join((what, *(f"A manifest has a problem: {problem}" for problem in declared.problems)))
 
 
 def base_of(pool: Manifest) -> Base:

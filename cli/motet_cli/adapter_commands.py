@@ -45,7 +45,7 @@ def show(data_dir: Path, name: str, *, namespace: str, as_json: bool) -> int:
 
 def adapters_of(stack: LocalStack) -> list[Json]:
     """What `motet status --json` says of each, with its phase, its source and the place of its manifest."""
-    declared = {one.key[1]: one for one in stack.manifests() if isinstance(one.resource, LoRAAdapter)}
+    declared = {one.key[1]: one for one in stack.declared().adapters}
     return [
         {**one, "phase": ready_of(one).get("reason", "")} | _declared(declared.get(f"{one['namespace']}/{one['name']}"))
         for one in document_of(stack.layout)["adapters"]
@@ -73,7 +73,7 @@ def print_adapter(document: Json) -> None:
 
 
 def _declared(manifest: Manifest | None) -> Json:
-    """Nothing, if the manifest has been removed or broken a moment ago."""
+    """Nothing, if the manifest has been removed a moment ago."""
     if manifest is None or not isinstance(manifest.resource, LoRAAdapter):
         return {"source": None, "manifest": None}
     source = manifest.resource.spec.source

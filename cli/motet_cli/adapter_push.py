@@ -14,7 +14,7 @@ from motet.digest import adapter_digest, adapter_files
 from motet.domain import Digest, ObjectName
 from motet.errors import AdapterError, SetupError
 from motet.resources import Manifest, ServingPool
-from motet_cli.adapter_bases import Base, base_of, pool_named
+from motet_cli.adapter_bases import Base, base_of, pool_named, with_problems
 from motet_cli.adapter_check import adapter_folder_named, limits_for, print_check, verdict_document
 from motet_cli.local_stack import LocalStack, running_stack
 from motet_cli.printer import Printer
@@ -183,15 +183,17 @@ class Awaited:
 
 def _pool_for(key: ObjectName, model: str | None, stack: LocalStack, pushed: PushedAdapters) -> Manifest:
     """A name keeps its pool. Raises SetupError if the name is not free for a push."""
-    declared = pushed.declared(key)
-    if declared is None:
-        return pool_named(model, stack)
-    own = next((pool for pool in stack.pools() if _resource(pool).group == declared.group), None)
-    if own is None or (model is not None and _resource(pool_named(model, stack)).group != declared.group):
-        raise SetupError(
-            f"{key} belongs to pool {declared.group}, and a name keeps its pool. Remove it with `motet adapter rm "
-            f"{key.name}`, or choose another name."
+    declared = stack.declared()
+    adapter = pushed.declared(key, declared)
+    if adapter is None:
+        return pool_named(model, declared)
+    own = next((pool for pool in declared.pools if _resource(pool).group == adapter.group), None)
+    if own is None or (model is not None and _resource(pool_named(model, declared)).group != adapter.group):
+        what = (
+            f"{key} belongs to pool {adapter.group}, and a name keeps its pool. Remove it with `motet adapter rm "
+            f"{key.name} -n {key.namespace}`, or choose another name."
         )
+        raise SetupError(what if own is not None else with_problems(f"{what} There is no such pool now.", declared))
     return own
 
 

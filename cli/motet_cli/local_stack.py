@@ -6,7 +6,7 @@ from pathlib import Path
 from motet.errors import SetupError
 from motet.processes import ProcessRecords
 from motet.processes.linux import environment_of
-from motet.resources import Manifest, ServingPool, files_of, read_file
+from motet_operator.local.manifest_folder import DeclaredObjects, ManifestFolder
 from motet_operator.local.state_directory import StateDirectory
 
 
@@ -16,18 +16,11 @@ class LocalStack:
     watched: Path
     """The folder or file of manifests that `motet up` watches."""
 
-    def manifests(self) -> list[Manifest]:
-        """All valid objects. Files with problems are left out: `motet status` shows the problems."""
-        try:
-            files = files_of(self.watched)
-        except OSError as error:
-            raise SetupError(
-                f"{self.watched} can't be read: {error.strerror}. Motet watches it for manifests."
-            ) from None
-        return [manifest for file in files for manifest in read_file(file).manifests]
-
-    def pools(self) -> list[Manifest]:
-        return [one for one in self.manifests() if isinstance(one.resource, ServingPool)]
+    def declared(self) -> DeclaredObjects:
+        """What the operator accepts: of a file with a problem, the last valid version stays in use."""
+        folder = ManifestFolder(self.watched, self.layout.accepted_manifests)
+        folder.recall()
+        return folder.look()
 
 
 def running_stack(data_dir: Path, *, in_a_cluster: str) -> LocalStack:

@@ -23,6 +23,7 @@ from motet.errors import NotFound, SetupError, StateDirectoryError
 from motet.processes.records import write_atomically
 from motet.resources import API_VERSION, LoRAAdapter, ServingPool, files_of, read_file, read_text
 from motet_cli.local_stack import LocalStack
+from motet_operator.local.manifest_folder import DeclaredObjects
 from motet_runner.sources.folder import adapter_folder
 
 LOCK = ".lock"
@@ -120,7 +121,7 @@ class PushedAdapters:
     def manifest_of(self, name: ObjectName) -> Path:
         return self._stack.watched / f"{name.namespace}.{name.name}.pushed.yaml"
 
-    def declared(self, name: ObjectName) -> LoRAAdapter | None:
+    def declared(self, name: ObjectName, accepted: DeclaredObjects) -> LoRAAdapter | None:
         """As an earlier push has written it, with all that was changed since. Raises SetupError if the name is not free
         for a push."""
         if not self._stack.watched.is_dir():
@@ -129,8 +130,8 @@ class PushedAdapters:
                 "`motet adapter push` writes a manifest for each adapter."
             )
         path = self.manifest_of(name)
-        for one in self._stack.manifests():
-            if one.key == ("LoRAAdapter", str(name)) and one.place.file != str(path):
+        for one in accepted.adapters:
+            if one.resource.object_name == name and one.place.file != str(path):
                 raise SetupError(
                     f"{name} is declared at {one.place}, which `motet adapter push` has not written. Change that "
                     "manifest, or choose another name."
@@ -139,7 +140,10 @@ class PushedAdapters:
             return None
         reading = read_file(path)
         for problem in reading.problems:
-            raise SetupError(f"{problem}. Correct this manifest, or remove it with `motet adapter rm {name.name}`.")
+            raise SetupError(
+                f"{problem}. Correct this manifest, or remove it with `motet adapter rm {name.name} "
+                f"-n {name.namespace}`."
+            )
         resources = [one.resource for one in reading.manifests]
         if len(resources) != 1 or not isinstance(resources[0], LoRAAdapter) or resources[0].object_name != name:
             raise SetupError(f"{path} does not declare {name} alone. Move what else is in it to another file.")
@@ -176,8 +180,8 @@ class PushedAdapters:
             with _disk_errors(f"write {path}"):
                 path.unlink()
             return
-        for one in self._stack.manifests():
-            if one.key == ("LoRAAdapter", str(name)):
+        for one in self._stack.declared().adapters:
+            if one.resource.object_name == name:
                 raise SetupError(
                     f"{name} is declared at {one.place}, which `motet adapter push` has not written. Remove it there."
                 )

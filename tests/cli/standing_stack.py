@@ -10,6 +10,7 @@ import orjson
 
 from motet.processes import ProcessRecord, ProcessRecords
 from motet.processes.linux import boot_id, environment_of, identity_of
+from motet_operator.local.manifest_folder import ManifestFolder
 from motet_operator.local.state_directory import StateDirectory
 from testbed.local_stack import LocalStack, copy_of_bundled
 
@@ -25,6 +26,12 @@ class StandingStack:
     @property
     def data(self) -> Path:
         return self.layout.data
+
+    def reads_manifests(self) -> None:
+        """As an operator does: what it accepts stays in use while a file has a problem."""
+        folder = ManifestFolder(self.manifests, self.layout.accepted_manifests)
+        folder.recall()
+        folder.read()
 
     def says(self, *adapters: dict[str, Any]) -> None:
         """What the operator's status says of adapters from now on."""

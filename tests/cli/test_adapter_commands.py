@@ -99,6 +99,18 @@ def test_one_adapter_is_shown_with_all_conditions(stack: StandingStack, capsys: 
     ]
 
 
+def test_a_manifest_with_a_problem_has_the_source_that_is_in_use(
+    stack: StandingStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stack.reads_manifests()
+    path = stack.manifests / "pirate.json"
+    path.write_text(path.read_text().replace("source", "sauce"))
+    stack.says(adapter_entry(Ready=SERVES))
+    assert adapter_commands.ls(stack.data, as_json=True) == 0
+    (found,) = json.loads(capsys.readouterr().out)["adapters"]
+    assert (found["source"]["uri"], found["manifest"]) == ((BUNDLED / "adapters" / "pirate").as_uri(), f"{path}:1:1")
+
+
 def test_an_unknown_name_gets_the_nearest_one(stack: StandingStack) -> None:
     stack.says(adapter_entry(namespace="acme", Ready=SERVES))
     with pytest.raises(NotFound, match=r"no adapter default/pirat in this stack\. Did you mean acme/pirate\?"):

@@ -244,6 +244,32 @@ def test_a_name_that_somebody_has_declared_is_left_alone(stack: StandingStack) -
         rm(stack, "none")
 
 
+def test_a_name_stays_its_owners_while_that_manifest_has_a_problem(stack: StandingStack) -> None:
+    stack.reads_manifests()
+    path = stack.manifests / "pirate.json"
+    path.write_text(path.read_text().replace("source", "sauce"))
+    with pytest.raises(SetupError, match=rf"default/pirate is declared at {path}:1:1, which .* Change that manifest"):
+        push(stack, STORYTELLER, "pirate")
+    with pytest.raises(SetupError, match=rf"default/pirate is declared at {path}:1:1, which .* Remove it there"):
+        rm(stack, "pirate")
+    assert not list(stack.manifests.glob("*.pushed.yaml"))
+
+
+def test_a_pool_whose_manifest_has_a_problem_goes_on_taking_pushes(stack: StandingStack) -> None:
+    assert push(stack, PIRATE, namespace="acme") == 0
+    stack.reads_manifests()
+    path = stack.manifests / "pool.json"
+    path.write_text(path.read_text().replace('"model"', '"modle"', 1))
+    assert push(stack, STORYTELLER, namespace="acme") == 0
+    stack.layout.accepted_manifests.unlink()
+    problem = rf"A manifest has a problem: {path}:.*spec\.model: is required"
+    with pytest.raises(SetupError, match=rf"There is no such pool now\.\n{problem}") as refused:
+        push(stack, PIRATE, namespace="acme")
+    assert "`motet adapter rm desk -n acme`" in refused.value.message
+    with pytest.raises(SetupError, match=rf"there is no pool\.\n{problem}"):
+        push(stack, PIRATE, "other")
+
+
 @pytest.mark.parametrize(
     ("named", "says"),
     [
@@ -296,7 +322,8 @@ def test_a_pushed_manifest_with_an_error_is_named(stack: StandingStack) -> None:
     path = stack.manifests / "default.desk.pushed.yaml"
     path.write_text(path.read_text().replace("source:", "sauce:"))
     with pytest.raises(
-        SetupError, match=r"spec\.source: is required\. Correct this manifest, or remove it with `motet"
+        SetupError,
+        match=r"spec\.source: is required\. Correct this manifest, or remove it with `motet adapter rm desk -n default`",
     ):
         push(stack, STORYTELLER)
     assert rm(stack) == 0

@@ -57,7 +57,7 @@ class LocalOperator:
         self._process = process
         self._settings = settings
         self._wake = asyncio.Event()
-        self.folder = ManifestFolder(settings.manifests, layout.run / "manifests.json")
+        self.folder = ManifestFolder(settings.manifests, layout.accepted_manifests)
         self._debouncer = Debouncer(settings.quiet_seconds)
         self.objects = DeclaredObjects()
         self._stamps: dict[str, str] = {}

@@ -86,6 +86,12 @@ class ManifestFolder:
             write_atomically(self._kept, _KEPT.dump_json(kept, by_alias=True, exclude_none=True))
 
     def read(self) -> DeclaredObjects:
+        found = self.look()
+        self._keep()
+        return found
+
+    def look(self) -> DeclaredObjects:
+        """As `read`, but keeps nothing for the next operator."""
         problems: list[Problem] = []
         try:
             files = files_of(self.path)
@@ -100,7 +106,6 @@ class ManifestFolder:
                 if not reading.problems:
                     self._good[path] = reading.manifests
         self._accepted = self._merge(files, problems)
-        self._keep()
         return _without_conflicts(self._accepted.values(), problems)
 
     def _merge(self, files: Iterable[Path], problems: list[Problem]) -> dict[ObjectKey, Manifest]:

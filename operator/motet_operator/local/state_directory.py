@@ -72,6 +72,11 @@ class StateDirectory:
         return self.data / "manifests"
 
     @property
+    def accepted_manifests(self) -> Path:
+        """What the operator has accepted, with the last valid versions of files that have a problem now."""
+        return self.run / "manifests.json"
+
+    @property
     def operator_records(self) -> Path:
         """Kept by `motet up`."""
         return self.run / "up"
