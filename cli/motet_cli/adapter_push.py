@@ -78,11 +78,12 @@ def push(
         digest = Digest(found["digest"])
         before = _generation(stack, key)
         changed = pushed.declare(key, _resource(pool), digest)
+        pushed.remove_unused()
     waiting = Awaited(stack, key, digest, manifest=pushed.manifest_of(key), before=before if changed else None)
     outcome = waiting.until(wait_seconds) if wait_seconds else Outcome(DONE, None, "Nothing was waited for.")
     if outcome.status == DONE and wait_seconds:
         with pushed.locked():
-            pushed.remove_unused()  # earlier revisions
+            pushed.remove_unused()  # the revision that served until now
     document = {
         "namespace": key.namespace,
         "name": key.name,

@@ -9,6 +9,7 @@ Files are copied into a hidden folder, which is renamed once they are whole. All
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -88,25 +89,32 @@ class PushedAdapters:
         return self.folder / hex_of(digest)
 
     def remove_unused(self) -> list[Digest]:
-        """Removes the files that no manifest names, also none of a folder that `motet up` does not watch now."""
+        """Removes the files that nothing names: neither a manifest, also one in a folder that `motet up` does not watch
+        now, nor what the operator has accepted, nor the revision that serves."""
         removed = []
         with _disk_errors(f"remove files of {self.folder}"):
+            try:
+                named = self._named_in_use()
+            except OSError:
+                return []  # nothing can tell what is in use
             for place in list(self.folder.iterdir()):
                 with suppress(ValueError):
                     digest = digest_from_hex(place.name)
-                    if not self._is_named(digest):
-                        place.rename(trash := self.folder / f".trash-{place.name}")
-                        _remove(trash)
-                        self._records(digest).unlink(missing_ok=True)
-                        removed.append(digest)
+                    if digest in named or any(_may_name(Path(one), digest) for one in self._recorded(digest)):
+                        continue
+                    place.rename(trash := self.folder / f".trash-{place.name}")
+                    _remove(trash)
+                    self._records(digest).unlink(missing_ok=True)
+                    removed.append(digest)
         return removed
 
-    def _is_named(self, digest: Digest) -> bool:
-        """By any text in a manifest, also by one with an error: the last valid version of that stays in use."""
-        with suppress(OSError):
-            files = [*files_of(self._stack.watched), *map(Path, self._recorded(digest))]
-            return any(hex_of(digest).encode() in file.read_bytes() for file in files if file.is_file())
-        return True
+    def _named_in_use(self) -> set[Digest]:
+        layout = self._stack.layout
+        found: set[Digest] = set()
+        for file in (layout.accepted_manifests, layout.status, *files_of(self._stack.watched)):
+            with suppress(FileNotFoundError):
+                found |= _digests_in(file.read_bytes())
+        return found
 
     def _recorded(self, digest: Digest) -> list[str]:
         with suppress(FileNotFoundError):
@@ -204,6 +212,20 @@ def _is_whole(place: Path, digest: Digest) -> bool:
         return adapter_digest(place) == digest
     except FileNotFoundError:
         return False
+
+
+def _digests_in(text: bytes) -> set[Digest]:
+    return {digest_from_hex(found.decode()) for found in re.findall(rb"[0-9a-f]{64}", text)}
+
+
+def _may_name(manifest: Path, digest: Digest) -> bool:
+    """Also if nothing can tell: its folder may be on a disk that is not mounted now."""
+    try:
+        return digest in _digests_in(manifest.read_bytes())
+    except FileNotFoundError:
+        return not manifest.parent.is_dir()
+    except OSError:
+        return True
 
 
 @contextmanager

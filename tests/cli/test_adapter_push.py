@@ -5,6 +5,7 @@ import errno
 import json
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,58 @@ def test_files_that_a_manifest_of_another_folder_names_stay(tmp_path: Path) -> N
         assert push(second, PIRATE, "chair") == 0
         assert rm(second, "chair") == 0
         assert kept(second) == [".lock", place_of(PIRATE)]
+
+
+def test_files_whose_manifest_is_in_a_folder_that_is_away_stay(stack: StandingStack) -> None:
+    assert push(stack, PIRATE) == 0
+    record = next((stack.data / "adapters").glob("*.manifests"))
+    record.write_text("/away/default.desk.pushed.yaml\n")
+    assert rm(stack) == 0
+    assert kept(stack) == [".lock", place_of(PIRATE)]
+
+
+def test_files_that_the_operator_has_accepted_stay_while_their_manifest_has_a_problem(stack: StandingStack) -> None:
+    assert push(stack, PIRATE) == 0
+    assert push(stack, STORYTELLER, "chair") == 0
+    stack.reads_manifests()
+    (stack.manifests / "default.desk.pushed.yaml").write_text("kind: [")
+    assert rm(stack, "chair") == 0
+    stack.reads_manifests()
+    assert push(stack, PIRATE, "other") == 0
+    assert kept(stack) == [".lock", place_of(PIRATE)]
+
+
+def test_a_push_without_waiting_removes_revisions_older_than_the_one_that_serves(
+    stack: StandingStack, tmp_path: Path
+) -> None:
+    revisions = [PIRATE, STORYTELLER, of_another_seed(PIRATE, tmp_path / "newer")]
+    for revision in revisions[:2]:
+        assert push(stack, revision) == 0
+        stack.reads_manifests()
+        stack.says(adapter_entry("desk", digest=adapter_digest(revision), Ready=SERVES))
+    assert push(stack, revisions[2]) == 0
+    assert kept(stack) == [".lock", *sorted(place_of(one) for one in revisions[1:])]
+
+
+def test_of_many_adapters_each_manifest_is_read_once(stack: StandingStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert push(stack, PIRATE) == 0
+    pushed = PushedAdapters(running_stack(stack.data, in_a_cluster=""))
+    for number in range(20):
+        digest = f"{number:064x}"
+        (pushed.folder / digest).mkdir()
+        manifest = stack.manifests / f"default.n{number}.pushed.yaml"
+        manifest.write_text(f"# {digest}\n")
+        (pushed.folder / f"{digest}.manifests").write_text(f"{manifest}\n")
+    reads: Counter[str] = Counter()
+    read_bytes = Path.read_bytes
+
+    def counted(path: Path) -> bytes:
+        reads[str(path)] += 1
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    assert pushed.remove_unused() == []
+    assert set(reads.values()) == {1}
 
 
 def test_what_is_refused_leaves_nothing_and_the_earlier_revision_declared(
@@ -323,7 +376,7 @@ def test_a_pushed_manifest_with_an_error_is_named(stack: StandingStack) -> None:
     path.write_text(path.read_text().replace("source:", "sauce:"))
     with pytest.raises(
         SetupError,
-        match=r"spec\.source: is required\. Correct this manifest, or remove it with `motet adapter rm desk -n default`",
+        match=r"spec\.source: is required\. Correct this manifest, or remove it with `motet adapter rm desk -n d",
     ):
         push(stack, STORYTELLER)
     assert rm(stack) == 0
