@@ -106,20 +106,22 @@ def rm(data_dir: Path, name: str, *, namespace: str, wait_seconds: float) -> int
     stack = running_stack(data_dir, in_a_cluster=f"kubectl delete lora {name} -n {namespace}")
     pushed = PushedAdapters(stack)
     with pushed.locked():
-        pushed.withdraw(key)
-        deadline = monotonic() + wait_seconds
-        while _entry(stack, key) is not None:
-            if monotonic() > deadline:
-                typer.echo(
-                    f"The manifest of {key} is removed, but the stack still has the adapter after {wait_seconds:g} s. "
-                    f"See the operator's log: {stack.layout.log('operator')}",
-                    err=True,
-                )
-                return FAILED
-            time.sleep(POLL_SECONDS)
-        # Not before the stack has noticed: it would take missing files for an error.
+        own = pushed.withdraw(key)
+    deadline = monotonic() + wait_seconds
+    while _entry(stack, key) is not None and not pushed.manifest_of(key).exists():
+        if monotonic() > deadline:
+            typer.echo(
+                f"The manifest of {key} is removed, but the stack still has the adapter after {wait_seconds:g} s. "
+                f"See the operator's log: {stack.layout.log('operator')}",
+                err=True,
+            )
+            return FAILED
+        time.sleep(POLL_SECONDS)
+    with pushed.locked():
         removed = pushed.remove_unused()
-    typer.echo(f"removed {key}" + (" and its files" if removed else ""))
+        again = pushed.manifest_of(key).exists()
+    said = " and its files" if own.intersection(removed) else ""
+    typer.echo(f"removed {key}{said}" + ("; another command has pushed it again" if again else ""))
     return DONE
 
 

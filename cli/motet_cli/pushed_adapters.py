@@ -11,7 +11,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from motet.digest import adapter_digest, digest_from_hex, hex_of
 from motet.domain import Digest, ObjectName
 from motet.errors import NotFound, SetupError, StateDirectoryError
 from motet.processes.records import write_atomically
-from motet.resources import API_VERSION, LoRAAdapter, ServingPool, files_of, read_file, read_text
+from motet.resources import API_VERSION, LoRAAdapter, Manifest, ServingPool, files_of, read_file, read_text
 from motet_cli.local_stack import LocalStack
 from motet_operator.local.manifest_folder import DeclaredObjects
 from motet_runner.sources.folder import adapter_folder
@@ -152,10 +152,7 @@ class PushedAdapters:
                 f"{problem}. Correct this manifest, or remove it with `motet adapter rm {name.name} "
                 f"-n {name.namespace}`."
             )
-        resources = [one.resource for one in reading.manifests]
-        if len(resources) != 1 or not isinstance(resources[0], LoRAAdapter) or resources[0].object_name != name:
-            raise SetupError(f"{path} does not declare {name} alone. Move what else is in it to another file.")
-        return resources[0]
+        return _only(name, reading.manifests, path)
 
     def declare(self, name: ObjectName, pool: ServingPool, digest: Digest) -> bool:
         """Writes the manifest. False: it has named these files before. Other fields stay as they are."""
@@ -181,13 +178,20 @@ class PushedAdapters:
             write_atomically(path, text.encode())
         return True
 
-    def withdraw(self, name: ObjectName) -> None:
-        """Removes the manifest. Raises SetupError if it is not one that a push has written."""
+    def withdraw(self, name: ObjectName) -> set[Digest]:
+        """Removes the manifest. The files that it has named. Raises SetupError if it is not one that a push has
+        written."""
         path = self.manifest_of(name)
         if path.exists():
-            with _disk_errors(f"write {path}"):
+            with _disk_errors(f"remove {path}"):
+                text = path.read_bytes()
+                reading = read_file(path)
+                if not reading.problems:
+                    _only(name, reading.manifests, path)
+                elif not text.startswith(HEADER.encode()) or b"\n---" in text:
+                    raise SetupError(f"{reading.problems[0]}. Correct this manifest first: it may declare more.")
                 path.unlink()
-            return
+            return _digests_in(text)
         for one in self._stack.declared().adapters:
             if one.resource.object_name == name:
                 raise SetupError(
@@ -205,6 +209,13 @@ def name_of(namespace: str, name: str, *, given_as: str) -> ObjectName:
             option = "--namespace" if problem.field == "metadata.namespace" else given_as
             raise SetupError(f"{option}: {problem.message}")
     return ObjectName(namespace, name)
+
+
+def _only(name: ObjectName, found: Sequence[Manifest], path: Path) -> LoRAAdapter:
+    resources = [one.resource for one in found]
+    if len(resources) != 1 or not isinstance(resources[0], LoRAAdapter) or resources[0].object_name != name:
+        raise SetupError(f"{path} does not declare {name} alone. Move what else is in it to another file.")
+    return resources[0]
 
 
 def _is_whole(place: Path, digest: Digest) -> bool:

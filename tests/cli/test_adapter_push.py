@@ -22,6 +22,7 @@ from motet_cli import adapter_push
 from motet_cli.adapter_push import Awaited, Outcome
 from motet_cli.local_stack import LocalStack, running_stack
 from motet_cli.pushed_adapters import PushedAdapters
+from testbed import local_stack
 from testbed.local_stack import BUNDLED
 from tests.cli.standing_stack import DIGEST, StandingStack, adapter_entry, standing_stack
 from tests.cli.test_commands import motet
@@ -255,6 +256,32 @@ def test_commands_take_turns(stack: StandingStack) -> None:
     assert kept(stack) == [".lock"]
 
 
+def test_other_commands_need_not_wait_until_the_stack_has_noticed_a_removal(
+    stack: StandingStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert push(stack, PIRATE) == 0
+    stack.says(adapter_entry("desk", digest=adapter_digest(PIRATE), Ready=SERVES))
+    removal = threading.Thread(target=rm, args=(stack,), kwargs={"wait_seconds": 60.0})
+    removal.start()
+    local_stack.LocalStack.until(lambda: not (stack.manifests / "default.desk.pushed.yaml").exists())
+    assert push(stack, STORYTELLER) == 0
+    removal.join(timeout=60)
+    assert not removal.is_alive()
+    assert "removed default/desk; another command has pushed it again" in capsys.readouterr().out
+    assert kept(stack) == [".lock", *sorted(map(place_of, (PIRATE, STORYTELLER)))]
+
+
+def test_a_removal_says_of_its_own_files_only_that_they_are_gone(
+    stack: StandingStack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert push(stack, PIRATE) == 0
+    assert push(stack, PIRATE, "chair") == 0
+    (stack.data / "adapters" / place_of(STORYTELLER)).mkdir()
+    assert rm(stack) == 0
+    assert capsys.readouterr().out.endswith("removed default/desk\n")
+    assert kept(stack) == [".lock", place_of(PIRATE)]
+
+
 def test_files_that_change_during_the_copy_are_not_pushed(
     stack: StandingStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +416,23 @@ def test_a_pushed_manifest_that_declares_more_is_left_alone(stack: StandingStack
     path.write_text(f"{path.read_text()}---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: acme}}\n")
     with pytest.raises(SetupError, match=r"does not declare default/desk alone\. Move what else is in it to another"):
         push(stack, STORYTELLER)
+    with pytest.raises(SetupError, match=r"does not declare default/desk alone\. Move what else is in it to another"):
+        rm(stack)
+    path.write_text(path.read_text().replace("source:", "sauce:"))
+    with pytest.raises(SetupError, match=r"spec\.source: is required\. Correct this manifest first: it may declare"):
+        rm(stack)
+    assert path.exists()
+
+
+def test_a_manifest_that_no_push_has_written_is_left_alone(stack: StandingStack) -> None:
+    path = stack.manifests / "default.desk.pushed.yaml"
+    path.write_text((stack.manifests / "pirate.json").read_text())
+    with pytest.raises(SetupError, match="does not declare default/desk alone"):
+        rm(stack)
+    path.write_text("kind: [")
+    with pytest.raises(SetupError, match=r"is not YAML.*Correct this manifest first"):
+        rm(stack)
+    assert path.exists()
 
 
 def test_a_stack_that_watches_one_file_takes_no_push(tmp_path: Path) -> None:
