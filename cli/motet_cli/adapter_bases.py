@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from motet.errors import SetupError
 from motet.resources import Manifest, ServingPool
 from motet.sources import folder_of
+from motet_cli.folders import folder_named
 from motet_cli.local_stack import LocalStack, running_stack
 from motet_operator.local.manifest_folder import DeclaredObjects, absolute_uri
 from motet_runner.interface import EngineConfig
@@ -32,8 +33,8 @@ class Base:
 
 def base_named(model: str | None, data_dir: Path, *, dtype: str | None, max_lora_rank: int | None) -> Base:
     """The base model in a folder, or that of a pool. `dtype` and `max_lora_rank` replace what the pool says."""
-    if model is not None and Path(model).expanduser().is_dir():
-        base = Base(model, EngineConfig(model=Path(model).expanduser()))
+    if model is not None and (folder := folder_named(model)) is not None:
+        base = Base(model, EngineConfig(model=folder))
     else:
         base = base_of(pool_named(model, _stack_for(model, data_dir).declared()))
     if base.config is None:
@@ -49,7 +50,7 @@ def pool_named(model: str | None, declared: DeclaredObjects) -> Manifest:
     """The pool that serves this base model, or the only pool. A base model may also be named by its folder."""
     pools = declared.pools
     found = [pool for pool in pools if model is None or model in _names_of(pool)]
-    if model is not None and not found and (folder := Path(model).expanduser()).is_dir():
+    if model is not None and not found and (folder := folder_named(model)) is not None:
         found = [pool for pool in pools if (base := base_of(pool).config) and base.model.samefile(folder)]
     if not found:
         what = f"no pool serves the base model {model!r}. Served are: {_list(pools)}." if pools else "there is no pool."

@@ -11,6 +11,7 @@ import typer
 
 from motet.errors import SetupError
 from motet_cli.adapter_bases import Base, base_named, limits_of
+from motet_cli.folders import folder_named, readable
 from motet_cli.printer import Printer
 
 if TYPE_CHECKING:
@@ -43,11 +44,11 @@ def check(
 
 
 def adapter_folder_named(folder: Path) -> Path:
-    folder = folder.expanduser()
-    if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
+    found = folder_named(folder)
+    if found is None:
+        what = "is no folder" if folder.expanduser().exists() else "does not exist"
         raise SetupError(f"{folder} {what}. Name the folder that PEFT's save_pretrained() has written.")
-    return folder
+    return found
 
 
 def check_document(folder: Path, base: Base) -> dict[str, Any]:
@@ -56,10 +57,8 @@ def check_document(folder: Path, base: Base) -> dict[str, Any]:
 
     limits = limits_for(base)
     assert limits is not None
-    try:
+    with readable(folder):
         verdict = verdict_on(folder, limits, max_bytes=base.max_bytes)
-    except OSError as error:
-        raise SetupError(f"{error.filename or folder} can't be read: {error.strerror}.") from error
     return verdict_document(folder, base, limits, verdict)
 
 
@@ -71,7 +70,8 @@ def limits_for(base: Base) -> "EngineLimits | None":
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
     )
-    return limits_of(base.config)
+    with readable(base.config.model):
+        return limits_of(base.config)
 
 
 def print_check(document: dict[str, Any]) -> None:

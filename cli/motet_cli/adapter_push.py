@@ -16,6 +16,7 @@ from motet.errors import AdapterError, SetupError
 from motet.resources import Manifest, ServingPool
 from motet_cli.adapter_bases import Base, base_of, pool_named, with_problems
 from motet_cli.adapter_check import adapter_folder_named, limits_for, print_check, verdict_document
+from motet_cli.folders import readable
 from motet_cli.local_stack import LocalStack, running_stack
 from motet_cli.printer import Printer
 from motet_cli.pushed_adapters import PushedAdapters, name_of
@@ -205,7 +206,7 @@ def _checked_copy(folder: Path, base: Base, limits: "EngineLimits | None", pushe
     from motet_runner.adapter_inspection import AdapterVerdict, verdict_on
 
     try:
-        with pushed.copied(folder, base.max_bytes) as copy:
+        with readable(folder), pushed.copied(folder, base.max_bytes) as copy:
             if limits is not None:
                 verdict = verdict_on(copy, limits, max_bytes=base.max_bytes)
             else:

@@ -1,6 +1,8 @@
 """`motet adapter check`: says what a runner would say, from the folder of an adapter and the config of a base model."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -135,6 +137,43 @@ def test_what_cannot_be_checked_is_named(adapter: Path, base: Path, tmp_path: Pa
         run(adapter, "llama", tmp_path)
     with pytest.raises(SetupError, match=r"engine\.dtype 'int3' is unknown"):
         run(adapter, base, tmp_path, dtype="int3")
+
+
+TOO_LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((TOO_LONG,), "File name too long"),
+        (("~nobody-has-this-name/x",), "Could not determine home directory"),
+        ((str(PIRATE), "--model", TOO_LONG), "File name too long"),
+        ((str(PIRATE), "--model", "~nobody-has-this-name/x"), "Could not determine home directory"),
+        ((str(PIRATE), "--data-dir", f"/tmp/{TOO_LONG}"), "File name too long"),
+        ((str(PIRATE), "--data-dir", "~nobody-has-this-name/x"), "Could not determine home directory"),
+        (("/tmp/a\udcff",), "is not UTF-8. Rename it"),
+    ],
+)
+def test_a_name_that_no_folder_can_have_is_an_error_of_use(arguments: tuple[str, ...], says: str) -> None:
+    done = motet("adapter", "check", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+def test_a_folder_that_may_not_be_read_is_an_error_of_use(
+    adapter: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat = os.stat
+
+    def denied(path: Any, **more: Any) -> os.stat_result:
+        if str(path).startswith(str(private)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **more)
+
+    monkeypatch.setattr("os.stat", denied)
+    for private in (adapter, adapter / "adapter_config.json", base, base / "config.json"):
+        with pytest.raises(SetupError, match=rf"{private} can't be read: Permission denied"):
+            run(adapter, base, tmp_path)
 
 
 @pytest.mark.parametrize("model", [None, "motet-demo", "default/demo"])

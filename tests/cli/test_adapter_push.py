@@ -298,6 +298,25 @@ def test_files_that_change_during_the_copy_are_not_pushed(
     assert kept(stack) == [".lock"]
 
 
+def test_a_folder_that_cannot_be_read_or_named_is_not_pushed(
+    stack: StandingStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unnamed = Path(shutil.copytree(PIRATE, tmp_path / "a\udcff"))
+    with pytest.raises(SetupError, match=r"is not UTF-8\. Rename it"):
+        push(stack, unnamed, as_json=True)
+    private, exists = PIRATE / "adapter_config.json", Path.exists
+
+    def denied(path: Path) -> bool:
+        if path == private:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", denied)
+    with pytest.raises(SetupError, match=rf"{private} can't be read: Permission denied\."):
+        push(stack, PIRATE)
+    assert not list(stack.manifests.glob("*.pushed.yaml"))
+
+
 def test_a_base_model_of_a_hub_is_left_to_the_runner(stack: StandingStack, capsys: pytest.CaptureFixture[str]) -> None:
     pool = json.loads((stack.manifests / "pool.json").read_text())
     pool["spec"]["model"]["uri"] = "hf://org/base"

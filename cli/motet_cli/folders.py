@@ -1,0 +1,29 @@
+"""Folders that a command names."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from motet.errors import SetupError
+
+
+def folder_named(path: Path | str) -> Path | None:
+    """None: there is no such folder. Raises SetupError if nothing can tell."""
+    try:
+        folder = Path(path).expanduser()
+    except RuntimeError as error:
+        raise SetupError(f"{path} can't be read: {error}") from error
+    with readable(folder):
+        return folder if folder.is_dir() else None
+
+
+@contextmanager
+def readable(path: Path | str) -> Iterator[None]:
+    """SetupError for errors of the file system, and for names that no output can have."""
+    try:
+        str(path).encode()
+        yield
+    except UnicodeEncodeError:
+        raise SetupError(f"the name of the folder {str(path)!r} is not UTF-8. Rename it.") from None
+    except OSError as error:
+        raise SetupError(f"{error.filename or path} can't be read: {error.strerror}.") from error
