@@ -9,15 +9,12 @@ from motet.errors import SetupError
 from motet.resources import Manifest, ServingPool
 from motet.sources import folder_of
 from motet_cli.folders import folder_named
-from motet_cli.local_stack import LocalStack, running_stack
+from motet_cli.local_stack import MAX_ADAPTER_BYTES, LocalStack, running_stack
 from motet_operator.local.manifest_folder import DeclaredObjects, absolute_uri
 from motet_runner.interface import EngineConfig
-from motet_runner.settings import Settings as RunnerSettings
 
 if TYPE_CHECKING:
     from motet_runner.adapters.certification import EngineLimits
-
-MAX_ADAPTER_BYTES: int = RunnerSettings.model_fields["max_adapter_mib"].default << 20
 
 KUBECTL_OF_POOLS = "kubectl get spool -A"
 
@@ -36,7 +33,8 @@ def base_named(model: str | None, data_dir: Path, *, dtype: str | None, max_lora
     if model is not None and (folder := folder_named(model)) is not None:
         base = Base(model, EngineConfig(model=folder))
     else:
-        base = base_of(pool_named(model, _stack_for(model, data_dir).declared()))
+        stack = _stack_for(model, data_dir)
+        base = base_of(pool_named(model, stack.declared()), stack.max_adapter_bytes)
     if base.config is None:
         raise SetupError(f"{base.uri} is not a folder of this machine. Name the folder of its files with --model.")
     config = base.config
@@ -51,7 +49,7 @@ def pool_named(model: str | None, declared: DeclaredObjects) -> Manifest:
     pools = declared.pools
     found = [pool for pool in pools if model is None or model in _names_of(pool)]
     if model is not None and not found and (folder := folder_named(model)) is not None:
-        found = [pool for pool in pools if (base := base_of(pool).config) and base.model.samefile(folder)]
+        found = [pool for pool in pools if (own := _model_of(pool)[1]) and own.samefile(folder)]
     if not found:
         what = f"no pool serves the base model {model!r}. Served are: {_list(pools)}." if pools else "there is no pool."
         raise SetupError(with_problems(what, declared))
@@ -66,13 +64,12 @@ def with_problems(what: str, declared: DeclaredObjects) -> str:
     return "\n".join((what, *(f"A manifest has a problem: {problem}" for problem in declared.problems)))
 
 
-def base_of(pool: Manifest) -> Base:
+def base_of(pool: Manifest, max_bytes: int) -> Base:
     resource = _resource(pool)
     spec = resource.spec
-    uri = absolute_uri(spec.model.uri, manifest=pool.place.file)
-    folder = folder_of(uri)
-    max_bytes = min(MAX_ADAPTER_BYTES, spec.admission.max_adapter_size_bytes or MAX_ADAPTER_BYTES)
-    if folder is None or not folder.is_dir():
+    uri, folder = _model_of(pool)
+    max_bytes = min(max_bytes, spec.admission.max_adapter_size_bytes or max_bytes)
+    if folder is None:
         return Base(uri, None, max_bytes)
     engine = spec.engine
     config = EngineConfig(model=folder, dtype=engine.dtype or "auto", device=engine.device or "auto")
@@ -87,6 +84,13 @@ def limits_of(config: EngineConfig) -> "EngineLimits":
             f"without {error.name} nothing says which linears a base model has. Install motet[runner]."
         ) from error
     return base_outline.limits_of(config)
+
+
+def _model_of(pool: Manifest) -> tuple[str, Path | None]:
+    """Its URI, and its folder if that is one of this machine."""
+    uri = absolute_uri(_resource(pool).spec.model.uri, manifest=pool.place.file)
+    folder = folder_of(uri)
+    return uri, folder if folder is not None and folder.is_dir() else None
 
 
 def _stack_for(model: str | None, data_dir: Path) -> LocalStack:

@@ -69,9 +69,12 @@ def push(
     pushed = PushedAdapters(stack)
     key = name_of(namespace, name, given_as="--as")
     pool = _pool_for(key, model, stack, pushed)
-    base = base_of(pool)
+    base = base_of(pool, stack.max_adapter_bytes)
     limits = limits_for(base)
     with pushed.locked():
+        pool = _pool_for(key, model, stack, pushed)
+        if base_of(pool, stack.max_adapter_bytes) != base:
+            raise SetupError(f"the pool of {key} has changed meanwhile. Push it again.")
         found = _checked_copy(folder, base, limits, pushed)
         if found["served"] is False:
             _print(found, None, as_json=as_json)

@@ -1,7 +1,7 @@
 """A local stack that only stands there: a process in the place of the operator, and the files of an operator."""
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,15 @@ class StandingStack:
 
 
 @contextmanager
-def standing_stack(folder: Path, *, watched: str = "manifests") -> Iterator[StandingStack]:
+def standing_stack(
+    folder: Path, *, watched: str = "manifests", env: Mapping[str, str] | None = None
+) -> Iterator[StandingStack]:
     """`watched`: what `motet up -f` was given, in the folder of the test."""
     layout = StateDirectory.of(folder / "data")
     manifests = copy_of_bundled(folder / "manifests", adapters=["pirate"])
-    process = subprocess.Popen(["sleep", "600"], env={"MOTET_OPERATOR_MANIFESTS": str(folder / watched)})
+    process = subprocess.Popen(
+        ["sleep", "600"], env={"MOTET_OPERATOR_MANIFESTS": str(folder / watched)} | dict(env or {})
+    )
     try:
         LocalStack.until(lambda: environment_of(process.pid))
         identity = identity_of(process.pid)

@@ -14,6 +14,7 @@ import pytest
 from motet.digest import adapter_digest
 from motet.errors import AdapterIncompatible, SetupError
 from motet_cli import adapter_check
+from motet_cli.adapter_push import push
 from motet_runner.adapters.certification import certify
 from motet_runner.execute.load.base_outline import limits_of
 from motet_runner.interface import EngineConfig
@@ -195,6 +196,21 @@ def test_the_base_model_of_a_running_stack_needs_no_folder(
         oneword = BUNDLED / "adapters" / "oneword"
         assert adapter_check.check(stack.data, oneword, dtype=None, max_lora_rank=None, **asked) == 1
         assert json.loads(capsys.readouterr().out)["reason"] == "TooLarge"
+
+
+def test_the_largest_adapter_is_the_one_that_the_stacks_runners_take(
+    tmp_path: Path, adapter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (adapter / "adapter_model.safetensors").open("ab") as weights:
+        weights.truncate((1 << 20) + 1)
+    asked = {"model": None, "dtype": None, "max_lora_rank": None, "as_json": True}
+    with standing_stack(tmp_path, env={"MOTET_RUNNER_MAX_ADAPTER_MIB": "1"}) as stack:
+        assert adapter_check.check(stack.data, adapter, **asked) == 1
+        assert json.loads(capsys.readouterr().out)["reason"] == "TooLarge"
+        assert (
+            push(stack.data, adapter, name="desk", namespace="default", model=None, wait_seconds=0, as_json=True) == 1
+        )
+        assert json.loads(capsys.readouterr().out)["check"]["reason"] == "TooLarge"
 
 
 def test_a_base_model_of_a_hub_needs_a_folder(tmp_path: Path) -> None:

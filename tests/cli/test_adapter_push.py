@@ -19,6 +19,7 @@ from motet.errors import NotFound, SetupError, StateDirectoryError
 from motet.keys import KEYS_MADE_FILE
 from motet.resources import LoRAAdapter, files_of, read_all
 from motet_cli import adapter_push
+from motet_cli.adapter_bases import Base
 from motet_cli.adapter_push import Awaited, Outcome
 from motet_cli.local_stack import LocalStack, running_stack
 from motet_cli.pushed_adapters import PushedAdapters
@@ -409,6 +410,43 @@ def test_of_several_pools_one_is_named_and_a_name_keeps_it(stack: StandingStack)
     assert declared(stack).spec.source.digest == adapter_digest(STORYTELLER)
     with pytest.raises(SetupError, match="default/desk belongs to pool default/second, and a name keeps its pool"):
         push(stack, PIRATE, model="motet-demo")
+
+
+def test_of_two_pushes_of_a_new_name_for_different_pools_the_later_one_is_refused(
+    stack: StandingStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = json.loads((stack.manifests / "pool.json").read_text())
+    pool["metadata"]["name"] = "second"
+    pool["spec"]["model"]["servedName"] = "other-base"
+    (stack.manifests / "second.json").write_text(json.dumps(pool))
+    limits_for = adapter_push.limits_for
+
+    def slowly(base: Base) -> Any:
+        monkeypatch.setattr(adapter_push, "limits_for", limits_for)
+        assert push(stack, STORYTELLER, model="other-base") == 0
+        return limits_for(base)
+
+    monkeypatch.setattr(adapter_push, "limits_for", slowly)
+    with pytest.raises(SetupError, match="default/desk belongs to pool default/second, and a name keeps its pool"):
+        push(stack, PIRATE, model="motet-demo")
+    assert declared(stack).spec.source.digest == adapter_digest(STORYTELLER)
+
+
+def test_a_pool_that_changes_while_its_base_model_is_read_takes_no_push(
+    stack: StandingStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = json.loads((stack.manifests / "pool.json").read_text())
+    limits_for = adapter_push.limits_for
+
+    def slowly(base: Base) -> Any:
+        pool["spec"]["engine"]["maxLoraRank"] = 4
+        (stack.manifests / "pool.json").write_text(json.dumps(pool))
+        return limits_for(base)
+
+    monkeypatch.setattr(adapter_push, "limits_for", slowly)
+    with pytest.raises(SetupError, match=r"the pool of default/desk has changed meanwhile\. Push it again"):
+        push(stack, PIRATE)
+    assert not list(stack.manifests.glob("*.pushed.yaml"))
 
 
 def test_a_base_model_may_be_named_by_its_folder(stack: StandingStack) -> None:
