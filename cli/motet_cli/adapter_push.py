@@ -13,7 +13,7 @@ from motet.clock import Clock, monotonic
 from motet.digest import adapter_digest, adapter_files
 from motet.domain import Digest, ObjectName
 from motet.errors import AdapterError, SetupError
-from motet.resources import Manifest, ServingPool
+from motet.resources import LoRAAdapter, Manifest, ServingPool, read_file
 from motet_cli.adapter_bases import Base, base_of, pool_named, with_problems
 from motet_cli.adapter_check import adapter_folder_named, limits_for, print_check, verdict_document
 from motet_cli.folders import readable
@@ -167,6 +167,8 @@ class Awaited:
         """None: it is not decided yet."""
         document = document_of(self._stack.layout)
         entry = _entry_of(document, self._key)
+        if replaced := self._replaced():
+            return Outcome(FAILED, entry, replaced)
         problem = next((one for one in document["problems"] if one.startswith(f"{self._manifest}:")), "")
         if problem or entry is None:
             return self._settled(entry, problem)
@@ -178,6 +180,18 @@ class Awaited:
         if ready.get("reason") in IDLE:
             return Outcome(DONE, None, explanation(ready))
         return self._settled(entry, explanation(refusal_of(entry)))
+
+    def _replaced(self) -> str:
+        """What another command has done meanwhile; empty if nothing."""
+        if not self._manifest.exists():
+            return "its manifest has been removed meanwhile"
+        reading = read_file(self._manifest)
+        declared = [
+            one.resource.spec.source.digest for one in reading.manifests if isinstance(one.resource, LoRAAdapter)
+        ]
+        if reading.problems or self._digest in declared:
+            return ""
+        return "its manifest names other files now, as after another push"
 
     def _settled(self, entry: Json | None, now: str) -> Outcome | None:
         said, since = self._refused

@@ -113,6 +113,15 @@ def test_a_refusal_names_the_field_or_the_tensor_in_the_runners_words(
     assert capsys.readouterr().out.startswith(f"refused ({reason}) on {base} (bfloat16, ranks up to 64): ")
 
 
+def test_a_check_that_cannot_run_is_no_refusal(
+    adapter: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motet_runner.adapters.check_processes.sys.executable", "/bin/false")
+    with pytest.raises(SetupError, match=rf"the check of {adapter} could not be finished: its process has") as failed:
+        run(adapter, base, tmp_path)
+    assert "automatically" not in failed.value.message
+
+
 def test_a_rank_above_the_pools_is_refused(
     adapter: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ from motet_cli.adapter_push import Awaited, Outcome
 from motet_cli.local_stack import LocalStack, running_stack
 from motet_cli.pushed_adapters import PushedAdapters
 from testbed import local_stack
-from testbed.local_stack import BUNDLED
+from testbed.local_stack import BUNDLED, write_adapter
 from tests.cli.standing_stack import DIGEST, StandingStack, adapter_entry, standing_stack
 from tests.cli.test_commands import motet
 
@@ -522,7 +522,8 @@ class Clock:
 
 def awaited(stack: StandingStack, clock: Clock, *, before: int | None = None) -> Awaited:
     found: LocalStack = running_stack(stack.data, in_a_cluster="")
-    manifest = stack.manifests / "default.desk.pushed.yaml"
+    source = {"uri": "file:///files", "digest": DIGEST}
+    manifest = write_adapter(stack.manifests, "desk", uri="file:///files", source=source)
     return Awaited(found, ObjectName("default", "desk"), Digest(DIGEST), manifest=manifest, before=before, clock=clock)
 
 
@@ -535,6 +536,20 @@ def test_a_push_is_done_when_these_files_serve(stack: StandingStack) -> None:
     assert waiting.look() is None, "the earlier revision still serves"
     stack.says(entry := adapter_entry("desk", Ready=SERVES))
     assert waiting.look() == Outcome(0, entry)
+
+
+def test_a_push_that_another_command_undoes_ends(stack: StandingStack) -> None:
+    stack.says(adapter_entry("desk", digest=f"sha256:{'c' * 64}", Ready=SERVES))
+    waiting = awaited(stack, Clock())
+    manifest = write_adapter(stack.manifests, "desk", uri="file:///files")
+    for said in (
+        "its manifest names other files now, as after another push",
+        "its manifest has been removed meanwhile",
+    ):
+        outcome = waiting.look()
+        assert outcome is not None
+        assert (outcome.status, outcome.said) == (1, said)
+        manifest.unlink(missing_ok=True)
 
 
 def test_a_refusal_counts_once_it_has_stayed(stack: StandingStack) -> None:
