@@ -23,6 +23,7 @@ from motet.domain import Digest, ObjectName
 from motet.errors import NotFound, SetupError, StateDirectoryError
 from motet.processes.records import write_atomically
 from motet.resources import API_VERSION, LoRAAdapter, Manifest, ServingPool, files_of, read_file, read_text
+from motet.sources import FOLDER
 from motet_cli.local_stack import LocalStack
 from motet_operator.local.manifest_folder import DeclaredObjects
 from motet_runner.sources.folder import adapter_folder
@@ -167,10 +168,13 @@ class PushedAdapters:
             before = path.read_text() if path.exists() else ""
             if before:
                 document = yaml.safe_load(before)
-            document["spec"]["source"] = {"uri": self.place_of(digest).as_uri(), "digest": digest}
+            # Not as_uri: manifests take no '%'.
+            document["spec"]["source"] = {"uri": f"{FOLDER.prefix}{self.place_of(digest)}", "digest": digest}
             text = HEADER + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=200)
             if text == before:
                 return False
+            for problem in read_text(text).problems:
+                raise SetupError(f"no manifest can name {self.folder}, so use another --data-dir: {problem.message}")
             recorded = self._recorded(digest)
             if str(path) not in recorded:
                 lines = "".join(f"{one}\n" for one in (*recorded, path))

@@ -18,11 +18,13 @@ from motet.domain import Digest, ObjectName
 from motet.errors import NotFound, SetupError, StateDirectoryError
 from motet.keys import KEYS_MADE_FILE
 from motet.resources import LoRAAdapter, files_of, read_all
+from motet.sources import folder_of
 from motet_cli import adapter_push
 from motet_cli.adapter_bases import Base
 from motet_cli.adapter_push import Awaited, Outcome
 from motet_cli.local_stack import LocalStack, running_stack
 from motet_cli.pushed_adapters import PushedAdapters
+from motet_operator.local.manifest_folder import absolute_uri
 from testbed import local_stack
 from testbed.local_stack import BUNDLED, write_adapter
 from tests.cli.standing_stack import DIGEST, StandingStack, adapter_entry, standing_stack
@@ -452,6 +454,23 @@ def test_a_pool_that_changes_while_its_base_model_is_read_takes_no_push(
 def test_a_base_model_may_be_named_by_its_folder(stack: StandingStack) -> None:
     assert push(stack, PIRATE, model=str(BUNDLED / "model")) == 0
     assert str(declared(stack).group) == "default/demo"
+
+
+def test_the_name_of_a_state_directory_need_not_be_ascii(tmp_path: Path) -> None:
+    with standing_stack(tmp_path / "ä") as stack:
+        assert push(stack, PIRATE) == 0
+        found = declared(stack).spec.source.uri
+        assert found is not None
+        place = folder_of(absolute_uri(found, manifest=str(stack.manifests / "any.yaml")))
+        assert place == stack.data / "adapters" / place_of(PIRATE)
+
+
+@pytest.mark.parametrize("name", ["a b", "a%b"])
+def test_a_state_directory_that_no_manifest_can_name_takes_no_push(name: str, tmp_path: Path) -> None:
+    with standing_stack(tmp_path / name) as stack:
+        with pytest.raises(SetupError, match="no manifest can name .*adapters, so use another --data-dir: must"):
+            push(stack, PIRATE)
+        assert not list(stack.manifests.glob("*.pushed.yaml"))
 
 
 def test_a_pushed_manifest_with_an_error_is_named(stack: StandingStack) -> None:
