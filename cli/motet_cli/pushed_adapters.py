@@ -25,6 +25,7 @@ from motet.processes.records import write_atomically
 from motet.resources import API_VERSION, LoRAAdapter, Manifest, ServingPool, files_of, read_file, read_text
 from motet.sources import FOLDER
 from motet_cli.local_stack import LocalStack
+from motet_cli.status import document_of
 from motet_operator.local.manifest_folder import DeclaredObjects
 from motet_runner.sources.folder import adapter_folder
 
@@ -111,8 +112,13 @@ class PushedAdapters:
 
     def _named_in_use(self) -> set[Digest]:
         layout = self._stack.layout
-        found: set[Digest] = set()
-        for file in (layout.accepted_manifests, layout.status, *files_of(self._stack.watched)):
+        found = {
+            one["certificate"]["digest"]
+            for one in document_of(layout)["adapters"]
+            # Other adapters may have the same files from elsewhere.
+            if one["certificate"] and self.manifest_of(ObjectName(one["namespace"], one["name"])).exists()
+        }
+        for file in (layout.accepted_manifests, *files_of(self._stack.watched)):
             with suppress(FileNotFoundError):
                 found |= _digests_in(file.read_bytes())
         return found
