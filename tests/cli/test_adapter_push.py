@@ -161,8 +161,10 @@ def test_files_that_the_operator_has_accepted_stay_while_their_manifest_has_a_pr
     stack.reads_manifests()
     (stack.manifests / "default.desk.pushed.yaml").write_text("kind: [")
     assert rm(stack, "chair") == 0
+    assert kept(stack) == [".lock", *sorted(map(place_of, (PIRATE, STORYTELLER)))]
     stack.reads_manifests()
-    assert push(stack, PIRATE, "other") == 0
+    assert push(stack, STORYTELLER, "chair") == 0
+    assert rm(stack, "chair") == 0
     assert kept(stack) == [".lock", place_of(PIRATE)]
 
 
