@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from motet.digest import adapter_digest, digest_from_hex, hex_of
+from motet.disk import sync_folder
 from motet.domain import Digest, ObjectName
 from motet.errors import NotFound, SetupError, StateDirectoryError
 from motet.processes.records import write_atomically
@@ -84,7 +85,7 @@ class PushedAdapters:
                 _remove(place)
             if not place.exists():
                 draft.rename(place)
-                _sync(self.folder)
+                sync_folder(self.folder)
         return place
 
     def place_of(self, digest: Digest) -> Path:
@@ -261,11 +262,3 @@ def _disk_errors(what: str) -> Iterator[None]:
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -16,8 +16,9 @@ SERVICES = ("scheduler", "predictor", "supervisor", "gateway")
 MAX_CRASHES = 3
 """After this many deaths of a process in a row, the start has failed. A few are normal while other services start."""
 
-ADAPTER_SECONDS = 5.0
-"""How long to wait for the checks of adapters after everything else is ready. A slower one loads in the background."""
+ADAPTER_SECONDS = 10.0
+"""How long to wait for the checks of adapters after everything else is ready. They leave the processors to all that
+runs. A slower one goes on in the background."""
 
 
 @dataclass(frozen=True, kw_only=True)

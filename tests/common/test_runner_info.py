@@ -48,6 +48,6 @@ def test_each_value_of_a_reported_request_is_read_from_its_own_field():
 
 
 def test_of_a_resident_adapter_its_digest_and_tier_are_read():
-    on_host = common_pb2.ResidentAdapter(digest="d", tier=common_pb2.MEMORY_TIER_HOST, bytes=1, live=2)
+    on_host = common_pb2.ResidentAdapter(digest="d", tier=common_pb2.MEMORY_TIER_HOST, bytes=1)
     on_disk = common_pb2.ResidentAdapter(digest="e", tier=common_pb2.MEMORY_TIER_DISK)
     assert read_resident_adapters([on_host, on_disk]) == {Digest("d"): Tier.HOST, Digest("e"): Tier.DISK}

@@ -52,6 +52,15 @@ class RealDisk:
         return _RealLockedFile(path)
 
 
+def sync_folder(folder: Path) -> None:
+    """What was renamed in it outlives the machine."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 class _RealLockedFile:
     def __init__(self, path: Path) -> None:
         self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

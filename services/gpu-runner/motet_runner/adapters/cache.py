@@ -20,6 +20,7 @@ from pathlib import Path
 import structlog
 
 from motet.digest import ContentDigest, adapter_digest, adapter_files, digest_from_hex
+from motet.disk import sync_folder
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
 from motet_runner.adapters.digest_lease import DigestLease, DigestLeases
@@ -231,7 +232,7 @@ class DiskCache:
                     if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                         raise
                     continue  # another source or another runner has stored it a moment ago
-                _sync(self.folder)
+                sync_folder(self.folder)
         finally:
             _remove(target)  # which has gone if it was renamed
             lease.release()  # not before the adapter has its lease
@@ -317,11 +318,3 @@ def _origin(request: FetchRequest) -> str:
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
