@@ -167,6 +167,24 @@ async def test_the_scheduler_can_cancel(folder):
         await until(lambda: gateway.tokens.get(("a", 3)))
 
 
+async def test_a_cancel_voids_no_other_placement(folder):
+    """A report may have named an epoch that no scheduler gave, far ahead."""
+    address = f"unix:{folder}/s.sock"
+    async with (
+        scheduler_at(address) as scheduler,
+        in_process_runner(folder, scheduler=address, engine=SLOW) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        await gateway.submit("a", max_tokens=2000)
+        await until(lambda: gateway.tokens.get(("a", 1)) and scheduler.of("hello"))
+        for epoch in (1002, 1):
+            order = scheduler_pb2.CancelRequest(term=1, request="a", epoch=epoch)
+            scheduler.send(scheduler_pb2.AttachDown(cancel=order))
+        assert (await gateway.finished("a")).finish == common_pb2.FINISH_REASON_CANCELLED
+        await gateway.submit("a", epoch=2)
+        await until(lambda: gateway.tokens.get(("a", 2)))
+
+
 async def test_a_gateway_that_does_not_read_is_dropped_and_delays_no_other(folder):
     engine = functools.partial(FakeEngine, pages=1 << 20, max_model_length=1 << 20)
     async with (

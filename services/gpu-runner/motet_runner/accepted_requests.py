@@ -20,6 +20,9 @@ from motet_runner.interface import EngineReport, EngineSequenceReport, State
 MAX_EPOCHS_REMEMBERED = 8192
 """The number of requests whose last epoch is remembered. A late submit of an earlier epoch is declined."""
 
+MAX_CANCELLED_REMEMBERED = 4
+"""Of each request."""
+
 MAX_ACCEPTED = MAX_LISTED // 2
 """Requests at once: as many as the largest engine has places for. Reports list them all, beside those whose ends are
 not known everywhere, and nobody reads a report that lists too many."""
@@ -31,6 +34,15 @@ class Latest(NamedTuple):
     epoch: int = 0
     gateway: str = ""
     """Whose request it is, as the scheduler has announced. Empty: it has not, or is of an earlier version."""
+    cancelled: tuple[int, ...] = ()
+    """The last epochs that the scheduler has cancelled."""
+
+    def first_from(self, epoch: int) -> int:
+        """The first epoch that counts, of this one and later ones."""
+        first = max(epoch, self.epoch)
+        while first in self.cancelled:
+            first += 1
+        return first
 
 
 @dataclass(slots=True)
@@ -98,11 +110,21 @@ class AcceptedRequests:
     def expect(self, request: str, epoch: int, gateway: str = "") -> None:
         """A placement was announced: the request's earlier placements are out of date. The scheduler says whose request
         it is. What another gateway has submitted under its id does not count then."""
-        key = RequestId(request)
-        before = self._latest.pop(key, Latest())
+        before = self._latest.get(RequestId(request), Latest())
         if gateway and gateway != before.gateway:
             before = Latest()
-        self._latest[key] = Latest(max(epoch, before.epoch), gateway or before.gateway)
+        epoch, gateway = max(epoch, before.epoch), gateway or before.gateway
+        self._remember(request, before._replace(epoch=epoch, gateway=gateway))
+
+    def cancel(self, request: str, epoch: int) -> None:
+        """A placement is void, also if it comes later: over another stream, which a runner that was stopped for a while
+        may read last. Earlier and later ones are not: the order may answer a report that was wrong."""
+        before = self._latest.get(RequestId(request), Latest())
+        self._remember(request, before._replace(cancelled=(*before.cancelled, epoch)[-MAX_CANCELLED_REMEMBERED:]))
+
+    def _remember(self, request: str, latest: Latest) -> None:
+        self._latest.pop(RequestId(request), None)
+        self._latest[RequestId(request)] = latest
         while len(self._latest) > MAX_EPOCHS_REMEMBERED:
             self._latest.popitem(last=False)
 
@@ -131,10 +153,10 @@ class AcceptedRequests:
         if submit.term < self.highest_term:
             raise Declined(f"The term {submit.term} is over. A scheduler leads in term {self.highest_term}.")
         latest = self._latest.get(RequestId(submit.request), Latest())
-        if submit.epoch < latest.epoch:
+        if submit.epoch < (first := latest.first_from(submit.epoch)):
             raise Declined(
                 f"The request {submit.request} left this runner or was placed again. The epoch {submit.epoch} is over, "
-                f"and {latest.epoch} is the first that counts."
+                f"and {first} is the first that counts."
             )
         if len(self) >= MAX_ACCEPTED and self.get(submit.request) is None:
             raise Declined(f"This runner has {MAX_ACCEPTED} requests, the most that it accepts.")

@@ -188,8 +188,7 @@ class SchedulerLink:
             case "drop":
                 self._adapters.drop(Digest(order.digest), f"{order.adapter.namespace}/{order.adapter.name}")
             case "cancel":
-                # Its Submit comes over another stream: a runner that was stopped for a while may read it later.
-                self._accepted.expect(order.request, order.epoch + 1)
+                self._accepted.cancel(order.request, order.epoch)
                 self._requests.cancel(order.request, order.epoch)
             case "drain":
                 self._requests.asked_to_drain = True
