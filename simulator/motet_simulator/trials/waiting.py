@@ -9,6 +9,7 @@ request of its flow, and where a runner is reserved for another one. Runners tha
 take no work, one with parked requests takes no other, and one that declined a request is left alone for a moment.
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
@@ -50,10 +51,14 @@ class WaitingChecks:
 
     def __init__(self) -> None:
         self._since: dict[Fit, float] = {}
+        """By the clock of this loop. A scheduler that leads from now on has another one."""
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def check(self, scheduler: Scheduler, process: Process, runners: Mapping[str, Parts]) -> None:
         """`runners`: those that tell the truth about their books. Raises AssertionError."""
         now = process.loop.time()
+        if process.loop is not self._loop:
+            self._loop, self._since = process.loop, {}
         fits = {} if process.loop.pauses else dict(_fits(scheduler, runners, now))
         self._since = {fit: self._since.get(fit, now) for fit in fits}
         for fit, runner in fits.items():
@@ -100,6 +105,8 @@ def _has_room(parts: Parts, known: Runner, request: Request, scheduler: Schedule
     engine, accepted = parts.engine.engine, list(parts.runner.accepted)
     if parts.runner.facts.identity.incarnation != known.identity.incarnation:
         return False
+    if parts.engine.hangs:
+        return False  # so nobody has been told what its book says now, and for a while nobody knows that it hangs
     sequences = list(engine.planner.sequences)
     if any(sequence.state is State.PARKED for sequence in sequences):
         return False
