@@ -55,7 +55,7 @@ def pool_named(model: str | None, declared: DeclaredObjects) -> Manifest:
         raise SetupError(with_problems(what, declared))
     groups = {_resource(pool).group for pool in found}
     if len(groups) > 1:
-        raise SetupError(f"several pools come into question: {_list(found)}. Name one of these with --model.")
+        raise SetupError(f"several pools could be meant: {_list(found)}. Name one of these with --model.")
     return found[0]
 
 

@@ -407,13 +407,9 @@ def test_of_several_pools_one_is_named_and_a_name_keeps_it(stack: StandingStack)
     pool["metadata"]["name"] = "second"
     pool["spec"]["model"]["servedName"] = "other-base"
     (stack.manifests / "second.json").write_text(json.dumps(pool))
-    with pytest.raises(
-        SetupError, match=r"several pools come into question: motet-demo .*, other-base .* with --model"
-    ):
+    with pytest.raises(SetupError, match=r"several pools could be meant: motet-demo .*, other-base .* with --model"):
         push(stack, PIRATE)
-    with pytest.raises(
-        SetupError, match=r"several pools come into question: motet-demo .*, other-base .* with --model"
-    ):
+    with pytest.raises(SetupError, match=r"several pools could be meant: motet-demo .*, other-base .* with --model"):
         push(stack, PIRATE, model=str(BUNDLED / "model"))
     assert push(stack, PIRATE, "chair", model="motet-demo") == 0
     assert push(stack, PIRATE, model="other-base") == 0

@@ -18,8 +18,8 @@ MAX_PUT_OFF = 60
 """How often in a row it is put off. Then it comes nevertheless, so cycles never use up the memory."""
 
 YOUNG_FOR = 2
-"""After this number of collections of the youngest objects, the next older ones are looked at, and then only with all.
-Usually it is ten: with a hundred thousand requests known, that took 5 ms, and finds hardly more."""
+"""How many collections look at the youngest objects only, before one looks at the next older ones, too. Python's own
+number is ten: with a hundred thousand requests known, that one took 5 ms, and it found hardly more."""
 
 NEVER = 1 << 30
 
