@@ -59,11 +59,13 @@ async def test_it_says_what_was_predicted_and_where_the_time_went(served: Served
     (choice,) = found["choices"]
     assert (choice["tokens"], choice["max_tokens"]) == (4, 4)
     assert choice["predicted"]["q50"] <= 4
-    assert sum(choice["split"].values()) == pytest.approx(found["seconds"], rel=0.05, abs=0.005)
     assert events(found["timeline"]) == ["received", "prepared", "first token", "answered"]
     assert events(choice["timeline"]) == ["sent", "placed", "finished"]
     times = [line["seconds"] for line in choice["timeline"]]
     assert times == sorted(times)
+    rounded = 0.0001 * (len(choice["split"]) + 1)
+    assert times[-1] <= sum(choice["split"].values()) + rounded, "it is split from when it was received"
+    assert sum(choice["split"].values()) <= found["seconds"] + rounded, "until its end"
     assert not [line for line in choice["timeline"] if line["lasted"] < 0]
 
 

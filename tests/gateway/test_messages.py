@@ -472,7 +472,7 @@ async def test_errors_of_every_layer_have_anthropics_form(cluster: FakeServices)
 
 async def test_a_stream_that_breaks_ends_with_an_error_event(cluster: FakeServices) -> None:
     cluster.runners[0].dies_after = 5
-    async with serve(cluster, deadline_seconds=0.3) as served:
+    async with serve(cluster, deadline_seconds=2) as served:  # the stream must have begun by then
         names, events = await read(served, ignore_eos=True)
         assert names[0] == "message_start"
         assert names[-1] == "error"

@@ -66,5 +66,5 @@ async def test_log_lines_name_the_trace(served: Served) -> None:
         )
         await served.cluster.runners[0].restart()
         await asking
-    (lost,) = (line for line in logs if line["event"] == "request_lost")
-    assert lost["trace"] == TRACE
+    lost = [line["trace"] for line in logs if line["event"] == "request_lost"]
+    assert set(lost) == {TRACE}, "on a busy machine it is lost again before the runner is back"

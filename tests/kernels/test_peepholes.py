@@ -353,6 +353,8 @@ def near_misses(shape: Shape) -> Iterator[Near]:
         writers = [number for number, step in enumerate(steps) if value in written_by(step)]
         for first, second in combinations(writers, 2):
             one, other_one = steps[first], steps[second]
+            if value in (*read_by(one), *read_by(other_one)):
+                continue  # exchanged, it would read a part that nobody has written
             assert isinstance(one, Compute)
             assert isinstance(other_one, Compute)
             exchanged = _with(steps, first, replace(one, out=other_one.out))
