@@ -86,6 +86,16 @@ request = st.fixed_dictionaries(
     overcommit=1.5,
     ahead=1,
 )
+@example(  # the large one comes back from a park, and small ones of a higher class take each page that comes free
+    asked=[
+        {"prompt": 1, "max_tokens": 1, "adapter": "", "priority": 0, "quantiles": None},
+        {"prompt": 67, "max_tokens": 30, "adapter": "x", "priority": 1, "quantiles": None},
+    ],
+    stranger={"prompt": 9, "max_tokens": 26, "adapter": "y", "priority": 0, "quantiles": None},
+    preset="s3",
+    overcommit=3.0,
+    ahead=0,
+)
 def test_all_end_though_others_never_stop_asking(
     asked: list[dict], stranger: dict, preset: str, overcommit: float, ahead: int
 ) -> None:

@@ -87,9 +87,8 @@ class SelfProtection:
                 victim = victim_among(self._sequences, holding_pages=True)
                 if victim is None or newest_of_the_lowest_class(victim) < newest_of_the_lowest_class(sequence):
                     iteration = iteration.without(sequence)
-                    if not sequence.started:
-                        lacking.append(sequence)
-                        none_starts |= sequence.passed_over >= PASSED_OVER_AT_MOST
+                    lacking.append(sequence)
+                    none_starts |= sequence.passed_over >= PASSED_OVER_AT_MOST
                     break
                 self._park(victim, victim.promise)
                 iteration = iteration.without(victim)

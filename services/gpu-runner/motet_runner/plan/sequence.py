@@ -66,7 +66,7 @@ class Sequence:
     cached_tokens: int | None = None
     """How many tokens of its prompt were in the prefix cache when it started; None: its output has said it."""
     passed_over: int = 0
-    """In how many iterations later sequences started instead."""
+    """In how many iterations later sequences started instead: it had no room, or its pages were not there."""
     paused: bool = False
     """Whether the latest iteration left it out for prompts."""
     paused_times: int = 0
