@@ -2,10 +2,11 @@
 
 Two workloads alternate, Poisson arrivals and bursts. Before and after each run, a block of other requests brings step
 times: the run is simulated with a profile of its two blocks alone, never of itself, for a busy machine may be another
-one a minute later. What is outside of iterations is learned from requests that are alone, less what their own iteration
-took. Both sides are measured where the dispatcher hands tokens on: this process has a gateway's dispatcher of its own,
-without HTTP. Both know the length of each answer. Tokens that come in one message count as equally far apart: short
-iterations may share a message.
+one a minute later. What is outside of iterations is learned from the same blocks: it is what their first tokens took
+longer than in a simulation without it. (Requests that are alone take longer: they wake each process.) Both sides are
+measured where the dispatcher hands tokens on: this process has a gateway's dispatcher of its own, without HTTP. Both
+know the length of each answer. Tokens that come in one message count as equally far apart: short iterations may share a
+message.
 
 The errors are medians over the runs: of throughput and the medians of the time to the first token and between tokens,
 the largest of the three; and of the two p95.
@@ -25,6 +26,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -65,9 +67,6 @@ TARGET_P50, TARGET_P95 = 0.10, 0.20
 PROMISES, TARGET_AGREES = 10, 9
 NEAREST, FARTHEST = 1.2, 2.0
 """How many times as long or as short as the measured time a promise is."""
-
-ALONE = 20
-"""Requests that are alone, from which the time outside of iterations is learned."""
 
 SETTLE_SECONDS = 1.0
 
@@ -233,6 +232,18 @@ def simulated(profile: Profile, requests: Sequence[WorkloadRequest], seed: int) 
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    requests: Sequence[WorkloadRequest]
+    seen: Seen
+    part: "Part"
+
+    def outside_of_iterations(self, profile: Profile) -> float:
+        """What the usual first token took longer than by this profile."""
+        without = simulated(profile, self.requests, seed=0)
+        return quantile(self.seen.first_tokens, 0.5) - quantile(without.first_tokens, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     requests: Sequence[WorkloadRequest]
     seen: Seen
@@ -300,39 +311,43 @@ class Traces:
         return fit(*read(files), overheads)
 
 
-async def measure(data: Path, folder: Path, rounds: int, seconds: float, load: float) -> list[Result]:
+async def runs_of(data: Path, folder: Path, rounds: int, seconds: float, load: float) -> list[Run]:
+    chance, traces = random.Random(3), Traces(folder)
+    runs: list[tuple[Sequence[WorkloadRequest], Seen]] = []
     async with dispatcher_beside(data) as dispatcher:
-        runs = await runs_of(Live(dispatcher), Traces(folder), rounds, seconds, load)
-    return errors(runs)
+        live = Live(dispatcher)
+        rate = 4.0
+        for _ in range(3):  # also until the runners have chosen their kernels
+            before = traces.sizes()
+            await live.play(drawn(chance, int(10 * rate), rate, bursts=False))
+            profile = traces.profile([(before, traces.sizes())], Overheads())
+            rate = load * RUNNERS / seconds_of_a_request(profile)
+        print(f"{rate:.1f} requests a second")
 
-
-async def runs_of(live: Live, traces: Traces, rounds: int, seconds: float, load: float) -> list[Run]:
-    chance = random.Random(3)
-    rate = 4.0
-    for _ in range(3):  # also until the runners have chosen their kernels
-        before = traces.sizes()
-        await live.play(drawn(chance, int(10 * rate), rate, bursts=False))
-        profile = traces.profile([(before, traces.sizes())], Overheads())
-        rate = load * RUNNERS / seconds_of_a_request(profile)
-    overheads = await outside_of_iterations(live, traces)
-    print(f"{rate:.1f} requests a second; outside of iterations {1000 * overheads.arrival:.1f} ms")
-
-    async def block() -> Part:
-        before = traces.sizes()
-        await live.play(drawn(chance, int(seconds / 2 * rate), rate, bursts=chance.random() < 0.5))
-        await asyncio.sleep(SETTLE_SECONDS)
-        return before, traces.sizes()
-
-    runs: list[Run] = []
-    newest = await block()
-    for _ in range(rounds):
-        for bursts in (False, True):
-            requests = drawn(chance, int(seconds * rate), rate, bursts=bursts)
+        async def block() -> Block:
+            before = traces.sizes()
+            requests = drawn(chance, int(seconds / 2 * rate), rate, bursts=chance.random() < 0.5)
             seen = await live.play(requests)
             await asyncio.sleep(SETTLE_SECONDS)
-            older, newest = newest, await block()
-            runs.append(Run(requests, seen, traces.profile([older, newest], overheads)))
-    return runs
+            return Block(requests, seen, (before, traces.sizes()))
+
+        blocks = [await block()]
+        for _ in range(rounds):
+            for bursts in (False, True):
+                requests = drawn(chance, int(seconds * rate), rate, bursts=bursts)
+                runs.append((requests, await live.play(requests)))
+                await asyncio.sleep(SETTLE_SECONDS)
+                blocks.append(await block())
+    profiles = (profile_of(traces, pair) for pair in pairwise(blocks))  # now, as simulations take time
+    return [Run(*run, profile) for run, profile in zip(runs, profiles, strict=True)]
+
+
+def profile_of(traces: Traces, blocks: Sequence[Block]) -> Profile:
+    usual = replace(Overheads(), arrival=0.0)
+    without = traces.profile([block.part for block in blocks], usual)
+    arrival = max(0.0, sum(block.outside_of_iterations(without) for block in blocks) / len(blocks))
+    print(f"outside of iterations {1000 * (arrival + usual.submit + usual.delivery):.1f} ms")
+    return replace(without, overheads=replace(usual, arrival=arrival))
 
 
 def errors(runs: Sequence[Run]) -> list[Result]:
@@ -363,23 +378,6 @@ def seconds_of_a_request(profile: Profile) -> float:
     return OUTPUT * iteration / together + profile.law.prefill * PROMPT
 
 
-async def outside_of_iterations(live: Live, traces: Traces) -> Overheads:
-    """From requests that are alone: what is left of the time to the first token without their own prompt's iteration.
-
-    Their runner may be any, so all traces are looked at.
-    """
-    left = []
-    for _ in range(ALONE):
-        before = traces.sizes()
-        seen = await live.play([WorkloadRequest(at=0.0, prompt_tokens=32, output_tokens=2, max_tokens=2)])
-        await asyncio.sleep(0.05)
-        part = before, traces.sizes()
-        iterations = [line for file in traces.sizes() for line in traces.lines(file, [part]) if line["prefill"]]
-        left.append(seen.first_tokens[0] - sum(line["ms"] for line in iterations) / 1000)
-    usual = Overheads()
-    return replace(usual, arrival=max(0.0, median(left) - usual.submit - usual.delivery))
-
-
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="runs of each workload")
@@ -390,8 +388,8 @@ def main() -> None:
         folder = Path(name)
         env = {"MOTET_STEP_TRACE": str(folder / "trace-{instance}.jsonl"), "MOTET_RUNNER_KERNELS": "torch"}
         with running_stack(folder, runners=RUNNERS, env=env) as stack:
-            results = asyncio.run(measure(stack.data, folder, given.rounds, given.seconds, given.load))
-    report("simulator_truth", results, as_json=given.json)
+            runs = asyncio.run(runs_of(stack.data, folder, given.rounds, given.seconds, given.load))
+    report("simulator_truth", errors(runs), as_json=given.json)
 
 
 if __name__ == "__main__":
