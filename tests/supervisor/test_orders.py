@@ -181,7 +181,17 @@ def test_a_park_whose_message_was_lost_is_seen_in_the_second_report():
     assert [one.request for one in driver.of(effects.Extend)] == ["a"]
 
 
-def test_a_report_does_not_change_what_a_parked_request_wants():
+def test_a_runner_that_said_too_many_pages_of_a_parked_request_is_believed_when_it_says_fewer():
+    driver = SupervisorDriver()
+    driver.send(events.SchedulerConnected(1, 1))
+    driver.connect(entry("a", 8, promise_number=1))
+    driver.send(events.RequestParked(R0, A, 1, 2**31, ParkMethod.RECOMPUTE, 2))
+    driver.report(entry("a", 5, parked=True, promise_number=2))
+    assert driver.of(effects.ReportParked)[-1] == effects.ReportParked(R0, A, 1, 5, ParkMethod.RECOMPUTE, 2)
+    assert driver.resumable("a", 5) == [effects.Resume(R0, A, 1, 5, 2)]
+
+
+def test_a_report_without_numbers_does_not_change_what_a_parked_request_wants():
     driver = SupervisorDriver()
     driver.send(events.SchedulerConnected(1, 1))
     driver.connect(entry("a", 8))

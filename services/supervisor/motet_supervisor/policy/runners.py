@@ -158,7 +158,7 @@ class WatchedRunner:
 
     def apply_report(self, live: tuple[RunnerRequest, ...], now: float, order_timeout: float) -> list[TrackedRequest]:
         """Apply the runner's report. Returns requests that it shows as parked for the first time, or again because the
-        runner has refused to resume them."""
+        runner has refused to resume them, or because they want other pages than was said when they were parked."""
         newly_parked: list[TrackedRequest] = []
         listed = {entry.request for entry in live}
         for name in self.sequences.keys() - listed:
@@ -186,9 +186,10 @@ class WatchedRunner:
                 continue
             known.order_done()
             if entry.parked and known.parked and entry.promise_number == known.entry.promise_number:
-                # Its wanted pages were reported when it was parked. With another number it was parked again meanwhile.
-                self.change(known, entry._replace(pages=known.entry.pages))
-                if refused:  # the scheduler believes that it comes back
+                # With another number it was parked again meanwhile. Without one, the report may be of an earlier park.
+                pages, wanted = known.entry.pages, entry.pages if entry.promise_number else known.entry.pages
+                self.change(known, entry._replace(pages=wanted))
+                if refused or pages != wanted:  # the scheduler believes that it comes back, or waits for other pages
                     newly_parked.append(known)
                 continue
             self.change(known, entry, shared=entry.shared_pages)
