@@ -68,6 +68,19 @@ def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, PoolRefusal]:
     return found
 
 
+def _held(view: View, pool: PoolObject) -> int | None:
+    """How many runners the pool keeps until there is advice; None for a new pool. The status is written last, so
+    after a change of the operator it may be the number of an earlier decision: runners that exist count, too. While
+    one revision replaces another there may be more for a moment, so only those of one revision do."""
+    name, advice = pool.resource.object_name, view.scaling_advice.get(pool.resource.object_name)
+    sets = {one.revision: one.replicas for one in view.runner_sets if one.pool == name}
+    if not sets or (advice is not None and not advice.stale):
+        return pool.wanted
+    leaving = Counter(one.revision for one in view.instances if one.pool == name and one.draining_until is not None)
+    there = max(replicas - leaving[revision] for revision, replicas in sets.items())
+    return max(there, pool.resource.spec.replicas if pool.wanted is None else pool.wanted)
+
+
 def _model_of(pool: PoolObject) -> tuple[str, str, str | None, str | None]:
     model = pool.resource.spec.model
     return pool.model_uri, pool.resource.served_name, model.digest, model.revision
@@ -84,7 +97,7 @@ def scaling_of(view: View, pool: PoolObject, target: RolloutTarget) -> Scaling:
         )
     found = decide_replicas(
         pool.resource,
-        current=pool.wanted,
+        current=_held(view, pool),
         advice=view.scaling_advice.get(name),
         rolling_out=any(one.pool == name and one.revision != target.revision for one in view.instances),
         writers=pool.scale_writers,

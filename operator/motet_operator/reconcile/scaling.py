@@ -49,8 +49,8 @@ def decide_replicas(
     rolling_out: bool = False,
     writers: Sequence[str] = (),
 ) -> Scaling:
-    """`current` is the wanted number of the last round (None for a new pool). `writers` are the field managers that
-    wrote `spec.replicas` through the scale subresource."""
+    """`current` is the wanted number of the last round, or of the runners that exist (None for a new pool). `writers`
+    are the field managers that wrote `spec.replicas` through the scale subresource."""
     wanted = pool.spec.replicas
     match pool.spec.autoscaling.mode:
         case "Disabled":

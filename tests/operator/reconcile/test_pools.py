@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet.chat_formats import ChatFormats
+from motet.domain import ObjectName
 from motet.resources.status import AdapterCounts, Slots
 from motet_operator.reconcile import (
     AdapterObject,
@@ -976,3 +977,17 @@ def test_each_pool_replaces_its_own() -> None:
     members = [replace(one, unhealthy="it hangs", replace_at=NOW) for one in members]
     plan = reconcile(view(pools=pools, runner_sets=[runner_set(each) for each in pools], instances=members))
     assert [who for who, _ in replaced(plan)] == ["a-0", "b-0"]
+
+
+@pytest.mark.parametrize("advice", [{}, {name("demo"): ScalingAdvice(replicas=1, stale=True)}])
+def test_no_runner_leaves_because_its_number_was_not_written_before_the_operator_died(
+    advice: dict[ObjectName, ScalingAdvice],
+) -> None:
+    one = replace(pool(autoscaling={"mode": "Builtin", "minReplicas": 1, "maxReplicas": 8}), wanted=1)
+    made = runner_set(one, 5)
+    there = [instance(f"r{number}", made.revision, ordinal=number, ready=number < 3) for number in range(1, 5)]
+    plan = reconcile(view(pools=[one], instances=there, runner_sets=[made], scaling_advice=advice))
+    assert ([each.replicas for each in plan.runner_sets], plan.drains) == ([5], ())
+    leaving = [replace(each, draining_until=later(60)) for each in there[1:]]
+    plan = reconcile(view(pools=[one], instances=[there[0], *leaving], runner_sets=[replace(made, replicas=4)]))
+    assert [drain.instance for drain in plan.drains] == ["r2", "r3", "r4"], "these had been decided on before"
