@@ -50,6 +50,7 @@ from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification, EngineLimits, certify
 from motet_runner.adapters.checks import Checks
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
+from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine import Engine
 from motet_runner.generate_service import GenerateService
@@ -115,7 +116,7 @@ class Service:
         checks = Checks(cache, self.adapters.check, base_digest=Digest(""), engine_limits=str(LIMITS))
         self.registry = AdapterRegistry(
             DiskAdapterFiles(cache, checks, sources),
-            capacity=capacity,
+            limits=CacheLimits(capacity),
             users_of=lambda _: 0,
             post=lambda _: None,
             metrics=Metrics(registry, wall=around.wall),

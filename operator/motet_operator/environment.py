@@ -23,6 +23,7 @@ def runner_environment(pool: str, revision: str, template: RunnerTemplate) -> di
         "MAX_LORA_RANK": engine.max_lora_rank,
         "MAX_RESIDENT_ADAPTERS": engine.max_resident_adapters,
         "MAX_CACHED_ADAPTERS": engine.max_cached_adapters,
+        "ADAPTER_DISK_MIB": engine.adapter_disk_mib,
         "MAX_MODEL_LENGTH": engine.max_model_length,
         "MAX_CONCURRENT_SEQUENCES": engine.max_concurrent_sequences,
         "MEMORY_UTILIZATION_PERCENT": engine.memory_utilization_percent,

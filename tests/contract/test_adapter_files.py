@@ -79,6 +79,10 @@ def simulated(test: Test, _folder: Path) -> None:
     assert failures == []
 
 
+async def listed(files: AdapterFiles, capacity: int = 0) -> tuple[Digest, ...]:
+    return tuple(one.digest for one in (await files.contents(effects.ListCache(0, capacity))).by_last_use)
+
+
 @pytest.fixture(params=[on_a_disk, simulated], ids=["disk", "simulated"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Test], None]:
     return lambda test: request.param(test, tmp_path)
@@ -107,7 +111,7 @@ def test_a_fetch_fails_without_files_or_with_another_digest(run):
         with pytest.raises(AdapterFetchFailed) as failed:
             await files.fetch(effects.Fetch(2, FetchRequest(source=request(0).source, expected=UNKNOWN)))
         assert failed.value.reason == "DigestMismatch"
-        assert await files.by_last_use() == ()
+        assert await listed(files) == ()
 
     run(test)
 
@@ -131,17 +135,20 @@ def test_a_check_is_kept_beside_the_files_and_refuses_what_does_not_fit(run):
 def test_what_is_evicted_has_gone_and_the_least_recently_used_is_listed_first(run):
     async def test(files: AdapterFiles, request: Callable[[int], FetchRequest]) -> None:
         first, second = [await files.fetch(effects.Fetch(number, request(number))) for number in (0, 1)]
-        assert await files.by_last_use() == await files.by_last_use(1) == (first.digest, second.digest)
-        assert await files.by_last_use(2) == ()
+        assert await listed(files) == await listed(files, 1) == (first.digest, second.digest)
+        assert await listed(files, 2) == ()
+        with_sizes = await files.contents(effects.ListCache(0, 2, room=1 << 30))
+        assert [one.digest for one in with_sizes.by_last_use] == [first.digest, second.digest]
+        assert all(one.bytes >= first.bytes for one in with_sizes.by_last_use)
         assert await files.look(first, begins=lambda: None)
-        assert await files.by_last_use() == (second.digest, first.digest)
+        assert await listed(files) == (second.digest, first.digest)
         assert await files.evict(effects.Evict(3, first.digest, first)) is None
         assert not await files.look(first, begins=lambda: None)
         assert await files.vanished([first, second]) == [first]
-        assert await files.by_last_use() == (second.digest,)
+        assert await listed(files) == (second.digest,)
         files.release(second)
         assert await files.evict(effects.Evict(4, second.digest)) is None
-        assert await files.by_last_use() == ()
+        assert await listed(files) == ()
         again = await files.fetch(effects.Fetch(5, request(0)))
         assert again.digest == first.digest
         assert await files.vanished([first, again]) == [first], "it is another folder"

@@ -31,8 +31,9 @@ from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
+from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.failures import MAX_PER_NAMESPACE, SourceFailures
-from motet_runner.adapters.policy.values import FetchRequest, Held, Order
+from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held, Order
 from motet_runner.adapters.residency import Residency
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 from motet_runner.sources.fetch_errors import credentials
@@ -63,7 +64,7 @@ class Runner:
         self.checks = Checks(self.cache, check, base_digest=Digest("sha256:" + "b" * 64))
         self.users: Counter[Digest] = Counter()
         self.policy = AdapterPolicy(
-            capacity=CAPACITY,
+            limits=CacheLimits(CAPACITY),
             users_of=lambda digest: self.users[digest],
             clock=shared.clock,
             failures=SourceFailures(),
@@ -149,7 +150,7 @@ class Runner:
             case effects.Evict():
                 return self.evict(effect)
             case _:
-                return self.cache.by_last_use(effect.capacity)
+                return self.cache.contents(effect.capacity)
 
     def evict(self, effect: effects.Evict) -> effects.Answer:
         if self.shared.disk_full:  # a disk that is read-only does not let anything be removed, either
@@ -376,9 +377,9 @@ TestSharedCache.settings = settings(max_examples=60, stateful_step_count=40, dea
 class Told:
     """A policy, and the effects of what it is told."""
 
-    def __init__(self, capacity: int = 9) -> None:
+    def __init__(self, capacity: int = 9, limits: CacheLimits | None = None) -> None:
         self.policy = AdapterPolicy(
-            capacity=capacity, users_of=lambda _: 0, clock=FakeClock(), failures=SourceFailures()
+            limits=limits or CacheLimits(capacity), users_of=lambda _: 0, clock=FakeClock(), failures=SourceFailures()
         )
 
     def __getattr__(self, happened: str) -> Callable[..., list[Any]]:
@@ -418,11 +419,11 @@ def test_an_adapter_whose_eviction_fails_stays_with_its_lease() -> None:
     held = Held(DIGEST, 1, (1, 1), None, Certification.of(scheduler_pb2.Certificate(), None))
     (find,) = told.order(an_order(1))
     *_, listing = told.answered(find.number, held)
-    told.answered(listing.number, (DIGEST,))  # the one that was ordered just now is spared
+    told.answered(listing.number, CacheContents((Cached(DIGEST),)))  # the one that was ordered just now is spared
     other = Digest("sha256:" + "b" * 64)
     (find,) = told.order(an_order(2, expected=other))
     *_, listing = told.answered(find.number, replace(held, digest=other, inode=(1, 2)))
-    (evict,) = told.answered(listing.number, (DIGEST, other))
+    (evict,) = told.answered(listing.number, CacheContents((Cached(DIGEST), Cached(other))))
     assert evict.held == held
     told.answered(evict.number, Failure("internal", "it fails"))
     life = told.policy.get(DIGEST)

@@ -340,7 +340,7 @@ async def test_a_fetch_that_ends_while_it_tidies_keeps_nothing_locked(tmp_path, 
     if known:
         copy_folder(cache, AdapterFolder(source), request_for(source)).lease.release()
 
-    async def bring(what, remote, folder, on_progress):
+    async def bring(what, remote, folder, on_progress, room):
         for file in source.iterdir():
             shutil.copy(file, folder)
 

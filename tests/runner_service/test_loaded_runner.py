@@ -13,6 +13,7 @@ from motet.settings import Addresses
 from motet.transport.over_grpc import GrpcServerStream
 from motet_runner import accepted_requests
 from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests
+from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_client import EngineDied
 from motet_runner.engine_messages import EngineOutputs
@@ -81,7 +82,7 @@ class Running:
             engine=self.engine,
             adapters=AdapterRegistry(
                 NoAdapters(),
-                capacity=1,
+                limits=CacheLimits(1),
                 users_of=accepted.users_of,
                 post=self.engine.post,
                 metrics=metrics,

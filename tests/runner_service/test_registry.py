@@ -21,6 +21,7 @@ from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.digest_lease import DigestLeases
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
+from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport
@@ -38,6 +39,7 @@ class RegistrySetup:
         folder,
         *,
         capacity=2,
+        disk_bytes=None,
         base=BASE_DIGEST,
         checker=CHECK_VERSION,
         refuses="refuse",
@@ -60,7 +62,7 @@ class RegistrySetup:
         self.files = DiskAdapterFiles(cache, checks, sources)
         self.adapters = AdapterRegistry(
             self.files,
-            capacity=capacity,
+            limits=CacheLimits(capacity, disk_bytes),
             users_of=lambda digest: self.users.get(digest, 0),
             post=self.posted.append,
             metrics=Metrics(CollectorRegistry(), wall=REAL.wall),
@@ -105,7 +107,7 @@ class RegistrySetup:
         return await self.settled(self.adapters.ensure(order))
 
     def cached(self):
-        return set(self.cache.by_last_use())
+        return {one.digest for one in self.cache.contents().by_last_use}
 
 
 @pytest.fixture

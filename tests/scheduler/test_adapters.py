@@ -378,6 +378,7 @@ def test_min_replicas_are_kept_on_devices():
     driver.certify()
     loads = [effect for effect in driver.of(effects.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
     assert [effect.instance for effect in loads] == ["r0", "r1"]
+    assert all(effect.pinned for effect in loads), "it leaves a runner's disk last"
     for name in ("r0", "r1"):
         driver.report(name, resident=resident(PIRATE))
     assert not driver.of(effects.EnsureAdapter)

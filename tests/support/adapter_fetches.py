@@ -15,21 +15,23 @@ from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.checks import Checks
 from motet_runner.adapters.policy.effects import Fetch
+from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.values import FetchRequest, Held
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.metrics import Metrics
 from motet_runner.settings import Settings
+from motet_runner.sources.process_pool import Room
 from motet_runner.sources.source_access import Sources
 from tests.support.surroundings import REAL
 
 
 class Fetcher:
-    def __init__(self, cache: DiskCache, sources: Sources | None = None) -> None:
+    def __init__(self, cache: DiskCache, sources: Sources | None = None, limits: CacheLimits | None = None) -> None:
         sources = sources or usual_sources(cache.folder.parent)
         self.files = DiskAdapterFiles(cache, Checks(cache, _no_check, base_digest=Digest("")), sources)
         self.registry = AdapterRegistry(
             self.files,
-            capacity=1000,
+            limits=limits or CacheLimits(1000),
             users_of=lambda _: 0,
             post=lambda _: None,
             metrics=Metrics(CollectorRegistry(), wall=REAL.wall),
@@ -41,8 +43,8 @@ class Fetcher:
         self._fetch = self.files.fetch
         self.files.fetch = self._count  # type: ignore[method-assign]
 
-    async def _count(self, fetch: Fetch) -> Held:
-        held = await self._fetch(fetch)
+    async def _count(self, fetch: Fetch, room: Room | None = None) -> Held:
+        held = await self._fetch(fetch, room)
         self.copies += fetch.before is None or fetch.before.inode != held.inode
         return held
 

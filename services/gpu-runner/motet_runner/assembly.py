@@ -6,6 +6,7 @@ from motet.settings import Addresses
 from motet.surroundings import Surroundings
 from motet_runner.accepted_requests import AcceptedRequests
 from motet_runner.adapters.adapter_files import AdapterFiles
+from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.registry import AdapterRegistry
 from motet_runner.hang_detector import HangDetector
 from motet_runner.interface import EngineInfo
@@ -49,7 +50,7 @@ def assemble(
     """`model`: the base model's name in metrics. `base`, `assets`: its digest, and that of its assets."""
     adapters = AdapterRegistry(
         files,
-        capacity=settings.max_cached_adapters,
+        limits=CacheLimits(settings.max_cached_adapters, settings.adapter_disk_bytes),
         users_of=accepted.users_of,
         post=engine.post,
         metrics=metrics,

@@ -114,8 +114,14 @@ class Settings(BaseSettings):
     when no request uses the adapter. Torch's kernels take memory for copies of this number of adapters of rank 16."""
 
     max_cached_adapters: int = Field(64, ge=1)
-    """The most adapters in the disk cache. Beyond this number, the least recently used adapter is removed. An adapter
-    in use is never removed."""
+    """The most adapters in the disk cache. Beyond this number, an adapter is removed: one that few requests use first,
+    and of these the one that was used longest ago. Adapters that their owners want resident (`minReplicas`) go last.
+    An adapter in use is never removed."""
+
+    adapter_disk_mib: int | None = Field(None, ge=1)
+    """The most MiB of the files of adapters in the disk cache, with those of unfinished fetches. What a check has found
+    takes some KiB more for each adapter. A fetch begins when adapters that may go
+    have left room for it. A larger adapter is refused before it is fetched. Unset: any number."""
 
     max_adapter_mib: int = Field(2048, ge=1)
     """The most MiB of an adapter's weights. A larger adapter is refused before its weights are read."""
@@ -284,6 +290,10 @@ class Settings(BaseSettings):
     @property
     def reachable_at(self) -> str:
         return self.address or self.listen
+
+    @property
+    def adapter_disk_bytes(self) -> int | None:
+        return None if self.adapter_disk_mib is None else self.adapter_disk_mib << 20
 
     @property
     def api_server(self) -> str:

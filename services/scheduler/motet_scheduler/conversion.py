@@ -468,6 +468,7 @@ def runner_message(effect: effects.RunnerEffect, term: int) -> scheduler_pb2.Att
                 effect.credentials,
             )
             ensure.expected_digest, ensure.volume, ensure.folder = effect.expected_digest, effect.volume, effect.folder
+            ensure.pinned = effect.pinned
             ensure.stage = cast("common_pb2.AdapterStage.ValueType", int(effect.stage))
             return down
         case effects.DropAdapter():

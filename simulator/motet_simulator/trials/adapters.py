@@ -7,6 +7,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -16,8 +17,9 @@ from motet.errors import AdapterIncompatible
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.policy import effects
-from motet_runner.adapters.policy.values import FetchRequest, Held
+from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held
 from motet_runner.sources.fetch_errors import another_digest, missing, no_space, temporary
+from motet_runner.sources.process_pool import Room
 from motet_simulator.fake_engine import MAX_RANK
 from motet_simulator.trials.plan import AdapterChange, FaultKind
 from motet_simulator.world import Process, World
@@ -138,7 +140,7 @@ class SimulatedAdapterFiles:
             return None
         return self._hold(folder)
 
-    async def fetch(self, effect: effects.Fetch) -> Held:
+    async def fetch(self, effect: effects.Fetch, room: Room | None = None) -> Held:
         request = effect.request
         found = self._sources.at(request.source)
         if found is None:
@@ -150,6 +152,8 @@ class SimulatedAdapterFiles:
         if self._cache.full:
             self._process.world.on_met("disk full", self._process.host)
             raise no_space("There is no space left.")
+        if room is not None:
+            await room(self._adapter_bytes)
         found = self._sources.at(request.source)
         assert found is not None
         digest = digest_of(found.content)
@@ -185,11 +189,12 @@ class SimulatedAdapterFiles:
             self._cache.folders.pop(effect.digest, None)
         return None
 
-    async def by_last_use(self, capacity: int = 0) -> tuple[Digest, ...]:
+    async def contents(self, effect: effects.ListCache) -> CacheContents:
         await self._passes(FOLDER_SECONDS)
-        if len(self._cache.folders) <= capacity:
-            return ()
-        return tuple(one.digest for one in sorted(self._cache.folders.values(), key=lambda one: one.used))
+        if effect.room == inf and len(self._cache.folders) <= effect.capacity:
+            return CacheContents()
+        folders = sorted(self._cache.folders.values(), key=lambda one: one.used)
+        return CacheContents(tuple(Cached(one.digest, self._adapter_bytes) for one in folders))
 
     async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:
         begins()

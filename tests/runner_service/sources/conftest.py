@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.settings import ProcessSettings
 from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.values import FetchRequest
 from motet_runner.settings import Settings
 from motet_runner.sources.source_access import Sources
@@ -28,6 +29,7 @@ class FetchSetup:
         self.cache = DiskCache(folder / "data/cache/adapters", max_adapter_bytes=1 << 20)
         self.cache.prepare()
         self._fetcher: Fetcher | None = None
+        self.limits = CacheLimits(1000)
         self.registry = CollectorRegistry()
 
     @property
@@ -39,7 +41,7 @@ class FetchSetup:
     @property
     def fetcher(self) -> Fetcher:
         if self._fetcher is None:
-            self._fetcher = Fetcher(self.cache, self.sources)
+            self._fetcher = Fetcher(self.cache, self.sources, self.limits)
         return self._fetcher
 
     async def fetch(self, source: str, *, proven: bool = False, manifest: str = "a", **how: object):

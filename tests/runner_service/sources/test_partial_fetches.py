@@ -6,13 +6,16 @@ import time
 
 import pytest
 
+from motet.digest import adapter_digest, hex_of
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
+from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.daemon_threads import DaemonThreads
 from motet_runner.sources.partial_fetch import KEPT_SECONDS, PartialFetches, locked
 from tests.runner_service.fake_peers import until
 from tests.support.adapter_fetches import settle
-from tests.support.source_servers import ErrorStatus
+from tests.support.in_process_runner import write_adapter
+from tests.support.source_servers import EndlessBody, ErrorStatus
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -132,3 +135,55 @@ async def test_the_upkeep_clears_what_is_too_old(web, fetch_setup, adapter):
         os.utime(path, (0, 0))
     fetch_setup.fetcher.registry.tick()
     await until(lambda: not fetch_setup.partial())
+
+
+def size_of(adapter):
+    return sum(path.stat().st_size for path in adapter.iterdir())
+
+
+async def test_a_fetch_from_the_web_or_a_hub_begins_when_there_is_room_and_interrupted_ones_go_first(
+    web, fetch_setup, adapter, tmp_path
+):
+    source = write_adapter(tmp_path / "small", seed=3)
+    limit = size_of(adapter) + 3 * size_of(source)
+    fetch_setup.limits = CacheLimits(1000, limit)
+    small = await fetch_setup.fetch(source.as_uri(), manifest="small")
+    changed = write_adapter(tmp_path / "other", rank=512, seed=5)
+    with_chat = await interrupted_at_a_template(web, fetch_setup, adapter)
+    assert kept(fetch_setup)
+    fetched = await fetch_setup.fetch(web.put("/second/", changed), manifest="second")
+    assert fetched.digest == adapter_digest(changed)
+    assert not kept(fetch_setup), "there was no room for both"
+    assert hex_of(small.digest) in fetch_setup.cached(), "an interrupted fetch goes before an adapter"
+    web.faults.clear()
+    await fetch_setup.fetch(with_chat, manifest="left")
+    assert bytes_in(fetch_setup.folder / "data/cache") <= limit
+
+
+async def interrupted_at_a_template(web, fetch_setup, adapter):
+    """The weights have come, and what comes after them has not."""
+    source = web.put("/left/", adapter)
+    web.faults["/left/chat_template.jinja"] = ErrorStatus(503)
+    with pytest.raises(AdapterFetchFailed, match="answers 503"):
+        await fetch_setup.fetch(source, manifest="left")
+    return source
+
+
+@pytest.mark.parametrize("served", ["web", "hub", "without a size"])
+async def test_what_never_fits_is_refused_before_its_weights_come(web, hub, fetch_setup, adapter, served):
+    server = hub if served == "hub" else web
+    fetch_setup.settings["fetch_ca_file"] = str(server.ca_file)
+    fetch_setup.limits = CacheLimits(1000, 50_000)
+    source = server.publish("org/pirate", adapter) if served == "hub" else server.put("/pirate/", adapter)
+    if served == "without a size":
+        server.faults["/pirate/adapter_model.safetensors"] = EndlessBody()
+    with pytest.raises(AdapterFetchFailed, match=r"bytes, but engine\.adapterDiskMiB allows 50000") as failed:
+        await fetch_setup.fetch("hf://org/pirate" if served == "hub" else source)
+    assert failed.value.reason == "TooLarge"
+    assert not fetch_setup.partial()
+    if served == "web":
+        assert str(size_of(adapter)) in failed.value.message
+
+
+def bytes_in(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -17,11 +17,13 @@ _FETCHING = {
     "FormatRejected": "The folder is not a PEFT adapter with safetensors, or its values are infinite or not numbers. "
     "Save the adapter again.",
     "TooLarge": "The adapter is larger than the pool allows (`spec.admission.maxAdapterSizeBytes`), or larger than a "
-    "runner can hold. Use a smaller rank or fewer modules, or ask the platform team for a higher limit.",
+    "runner can hold (on its disk: `spec.engine.adapterDiskMiB`). Use a smaller rank or fewer modules, or ask the "
+    "platform team for a higher limit.",
     "RankTooLarge": "The adapter's rank is higher than the pool's `spec.engine.maxLoraRank`. Train with a smaller "
     "rank, or ask the platform team for a pool with a higher limit.",
-    "NoSpace": "The runner's disk is full. The runner tries again by itself. If the disk stays full, give the runners "
-    "more disk (`runner.diskLimit` of the chart), or lower `spec.engine.maxCachedAdapters`.",
+    "NoSpace": "The runner's disk is full, or the adapters in use leave too little of `spec.engine.adapterDiskMiB`. "
+    "The runner tries again by itself. If the disk stays full, give the runners more disk (`runner.diskLimit` of the "
+    "chart), or lower `spec.engine.maxCachedAdapters`. If there is no room, raise `spec.engine.adapterDiskMiB`.",
 }
 _CERTIFYING = {
     "UnknownField": "`adapter_config.json` has a field that Motet does not support; the message names it. Train or "

@@ -6,11 +6,11 @@ Everything that may hang runs in threads, and for a limited time only.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Protocol, TypeVar
 
 import structlog
 
-from motet.domain import Digest
 from motet.errors import Internal, MotetError
 from motet.runner_info import Failure
 from motet_runner.adapters.cache import DiskCache
@@ -18,9 +18,10 @@ from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.checks import Checks
 from motet_runner.adapters.fetches import Fetches
 from motet_runner.adapters.policy import effects
-from motet_runner.adapters.policy.values import FetchRequest, Held
+from motet_runner.adapters.policy.values import CacheContents, FetchRequest, Held
 from motet_runner.daemon_threads import CallHangs, DaemonThreads
 from motet_runner.sources.fetch_errors import temporary
+from motet_runner.sources.process_pool import Room
 from motet_runner.sources.source_access import Sources
 
 log = structlog.get_logger(__name__)
@@ -37,7 +38,8 @@ class AdapterFiles(Protocol):
 
     async def find(self, effect: effects.Find) -> Held | None: ...
 
-    async def fetch(self, effect: effects.Fetch) -> Held: ...
+    async def fetch(self, effect: effects.Fetch, room: Room | None = None) -> Held:
+        """`room`: awaited before files of this many bytes are written. None: there is room for all."""
 
     def bytes_of(self, number: int) -> int:
         """How many bytes have been fetched, while the fetch of this number runs."""
@@ -46,7 +48,7 @@ class AdapterFiles(Protocol):
 
     async def evict(self, effect: effects.Evict) -> effects.Answer: ...
 
-    async def by_last_use(self, capacity: int = 0) -> tuple[Digest, ...]: ...
+    async def contents(self, effect: effects.ListCache) -> CacheContents: ...
 
     async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:
         """Record that the folder was used. True if it is still at its place. `begins` is called just before the disk is
@@ -103,8 +105,16 @@ class DiskAdapterFiles(Fetches):
             return None
         return effect.held or Failure.of(temporary(f"Another runner uses {effect.digest}."))
 
-    async def by_last_use(self, capacity: int = 0) -> tuple[Digest, ...]:
-        return await self._in_folders(partial(self.cache.by_last_use, capacity))
+    async def contents(self, effect: effects.ListCache) -> CacheContents:
+        sizes = effect.room < inf
+        found = await self._in_folders(partial(self.cache.contents, effect.capacity, sizes=sizes))
+        if not sizes:
+            return found
+        unfinished = await self.sources.partial_bytes()
+        if unfinished and found.bytes + unfinished > effect.room:
+            await self.sources.clear_partial(all_of_them=True)
+            unfinished = await self.sources.partial_bytes()
+        return replace(found, unfinished=found.unfinished + unfinished)
 
     async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:
         def look() -> bool:

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import structlog
 
-from motet.digest import ContentDigest, adapter_digest, adapter_files, digest_from_hex
+from motet.digest import ContentDigest, adapter_digest, adapter_files, digest_from_hex, hex_of
 from motet.disk import sync_folder
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
 from motet_runner.adapters.digest_lease import DigestLease, DigestLeases
 from motet_runner.adapters.folder_lease import FolderLease
-from motet_runner.adapters.policy.values import FetchRequest, Held
+from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held
 from motet_runner.adapters.safetensors_header import read_header
 from motet_runner.sources.fetch_errors import another_digest, no_space, temporary
 from motet_runner.sources.file_selection import WEIGHTS
@@ -55,6 +55,8 @@ class DiskCache:
         self.max_adapter_bytes = max_adapter_bytes
         self._leases = DigestLeases(folder)
         self._noted: set[str] = set()
+        self._sizes: dict[str, int] = {}
+        """The bytes of the folders that were read."""
 
     def prepare(self) -> None:
         """Make the folder, and remove the files of processes that ended during a fetch."""
@@ -104,16 +106,28 @@ class DiskCache:
         with self._noting("the order of use is not recorded"):
             held.lease.touch()
 
-    def by_last_use(self, capacity: int = 0) -> tuple[Digest, ...]:
-        """All cached adapters. The least recently used one comes first. None if there are no more than `capacity`: to
-        count thousands takes a tenth of the time."""
-        if len(os.listdir(self.folder)) <= capacity:  # noqa: PTH208 - no paths are needed
-            return ()
-        found = []
+    def contents(self, capacity: int = 0, *, sizes: bool = False) -> CacheContents:
+        """All cached adapters; with `sizes`, their bytes, and those of other processes' fetches, too. Without `sizes`,
+        none if there are no more than `capacity`: to count thousands takes a tenth of the time."""
+        if not sizes and len(os.listdir(self.folder)) <= capacity:  # noqa: PTH208 - no paths are needed
+            return CacheContents()
+        found, unfinished = [], 0
         for path in self.folder.iterdir():
             with suppress(ValueError, FileNotFoundError):
-                found.append((path.stat().st_mtime_ns, digest_from_hex(path.name)))
-        return tuple(digest for _, digest in sorted(found))
+                if not path.name.startswith("."):
+                    digest, used = digest_from_hex(path.name), path.stat().st_mtime_ns
+                    found.append((used, digest, self._size_of(path) if sizes else 0))
+                elif sizes and not path.name.startswith(f".fetch-{os.getpid()}-"):
+                    unfinished += _bytes_of(path)
+        names = {hex_of(digest) for _, digest, _ in found}
+        self._sizes = {name: size for name, size in self._sizes.items() if name in names}
+        return CacheContents(tuple(Cached(digest, size) for _, digest, size in sorted(found)), unfinished)
+
+    def _size_of(self, path: Path) -> int:
+        """The bytes of an adapter's files. These never change, so each folder is read once."""
+        if (size := self._sizes.get(path.name)) is None:
+            size = self._sizes[path.name] = _size_of_adapter(path)
+        return size
 
     # -------------------------------------------------------------------------------------------------------- writing
 
@@ -205,8 +219,7 @@ class DiskCache:
     # --------------------------------------------------------------------------------------------------------- inside
 
     def held(self, digest: Digest, lease: DigestLease) -> Held:
-        size = sum((lease.folder / name).stat().st_size for name in adapter_files(lease.folder))
-        return Held(digest, size, lease.inode, lease)
+        return Held(digest, _size_of_adapter(lease.folder), lease.inode, lease)
 
     def _may_use(self, held: Held, request: FetchRequest) -> bool:
         known = request.digest_verified or (held.folder / _origin(request)).exists()
@@ -318,3 +331,11 @@ def _origin(request: FetchRequest) -> str:
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _size_of_adapter(folder: Path) -> int:
+    return sum((folder / name).stat().st_size for name in adapter_files(folder))
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder))

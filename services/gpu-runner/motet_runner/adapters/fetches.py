@@ -10,7 +10,8 @@ from motet_runner.adapters.folder_fetch import copy_folder, store_fetched
 from motet_runner.adapters.policy.effects import Fetch
 from motet_runner.adapters.policy.values import FetchRequest, Held
 from motet_runner.daemon_threads import DaemonThreads
-from motet_runner.sources.folder import FolderUri, adapter_folder
+from motet_runner.sources.folder import AdapterFolder, FolderUri, adapter_folder
+from motet_runner.sources.process_pool import Room
 from motet_runner.sources.source_access import RemoteFiles, Sources
 from motet_runner.sources.uri import parse
 from motet_runner.sources.volume_threads import Progress, VolumeThreads, mount_of
@@ -30,13 +31,14 @@ class Fetches:
         """How many bytes have been fetched, while a fetch from a hub or the web runs."""
         return self._bytes.get(number, 0)
 
-    async def fetch(self, fetch: Fetch) -> Held:
-        """Raises AdapterFetchFailed, and OSError or CallHangs if the runner's own disk fails or hangs."""
+    async def fetch(self, fetch: Fetch, room: Room | None = None) -> Held:
+        """`room`: awaited before files of this many bytes are written. None: there is room for all. Raises
+        AdapterFetchFailed, and OSError or CallHangs if the runner's own disk fails or hangs."""
         source = parse(fetch.request.source, fetch.request.revision)
         try:
             if isinstance(source, FolderUri):
-                return await self._from_folder(source.path, fetch)
-            return await self._from_remote(fetch.number, fetch.request)
+                return await self._from_folder(source.path, fetch, room)
+            return await self._from_remote(fetch.number, fetch.request, room)
         except AdapterFetchFailed as failure:
             if failure.reason == "NoSpace":
                 await self.sources.clear_partial(all_of_them=True)
@@ -45,23 +47,35 @@ class Fetches:
     async def forget_partial(self, request: FetchRequest) -> None:
         await self.sources.forget_partial(self._remote(request))
 
-    async def _from_folder(self, path: Path, fetch: Fetch) -> Held:
+    async def _from_folder(self, path: Path, fetch: Fetch, room: Room | None) -> Held:
         request = fetch.request
         volume = parse(request.volume) if request.volume else None
         mounted = volume.path if isinstance(volume, FolderUri) else None
+        most: int | None = None
+
+        def source() -> AdapterFolder:
+            return adapter_folder(path, self.sources.bounds.of(path, mounted, request.folder), request.revision)
+
+        def measure(progress: Progress) -> int:
+            with progress.reading():
+                return sum(file.size for file in source().stat_files(self.cache.bound(request.max_bytes)))
 
         def read(progress: Progress) -> Held:
             with progress.reading():
-                folder = adapter_folder(path, self.sources.bounds.of(path, mounted, request.folder), request.revision)
-            return copy_folder(self.cache, folder, request, fetch.before, progress.reading)
+                folder = source()
+            return copy_folder(self.cache, folder, request, fetch.before, progress.reading, most=most)
 
-        name = self.sources.bounds.volume_of(path, mounted) or mount_of(path)
-        return await self.volumes.run(str(name), read, discard=_discard, disk_seconds=self._disk_seconds_for(request))
+        name = str(self.sources.bounds.volume_of(path, mounted) or mount_of(path))
+        seconds = self._disk_seconds_for(request)
+        if room is not None:
+            most = await self.volumes.run(name, measure, discard=lambda _: None, disk_seconds=seconds)
+            await room(most)
+        return await self.volumes.run(name, read, discard=_discard, disk_seconds=seconds)
 
     def _disk_seconds_for(self, request: FetchRequest) -> float:
         return self.sources.disk_seconds(self.cache.bound(request.max_bytes))
 
-    async def _from_remote(self, number: int, request: FetchRequest) -> Held:
+    async def _from_remote(self, number: int, request: FetchRequest, room: Room | None) -> Held:
         sources, remote = self.sources, self._remote(request)
         await sources.tidy_partial(request.namespace)
         held: Held | None = None
@@ -72,7 +86,7 @@ class Fetches:
                         find = partial(self.cache.find, Digest(request.expected), request)
                         held = await self.threads.run(find, discard=_discard)
                     if held is None:
-                        await sources.fetch_into("adapter", remote, folder, partial(self._note_bytes, number))
+                        await sources.fetch_into("adapter", remote, folder, partial(self._note_bytes, number), room)
                         store = partial(store_fetched, self.cache, folder, request)
                         seconds = self._disk_seconds_for(request)
                         held = await self.threads.run(store, discard=_discard, seconds=seconds)

@@ -31,18 +31,23 @@ def copy_folder(
     request: FetchRequest,
     before: Held | None = None,
     reading: Reading = nullcontext,
+    *,
+    most: int | None = None,
 ) -> Held:
     """Raises AdapterFetchFailed, which says what is wrong and where. The copy has the checked sizes, and equals the
-    folder's contents at one moment during the call."""
+    folder's contents at one moment during the call. `most`: the bytes that there is room for."""
     limit = cache.bound(request.max_bytes)
     for _ in range(MAX_ATTEMPTS):
         with reading():
             stamp = source.stat_files(limit)
         if before is not None and before.stamp == stamp and (held := cache.find(before.digest, request)) is not None:
             return replace(held, stamp=stamp)
+        size = sum(file.size for file in stamp)
+        if most is not None and size > most:
+            break  # it has grown since
         fill = partial(_copy_files, source=source, stamp=stamp, limit=limit, reading=reading)
         try:
-            held = cache.store(fill, request, str(source.path), sum(file.size for file in stamp))
+            held = cache.store(fill, request, str(source.path), size)
         except _SourceChanged:
             continue
         return replace(held, stamp=stamp)

@@ -7,6 +7,7 @@ disks and sources leave this module only as answers to orders or waiting request
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from itertools import count
 from typing import Any, ParamSpec
 
@@ -20,6 +21,7 @@ from motet.surroundings import Surroundings
 from motet_runner.adapters.adapter_files import AdapterFiles, failure_of
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
+from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.values import FetchRequest, Held, Order
@@ -35,14 +37,14 @@ P = ParamSpec("P")
 
 
 class AdapterRegistry:
-    """`users_of` counts the requests that use an adapter; `post` sends a command to the engine; `capacity` is the disk
+    """`users_of` counts the requests that use an adapter; `post` sends a command to the engine; `limits` are the disk
     cache's, and `time_scale` scales pauses after a failed fetch."""
 
     def __init__(
         self,
         files: AdapterFiles,
         *,
-        capacity: int,
+        limits: CacheLimits,
         users_of: Callable[[Digest], int],
         post: Callable[[Command], None],
         metrics: Metrics,
@@ -57,10 +59,13 @@ class AdapterRegistry:
             spread=lambda: surroundings.random.uniform(0.8, 1.2),
             scale=time_scale,
         )
-        self.policy = AdapterPolicy(capacity=capacity, users_of=users_of, clock=clock, failures=failures)
+        self.policy = AdapterPolicy(limits=limits, users_of=users_of, clock=clock, failures=failures)
         self._waiting: dict[int, asyncio.Future[AdapterLife]] = {}
         """Orders, and waiting requests, by number."""
         self._numbers = count(1)
+        self._room: dict[int, asyncio.Future[None]] = {}
+        """Running fetches that wait for room in the disk cache."""
+        self._bounded = limits.bytes is not None
         self._on_device: set[Digest] = set()
         """The adapters that are on the device, by the last report and the events since."""
         self.residency = Residency(self.policy)
@@ -114,6 +119,7 @@ class AdapterRegistry:
                 order.adapter,
                 check=order.stage >= common_pb2.ADAPTER_STAGE_CERTIFIED,
                 load=order.stage >= common_pb2.ADAPTER_STAGE_HOST,
+                pinned=order.pinned,
             )
         except MotetError:
             self._metrics.adapter_failures.inc()
@@ -122,12 +128,18 @@ class AdapterRegistry:
         return life
 
     async def order(
-        self, fetch: FetchRequest, ref: common_pb2.AdapterRef, *, check: bool = True, load: bool = False
+        self,
+        fetch: FetchRequest,
+        ref: common_pb2.AdapterRef,
+        *,
+        check: bool = True,
+        load: bool = False,
+        pinned: bool = False,
     ) -> AdapterLife:
         _check_digest(fetch.expected)
         number, future = self._wait()
         try:
-            self._decide(self.policy.order, Order(number, ref, fetch, check, load))
+            self._decide(self.policy.order, Order(number, ref, fetch, check, load, pinned))
             return await future
         finally:
             if self._waiting.pop(number, None) is not None:
@@ -210,13 +222,14 @@ class AdapterRegistry:
             case effects.Find():
                 self._spawn(self._answer(effect.number, lambda: self.files.find(effect)))
             case effects.Fetch():
-                self._spawn(self._answer(effect.number, lambda: self.files.fetch(effect)))
+                room = partial(self._make_room, effect.number) if self._bounded else None
+                self._spawn(self._answer(effect.number, lambda: self.files.fetch(effect, room)))
             case effects.Check():
                 self._spawn(self._answer(effect.number, lambda: self.files.check(effect.held)))
             case effects.Evict():
                 self._spawn(self._answer(effect.number, lambda: self.files.evict(effect)))
             case effects.ListCache():
-                self._spawn(self._answer(effect.number, lambda: self.files.by_last_use(effect.capacity)))
+                self._spawn(self._answer(effect.number, lambda: self.files.contents(effect)))
             case effects.Confirm():
                 self._confirm(effect)
             case effects.ConfirmAll():
@@ -225,6 +238,12 @@ class AdapterRegistry:
                 self.files.release(effect.held)
             case effects.ForgetPartial():
                 self._spawn(self._quietly(lambda: self.files.forget_partial(effect.request)))
+            case effects.GrantRoom():
+                if (asked := self._room.get(effect.fetch)) is not None and not asked.done():
+                    asked.set_result(None)
+            case effects.RefuseRoom():
+                if (asked := self._room.get(effect.fetch)) is not None and not asked.done():
+                    asked.set_exception(from_proto(effect.failure.to_proto()))
             case LoadAdapter() | DropAdapter():
                 self._post(effect)
             case effects.Succeed():
@@ -235,6 +254,15 @@ class AdapterRegistry:
             case effects.Fail():
                 if (future := self._waiting.pop(effect.who, None)) is not None and not future.done():
                     future.set_exception(from_proto(effect.failure.to_proto()))
+
+    async def _make_room(self, fetch: int, size: int) -> None:
+        """Wait until a running fetch may write `size` bytes in all. Raises the error with which it ends otherwise."""
+        future = self._room[fetch] = asyncio.get_running_loop().create_future()
+        try:
+            self._decide(self.policy.needs, fetch, size)
+            await future
+        finally:
+            del self._room[fetch]
 
     async def _answer(self, number: int, work: Callable[[], Awaitable[effects.Answer]]) -> None:
         answer: effects.Answer

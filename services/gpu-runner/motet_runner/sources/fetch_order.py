@@ -42,6 +42,8 @@ class FetchOrder:
 
     parallel: int = 1
     parent: int = 0
+    asks_room: bool = False
+    """True if the process asks the service for room on the disk before it writes."""
     access: NetworkAccess = NetworkAccess()
 
     @property

@@ -36,7 +36,7 @@ from motet_runner.sources.file_selection import (
 )
 from motet_runner.sources.folder import FolderUri
 from motet_runner.sources.network_guard import NetworkGuard
-from motet_runner.sources.remote_source import Opening, OpenSource, RemoteSource
+from motet_runner.sources.remote_source import NeedRoom, Opening, OpenSource, RemoteSource
 from motet_runner.sources.secret import NO_CREDENTIALS, SourceCredentials, read_credentials
 from motet_runner.sources.uri import parse
 
@@ -82,16 +82,21 @@ def fetch(order: FetchOrder, source: RemoteSource, secret: SourceCredentials) ->
     browser = client(order.access, NetworkGuard(allowed), timeout=order.stall_seconds)
     watch = TransferWatch(order)
     watch.start()
-    opened = source.open(Opening(order=order, secret=secret, client=browser, on_checked=watch.check))
+    need: NeedRoom = RoomOnDisk().need if order.asks_room else lambda _: None
+    opened = source.open(Opening(order=order, secret=secret, client=browser, on_checked=watch.check, need=need))
     if opened.revision:
         send(revision=opened.revision)
-    _fetch_all(order, opened, into, opened.sizes)
+    _fetch_all(order, opened, into, opened.sizes, need)
 
 
-def _fetch_all(order: FetchOrder, source: OpenSource, into: Path, sizes: Mapping[str, int | None] | None) -> None:
+def _fetch_all(
+    order: FetchOrder, source: OpenSource, into: Path, sizes: Mapping[str, int | None] | None, need: NeedRoom
+) -> None:
     first = of_adapter(order.max_bytes) if order.what == "adapter" else of_model()
     if sizes is not None:
         check_listing(sizes, first, order.max_bytes, order.uri)
+        listed = [file for file in first if file.name in sizes]
+        need({file.name: file.limit if (size := sizes[file.name]) is None else size for file in listed})
     for file in first:
         if not source.fetch(file, into):
             (into / file.name).unlink(missing_ok=True)  # an earlier fetch may have left it, when the source had it
@@ -108,6 +113,24 @@ def _fetch_all(order: FetchOrder, source: OpenSource, into: Path, sizes: Mapping
                 raise missing_file(order.uri, "*.safetensors", sizes or ())
     for stale in {path.name for path in into.glob("*.safetensors")} - {file.name for file in weights}:
         (into / stale).unlink()
+
+
+class RoomOnDisk:
+    """Asks the service for room before a file is written. Files of an adapter come one after the other."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+        self._granted = 0
+
+    def need(self, files: Mapping[str, int]) -> None:
+        """Wait until there is room for these files. If there is none, the service ends this process."""
+        self._files |= files
+        total = sum(self._files.values())
+        if total > self._granted:
+            send(needs=total)
+            if not sys.stdin.buffer.readline():
+                os._exit(1)  # the service has gone
+            self._granted = total
 
 
 class TransferWatch(threading.Thread):

@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -60,6 +60,10 @@ class PartialFetches:
             self._clear(self._of(folder), all_of_them=all_of_them)
             with suppress(OSError):
                 folder.rmdir()
+
+    def total_bytes(self, *, but: Collection[Path]) -> int:
+        """The bytes of all folders, except these."""
+        return sum(_bytes_of(one) for namespace in self._of(self.root) for one in self._of(namespace) if one not in but)
 
     def forget(self, namespace: str, *words: str) -> None:
         _remove_unlocked(self.folder_of(namespace, *words))

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
@@ -29,6 +29,10 @@ OnProgress = Callable[[int, int], None]
 """Called with the bytes that have arrived, and the bytes in total (0 if the source does not say)."""
 
 
+Room = Callable[[int], Awaitable[None]]
+"""Awaited before a fetch writes files of this many bytes in all. Raises AdapterFetchFailed if there is no room."""
+
+
 class FetchProcessPool:
     def __init__(self, metrics: FetchMetrics, *, max_processes: int) -> None:
         self._metrics = metrics
@@ -37,31 +41,33 @@ class FetchProcessPool:
         self._namespace_limits: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """One per namespace that has running or waiting fetches"""
 
-    async def fetch(self, order: FetchOrder, on_progress: OnProgress, *, namespace: str = "") -> None:
+    async def fetch(
+        self, order: FetchOrder, on_progress: OnProgress, *, namespace: str = "", room: Room | None = None
+    ) -> None:
         """Fetch an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the fetch process."""
         namespace_limit = self._namespace_limits.setdefault(namespace, asyncio.Semaphore(self._max_per_namespace))
         async with namespace_limit, self._limit:
             self._metrics.under_way.labels(order.what).inc()
             try:
-                await self._run_in_time(order, on_progress)
+                await self._run_in_time(order, on_progress, room)
             except AdapterFetchFailed as failure:
                 self._metrics.failures.labels(order.what, failure.reason or "FetchFailed").inc()
                 raise
             finally:
                 self._metrics.under_way.labels(order.what).dec()
 
-    async def _run_in_time(self, order: FetchOrder, on_progress: OnProgress) -> None:
+    async def _run_in_time(self, order: FetchOrder, on_progress: OnProgress, room: Room | None) -> None:
         seconds = order.max_seconds
         try:
             async with asyncio.timeout(seconds):
-                await self._run(order, on_progress)
+                await self._run(order, on_progress, room)
         except TimeoutError:
             raise temporary(
                 f"{order.uri} did not arrive completely in {seconds:.0f} s. Motet continues the fetch later. Put the "
                 "files on a faster server, or the platform can lower MOTET_RUNNER_FETCH_KIB_PER_SECOND."
             ) from None
 
-    async def _run(self, order: FetchOrder, on_progress: OnProgress) -> None:
+    async def _run(self, order: FetchOrder, on_progress: OnProgress, room: Room | None) -> None:
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             stdin=asyncio.subprocess.PIPE,
@@ -71,11 +77,11 @@ class FetchProcessPool:
             limit=MAX_LINE_BYTES,
         )
         assert process.stdin is not None
-        assert process.stdout is not None
         try:
             process.stdin.write(order.encoded())
-            process.stdin.close()
-            if not await self._listen(process.stdout, order, on_progress):
+            if room is None:
+                process.stdin.close()
+            if not await self._listen(process, order, on_progress, room):
                 raise temporary(
                     f"{order.uri} was not fetched: the fetch process ended with status {await process.wait()}. Motet "
                     "tries again automatically."
@@ -91,13 +97,17 @@ class FetchProcessPool:
                 async with asyncio.timeout(END_SECONDS):
                     await process.wait()
 
-    async def _listen(self, lines: asyncio.StreamReader, order: FetchOrder, on_progress: OnProgress) -> bool:
+    async def _listen(
+        self, process: asyncio.subprocess.Process, order: FetchOrder, on_progress: OnProgress, room: Room | None
+    ) -> bool:
         """Read the messages of a fetch process. Returns True if it reported that it is done."""
+        assert process.stdin is not None
+        assert process.stdout is not None
         fetched = total = 0
         first = True
         while True:
             async with asyncio.timeout(3 * order.stall_seconds + 30):
-                line = await lines.readline()
+                line = await process.stdout.readline()
             if not line:
                 return False
             message = orjson.loads(line)
@@ -105,6 +115,9 @@ class FetchProcessPool:
                 raise AdapterFetchFailed(
                     message["failure"], reason=message["reason"], retry_after=message["retry_after"]
                 )
+            if "needs" in message and room is not None:
+                await room(message["needs"])
+                process.stdin.write(b"\n")
             if "total" in message:
                 total = message["total"]
             if "bytes" in message:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:  # only a fetch process has these
     from motet_runner.sources.secret import SourceCredentials
 
 
+NeedRoom = Callable[[Mapping[str, int]], None]
+"""Called with files and their bytes before they are written: waits until there is room for them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
     """What a source gets from a fetch process."""
@@ -24,6 +28,7 @@ class Opening:
     """A client that connects only to allowed addresses"""
     on_checked: Callable[[int], None]
     """Called with the number of bytes that were read again for a check: these count as progress, too."""
+    need: NeedRoom
 
 
 class OpenSource(Protocol):

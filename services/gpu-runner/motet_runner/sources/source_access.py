@@ -20,7 +20,7 @@ from motet_runner.sources.fetch_order import FetchOrder, NetworkAccess
 from motet_runner.sources.folder import VolumeBounds
 from motet_runner.sources.metrics import FetchMetrics
 from motet_runner.sources.partial_fetch import PartialFetches, locked
-from motet_runner.sources.process_pool import FetchProcessPool, OnProgress
+from motet_runner.sources.process_pool import FetchProcessPool, OnProgress, Room
 
 SLOWEST_BYTES_PER_SECOND = 16 << 20
 """The rate of a busy network disk. A slower disk counts as hanging."""
@@ -55,6 +55,8 @@ class Sources:
             max_count=settings.max_partial_fetches,
             max_bytes=settings.max_partial_mib << 20,
         )
+        self._running: set[Path] = set()
+        """The folders that fetches of this process write to."""
         self._files = DaemonThreads("partial fetches", 1, seconds=self.disk_stall_seconds)
         self._processes = FetchProcessPool(self.metrics, max_processes=settings.fetches_at_once)
         self._settings = settings
@@ -82,6 +84,7 @@ class Sources:
         folder = self.partial.folder_of(*remote.words)
         keep = True  # also if the fetch is stopped
         async with locked(folder, self._files):
+            self._running.add(folder)
             try:
                 yield folder
                 keep = False
@@ -89,6 +92,7 @@ class Sources:
                 keep = may_continue(failure)
                 raise
             finally:
+                self._running.discard(folder)
                 if not keep:
                     await self._files.run(partial(shutil.rmtree, folder, ignore_errors=True))
 
@@ -100,15 +104,24 @@ class Sources:
         """Remove old interrupted fetches, or all of them if a disk is full."""
         await self._files.run(partial(self.partial.clear, all_of_them=all_of_them))
 
+    async def partial_bytes(self) -> int:
+        """The bytes of all unfinished fetches but those that run in this process."""
+        return await self._files.run(partial(self.partial.total_bytes, but=frozenset(self._running)))
+
     async def forget_partial(self, remote: RemoteFiles) -> None:
         """Remove an interrupted fetch that will not be continued."""
         await self._files.run(partial(self.partial.forget, *remote.words))
 
     async def fetch_into(
-        self, what: Literal["adapter", "model"], remote: RemoteFiles, into: Path, on_progress: OnProgress
+        self,
+        what: Literal["adapter", "model"],
+        remote: RemoteFiles,
+        into: Path,
+        on_progress: OnProgress,
+        room: Room | None = None,
     ) -> None:
-        """Fetch the files in a fetch process. Raises AdapterFetchFailed. One namespace can't use all fetch
-        processes."""
+        """Fetch the files in a fetch process. Raises AdapterFetchFailed, and what `room` raises. One namespace can't
+        use all fetch processes."""
         order = FetchOrder(
             what=what,
             uri=remote.uri,
@@ -120,9 +133,10 @@ class Sources:
             min_average_bytes_per_second=self._settings.fetch_kib_per_second << 10,
             parallel=self._settings.fetches_at_once,
             parent=os.getpid(),
+            asks_room=room is not None,
             access=self._access,
         )
-        await self._processes.fetch(order, on_progress, namespace=remote.namespace)
+        await self._processes.fetch(order, on_progress, namespace=remote.namespace, room=room)
 
 
 def may_continue(failure: AdapterFetchFailed) -> bool:

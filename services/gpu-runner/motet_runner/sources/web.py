@@ -19,7 +19,8 @@ class WebUri:
     def open(self, opening: Opening) -> OpenSource:
         from motet_runner.sources.web_folder import WebFolder
 
-        return WebFolder(self.url, opening.client, opening.secret.header, pause=opening.order.stall_seconds / 60)
+        pause = opening.order.stall_seconds / 60
+        return WebFolder(self.url, opening.client, opening.secret.header, opening.need, pause)
 
 
 def parse(uri: str, _: str) -> WebUri:

@@ -19,11 +19,15 @@ from motet_runner.sources.fetch_order import NetworkAccess
 from motet_runner.sources.file_selection import WantedFile, missing_file
 from motet_runner.sources.network_guard import NetworkGuard
 from motet_runner.sources.proxy import Tunnel
+from motet_runner.sources.remote_source import NeedRoom
 
 MAX_ATTEMPTS = 5
 """How many attempts in a row may fail without a new byte. Then the fetch fails, and the service fetches again later."""
 
 MAX_REDIRECTS = 5
+
+ROOM_STEP = 1 << 20
+"""For how many bytes at a time there must be room, while a file comes whose size the server has not told."""
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -57,6 +61,7 @@ class WebFolder:
     url: str
     client: httpx2.Client
     authorization: Mapping[str, str]
+    need: NeedRoom
     pause: float = 0.5
     """Seconds before the second attempt. The time doubles with each further attempt."""
     revision: str = ""
@@ -106,15 +111,17 @@ class WebFolder:
                 raise too_large(f"{self.url}{file.name} has {total} bytes, but Motet fetches at most {file.limit}.")
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise forbidden(f"{self.url}{file.name} is sent compressed, although Motet asked for plain data.")
+            if total is not None:
+                self.need({file.name: total})
             if not start:
                 part.unlink(missing_ok=True)
                 etag = response.headers.get("etag", "")
                 tag.write_text("" if etag.startswith("W/") else etag)  # a weak entity tag does not mean equal bytes
-            self._write(response, file, part, start)
+            self._write(response, file, part, start, total)
             if total is not None and _size(part) != total:
                 raise _Interrupted(f"the download ended after {_size(part)} of {total} bytes")
 
-    def _write(self, response: httpx2.Response, file: WantedFile, part: Path, start: int) -> None:
+    def _write(self, response: httpx2.Response, file: WantedFile, part: Path, start: int, total: int | None) -> None:
         written = start
         with part.open("ab") as out:
             for chunk in response.iter_raw():  # a larger chunk would be lost if the connection breaks
@@ -122,6 +129,8 @@ class WebFolder:
                 if written > file.limit:
                     out.truncate(0)
                     raise too_large(f"{self.url}{file.name} has more than {file.limit} bytes, which is the limit.")
+                if total is None:
+                    self.need({file.name: min(file.limit, -(-written // ROOM_STEP) * ROOM_STEP)})
                 out.write(chunk)
             out.flush()
             os.fsync(out.fileno())

@@ -64,6 +64,8 @@ class DigestSource:
     bytes: int = 0
     max_bytes: int = 0
     rank: int = 0
+    pinned: bool = False
+    """Its owner wants it resident, also without requests."""
 
 
 @dataclass(slots=True)
@@ -303,7 +305,7 @@ class Adapters:
             if not adapter.recheck_requested:
                 adapter.recheck_requested = True
                 self._changes.changed(name, now)
-            source = DigestSource(spec.ref, adapter.wanted, max_bytes=spec.max_bytes)
+            source = DigestSource(spec.ref, adapter.wanted, max_bytes=spec.max_bytes, pinned=spec.min_replicas > 0)
             yield _ensure(order, runner, source, adapter.wanted.expected_digest, AdapterStage.CERTIFIED)
 
     def _may_want_check(self) -> Iterable[Adapter]:
@@ -544,8 +546,9 @@ def _ensure(order: int, runner: Runner, source: DigestSource, digest: str, stage
         max_bytes=source.max_bytes,
         expected_digest=digest,
         stage=stage,
+        pinned=source.pinned,
     )
 
 
 def _source_of(spec: AdapterSpec, revision: Revision) -> DigestSource:
-    return DigestSource(spec.ref, revision.key, revision.bytes, spec.max_bytes, revision.rank)
+    return DigestSource(spec.ref, revision.key, revision.bytes, spec.max_bytes, revision.rank, spec.min_replicas > 0)

@@ -102,6 +102,8 @@ class EnsureAdapter:
     max_bytes: int = 0
     volume: str = ""
     folder: str = ""
+    pinned: bool = False
+    """Its owner wants it resident, also without requests: it leaves the runner's disk last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1729,6 +1729,7 @@ class EnsureAdapter(_message.Message):
     VOLUME_FIELD_NUMBER: _builtins.int
     FOLDER_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     source: _builtins.str
     expected_digest: _builtins.str
@@ -1746,6 +1747,8 @@ class EnsureAdapter(_message.Message):
     """of the volume: nothing outside of it is read; empty: all of it may be"""
     order: _builtins.int
     """its own number, which every answer repeats"""
+    pinned: _builtins.bool
+    """its owner wants it resident, also without requests"""
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterRef: ...
     def __init__(
@@ -1762,10 +1765,11 @@ class EnsureAdapter(_message.Message):
         volume: _builtins.str = ...,
         folder: _builtins.str = ...,
         order: _builtins.int = ...,
+        pinned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "order", b"order", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "order", b"order", "pinned", b"pinned", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,12 +12,13 @@ from motet.runner_info import Failure
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.effects import Answer, Effect
-from motet_runner.adapters.policy.eviction import Eviction
+from motet_runner.adapters.policy.eviction import CacheLimits, Eviction
 from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.pending import FetchJob, Listing, Pending
-from motet_runner.adapters.policy.values import FetchRequest, Held, Order
+from motet_runner.adapters.policy.values import CacheContents, FetchRequest, Held, Order
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
+from motet_runner.sources.fetch_errors import no_space, too_large
 
 MAX_MANIFESTS = 4096
 """For how many manifests the last source is remembered: its partial fetch is removed when the source changes or
@@ -29,15 +30,15 @@ CONFIRMED_AT_ONCE = 500
 
 class AdapterPolicy:
     """Its methods report what has happened; then `take_effects` returns the effects to carry out. `users_of` counts the
-    requests that use an adapter; `capacity` is the disk cache's."""
+    requests that use an adapter; `limits` are the disk cache's."""
 
     def __init__(
-        self, *, capacity: int, users_of: Callable[[Digest], int], clock: Clock, failures: SourceFailures
+        self, *, limits: CacheLimits, users_of: Callable[[Digest], int], clock: Clock, failures: SourceFailures
     ) -> None:
         self._failures = failures
         self._users_of = users_of
         self._clock = clock
-        self._eviction = Eviction(capacity)
+        self._eviction = Eviction(limits)
         self._lives: dict[Digest, AdapterLife] = {}
         self.jobs: dict[tuple[object, ...], FetchJob] = {}
         self.pending = Pending()
@@ -140,6 +141,7 @@ class AdapterPolicy:
         self._drop_when_idle(life, drop=False)
         for order in orders.values():
             life.generations[order.manifest] = order.ref.generation
+            (life.pinned.add if order.pinned else life.pinned.discard)(order.manifest)
             life.orders[order.number] = order
         self._advance(life)
 
@@ -175,6 +177,7 @@ class AdapterPolicy:
     def manifest_gone(self, manifest: str) -> None:
         for life in self:
             life.generations.pop(manifest, None)
+            life.pinned.discard(manifest)
         if (source := self._sources.pop(manifest, None)) is not None:
             self._forget_source(source)
 
@@ -201,6 +204,8 @@ class AdapterPolicy:
     def use(self, digest: Digest, until: float = 0.0) -> None:
         """A request starts, or was announced: do not evict the adapter before `until`."""
         life = self._life(digest)
+        if not until:
+            self._eviction.frequency.used(digest)
         life.wanted_until = max(life.wanted_until, until)
         if life.ready:
             assert life.held is not None
@@ -230,6 +235,7 @@ class AdapterPolicy:
     def answered(self, number: int, answer: Answer) -> None:
         """Takes the answer to a numbered effect."""
         asker = self.pending.pop(number)
+        self._eviction.fetch_ended(number)
         match asker, answer:
             case (None, Held()):
                 self._emit(effects.Release(answer))
@@ -245,8 +251,8 @@ class AdapterPolicy:
                 self._fetch_failed(asker, answer)
             case (AdapterLife(), _):
                 self._digest_answered(asker, answer)
-            case (Listing(), tuple()):
-                self._eviction.listed(answer)
+            case (Listing(), CacheContents()):
+                self._eviction.listed(answer, self._is_pinned)
                 self._evict_next()
             case (Listing(), Failure()):
                 self._evict_next()
@@ -424,12 +430,37 @@ class AdapterPolicy:
 
     # ------------------------------------------------------------------------------------------------------- eviction
 
+    def needs(self, fetch: int, size: int) -> None:
+        """A running fetch is about to write files, of `size` bytes in all. It waits for `GrantRoom` or `RefuseRoom`."""
+        limit = self._eviction.limits.bytes
+        if limit is not None and size > limit:
+            text = f"{self._named(fetch)} has {size} bytes, but engine.adapterDiskMiB allows {limit} for all adapters."
+            self._emit(effects.RefuseRoom(fetch, Failure.of(too_large(text))))
+        elif self._eviction.ask(fetch, size):
+            self._list()
+
+    def _answer_fetches(self) -> None:
+        granted, refused = self._eviction.decided()
+        for fetch in granted:
+            self._emit(effects.GrantRoom(fetch))
+        for fetch in refused:
+            text = (
+                f"There is no room for {self._named(fetch)}: what is used now and cannot be removed leaves too little "
+                "of engine.adapterDiskMiB. Raise it, or use fewer adapters at once. Motet tries again automatically."
+            )
+            self._emit(effects.RefuseRoom(fetch, Failure.of(no_space(text))))
+
+    def _named(self, fetch: int) -> str:
+        job = self.pending.askers.get(fetch)
+        return job.request.source if isinstance(job, FetchJob) else "The adapter"
+
     def _list(self) -> None:
-        self._emit(effects.ListCache(self.pending.add(Listing()), self._eviction.capacity))
+        self._emit(effects.ListCache(self.pending.add(Listing()), self._eviction.limits.adapters, self._eviction.room))
 
     def _evict_next(self) -> None:
         digest = self._eviction.next(self._in_use)
         if digest is None:
+            self._answer_fetches()
             if self._eviction.ended():
                 self._list()
             return
@@ -438,6 +469,10 @@ class AdapterPolicy:
         life.held = None
         self.changed[digest] = None
         self._emit(life.pending)
+
+    def _is_pinned(self, digest: Digest) -> bool:
+        life = self._lives.get(digest)
+        return life is not None and bool(life.pinned)
 
     def _in_use(self, digest: Digest) -> bool:
         life = self._lives.get(digest)

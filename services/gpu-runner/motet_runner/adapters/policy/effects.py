@@ -1,11 +1,12 @@
 """The effects on adapters, and their answers."""
 
 from dataclasses import dataclass
+from math import inf
 
 from motet.domain import Digest
 from motet.runner_info import Failure
 from motet_runner.adapters.certification import Certification
-from motet_runner.adapters.policy.values import FetchRequest, Held
+from motet_runner.adapters.policy.values import CacheContents, FetchRequest, Held
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 
 # ---------------------------------------------------------------------------------------------------- with an answer
@@ -52,13 +53,15 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class ListCache:
-    """List the cached adapters, the least recently used first. If there are no more than `capacity`, list none."""
+    """List the cached adapters, the least recently used first. If there are no more than `capacity`, and `room` is
+    endless, list none. If they have more bytes than `room`, interrupted fetches are removed first."""
 
     number: int
     capacity: int
+    room: float = inf
 
 
-Answer = Held | Certification | tuple[Digest, ...] | Failure | None
+Answer = Held | Certification | CacheContents | Failure | None
 """The answer to a numbered effect. Each effect gets exactly one answer with its number. If the disk hangs, the answer
 comes at a time limit."""
 
@@ -94,6 +97,21 @@ class ForgetPartial:
 
 
 @dataclass(frozen=True, slots=True)
+class GrantRoom:
+    """A running fetch may write the bytes that it has asked room for."""
+
+    fetch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseRoom:
+    """A running fetch gets no room, and ends."""
+
+    fetch: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
 class Succeed:
     """An order, or a request that waits, gets its adapter."""
 
@@ -117,6 +135,8 @@ Effect = (
     | ConfirmAll
     | Release
     | ForgetPartial
+    | GrantRoom
+    | RefuseRoom
     | LoadAdapter
     | DropAdapter
     | Succeed

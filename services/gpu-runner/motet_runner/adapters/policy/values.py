@@ -59,6 +59,8 @@ class Order:
     fetch: FetchRequest
     check: bool = True
     load: bool = False
+    pinned: bool = False
+    """The platform wants the adapter resident, also without requests."""
 
     @property
     def manifest(self) -> str:
@@ -86,3 +88,24 @@ class Held:
     @property
     def folder(self) -> Path:
         return self.lease.folder
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """An adapter in the disk cache."""
+
+    digest: Digest
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheContents:
+    by_last_use: tuple[Cached, ...] = ()
+    """The adapters. The least recently used one comes first."""
+
+    unfinished: int = 0
+    """The bytes of interrupted fetches, and of other runners' fetches that run."""
+
+    @property
+    def bytes(self) -> int:
+        return self.unfinished + sum(one.bytes for one in self.by_last_use)

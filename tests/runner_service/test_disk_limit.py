@@ -1,0 +1,316 @@
+"""The disk cache is bounded in bytes, with those of unfinished fetches. What is used or awaited stays."""
+
+import asyncio
+import errno
+import os
+from contextlib import suppress
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from motet.api.v1 import common_pb2, scheduler_pb2
+from motet.clock import FakeClock
+from motet.digest import ADAPTER_FILES, ADAPTER_OPTIONAL_FILES, adapter_digest
+from motet.domain import Digest
+from motet.errors import AdapterFetchFailed
+from motet_runner.adapters.certification import Certification
+from motet_runner.adapters.policy import effects
+from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
+from motet_runner.adapters.policy.eviction import CacheLimits, Eviction
+from motet_runner.adapters.policy.failures import SourceFailures
+from motet_runner.adapters.policy.frequency import Frequency
+from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held, Order
+from motet_runner.engine_messages import DropAdapter
+from tests.runner_service.test_registry import RegistrySetup
+from tests.support.adapter_fetches import settle
+from tests.support.in_process_runner import write_adapter
+
+
+def digest(number: int) -> Digest:
+    return Digest(f"sha256:{number:064x}")
+
+
+def bytes_in(folder: Path) -> int:
+    """Of adapters' files, also of those that come. None is counted twice: a folder is renamed while it is read."""
+    names = (*ADAPTER_FILES, *ADAPTER_OPTIONAL_FILES)
+    sizes: dict[int, int] = {}
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.name in names:
+                status = path.stat()
+                sizes[status.st_ino] = status.st_size
+    return sum(sizes.values())
+
+
+@pytest.fixture
+def one_size(tmp_path: Path) -> int:
+    """What an adapter takes."""
+    setup = RegistrySetup(tmp_path / "measured")
+
+    async def measure() -> int:
+        await setup.ensure(1)
+        return bytes_in(setup.cache.folder)
+
+    size = asyncio.run(measure())
+    setup.adapters.close()
+    return size
+
+
+async def test_the_disk_holds_no_more_bytes_than_allowed_and_the_oldest_makes_room(tmp_path, one_size):
+    setup = RegistrySetup(tmp_path, capacity=99, disk_bytes=3 * one_size + 100)
+    lives = []
+    for number in range(6):
+        lives.append(await setup.ensure(number))
+        assert bytes_in(setup.cache.folder) <= 3 * one_size + 100
+    assert setup.cached() == {one.digest for one in lives[-3:]}
+    assert DropAdapter(lives[0].digest) in setup.posted
+    setup.adapters.close()
+
+
+async def test_an_adapter_larger_than_the_disk_may_hold_is_refused_at_once_with_field_and_size(tmp_path):
+    setup = RegistrySetup(tmp_path, disk_bytes=1000)
+    kept = write_adapter(tmp_path / "large", rank=64)
+    size = sum(path.stat().st_size for path in kept.iterdir())
+    order = scheduler_pb2.EnsureAdapter(adapter=common_pb2.AdapterRef(name="large"), source=kept.as_uri())
+    with pytest.raises(
+        AdapterFetchFailed, match=rf"has {size} bytes, but engine\.adapterDiskMiB allows 1000"
+    ) as caught:
+        await setup.adapters.ensure(order)
+    assert caught.value.reason == "TooLarge"
+    assert not caught.value.retry_after
+    assert list(setup.cache.folder.iterdir()) == []
+    setup.adapters.close()
+
+
+async def test_without_room_the_used_adapters_stay_and_the_fetch_fails_for_now(tmp_path, one_size):
+    setup = RegistrySetup(tmp_path, capacity=99, disk_bytes=2 * one_size + 100)
+    kept = [await setup.ensure(number) for number in (1, 2)]
+    for one in kept:
+        setup.users[one.digest] = 1
+    with pytest.raises(AdapterFetchFailed, match=r"no room for .*adapterDiskMiB") as caught:
+        await setup.ensure(3)
+    assert caught.value.reason == "NoSpace"
+    assert caught.value.retry_after > 0
+    await settle(setup.adapters)
+    assert setup.cached() == {one.digest for one in kept}
+    setup.users.clear()
+    setup.clock.advance(100)
+    third = await setup.ensure(3)
+    assert third.digest in setup.cached()
+    setup.adapters.close()
+
+
+async def test_adapters_that_are_fetched_together_fit_together(tmp_path, one_size):
+    setup = RegistrySetup(tmp_path, capacity=99, disk_bytes=3 * one_size + 100)
+    largest = 0
+
+    async def watch() -> None:
+        nonlocal largest
+        while True:
+            largest = max(largest, bytes_in(setup.cache.folder))
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    found = await asyncio.gather(*(setup.ensure(number) for number in range(8)), return_exceptions=True)
+    watching.cancel()
+    await settle(setup.adapters)
+    assert {one.reason for one in found if isinstance(one, AdapterFetchFailed)} <= {"NoSpace"}
+    assert any(not isinstance(one, Exception) for one in found)
+    assert 0 < largest <= 3 * one_size + 100
+    setup.adapters.close()
+
+
+class Told:
+    """A policy whose cache is full, and the effects of what it is told."""
+
+    def __init__(self, limits: CacheLimits) -> None:
+        self.users: dict[Digest, int] = {}
+        self.clock = FakeClock()
+        self.policy = AdapterPolicy(
+            limits=limits,
+            users_of=lambda one: self.users.get(one, 0),
+            clock=self.clock,
+            failures=SourceFailures(),
+        )
+
+    def tell(self, happened: Any, *args: Any) -> list[Any]:
+        happened(*args)
+        return self.policy.take_effects()
+
+    def order(self, number: int, *, expected: str = "", pinned: bool = False) -> Any:
+        ref = common_pb2.AdapterRef(namespace="acme", name=f"a{number}")
+        request = FetchRequest(source=f"https://acme/{number}/", namespace="acme", expected=expected)
+        (begun,) = self.tell(self.policy.order, Order(number, ref, request, pinned=pinned))
+        return begun
+
+    def hold(self, number: int, *, pinned: bool = False) -> list[Any]:
+        find = self.order(number, expected=digest(number), pinned=pinned)
+        return self.tell(self.policy.answered, find.number, held(number))
+
+
+def held(number: int) -> Held:
+    checked = Certification.of(scheduler_pb2.Certificate(), None)
+    return Held(digest(number), 10, (1, number), None, checked)
+
+
+def contents(*numbers: int, unfinished: int = 0) -> CacheContents:
+    return CacheContents(tuple(Cached(digest(one), 10) for one in numbers), unfinished)
+
+
+def evictions(told: Told, listing: effects.ListCache, found: CacheContents) -> list[Digest]:
+    """What leaves the cache, one after the other, until nothing more does."""
+    gone: list[Digest] = []
+    done = told.tell(told.policy.answered, listing.number, found)
+    while evicted := [one for one in done if isinstance(one, effects.Evict)]:
+        gone += [one.digest for one in evicted]
+        done = told.tell(told.policy.answered, evicted[0].number, None)
+    return gone
+
+
+def full_of(*numbers: int, pinned: tuple[int, ...] = ()) -> tuple[Told, effects.ListCache]:
+    """A runner that holds these adapters, and a fetch of 20 bytes that waits for room."""
+    told = Told(CacheLimits(99, 10 * len(numbers)))
+    for number in numbers:
+        *_, listing = told.hold(number, pinned=number in pinned)
+        told.tell(told.policy.answered, listing.number, contents(*numbers))
+    fetch = told.order(100)
+    (listing,) = told.tell(told.policy.needs, fetch.number, 20)
+    assert listing.room == 10 * len(numbers) - 20
+    return told, listing
+
+
+def test_what_few_requests_use_leaves_before_what_many_use() -> None:
+    told, listing = full_of(1, 2, 3)
+    for number in (1, 1, 1, 2, 3, 3):
+        told.tell(told.policy.use, digest(number))
+    assert evictions(told, listing, contents(1, 2, 3)) == [digest(2), digest(3)]
+
+
+def test_what_the_platform_wants_resident_leaves_last() -> None:
+    told, listing = full_of(1, 2, 3, pinned=(1,))
+    told.tell(told.policy.use, digest(2))
+    assert evictions(told, listing, contents(1, 2, 3)) == [digest(3), digest(2)]
+    told, listing = full_of(1, 2, pinned=(1, 2))
+    assert evictions(told, listing, contents(1, 2)) == [digest(1), digest(2)]
+
+
+def test_what_is_expected_or_ordered_or_used_stays() -> None:
+    told, listing = full_of(1, 2, 3, 4)
+    told.users[digest(1)] = 1
+    told.tell(told.policy.use, digest(2), told.clock() + 2)
+    told.order(3, expected=digest(3))
+    assert evictions(told, listing, contents(1, 2, 3, 4)) == [digest(4)]
+
+
+def test_interrupted_fetches_count_and_a_fetch_that_has_ended_since_the_listing_does_too() -> None:
+    told = Told(CacheLimits(99, 100))
+    first, second = told.order(1), told.order(2)
+    (listing,) = told.tell(told.policy.needs, first.number, 40)
+    assert told.tell(told.policy.answered, listing.number, contents(unfinished=60)) == [effects.GrantRoom(first.number)]
+    (listing,) = told.tell(told.policy.needs, second.number, 10)
+    told.tell(told.policy.answered, first.number, held(1))
+    done = told.tell(told.policy.answered, listing.number, contents(unfinished=60))
+    assert effects.GrantRoom(second.number) not in done, "the listing was made before the first had ended"
+    assert [one.fetch for one in done if isinstance(one, effects.RefuseRoom)] == [second.number]
+
+
+def test_a_fetch_that_asks_during_a_listing_is_not_refused_by_it() -> None:
+    told = Told(CacheLimits(99, 30))
+    told.users[digest(3)] = 1
+    first, second = told.order(1), told.order(2)
+    (listing,) = told.tell(told.policy.needs, first.number, 10)
+    assert told.tell(told.policy.needs, second.number, 20) == []
+    grant, again = told.tell(told.policy.answered, listing.number, contents(3))
+    assert grant == effects.GrantRoom(first.number)
+    told.users.clear()
+    (evict,) = told.tell(told.policy.answered, again.number, contents(3))
+    assert told.tell(told.policy.answered, evict.number, None) == [effects.GrantRoom(second.number)]
+
+
+@pytest.mark.parametrize(("skew", "least"), [(1.5, 0.97), (1.0, 0.87)])
+def test_the_hits_come_near_those_of_an_eviction_that_knows_the_future(skew: float, least: float) -> None:
+    random, places = Random(7), 64
+    weights = [1 / rank**skew for rank in range(1, 2001)]
+    uses = [digest(one) for one in random.choices(range(2000), weights, k=20_000)]
+    eviction = Eviction(CacheLimits(places))
+    cached: dict[Digest, None] = {}
+    hits = 0
+    for one in uses:
+        eviction.frequency.used(one)
+        hits += one in cached
+        cached.pop(one, None)
+        cached[one] = None
+        if eviction.answered(one):
+            eviction.listed(CacheContents(tuple(map(Cached, cached))), lambda _: False)
+            while (gone := eviction.next(lambda _: False)) is not None:
+                del cached[gone]
+                eviction.removed()
+            eviction.ended()
+    assert hits / best_hits(uses, places) >= least
+
+
+def test_what_was_popular_long_ago_leaves_and_counts_stay_finite_and_few() -> None:
+    frequency = Frequency(1)
+    for _ in range(1000):
+        frequency.used(digest(1))
+    for number in range(2, 100_000):
+        frequency.used(digest(2 + number % 5000))
+    assert 0.0 == frequency.of(digest(1)) < frequency.of(digest(2 + 99_999 % 5000)) < inf
+
+
+def best_hits(uses: list[Digest], places: int) -> int:
+    """Belady's: whatever is used last, or never again, leaves."""
+    later: dict[Digest, list[int]] = {}
+    for at in range(len(uses) - 1, -1, -1):
+        later.setdefault(uses[at], []).append(at)
+    cached: dict[Digest, int] = {}
+    hits = 0
+    for one in uses:
+        later[one].pop()
+        hits += one in cached
+        cached[one] = later[one][-1] if later[one] else len(uses)
+        if len(cached) > places:
+            del cached[max(cached, key=lambda digest: cached[digest])]
+    return hits
+
+
+WRITES = {
+    "mkdir": "making the folder",
+    "fsync": "flushing a file",
+    "fchmod": "setting a mode",
+    "rename": "putting the folder in its place",
+}
+
+
+@pytest.mark.parametrize("call", WRITES, ids=list(WRITES.values()))
+async def test_a_disk_that_is_full_at_any_write_loses_nothing_and_is_named(tmp_path, monkeypatch, call):
+    setup = RegistrySetup(tmp_path, disk_bytes=1 << 20)
+    kept = await setup.ensure(1)
+    before = {path: path.read_bytes() for path in setup.cache.folder.rglob("*") if path.is_file()}
+    source = write_adapter(tmp_path / "a2", seed=2)
+    real = getattr(os, call)
+
+    def full(path: Any, *args: Any, **how: Any) -> Any:
+        at = os.fspath(Path(f"/proc/self/fd/{path}").readlink() if isinstance(path, int) else path)
+        if at.startswith(f"{setup.cache.folder}/.fetch-"):
+            raise OSError(errno.ENOSPC, "No space left on device", at)
+        return real(path, *args, **how)
+
+    monkeypatch.setattr(os, call, full)
+    order = scheduler_pb2.EnsureAdapter(
+        adapter=common_pb2.AdapterRef(name="a2"), source=source.as_uri(), stage=common_pb2.ADAPTER_STAGE_CERTIFIED
+    )
+    with pytest.raises(AdapterFetchFailed) as caught:
+        await setup.adapters.ensure(order)
+    await settle(setup.adapters)
+    assert caught.value.reason == "NoSpace"
+    assert str(setup.cache.folder) in caught.value.message
+    assert {path: path.read_bytes() for path in setup.cache.folder.rglob("*") if path.is_file()} == before
+    assert setup.adapters.for_request(kept.digest) is not None
+    monkeypatch.undo()
+    setup.clock.advance(100)
+    assert (await setup.settled(setup.adapters.ensure(order))).digest == adapter_digest(source)
+    setup.adapters.close()
