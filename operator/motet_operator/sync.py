@@ -209,6 +209,7 @@ class SchedulerSync:
                         limits={name: _limits(one) for name, one in pool.limits.items()},
                         weights=pool.weights,
                         chat=pool.chat.to_proto(),
+                        cold_wait_seconds=pool.cold_wait_seconds,
                     )
                     for pool in self._catalog.pools
                 ],

@@ -117,6 +117,7 @@ async def test_the_catalog_is_sent_with_tenants_shares_and_formats(tmp_path: Pat
             pool(
                 allowedNamespaces={"from": "All"},
                 tenants=tenants,
+                admission={"coldWaitSeconds": 7},
                 chat={"toolFormat": "hermes", "requestTemplates": True},
             )
         ],
@@ -137,6 +138,7 @@ async def test_the_catalog_is_sent_with_tenants_shares_and_formats(tmp_path: Pat
         assert [dict(one.max_classes) for one in snapshot.pools] == [{"*": standard, "acme": standard}]
         assert [dict(one.limits) for one in snapshot.pools] == [{"acme": scheduler_pb2.Limits(tokens_per_minute=9)}]
         assert [dict(one.weights) for one in snapshot.pools] == [{"acme": 3}]
+        assert [one.cold_wait_seconds for one in snapshot.pools] == [7]
 
 
 async def test_an_invalid_certificate_is_left_out_and_the_rest_of_the_report_counts(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_adapters_in_use_need_slots_and_resident_ones_need_runners():
 
 
 def test_adapters_that_nobody_uses_are_not_looked_at(monkeypatch):
-    driver = scaled(adapter("pirate"), adapter("poet"), adapter("pinned", min_replicas=2))
+    driver = scaled(adapter("pirate"), adapter("poet"), adapter("pinned", min_replicas=2), cold_wait=HOUR)
     driver.attach("r0", pages=100, adapter_slots=1)
     driver.certify("pirate", PIRATE)
     driver.certify("poet", POET)

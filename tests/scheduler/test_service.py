@@ -143,8 +143,8 @@ def count_copies(runners):
     copied = []
 
     def counted(fetch):
-        async def fetch_and_count(order):
-            held = await fetch(order)
+        async def fetch_and_count(order, room):
+            held = await fetch(order, room)
             if order.before is None or order.before.inode != held.inode:
                 copied.append(held)
             return held

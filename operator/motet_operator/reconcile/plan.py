@@ -142,6 +142,9 @@ class PoolEntry:
     chat: ChatFormats = UNDECLARED
     """What its group declares."""
 
+    cold_wait_seconds: int = 0
+    """How long its group lets a request wait for an adapter that is on no runner's device."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEntry:

@@ -15,6 +15,7 @@ MotetError
 │   ├── PoolSaturated
 │   ├── NoRunner
 │   ├── StoreUnavailable
+│   ├── AdapterLoading
 │   └── DeadlineExceeded
 ├── AdapterError              the adapter is wrong; its owner must act
 │   ├── AdapterIncompatible
@@ -197,6 +198,14 @@ class StoreRefused(MotetError):
     value and logs it."""
 
     mapping = ErrorMapping("store_refused", 500, "server_error", grpc.StatusCode.INVALID_ARGUMENT)
+
+
+class AdapterLoading(Overloaded):
+    """The adapter was on no runner's device, and was not loaded within `admission.coldWaitSeconds` of its pool. It goes
+    on loading. Try again after the time in `retry-after`, which follows from its size and the rate at which its files
+    come."""
+
+    mapping = ErrorMapping("adapter_loading", 503, "overloaded_error", grpc.StatusCode.UNAVAILABLE, 5.0)
 
 
 class DeadlineExceeded(Overloaded):

@@ -27,6 +27,7 @@ from motet.terms import check_epoch
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.quotas.accounts import AccountLevel, Holder
 from motet_scheduler.policy.values import (
+    USUAL_COLD_WAIT,
     AdapterReadiness,
     AdapterRef,
     AdapterSpec,
@@ -509,6 +510,7 @@ def _read_pool(it: scheduler_pb2.PoolEntry) -> PoolSpec:
         limits=tuple(sorted((name, _read_limits(one)) for name, one in it.limits.items())),
         weights=tuple(sorted((name, weight_said(one)) for name, one in it.weights.items())),
         chat=ChatFormats.from_proto(it.chat),
+        cold_wait=it.cold_wait_seconds or USUAL_COLD_WAIT,
     )
 
 

@@ -264,6 +264,11 @@ class Admission(ResourceModel):
     max_adapters: Annotated[int, Field(ge=1, le=MAX_ADAPTERS)] | None = None
     """The largest number of adapters. If there are more, those that were served before stay, then the oldest."""
 
+    cold_wait_seconds: Annotated[int, Field(ge=1, le=3600)] = 20
+    """How long a request waits while its adapter loads and is on no runner's device. Then the answer is status 503,
+    `adapter_loading`, with the expected time in `retry-after`, and the adapter goes on loading. Of a group, the
+    deciding pool's value counts."""
+
 
 class TenantGrant(Limits):
     """What a namespace gets."""

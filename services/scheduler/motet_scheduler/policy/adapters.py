@@ -69,6 +69,21 @@ class DigestSource:
 
 
 @dataclass(slots=True)
+class Coming:
+    """The bytes of an adapter that a runner fetches, as it has reported them."""
+
+    since: float
+    first: int
+    fetched: int
+    at: float
+
+    @property
+    def rate(self) -> float:
+        """In bytes per second; 0: not known yet."""
+        return (self.fetched - self.first) / (self.at - self.since) if self.at > self.since else 0.0
+
+
+@dataclass(slots=True)
 class PendingCheck:
     """A runner is fetching and checking this revision."""
 
@@ -123,6 +138,12 @@ class Adapters:
         """Manifests that were removed, until runners are told."""
         self._holders: dict[Digest, dict[InstanceName, Tier]] = {}
         """Which runners hold each digest, also those that are disconnected, until they are forgotten."""
+        self.coming: dict[tuple[GroupName, Digest], Coming] = {}
+        """How fast the bytes of adapters come that are fetched now."""
+        self.rates: dict[GroupName, float] = {}
+        """Bytes per second of the last fetch that has lasted."""
+        self.loaded: dict[tuple[GroupName, Digest], None] = {}
+        """What has come to a device since `take_loaded`."""
         self._to_tell: dict[ObjectName, None] = {}
         """Adapters of which something has changed, of what the operator and gateways are told. In order, as a set
         would differ from process to process."""
@@ -385,6 +406,7 @@ class Adapters:
         order = next(self._orders)
         self.order_at(now + self._policy.load_retry)
         runner.load_ordered(order, digest, source.ref, now)
+        self.coming.pop((runner.group, digest), None)
         return _ensure(order, runner, source, digest, AdapterStage.DEVICE)
 
     # ---------------------------------------------------------------------------------------------- out of the way
@@ -427,6 +449,8 @@ class Adapters:
 
     def _moved(self, runner: Runner, moved: Iterable[tuple[Digest, Tier | None]]) -> None:
         for digest, tier in moved:
+            if tier is Tier.DEVICE:
+                self._note_loaded(runner, digest)
             if tier is not None:
                 self._holders.setdefault(digest, {})[runner.instance] = tier
             else:
@@ -443,6 +467,35 @@ class Adapters:
         if tier is not None and digest in self._serving_sources() and runner.note_tier(digest, tier):
             self._holders.setdefault(digest, {})[runner.instance] = tier
             self._tell_of(digest)
+            if tier is Tier.DEVICE:
+                self._note_loaded(runner, digest)
+
+    def _note_loaded(self, runner: Runner, digest: Digest) -> None:
+        self.loaded[runner.group, digest] = None
+        self.coming.pop((runner.group, digest), None)
+
+    def take_loaded(self) -> dict[tuple[GroupName, Digest], None]:
+        """What has come to a device since this was called last."""
+        if not self.loaded:
+            return self.loaded
+        loaded, self.loaded = self.loaded, {}
+        return loaded
+
+    def is_on_a_device(self, digest: Digest, group: GroupName, runners: Mapping[InstanceName, Runner]) -> bool:
+        """Whether a runner of the group that is connected has it on its device."""
+        on_device = (one for one, tier in self._holders.get(digest, {}).items() if tier is Tier.DEVICE)
+        return any(runners[one].attached and runners[one].group == group for one in on_device)
+
+    def bytes_come(self, runner: Runner, event: AdapterStateChanged, now: float) -> None:
+        """A runner has reported on a fetch that it was ordered to make for its device."""
+        key = (runner.group, event.digest)
+        if event.failure is not None or event.stage > AdapterStage.NONE:
+            self.coming.pop(key, None)
+        elif event.bytes and event.digest in self._serving_sources():
+            coming = self.coming.setdefault(key, Coming(now, event.bytes, event.bytes, now))
+            coming.fetched, coming.at = event.bytes, now
+            if coming.rate > 0:
+                self.rates[runner.group] = coming.rate
 
     def connection_changed(self, runner: Runner) -> None:
         """What a runner holds counts for gateways only while it is connected."""

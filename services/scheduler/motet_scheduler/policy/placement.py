@@ -10,6 +10,7 @@ from motet.errors import ContextLengthExceeded
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects
 from motet_scheduler.policy.adapters import REVISION_REPLACED
+from motet_scheduler.policy.cold_waits import ColdWaits
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.queue import Outcome, Queue
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
@@ -35,9 +36,10 @@ EXPLAINED = 20
 
 
 class Placer:
-    def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
+    def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle, cold_waits: ColdWaits) -> None:
         self._state = state
         self._lifecycle = lifecycle
+        self._cold_waits = cold_waits
         self._may_place = PLACED_AT_ONCE
         """How many more in this event."""
 
@@ -169,6 +171,7 @@ class Placer:
             promise = Promise(promise.pages, promise.tokens, source.bytes)
             if not runner.load_is_awaited(request.digest, source.ref, state.now, state.config.load_retry):
                 state.emit(state.adapters.load(runner, request.digest, source, state.now))
+            self._cold_waits.placed(request, source)
         runner.emptied = False  # if it was, the others have no room, and the load has returned
         request.epoch += 1
         request.base = request.base or runner.base.digest

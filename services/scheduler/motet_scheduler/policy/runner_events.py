@@ -187,6 +187,8 @@ class RunnerEvents:
             not (runner is not None and runner.load_reported(event, now, self._state.config.load_retry)) and event.order
         ):
             self._state.emit(effects.IgnoreAnswer(event.instance, event.ref, event.order))
+        elif runner is not None:
+            adapters.bytes_come(runner, event, now)
         if runner is not None and not event.order and event.failure is None:
             adapters.stage_told(runner, event.digest, event.stage)
         self._publisher.order_adapter_loads()

@@ -11,6 +11,7 @@ from motet.domain import BASE
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.autoscaler import Autoscaler
 from motet_scheduler.policy.catalog import CatalogPublisher, SavedCatalog
+from motet_scheduler.policy.cold_waits import ColdWaits
 from motet_scheduler.policy.consolidation import Consolidation
 from motet_scheduler.policy.drains import Drains
 from motet_scheduler.policy.gateway_events import GatewayEvents
@@ -49,7 +50,8 @@ class Scheduler:
         awaited = saved.runners if saved is not None else ()
         state = self.state = SchedulerState(config, now, StartupWait(awaited, now + config.startup_wait), first_order)
         self.lifecycle = RequestLifecycle(state)
-        self.placer = Placer(state, self.lifecycle)
+        self._cold_waits = ColdWaits(state, self.lifecycle)
+        self.placer = Placer(state, self.lifecycle, self._cold_waits)
         self.positions = Positions(state)
         self.capacity = Autoscaler(state)
         self.publisher = CatalogPublisher(state, self.capacity)
@@ -64,6 +66,7 @@ class Scheduler:
             self.lifecycle,
             self._quota_gate,
             self._runner_events,
+            self._cold_waits,
             self.positions,
             self.capacity,
             Consolidation(state, self.lifecycle, self.placer, self.capacity),
@@ -142,6 +145,7 @@ class Scheduler:
         state.now = now
         state.effects = []
         self._handlers[type(event)](event)
+        self._cold_waits.end_of_loaded()
         self.lifecycle.end_forgotten()
         self.lifecycle.move_some()
         if state.bases_changed:

@@ -14,6 +14,9 @@ GroupName = NewType("GroupName", str)
 """namespace/name of the pool group whose base model and adapters a runner serves."""
 
 
+USUAL_COLD_WAIT = 20.0
+"""Of pools whose operator does not say."""
+
 EVERYBODY = "*"
 """Every tenant that is not named."""
 
@@ -149,6 +152,8 @@ class PoolSpec:
     limits: Grants = ()
     weights: Weights = ()
     chat: ChatFormats = UNDECLARED
+    cold_wait: float = USUAL_COLD_WAIT
+    """Seconds that a request of its group waits for an adapter that is on no runner's device."""
 
     @property
     def scalable(self) -> bool:

@@ -2155,6 +2155,7 @@ class PoolEntry(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    COLD_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     group: _builtins.str
     served_name: _builtins.str
@@ -2167,6 +2168,8 @@ class PoolEntry(_message.Message):
     max_replicas: _builtins.int
     """0: no bound"""
     scale_down_stabilization_seconds: _builtins.float
+    cold_wait_seconds: _builtins.int
+    """for an adapter that is on no runner's device; 0: 20"""
     @_builtins.property
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """namespaces that it admits, or one '*': all; none from an operator that says nothing"""
@@ -2203,10 +2206,11 @@ class PoolEntry(_message.Message):
         limits: _abc.Mapping[_builtins.str, Global___Limits] | None = ...,
         weights: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         chat: Global___ChatFormats | None = ...,
+        cold_wait_seconds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "group", b"group", "limits", b"limits", "max_classes", b"max_classes", "max_replicas", b"max_replicas", "max_sequences", b"max_sequences", "min_replicas", b"min_replicas", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "scale_down_stabilization_seconds", b"scale_down_stabilization_seconds", "scaling", b"scaling", "served_name", b"served_name", "tenants", b"tenants", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "cold_wait_seconds", b"cold_wait_seconds", "group", b"group", "limits", b"limits", "max_classes", b"max_classes", "max_replicas", b"max_replicas", "max_sequences", b"max_sequences", "min_replicas", b"min_replicas", "model_uri", b"model_uri", "pool", b"pool", "replicas", b"replicas", "scale_down_stabilization_seconds", b"scale_down_stabilization_seconds", "scaling", b"scaling", "served_name", b"served_name", "tenants", b"tenants", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

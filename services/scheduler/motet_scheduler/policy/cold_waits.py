@@ -1,0 +1,98 @@
+"""How long requests wait for an adapter that is on no runner's device. Then they are refused, with the time after which
+another attempt may succeed.
+
+The wait begins when a request is placed, and its adapter loads for it: before, it waits for room, as all others do. It
+goes on if that runner declines, and ends when any runner of the group has the adapter on its device.
+"""
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+
+from motet.domain import Digest, RequestId
+from motet.errors import AdapterLoading
+from motet.runner_info import Failure
+from motet_scheduler.policy.adapters import DigestSource
+from motet_scheduler.policy.request_lifecycle import RequestLifecycle
+from motet_scheduler.policy.requests import Request
+from motet_scheduler.policy.state import SchedulerState
+from motet_scheduler.policy.values import USUAL_COLD_WAIT, GroupName
+
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
+
+
+@dataclass(slots=True, eq=False)
+class ColdWait:
+    request: Request
+    source: DigestSource
+    seconds: float
+    """How long it may wait."""
+
+
+class ColdWaits:
+    def __init__(self, state: SchedulerState, lifecycle: RequestLifecycle) -> None:
+        self._state = state
+        self._lifecycle = lifecycle
+        self._of_digest: dict[tuple[GroupName, Digest], dict[RequestId, ColdWait]] = {}
+        self._due: list[tuple[float, int, ColdWait]] = []
+        self._numbers = count()
+
+    def placed(self, request: Request, source: DigestSource) -> None:
+        """A request has a place on a runner that does not have its adapter on its device."""
+        if request.delivered:
+            return  # its client reads already, and is not sent away
+        of_digest = self._of_digest.setdefault((request.group, request.digest), {})
+        before = of_digest.get(request.id)
+        if (before is None or before.request is not request) and not self._is_on_a_device(request):
+            wait = of_digest[request.id] = ColdWait(request, source, self._longest(request.group))
+            heappush(self._due, (self._state.now + wait.seconds, next(self._numbers), wait))
+
+    def _longest(self, group: GroupName) -> float:
+        pools = self._state.pools.values()
+        return next((pool.cold_wait for pool in pools if pool.group == group), USUAL_COLD_WAIT)
+
+    def end_of_loaded(self) -> None:
+        """Adapters have come to a device: nobody waits for that any more."""
+        for loaded in self._state.adapters.take_loaded():
+            self._of_digest.pop(loaded, None)
+
+    def next_due(self) -> float:
+        return self._due[0][0] if self._due else inf
+
+    def tick(self) -> None:
+        while self.next_due() <= self._state.now:
+            wait = heappop(self._due)[2]
+            request, key = wait.request, (wait.request.group, wait.request.digest)
+            of_digest = self._of_digest.get(key, {})
+            if of_digest.get(request.id) is not wait:
+                continue
+            del of_digest[request.id]
+            if not of_digest:
+                del self._of_digest[key]
+            gone = self._state.requests.get(request.id) is not request or request.forgotten
+            if not gone and not request.delivered:
+                self._refuse(wait)
+
+    def _refuse(self, wait: ColdWait) -> None:
+        request = wait.request
+        if request.placement is not None:
+            self._lifecycle.cancel_at_runner(request.placement, request.id, "its adapter loads for too long")
+        again = self._retry_after(wait)
+        text = (
+            f"The adapter was not loaded after {wait.seconds:.3g} seconds, which is the longest wait that the pool "
+            f"allows (admission.coldWaitSeconds). It goes on loading: send the request again in {again:.0f} seconds."
+        )
+        self._lifecycle.refuse(request, Failure.of(AdapterLoading(text, retry_after=again)))
+
+    def _retry_after(self, wait: ColdWait) -> float:
+        """When the bytes that lack will have come, at the rate at which bytes come now, or have come to the group last.
+        Without a rate: after as long as it has waited."""
+        coming = self._state.adapters.coming.get((wait.request.group, wait.request.digest))
+        rate = (coming.rate if coming is not None else 0.0) or self._state.adapters.rates.get(wait.request.group, 0.0)
+        fetched = coming.fetched if coming is not None else 0
+        seconds = max(0, wait.source.bytes - fetched) / rate if rate and wait.source.bytes else wait.seconds
+        return min(max(MIN_RETRY_SECONDS, seconds), MAX_RETRY_SECONDS)
+
+    def _is_on_a_device(self, request: Request) -> bool:
+        return self._state.adapters.is_on_a_device(request.digest, request.group, self._state.runners)
