@@ -99,6 +99,26 @@ def push(  # noqa: PLR0917 - typer calls it by name
 
 
 @app.command()
+def rollback(  # noqa: PLR0917 - typer calls it by name
+    name: Name,
+    data_dir: DataDir,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="DIGEST", help="The digest of a revision, or its first digits. Default: the one before."),
+    ] = None,
+    namespace: Namespace = "default",
+    wait: Annotated[float, typer.Option(min=1, help="Seconds to wait until it is served or refused.")] = 120.0,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for that.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Serve an earlier revision again, also if its source has lost the files while this machine still has them."""
+    from motet_cli.adapter_rollback import rollback as run
+
+    wait_seconds = 0.0 if no_wait else wait
+    raise typer.Exit(run(data_dir, name, namespace=namespace, to=to, wait_seconds=wait_seconds, as_json=as_json))
+
+
+@app.command()
 def rm(
     name: Name,
     data_dir: DataDir,

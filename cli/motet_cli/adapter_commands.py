@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 import typer
 
+from motet.digest import hex_of
+from motet.domain import Digest
 from motet.errors import NotFound
 from motet.resources import LoRAAdapter, Manifest
 from motet.sources import CLAIM
@@ -62,6 +64,9 @@ def adapter_named(name: str, namespace: str, stack: LocalStack) -> Json:
 def print_adapter(document: Json) -> None:
     printer = Printer(width_of_a_pipe=WIDTH_OF_A_PIPE)
     printer.table(("adapter", f"{document['namespace']}/{document['name']}"), _lines(document))
+    if revisions := document.get("revisions"):
+        printer.line()
+        printer.table(("revision", "verdict", "since", "source"), [_revision(one) for one in revisions])
     printer.line()
     printer.table(
         ("condition", "status", "reason", "since", "message"),
@@ -121,6 +126,13 @@ def _lines(one: Json) -> Iterator[tuple[str, Part]]:
         yield "resident", place
     for note in _notes(one):
         yield "note", (note, "yellow")
+
+
+def _revision(one: Json) -> tuple[str, str, str, str]:
+    digest = hex_of(Digest(one["digest"]))[:12] if one["digest"] else "-"
+    verdict = f"{one['verdict']} ({one['reason']})" if one["reason"] else one["verdict"]
+    source = f"{one['source']} at {one['revision']}" if one["revision"] else one["source"]
+    return digest, verdict, one["time"], source
 
 
 def _phase(one: Json) -> Part:

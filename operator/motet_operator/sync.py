@@ -394,6 +394,9 @@ def knowledge_of(report: scheduler_pb2.AdapterReport) -> AdapterReport:
             AdapterReplica(runner=replica.instance, tier=_TIERS.get(replica.tier, "unknown"), digest=replica.digest)
             for replica in sorted(report.replicas, key=lambda replica: (replica.instance, replica.tier))
         ),
+        source=report.serving_source,
+        source_revision=report.serving_revision,
+        checking=report.checking,
     )
 
 

@@ -27,6 +27,7 @@ from motet_operator.reconcile import (
     RunnerDrain,
     RunnerInstance,
 )
+from motet_operator.reconcile.adapter_history import revisions_of
 from motet_operator.reconcile.conditions import condition_of
 from motet_operator.sync import UnhealthyRunner
 
@@ -197,6 +198,7 @@ def renewed_adapter(adapter: AdapterObject, it: Object) -> AdapterObject:
         conditions=conditions,
         last_load=_time(status.get("lastLoadTime")),
         loaded=status.get("loadedReplicas", 0),
+        revisions=revisions_of(status),
     )
 
 

@@ -19,6 +19,7 @@ def adapter_status(found: AdapterStatus) -> Object:
             model_name=found.model,
             base_model=found.base_model or None,
             artifact=found.artifact,
+            revisions=found.revisions,
             desired_replicas=found.desired,
             loaded_replicas=found.loaded,
             placement_summary=f"{found.loaded}/{found.desired}" if found.desired else f"{found.loaded}",
@@ -90,8 +91,8 @@ def with_earlier_checks(document: Object, it: Object) -> Object:
     """An adapter's new status with what was found in its files: without a runner it is not served, but they stay as
     they were."""
     before = it.get("status") or {}
-    artifact = {"artifact": before["artifact"]} if "artifact" in before else {}
-    return _with_conditions_of(before, document, {"ArtifactReady", "Certified"}) | artifact
+    kept = {name: before[name] for name in ("artifact", "revisions") if name in before}
+    return _with_conditions_of(before, document, {"ArtifactReady", "Certified"}) | kept
 
 
 def _with_conditions_of(before: Object, document: Object, types: Collection[str]) -> Object:

@@ -35,7 +35,14 @@ from motet_operator.local.object_metadata import MetadataFile
 from motet_operator.local.runner_table import LocalRunner, RunnerTable
 from motet_operator.local.service_specs import ServiceSpecs
 from motet_operator.local.state_directory import StateDirectory
-from motet_operator.local.status import StatusFile, adapters_from, conditions_from, status_document, wanted_from
+from motet_operator.local.status import (
+    StatusFile,
+    adapters_from,
+    conditions_from,
+    revisions_from,
+    status_document,
+    wanted_from,
+)
 from motet_operator.metrics import LocalMetrics
 from motet_operator.reconcile import AdapterObject, Plan, PoolObject, View, reconcile
 from motet_operator.settings import Settings
@@ -82,6 +89,7 @@ class LocalOperator:
         self._pool_conditions = conditions_from(earlier, "pools")
         self._wanted = wanted_from(earlier)
         self._adapter_conditions = conditions_from(earlier, "adapters")
+        self._revisions = revisions_from(earlier)
 
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         """Raises SetupError for a problem that a person must solve before anything can start."""
@@ -212,6 +220,7 @@ class LocalOperator:
                     conditions=self._adapter_conditions.get(
                         (adapter.object_name.namespace, adapter.object_name.name), ()
                     ),
+                    revisions=self._revisions.get((adapter.object_name.namespace, adapter.object_name.name), ()),
                 )
             )
         return View(
@@ -250,6 +259,11 @@ class LocalOperator:
         self._pool_conditions = {(one.name.namespace, one.name.name): one.conditions for one in plan.pools}
         self._adapter_conditions = {
             key: self._adapter_conditions.get(key, ()) if one.name in unheard else one.conditions
+            for one in plan.adapters
+            for key in ((one.name.namespace, one.name.name),)
+        }
+        self._revisions = {
+            key: self._revisions.get(key, ()) if one.name in unheard else one.revisions
             for one in plan.adapters
             for key in ((one.name.namespace, one.name.name),)
         }

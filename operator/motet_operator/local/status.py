@@ -12,9 +12,10 @@ from motet.domain import ObjectName
 from motet.processes import ProcessStatus
 from motet.processes.records import write_atomically
 from motet.resources import Problem
-from motet.resources.status import Condition, StatusModel
+from motet.resources.status import AdapterRevision, Condition, StatusModel
 from motet.runner_info import BatchCap, KernelState
 from motet_operator.reconcile import AdapterStatus, Plan, PoolStatus
+from motet_operator.reconcile.adapter_history import revisions_of
 
 
 class StatusFile:
@@ -96,6 +97,7 @@ def _adapter(adapter: AdapterStatus) -> dict[str, Any]:
         "ready": adapter.serves,
         "conditions": [_document(condition) for condition in adapter.conditions],
         "certificate": _document(adapter.artifact) if adapter.artifact is not None else None,
+        "revisions": [_document(one) for one in adapter.revisions],
         "resident": [{"runner": place.runner, "tier": place.tier} for place in adapter.replicas],
     }
 
@@ -115,6 +117,11 @@ def _batch_cap(cap: BatchCap | None) -> dict[str, Any]:
 def _document(report: StatusModel) -> dict[str, Any]:
     document: dict[str, Any] = report.model_dump(mode="json", by_alias=True)
     return document
+
+
+def revisions_from(document: dict[str, Any]) -> dict[tuple[str, str], tuple[AdapterRevision, ...]]:
+    """The revisions of adapters in an earlier status."""
+    return {(one["namespace"], one["name"]): revisions_of(one) for one in document.get("adapters", [])}
 
 
 def conditions_from(document: dict[str, Any], kind: str) -> dict[tuple[str, str], tuple[Condition, ...]]:

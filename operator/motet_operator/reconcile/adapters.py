@@ -15,7 +15,8 @@ from motet.resources import AdapterVolume, LoRAAdapter, ServingPool
 from motet.resources.chat import formats_of
 from motet.resources.fields import PRIORITIES
 from motet.resources.pool import TenantGrant
-from motet.resources.status import MAX_RUNNERS, AdapterCounts
+from motet.resources.status import MAX_RUNNERS, AdapterCounts, AdapterRevision
+from motet_operator.reconcile.adapter_history import revisions_after
 from motet_operator.reconcile.conditions import (
     ConditionResult,
     condition_of,
@@ -226,6 +227,7 @@ def _not_evaluated(view: View, adapter: AdapterObject, error: Exception) -> Adap
         observed_generation=adapter.generation,
         loaded=adapter.loaded,
         last_load=adapter.last_load,
+        revisions=adapter.revisions,
     )
 
 
@@ -262,7 +264,12 @@ def adapter_status(
         desired=0 if resource.spec.suspend else _pinned(resource, pool),
         loaded=holders,
         last_load=view.now if holders > adapter.loaded else adapter.last_load,
+        revisions=_revisions(view, adapter, known) if accepted.holds else adapter.revisions,
     )
+
+
+def _revisions(view: View, adapter: AdapterObject, known: AdapterReport) -> tuple[AdapterRevision, ...]:
+    return revisions_after(adapter, known, "" if known.failure_passes else _failure(known), view.now)
 
 
 def _of_runners_that_exist(known: AdapterReport, context: AdapterContext) -> AdapterReport:

@@ -9,7 +9,7 @@ from motet.chat_formats import UNDECLARED, ChatFormats
 from motet.domain import ObjectName
 from motet.resources.fields import Priority
 from motet.resources.limits import Limits
-from motet.resources.status import AdapterCounts, Artifact, Condition, Slots
+from motet.resources.status import AdapterCounts, AdapterRevision, Artifact, Condition, Slots
 from motet_operator.reconcile.view import AdapterReplica, RunnerTemplate
 
 
@@ -97,6 +97,7 @@ class AdapterStatus:
 
     loaded: int = 0
     last_load: datetime | None = None
+    revisions: tuple[AdapterRevision, ...] = ()
 
     @property
     def serves(self) -> bool:

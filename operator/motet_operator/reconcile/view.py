@@ -7,7 +7,7 @@ from datetime import datetime
 
 from motet.domain import ObjectName
 from motet.resources import AdapterVolume, EngineSpec, LoRAAdapter, PodTemplate, ServingPool
-from motet.resources.status import Artifact, Condition
+from motet.resources.status import AdapterRevision, Artifact, Condition
 from motet.runner_info import BatchCap
 from motet_operator.reconcile.scaling import ScalingAdvice
 
@@ -67,6 +67,9 @@ class AdapterObject:
     last_load: datetime | None = None
     loaded: int = 0
     """Runners that held it."""
+
+    revisions: tuple[AdapterRevision, ...] = ()
+    """Also from there, as are the ones before."""
 
     @property
     def model(self) -> str:
@@ -199,6 +202,12 @@ class AdapterReport:
     """The runner tries again by itself."""
 
     replicas: tuple[AdapterReplica, ...] = ()
+    source: str = ""
+    """Where the files of `serving_digest` came from. Empty: a scheduler of an earlier version does not say."""
+
+    source_revision: str = ""
+    checking: bool = False
+    """A newer revision is being fetched or checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -585,6 +585,9 @@ def operator_message(effect: effects.OperatorEffect) -> scheduler_pb2.SyncDown:
                         )
                         for instance, tier, digest in effect.replicas
                     ],
+                    serving_source=effect.source,
+                    serving_revision=effect.source_revision,
+                    checking=effect.checking,
                 )
             )
         case effects.ReportRunner():

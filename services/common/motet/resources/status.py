@@ -13,6 +13,7 @@ from motet.resources.fields import MAX_REPLICAS, Digest, DnsLabel, ResourceModel
 MAX_MESSAGE = 1024
 MAX_MODULES = 64
 MAX_WARNINGS = 8
+MAX_REVISIONS = 5
 MAX_COUNT = 2**53 - 1
 """The largest whole number that every JSON parser can represent exactly."""
 
@@ -129,6 +130,28 @@ class Artifact(StatusModel):
     """What is served and may not be meant, such as target modules without tensors."""
 
 
+class AdapterRevision(StatusModel):
+    """A revision of an adapter, and what became of it."""
+
+    source: Annotated[str, Field(max_length=2048)]
+    """Where its files came from."""
+
+    revision: Annotated[str, Field(max_length=253)] | None = None
+    """The branch, tag or commit of a hub's repository."""
+
+    digest: Digest | None = None
+    """The digest of its files; absent if they were not fetched."""
+
+    verdict: Literal["Checking", "Serving", "Draining", "Replaced", "Refused"]
+    """`Draining`: it was replaced, and requests that began before still use it."""
+
+    reason: Annotated[str, Field(max_length=128)] | None = None
+    """Why it was refused, in one word."""
+
+    time: Annotated[datetime, Field(strict=False)]
+    """When it began to serve or was refused, or when its check began."""
+
+
 class LoRAAdapterStatus(StatusModel):
     """The status of an adapter. It counts the runners that hold the adapter and does not name them."""
 
@@ -145,6 +168,10 @@ class LoRAAdapterStatus(StatusModel):
     """The base model that the pool serves."""
 
     artifact: Artifact | None = None
+    revisions: Annotated[tuple[AdapterRevision, ...], Field(max_length=MAX_REVISIONS, strict=False)] = ()
+    """The last revisions, the newest first. Two are live while a new one is checked, or requests still use the one
+    before."""
+
     desired_replicas: Runners | None = None
     """How many runners should hold the adapter."""
 

@@ -415,6 +415,7 @@ class Adapters:
         """Drop digests that no name points to and no request uses, and what is kept for manifests that have gone."""
         attached = [runner for runner in runners if runner.attached]
         for digest in [digest for digest in self.retired if digest not in in_use]:
+            self._tell_of(digest)
             (source, *_) = self.retired.pop(digest).values()
             if self.source_of(digest) is not None:  # another name serves the same bytes
                 continue
@@ -504,7 +505,7 @@ class Adapters:
 
     def _tell_of(self, digest: Digest) -> None:
         self.may_be_ordered = True
-        for name in self._serving_sources().get(digest, ()):
+        for name in (*self._serving_sources().get(digest, ()), *self.retired.get(digest, ())):
             self._to_tell[name] = None
 
     # ------------------------------------------------------------------------------------------------------- telling
@@ -525,14 +526,26 @@ class Adapters:
         serving = self.usable(adapter)
         digest = serving.digest if serving is not None else BASE
         places = tuple((instance, tier, digest) for instance, tier in sorted(self._holders_of(serving).items()))
+        resident = any(tier >= Tier.HOST for _, tier, _ in places)
+        for other in self._replaced_of(adapter):
+            places += tuple((instance, tier, other) for instance, tier in sorted(self._holders.get(other, {}).items()))
         return ReportAdapter(
             ref=adapter.spec.ref,
             serving=digest,
-            state=self._readiness(adapter, serving, any(tier >= Tier.HOST for _, tier, _ in places)),
+            state=self._readiness(adapter, serving, resident),
             certificate=serving.certificate if serving is not None else None,
             failure=adapter.failure,
             replicas=places,
+            source=serving.key.source if serving is not None else "",
+            source_revision=serving.key.source_revision if serving is not None else "",
+            checking=not adapter.resolved and adapter.failed != adapter.wanted,
         )
+
+    def _replaced_of(self, adapter: Adapter) -> Iterator[Digest]:
+        """Revisions that requests still use."""
+        for digest, sources in self.retired.items():
+            if adapter.spec.ref.object in sources and (adapter.serving is None or digest != adapter.serving.digest):
+                yield digest
 
     def entry(self, adapter: Adapter, runners: Mapping[InstanceName, Runner]) -> CatalogAdapter:
         """The adapter's entry in the gateways' catalog."""

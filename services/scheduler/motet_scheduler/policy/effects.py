@@ -153,6 +153,12 @@ class ReportAdapter:
     certificate: Certificate | None
     failure: Failure | None
     replicas: tuple[tuple[InstanceName, Tier, Digest], ...]
+    """Also of a replaced revision, as long as requests use it."""
+    source: str = ""
+    """Where the bytes of `serving` came from."""
+    source_revision: str = ""
+    checking: bool = False
+    """A newer revision is being fetched or checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2359,8 +2359,17 @@ class AdapterReport(_message.Message):
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    SERVING_SOURCE_FIELD_NUMBER: _builtins.int
+    SERVING_REVISION_FIELD_NUMBER: _builtins.int
+    CHECKING_FIELD_NUMBER: _builtins.int
     serving_digest: _builtins.str
     state: Global___AdapterReadiness.ValueType
+    serving_source: _builtins.str
+    """where the bytes of serving_digest came from"""
+    serving_revision: _builtins.str
+    """of a hub's repository"""
+    checking: _builtins.bool
+    """a newer revision is being fetched or checked"""
     @_builtins.property
     def ref(self) -> _common_pb2.AdapterRef: ...
     @_builtins.property
@@ -2370,7 +2379,9 @@ class AdapterReport(_message.Message):
         """of the newest revision"""
 
     @_builtins.property
-    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterReplica]: ...
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterReplica]:
+        """also of a replaced revision, as long as requests use it"""
+
     def __init__(
         self,
         *,
@@ -2380,10 +2391,13 @@ class AdapterReport(_message.Message):
         certificate: Global___Certificate | None = ...,
         failure: _common_pb2.Failure | None = ...,
         replicas: _abc.Iterable[Global___AdapterReplica] | None = ...,
+        serving_source: _builtins.str = ...,
+        serving_revision: _builtins.str = ...,
+        checking: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "failure", b"failure", "ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "failure", b"failure", "ref", b"ref", "replicas", b"replicas", "serving_digest", b"serving_digest", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "checking", b"checking", "failure", b"failure", "ref", b"ref", "replicas", b"replicas", "serving_digest", b"serving_digest", "serving_revision", b"serving_revision", "serving_source", b"serving_source", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
