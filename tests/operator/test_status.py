@@ -1,12 +1,16 @@
 """The status document: what an operator leaves for the one that follows."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from motet.api.v1 import common_pb2
+from motet.resources.status import AdapterRevision
 from motet.runner_info import MAX_KERNEL_TEXT, KernelState
-from motet_operator.local.status import adapters_from, status_document, wanted_from
+from motet_operator.local.status import adapters_from, revisions_from, status_document, wanted_from
 from motet_operator.reconcile import ScalingAdvice, reconcile
-from tests.operator.builders import adapter, name, pool, view
+from tests.operator.builders import DIGEST, NOW, adapter, name, pool, view
 
 
 def test_a_new_operator_keeps_the_last_wanted_replicas() -> None:
@@ -49,3 +53,11 @@ def test_an_adapter_that_no_scheduler_has_named_yet_stays_as_the_last_operator_l
     document = status_document(reconcile(place), [], [], url="", operator_pid=2, unheard_adapters=unheard)
     assert {one["name"]: one["ready"] for one in document["adapters"]} == {"heard": False, "unheard": True}
     assert adapters_from({"adapters": [{"name": "x"}]}) == adapters_from({}) == {}
+
+
+def test_the_last_revisions_survive_a_restart_of_the_operator() -> None:
+    one = AdapterRevision(source="file:///a", digest=DIGEST, verdict="Replaced", time=NOW)
+    place = view(pools=[pool()], adapters=[replace(adapter("legal"), revisions=(one,))])
+    written = status_document(reconcile(place), [], [], url="", operator_pid=1)
+    assert revisions_from(json.loads(json.dumps(written))) == {("default", "legal"): (one,)}
+    assert revisions_from({"adapters": [{"name": "x"}]}) == revisions_from({"adapters": 1}) == {}

@@ -181,6 +181,9 @@ async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> 
                         warnings=["odd", "w" * 300],
                     ),
                     failure=common_pb2.Failure(code="adapter_incompatible", message="no", reason="RankTooLarge"),
+                    serving_source="hf://org/a",
+                    serving_revision="v2",
+                    checking=True,
                     replicas=[
                         scheduler_pb2.AdapterReplica(instance="r1", tier=common_pb2.MEMORY_TIER_HOST, digest=DIGEST),
                         scheduler_pb2.AdapterReplica(instance="r0", tier=common_pb2.MEMORY_TIER_DEVICE, digest=DIGEST),
@@ -192,6 +195,7 @@ async def test_reports_are_kept_until_the_adapter_is_deleted(tmp_path: Path) -> 
         known = sync.adapter_reports[name("a")]
         assert (known.serving_digest, known.generation, known.failure_reason) == (DIGEST, 3, "RankTooLarge")
         assert not known.failure_passes
+        assert (known.source, known.source_revision, known.checking) == ("hf://org/a", "v2", True)
         assert known.artifact is not None
         assert (known.artifact.rank, known.artifact.target_modules) == (8, ("q_proj",))
         assert known.artifact.base_digest == DIGEST

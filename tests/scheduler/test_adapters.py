@@ -1,5 +1,7 @@
 """Revisions of adapters: checked before they serve, dropped when nothing needs them, kept where they are wanted."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -289,6 +291,27 @@ def test_a_report_of_a_load_does_not_answer_a_check():
     driver.certify(digest=PIRATE, stage=AdapterStage.DEVICE, ordered_stage=AdapterStage.DEVICE)
     driver.certify(digest=POET)
     assert published(driver)["pirate"].digest == POET
+
+
+def test_the_operator_hears_of_both_revisions_while_requests_use_the_one_before():
+    driver = with_pirate()
+    driver.report(resident=resident(PIRATE))
+    driver.enqueue("q", digest=PIRATE)
+    changed = adapter(stamp="2")
+    driver.state(replace(changed, revision=replace(changed.revision, source="file:///newer", source_revision="v2")))
+    (report,) = driver.of(effects.ReportAdapter)
+    assert (report.serving, report.source, report.checking) == (PIRATE, "file:///adapters/pirate", True)
+    driver.certify(digest=POET)
+    (report,) = driver.of(effects.ReportAdapter)
+    assert (report.serving, report.source, report.source_revision) == (POET, "file:///newer", "v2")
+    assert not report.checking
+    assert report.replicas == (("r0", Tier.DEVICE, PIRATE),)
+    assert report.state is AdapterReadiness.COLD, "what serves is nowhere yet"
+    driver.finish("q")
+    driver.report(resident=resident(POET))
+    driver.wait(1.0)
+    (report,) = driver.of(effects.ReportAdapter)
+    assert report.replicas == (("r0", Tier.DEVICE, POET),)
 
 
 def test_a_removed_adapter_is_dropped_at_once_when_nothing_uses_it():

@@ -121,7 +121,11 @@ def _document(report: StatusModel) -> dict[str, Any]:
 
 def revisions_from(document: dict[str, Any]) -> dict[tuple[str, str], tuple[AdapterRevision, ...]]:
     """The revisions of adapters in an earlier status."""
-    return {(one["namespace"], one["name"]): revisions_of(one) for one in document.get("adapters", [])}
+    found: dict[tuple[str, str], tuple[AdapterRevision, ...]] = {}
+    with suppress(KeyError, TypeError):
+        for one in document.get("adapters", []):
+            found[one["namespace"], one["name"]] = revisions_of(one)
+    return found
 
 
 def conditions_from(document: dict[str, Any], kind: str) -> dict[tuple[str, str], tuple[Condition, ...]]:

@@ -111,6 +111,18 @@ def test_an_adapter_says_how_many_held_it_and_since_when() -> None:
     assert (read_adapter(adapter()).loaded, read_adapter(adapter()).last_load) == (0, None)
 
 
+def test_an_adapter_says_which_revisions_it_had() -> None:
+    revision = {"source": "file:///a", "verdict": "Refused", "reason": "RankTooLarge", "time": "2026-01-01T00:00:00Z"}
+    written = {"revisions": [revision, {"verdict": "Sings"}]}
+    (read,) = read_adapter(adapter() | {"status": written}).revisions
+    assert (read.source, read.verdict, read.reason, read.time) == (
+        "file:///a",
+        "Refused",
+        "RankTooLarge",
+        datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
 def test_conditions_are_read_back_as_they_were_written_and_nonsense_is_left_out() -> None:
     written = {
         "type": "Ready",
