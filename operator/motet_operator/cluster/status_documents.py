@@ -19,7 +19,7 @@ def adapter_status(found: AdapterStatus) -> Object:
             model_name=found.model,
             base_model=found.base_model or None,
             artifact=found.artifact,
-            revisions=found.revisions,
+            revisions=found.revisions or None,
             desired_replicas=found.desired,
             loaded_replicas=found.loaded,
             placement_summary=f"{found.loaded}/{found.desired}" if found.desired else f"{found.loaded}",

@@ -540,7 +540,13 @@ def test_the_load_time_changes_only_when_more_runners_hold_the_adapter(spec: dic
     place = made_ready(world(adapter(**spec), known={"legal": held}, runners=2), runners)
     first = only(reconcile(place))
     assert first.last_load == NOW
-    one = replace(place.adapters[0], conditions=first.conditions, last_load=first.last_load, loaded=first.loaded)
+    one = replace(
+        place.adapters[0],
+        conditions=first.conditions,
+        last_load=first.last_load,
+        loaded=first.loaded,
+        revisions=first.revisions,
+    )
     looked_again = replace(place, adapters=(one,), now=later(60))
     assert only(reconcile(looked_again)) == first
     on_another = replace(held, replicas=(*held.replicas, AdapterReplica(runner="s", tier="device", digest=DIGEST)))

@@ -168,7 +168,7 @@ class LoRAAdapterStatus(StatusModel):
     """The base model that the pool serves."""
 
     artifact: Artifact | None = None
-    revisions: Annotated[tuple[AdapterRevision, ...], Field(max_length=MAX_REVISIONS, strict=False)] = ()
+    revisions: Annotated[tuple[AdapterRevision, ...], Field(max_length=MAX_REVISIONS, strict=False)] | None = None
     """The last revisions, the newest first. Two are live while a new one is checked, or requests still use the one
     before."""
 
