@@ -137,9 +137,12 @@ def test_what_is_evicted_has_gone_and_the_least_recently_used_is_listed_first(ru
         first, second = [await files.fetch(effects.Fetch(number, request(number))) for number in (0, 1)]
         assert await listed(files) == await listed(files, 1) == (first.digest, second.digest)
         assert await listed(files, 2) == ()
-        with_sizes = await files.contents(effects.ListCache(0, 2, room=1 << 30))
-        assert [one.digest for one in with_sizes.by_last_use] == [first.digest, second.digest]
-        assert all(one.bytes >= first.bytes for one in with_sizes.by_last_use)
+        roomy = await files.contents(effects.ListCache(0, 2, room=1 << 30))
+        assert (roomy.by_last_use, roomy.bytes) == ((), first.bytes + second.bytes)
+        narrow = await files.contents(effects.ListCache(0, 2, room=first.bytes))
+        assert [one.digest for one in narrow.by_last_use] == [first.digest, second.digest]
+        assert [one.bytes for one in narrow.by_last_use] == [first.bytes, second.bytes]
+        assert narrow.bytes == roomy.bytes
         assert await files.look(first, begins=lambda: None)
         assert await listed(files) == (second.digest, first.digest)
         assert await files.evict(effects.Evict(3, first.digest, first)) is None

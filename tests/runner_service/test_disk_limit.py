@@ -123,6 +123,22 @@ async def test_adapters_that_are_fetched_together_fit_together(tmp_path, one_siz
     setup.adapters.close()
 
 
+async def test_the_scheduler_says_which_adapter_leaves_last(tmp_path: Path) -> None:
+    setup = RegistrySetup(tmp_path, capacity=2)
+    source = write_adapter(tmp_path / "pinned", seed=9)
+    order = scheduler_pb2.EnsureAdapter(
+        adapter=common_pb2.AdapterRef(namespace="default", name="pinned"),
+        source=source.as_uri(),
+        stage=common_pb2.ADAPTER_STAGE_CERTIFIED,
+        pinned=True,
+    )
+    pinned = await setup.settled(setup.adapters.ensure(order))
+    await setup.ensure(1)
+    second = await setup.ensure(2)
+    assert setup.cached() == {pinned.digest, second.digest}, "the oldest stays"
+    setup.adapters.close()
+
+
 class Told:
     """A policy whose cache is full, and the effects of what it is told."""
 

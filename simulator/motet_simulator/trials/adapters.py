@@ -191,8 +191,9 @@ class SimulatedAdapterFiles:
 
     async def contents(self, effect: effects.ListCache) -> CacheContents:
         await self._passes(FOLDER_SECONDS)
-        if effect.room == inf and len(self._cache.folders) <= effect.capacity:
-            return CacheContents()
+        total = self._adapter_bytes * len(self._cache.folders)
+        if len(self._cache.folders) <= effect.capacity and total <= effect.room:
+            return CacheContents(unfinished=0 if effect.room == inf else total)
         folders = sorted(self._cache.folders.values(), key=lambda one: one.used)
         return CacheContents(tuple(Cached(one.digest, self._adapter_bytes) for one in folders))
 

@@ -292,6 +292,10 @@ def test_an_unreadable_adapter_is_still_served_if_it_was() -> None:
     found = statuses(decision)["LoRAAdapter", "legal"]
     assert reasons(found)["Ready"] == "Unreadable"
     assert served(OperatorUnderTest().decide(it, operator.now(odd, status=found), tenant)) == ["legal"]
+    was = {"source": "file:///a", "verdict": "Serving", "time": "2026-01-01T00:00:00Z"}
+    before = operator.now(odd, status=odd["status"] | {"revisions": [was]})
+    found = statuses(OperatorUnderTest().decide(it, before, tenant))["LoRAAdapter", "legal"]
+    assert found["revisions"] == [was]
 
 
 def test_an_adapter_that_is_readable_again_follows_its_spec() -> None:

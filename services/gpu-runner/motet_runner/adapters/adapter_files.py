@@ -106,11 +106,9 @@ class DiskAdapterFiles(Fetches):
         return effect.held or Failure.of(temporary(f"Another runner uses {effect.digest}."))
 
     async def contents(self, effect: effects.ListCache) -> CacheContents:
-        sizes = effect.room < inf
-        found = await self._in_folders(partial(self.cache.contents, effect.capacity, sizes=sizes))
-        if not sizes:
-            return found
-        unfinished = await self.sources.partial_bytes()
+        bounded = effect.room < inf
+        unfinished = await self.sources.partial_bytes() if bounded else 0
+        found = await self._in_folders(partial(self.cache.contents, effect.capacity, effect.room - unfinished))
         if unfinished and found.bytes + unfinished > effect.room:
             await self.sources.clear_partial(all_of_them=True)
             unfinished = await self.sources.partial_bytes()

@@ -13,13 +13,14 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from math import inf
 from pathlib import Path
 
 import structlog
 
-from motet.digest import ContentDigest, adapter_digest, adapter_files, digest_from_hex, hex_of
+from motet.digest import ContentDigest, adapter_digest, adapter_files, digest_from_hex
 from motet.disk import sync_folder
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
@@ -106,28 +107,38 @@ class DiskCache:
         with self._noting("the order of use is not recorded"):
             held.lease.touch()
 
-    def contents(self, capacity: int = 0, *, sizes: bool = False) -> CacheContents:
-        """All cached adapters; with `sizes`, their bytes, and those of other processes' fetches, too. Without `sizes`,
-        none if there are no more than `capacity`: to count thousands takes a tenth of the time."""
-        if not sizes and len(os.listdir(self.folder)) <= capacity:  # noqa: PTH208 - no paths are needed
-            return CacheContents()
-        found, unfinished = [], 0
-        for path in self.folder.iterdir():
-            with suppress(ValueError, FileNotFoundError):
-                if not path.name.startswith("."):
-                    digest, used = digest_from_hex(path.name), path.stat().st_mtime_ns
-                    found.append((used, digest, self._size_of(path) if sizes else 0))
-                elif sizes and not path.name.startswith(f".fetch-{os.getpid()}-"):
-                    unfinished += _bytes_of(path)
-        names = {hex_of(digest) for _, digest, _ in found}
-        self._sizes = {name: size for name, size in self._sizes.items() if name in names}
-        return CacheContents(tuple(Cached(digest, size) for _, digest, size in sorted(found)), unfinished)
+    def contents(self, capacity: int = 0, room: float = inf) -> CacheContents:
+        """All cached adapters, and with a finite `room` their bytes and those of other processes' fetches. No adapters
+        are listed if there are no more than `capacity`, and they have no more bytes than `room`: to count thousands
+        takes a tenth of the time."""
+        names = os.listdir(self.folder)  # noqa: PTH208 - no paths are needed
+        adapters = [name for name in names if not name.startswith(".")]
+        if room == inf:
+            return CacheContents() if len(names) <= capacity else CacheContents(self._by_last_use(adapters))
+        own = f".fetch-{os.getpid()}-"
+        others = (name for name in names if name.startswith(".") and not name.startswith(own))
+        unfinished = sum(_bytes_of(self.folder / name) for name in others)
+        self._sizes = {name: self._size_of(name) for name in adapters}
+        total = sum(self._sizes.values())
+        if len(adapters) <= capacity and total + unfinished <= room:
+            return CacheContents(unfinished=total + unfinished)
+        return CacheContents(self._by_last_use(adapters), unfinished)
 
-    def _size_of(self, path: Path) -> int:
+    def _by_last_use(self, names: Iterable[str]) -> tuple[Cached, ...]:
+        found = []
+        for name in names:
+            with suppress(ValueError, FileNotFoundError):
+                used = (self.folder / name).stat().st_mtime_ns
+                found.append((used, digest_from_hex(name), self._sizes.get(name, 0)))
+        return tuple(Cached(digest, size) for _, digest, size in sorted(found))
+
+    def _size_of(self, name: str) -> int:
         """The bytes of an adapter's files. These never change, so each folder is read once."""
-        if (size := self._sizes.get(path.name)) is None:
-            size = self._sizes[path.name] = _size_of_adapter(path)
-        return size
+        if (size := self._sizes.get(name)) is not None:
+            return size
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return _size_of_adapter(self.folder / name)
+        return 0  # it has just gone
 
     # -------------------------------------------------------------------------------------------------------- writing
 
@@ -338,4 +349,9 @@ def _size_of_adapter(folder: Path) -> int:
 
 
 def _bytes_of(folder: Path) -> int:
-    return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder))
+    """Of a folder that another process may fill or remove."""
+    total = 0
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for entry in os.scandir(folder):
+            total += entry.stat().st_size if entry.is_file(follow_symlinks=False) else 0
+    return total

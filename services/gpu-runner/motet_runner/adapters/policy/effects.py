@@ -53,8 +53,8 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class ListCache:
-    """List the cached adapters, the least recently used first. If there are no more than `capacity`, and `room` is
-    endless, list none. If they have more bytes than `room`, interrupted fetches are removed first."""
+    """List the cached adapters, the least recently used first. If there are no more than `capacity`, and they have no
+    more bytes than `room`, list none. If they have more, interrupted fetches are removed first."""
 
     number: int
     capacity: int

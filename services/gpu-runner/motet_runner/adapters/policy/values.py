@@ -101,10 +101,10 @@ class Cached:
 @dataclass(frozen=True, slots=True)
 class CacheContents:
     by_last_use: tuple[Cached, ...] = ()
-    """The adapters. The least recently used one comes first."""
+    """The adapters. The least recently used one comes first. None if there are neither too many nor too many bytes."""
 
     unfinished: int = 0
-    """The bytes of interrupted fetches, and of other runners' fetches that run."""
+    """The bytes of interrupted fetches, of other runners' fetches that run, and of adapters that are not listed."""
 
     @property
     def bytes(self) -> int:
