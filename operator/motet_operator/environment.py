@@ -15,6 +15,7 @@ def runner_environment(pool: str, revision: str, template: RunnerTemplate) -> di
         "MODEL_DIGEST": template.model_digest,
         "MODEL_REVISION": template.model_revision,
         "MODEL_CREDENTIALS": template.model_credentials,
+        "BACKEND": engine.backend,
         "PRESET": engine.preset,
         "CONTIGUOUS": engine.contiguous,
         "PROMISE_QUANTILE": engine.promise_quantile,

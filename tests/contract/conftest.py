@@ -7,7 +7,8 @@ import pytest
 
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout
-from tests.contract.engines import Size, fake, real
+from motet_runner.external.vllm.differences import DIFFERENCES
+from tests.contract.engines import Size, fake, real, vllm
 from tests.runner.random_models import RandomAdapter, save_adapter, save_base
 
 
@@ -23,13 +24,16 @@ def layout(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapte
     return certify(folder, real(base_model, Size()).info).layout
 
 
-@pytest.fixture(params=["fake", "fake, one ahead", "real", "real, one ahead"])
+@pytest.fixture(params=["fake", "fake, one ahead", "real", "real, one ahead", "vllm"])
 def engine_of(request: pytest.FixtureRequest) -> Callable[[Size], object]:
-    make = fake if request.param.startswith("fake") else partial(real, request.getfixturevalue("base_model"))
+    kind = request.param.partition(",")[0]
+    make = {"fake": fake, "vllm": vllm}.get(kind) or partial(real, request.getfixturevalue("base_model"))
     ahead = int(request.param.endswith("ahead"))
 
     def engine_of(size: Size) -> object:
         return make(replace(size, ahead=ahead))
 
     engine_of.ahead = ahead
+    engine_of.lacks = frozenset(DIFFERENCES) if kind == "vllm" else frozenset()
+    """What it does not do; every test of the rest holds for it."""
     return engine_of

@@ -1,11 +1,14 @@
-"""The engines that pass the same tests: the real one with a tiny model, and the fake one."""
+"""The engines that pass the same tests: the real one with a tiny model, the fake one, and the one that drives vLLM,
+with a function in vLLM's place."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from motet_runner.engine import MIB, Engine
+from motet_runner.external.vllm.engine import Engine as VllmEngine
 from motet_runner.interface import EngineConfig
 from motet_simulator.fake_engine import FakeEngine
+from tests.runner.external.fake_driven import EOS, FakeDriven, facts
 from tests.runner.judged_once import started
 
 PAGE_BYTES = 2 * 3 * 2 * 16 * 4 * 16
@@ -56,3 +59,17 @@ def real(base: Path, size: Size) -> Engine:
         preset=size.preset,
     )
     return started(config)
+
+
+def vllm(size: Size) -> VllmEngine:
+    """It has no host memory, and plans no iteration ahead."""
+    config = EngineConfig(
+        model=Path(),
+        preset=size.preset,
+        max_concurrent_sequences=size.sequences,
+        max_resident_adapters=size.slots,
+        protect_after_steps=size.patience,
+    )
+    driven = FakeDriven(facts(blocks=size.pages, max_model_length=size.length))
+    modules = {"model.layers.0.mlp.up_proj": (16, 32)}
+    return VllmEngine(config, driven, target_modules=modules, eos_token_ids=(EOS,), adapter_pages=ADAPTER_PAGES)

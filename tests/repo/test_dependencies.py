@@ -27,6 +27,8 @@ ALSO = {
     "motet_simulator": ("local",),
 }
 """Extras beside the package's own."""
+ELSEWHERE = {"vllm": "services/gpu-runner/motet_runner/external/vllm/surface.py"}
+"""Installed in an environment of their own, and imported only by this file."""
 BROUGHT_BY_NAME = {
     "aiosqlite": "SQLAlchemy's driver for SQLite",
     "asyncpg": "SQLAlchemy's driver for PostgreSQL",
@@ -59,7 +61,8 @@ def imported(folder: Path) -> dict[str, str]:
             names = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             names += [one.name for one in node.names] if isinstance(node, ast.Import) else []
             found |= {name.partition(".")[0]: path.relative_to(ROOT).as_posix() for name in names}
-    return {name: by for name, by in found.items() if name not in sys.stdlib_module_names | ours}
+    found = {name: by for name, by in found.items() if name not in sys.stdlib_module_names | ours}
+    return {name: by for name, by in found.items() if ELSEWHERE.get(name) != by}
 
 
 @cache

@@ -15,6 +15,7 @@ with without_collections():
     from motet.settings import Addresses, ProcessSettings
     from motet.surroundings import real_surroundings
     from motet_runner.engine_client import EngineClient, EngineDied
+    from motet_runner.external.engine_start import engine_start
     from motet_runner.service import RunnerService
     from motet_runner.settings import Settings
     from motet_runner.sources.base_model import model_folder
@@ -39,7 +40,8 @@ def main() -> None:
             nonlocal service
             cache = settings.model_cache or process.cache_dir / "models"
             model = await model_folder(settings, sources, cache.absolute())
-            engine = EngineClient(settings.engine_config(model), process)
+            config = settings.engine_config(model)
+            engine = EngineClient(config, process, *await asyncio.to_thread(engine_start, settings))
             service = RunnerService(
                 settings,
                 process,

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from motet.errors import ErrorMapping, MotetError
 from motet.settings import ProcessSettings
@@ -24,6 +24,9 @@ ENGINE_COMMAND = (sys.executable, "-m", "motet_runner.engine_process")
 """Starts the engine's process. The number of the process's socket is appended."""
 
 
+NO_VARIABLES: Mapping[str, str] = {}
+
+
 class EngineDied(MotetError):
     """The engine has ended, and its KV is lost. The service ends too, and its requests move to other runners."""
 
@@ -34,9 +37,17 @@ class EngineClient:
     """An engine behind a pipe. `start` begins to load the engine, `loaded` waits until it is loaded, `run` hands on all
     outputs."""
 
-    def __init__(self, config: EngineConfig, process: ProcessSettings, command: Sequence[str] = ENGINE_COMMAND) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        process: ProcessSettings,
+        command: Sequence[str] = ENGINE_COMMAND,
+        variables: Mapping[str, str] = NO_VARIABLES,
+    ) -> None:
+        """`variables`: of the engine's environment, in place of the service's"""
         self._start = Start(config, os.getpid(), process)
         self._command = command
+        self._variables = variables
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -90,7 +101,7 @@ class EngineClient:
         self._process = subprocess.Popen(
             [*self._command, str(connection.fileno())],
             pass_fds=[connection.fileno()],
-            env=THREAD_ENVIRONMENT | os.environ,
+            env=THREAD_ENVIRONMENT | os.environ | dict(self._variables),
             stdin=subprocess.DEVNULL,
         )
 

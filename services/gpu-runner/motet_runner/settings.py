@@ -64,6 +64,13 @@ class Settings(BaseSettings):
     address: Address = ""
     """The address at which gateways reach this runner, such as a pod's. Empty: the address of `listen`."""
 
+    backend: Literal["motet", "vllm"] = "motet"
+    """The engine: Motet's own, or vLLM in the environment of `engine_python`. The page on vLLM says what differs."""
+
+    engine_python: Path | None = None
+    """The Python of an environment with vLLM, for the backend `vllm`. The environment of the runner itself stays as it
+    is."""
+
     preset: str = "paged-chunk"
     """How the engine forms batches and reserves memory: one of the engine's presets."""
 

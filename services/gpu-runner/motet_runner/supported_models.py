@@ -56,3 +56,14 @@ def ropes_of(text: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(rope, dict):
             yield rope
             yield from (inner for inner in rope.values() if isinstance(inner, dict))
+
+
+def eos_token_ids(folder: Path, of_config: Any) -> tuple[int, ...]:
+    """Of generation_config.json, else those of config.json. A chat model often has its EOS tokens only in the first."""
+    path = folder / "generation_config.json"
+    eos = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+    if eos is None:
+        eos = of_config
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (eos,)

@@ -22,6 +22,7 @@ PLANNED_VALUES: dict[str, dict[str, dict[str, str]]] = {
             "Token": "pools that only generate tokens",
             "Offload": "pools for models larger than their device",
         },
+        "spec.engine.backend": {"sglang": "SGLang as the engine of a runner"},
         "spec.engine.preset": {
             "splitwise": "prompt and token phases on different runners",
             "flexgen": "models larger than their device",

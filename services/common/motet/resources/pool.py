@@ -120,6 +120,10 @@ class PoolModel(ResourceModel):
 class EngineSpec(ResourceModel):
     """How a runner works. For an absent field the runner takes its default, which depends on its device."""
 
+    backend: Literal["motet", "vllm"] | None = None
+    """The engine of the runners: `motet`, or `vllm`. vLLM is not part of Motet: it must be installed in an environment
+    of its own, which MOTET_RUNNER_ENGINE_PYTHON names. Absent: `motet`."""
+
     preset: Preset | None = None
     """The rules by which the engine composes batches and the scheduler promises pages. Absent: `paged-chunk`. It starts
     a request while the largest need of memory that is forecast fits. By `paged-promises` the promises of all requests

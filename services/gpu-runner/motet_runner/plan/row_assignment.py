@@ -69,5 +69,6 @@ class RowAssignment:
                 choice=new.choice,
                 to_score=None if sequence.scored else sequence.to_score,
                 mask=new.mask,
+                prefix_salt=new.prefix_salt,
             )
         )

@@ -34,6 +34,9 @@ class RowJoin:
     to_score: int | None = None
     """The place in the prompt of the first token whose log probability is wanted; None: none is wanted."""
     mask: RowMask | None = None
+    prefix_salt: bytes = b""
+    """See `NewSequence.prefix_salt`. The plan finds shared pages itself; an engine that does not go by the plan's pages
+    needs this."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,5 @@
 """Loads a base model: its configuration, its files and its modules. Then `ModelCheck` runs the model."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from motet_runner.execute.load.model_check import ModelCheck
 from motet_runner.interface import LoadProgress
 from motet_runner.memory.gpu_memory import GpuMemory
 from motet_runner.memory.out_of_memory import is_out_of_memory
-from motet_runner.supported_models import read_supported_config
+from motet_runner.supported_models import eos_token_ids, read_supported_config
 
 _KEEPS_A_STATE = re.compile(
     r"Mamba|SSM|Rwkv|LSTM|Recurrent|RgLru|DeltaNet|(Linear|Lightning)Attention|ShortConv|Retention"
@@ -110,7 +109,7 @@ def _probed(model: Any, folder: Path, torch_dtype: torch.dtype, torch_device: to
         architecture=type(model).__name__,
         vocabulary=config.vocab_size,
         max_positions=int(longer * (getattr(config, "max_position_embeddings", None) or 2048)),
-        eos_token_ids=_eos(folder, config),
+        eos_token_ids=eos_token_ids(folder, getattr(config, "eos_token_id", None)),
         dtype=torch_dtype,
         device=torch_device,
         rope=rope,
@@ -192,19 +191,6 @@ def _gpt_names(config: Any) -> dict[str, Any]:
     """Configs map old names to new ones only as attributes, not in their dictionary."""
     names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
     return {name: value for name in names if (value := getattr(config, name, None)) is not None}
-
-
-def _eos(folder: Path, config: Any) -> tuple[int, ...]:
-    """Of generation_config.json, else of config.json. A chat model often has its EOS tokens only in the first."""
-    path = folder / "generation_config.json"
-    eos = None
-    if path.is_file():
-        eos = json.loads(path.read_text()).get("eos_token_id")
-    if eos is None:
-        eos = getattr(config, "eos_token_id", None)
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,91 @@
+"""Gives adapters to vLLM: a thread writes each as a plain folder, and vLLM reads it between two iterations."""
+
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from motet.clock import Clock
+from motet.domain import BASE, Digest
+from motet.errors import AdapterIncompatible, MotetError, Overloaded
+from motet_runner.external.vllm.driven import Driven
+from motet_runner.external.vllm.plain_adapter import write_adapter
+from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
+
+HURRY_SECONDS = 0.01
+"""How long an iteration without work waits for a folder that is being written. Commands wait equally long."""
+
+
+@dataclass(slots=True)
+class AdapterLoads:
+    driven: Driven
+    clock: Clock
+    _loading: dict[int, "_Writing"] = field(default_factory=dict)
+    _numbers: dict[Digest, int] = field(default_factory=dict)
+    """By adapter that vLLM has"""
+    _last_number: int = 0
+
+    def number_of(self, digest: Digest) -> int:
+        return 0 if digest == BASE else self._numbers[digest]
+
+    def forget(self, gone: Iterable[Digest]) -> None:
+        """No row uses these adapters any more."""
+        for digest in gone:
+            if (number := self._numbers.pop(digest, None)) is not None:
+                self.driven.remove_adapter(number)
+
+    def advance(
+        self, begin: Iterable[AdapterLoad], loading: Mapping[int, int], *, hurry: bool
+    ) -> tuple[list[LoadArrived], list[LoadFailed]]:
+        """Begin loads, and let vLLM read at most one adapter that is written. `loading`: the loads that go on, by their
+        numbers; all others are given up."""
+        for load in begin:
+            self._loading[load.number] = _Writing(load, self.clock())
+        for number in self._loading.keys() - loading.keys():
+            del self._loading[number]
+        for number, writing in self._loading.items():
+            if not writing.ended.wait(HURRY_SECONDS if hurry else 0.0):
+                continue
+            del self._loading[number]
+            try:
+                self._read(writing)
+            except (MotetError, OSError, MemoryError, ValueError, RuntimeError) as error:
+                return [], [LoadFailed(number, _as_motet_error(error))]
+            return [LoadArrived(number, self.clock() - writing.began)], []
+        return [], []
+
+    def _read(self, writing: "_Writing") -> None:
+        with writing.folder:
+            if writing.error is not None:
+                raise writing.error
+            # An id that came twice could mean KV that vLLM has computed with another adapter.
+            self._last_number += 1
+            self.driven.load_adapter(self._last_number, Path(writing.folder.name))
+        self._numbers[writing.load.digest] = self._last_number
+
+
+class _Writing:
+    def __init__(self, load: AdapterLoad, began: float) -> None:
+        self.load = load
+        self.began = began
+        self.folder = tempfile.TemporaryDirectory(prefix="motet-adapter-", ignore_cleanup_errors=True)
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+        threading.Thread(target=self._write, name="adapter-load", daemon=True).start()
+
+    def _write(self) -> None:
+        try:
+            write_adapter(self.load.layout, Path(self.folder.name))
+        except Exception as error:  # raised where the folder is read
+            self.error = error
+        self.ended.set()
+
+
+def _as_motet_error(error: Exception) -> MotetError:
+    if isinstance(error, MotetError):
+        return error
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, OSError | MemoryError):
+        return Overloaded(f"The runner could not load the adapter: {first}")
+    return AdapterIncompatible(f"vLLM does not take this adapter: {first}")

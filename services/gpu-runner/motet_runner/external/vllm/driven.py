@@ -1,0 +1,67 @@
+"""What this engine asks of vLLM, as plain values. `surface` does it with vLLM, and tests without."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from motet_runner.interface import Logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known once vLLM has loaded the model."""
+
+    version: str
+    blocks: int
+    """Of KV, that requests can have"""
+    block_tokens: int
+    architecture: str
+    layers: int
+    vocabulary: int
+    max_model_length: int
+    bytes_per_token: int
+    """Of KV, in all layers"""
+    dtype: str
+    device: str
+    shares_prefixes: bool
+    """True if a request that begins with the tokens of an earlier one finds their KV."""
+
+
+class Ask(NamedTuple):
+    """The next tokens of one row. vLLM knows nothing of it from earlier."""
+
+    name: str
+    """Never used twice"""
+    tokens: Sequence[int]
+    options: dict[str, Any]
+    """The arguments of `SamplingParams`"""
+    adapter: int
+    """Its number; 0: the base model"""
+    salt: str
+    """Only requests with the same salt share KV."""
+
+
+class Produced(NamedTuple):
+    name: str
+    token: int
+    logprobs: Logprobs | None
+    ended: bool
+    """vLLM has forgotten the request."""
+
+
+class Driven(Protocol):
+    facts: Facts
+
+    def add(self, ask: Ask) -> None: ...
+
+    def abort(self, names: list[str]) -> None: ...
+
+    def step(self) -> list[Produced]:
+        """One more token of each request whose tokens are all computed. An error that is raised ends this process."""
+
+    def load_adapter(self, number: int, folder: Path) -> None:
+        """Raises what vLLM raises for an adapter that it does not take. The folder may be removed afterwards."""
+
+    def remove_adapter(self, number: int) -> None:
+        """No request uses it any more."""

@@ -1,0 +1,111 @@
+"""The engine: our planner decides, iteration by iteration, and vLLM computes."""
+
+import time
+
+from motet.clock import Clock
+from motet.domain import PAGE_TOKENS
+from motet.errors import ModelFolderError
+from motet_runner.external.vllm.driven import Driven, Facts
+from motet_runner.external.vllm.options import check_served
+from motet_runner.external.vllm.worker import Worker, pages_in
+from motet_runner.interface import EngineConfig, EngineInfo, NewSequence, StepOutput
+from motet_runner.plan import Planner, StepPlan, preset_named
+from motet_runner.planned_engine import PlannedEngine
+from motet_runner.step_costs import StepCosts
+
+Shapes = dict[str, tuple[int, int]]
+
+
+class Engine(PlannedEngine):
+    """See `motet_runner.interface.Engine` for what each call promises."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        driven: Driven,
+        *,
+        target_modules: Shapes,
+        eos_token_ids: tuple[int, ...],
+        adapter_pages: int = 1,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """`adapter_pages`: what the plan gives to each adapter, of any rank. vLLM keeps them in memory of its own."""
+        facts = driven.facts
+        self._clock = clock
+        self._worker = Worker(driven, clock, frozenset(eos_token_ids))
+        self._newest_end: float | None = None
+        """When the newest iteration ended; None: the engine has been idle since."""
+        pages = _pages(facts, config.max_concurrent_sequences)
+        preset = preset_named(config.preset, contiguous=config.contiguous)
+        self.costs = StepCosts(prefill_seconds_per_token=0.0, swap_seconds_per_page=0.0)
+        self.planner = Planner(
+            pages=pages,
+            preset=preset,
+            places=config.max_concurrent_sequences,
+            chunk_tokens=config.prefill_chunk_tokens,
+            max_length=facts.max_model_length,
+            vocabulary=facts.vocabulary,
+            eos_token_ids=frozenset(eos_token_ids),
+            protect_after_steps=config.protect_after_steps,
+            prefix_cache=False,  # vLLM shares whole blocks, which are fewer tokens than whole pages
+            max_adapters=config.max_resident_adapters,
+            pages_of_rank=lambda _: adapter_pages,
+            tpot_seconds=config.tpot_seconds,
+        )
+        page_bytes = facts.bytes_per_token * PAGE_TOKENS
+        self.info = EngineInfo(
+            pages=pages,
+            page_tokens=PAGE_TOKENS,
+            page_bytes=page_bytes,
+            max_sequences=config.max_concurrent_sequences,
+            max_model_length=self.planner.max_length,
+            adapter_slots=config.max_resident_adapters,
+            max_lora_rank=config.max_lora_rank,
+            host_bytes=0,
+            architecture=facts.architecture,
+            layers=facts.layers,
+            vocabulary=facts.vocabulary,
+            dtype=facts.dtype,
+            device=facts.device,
+            eos_token_ids=eos_token_ids,
+            target_modules=target_modules,
+            adapter_rank_bytes=adapter_pages * page_bytes // config.max_lora_rank,
+            adapter_rank_tile=config.max_lora_rank,
+            by_forecast=preset.admission == "forecast",
+        )
+
+    def add(self, sequence: NewSequence) -> None:
+        check_served(sequence)
+        super().add(sequence)
+
+    def step(self) -> StepOutput:
+        plan = self.planner.plan()
+        if plan is None:
+            self._newest_end = None
+        else:
+            self._compute(plan)
+        decoded = self.planner.take_decoded()
+        return StepOutput(self.steps, *self.planner.take_outputs(), decoded)
+
+    def _compute(self, plan: StepPlan) -> None:
+        result = self._worker.compute(plan)
+        self.planner.collect(result)
+        self.costs.learn(plan, result)
+        now, before = self._clock(), self._newest_end
+        self._newest_end = now
+        if before is not None and self.planner.cap is not None:
+            self.planner.cap.learn(plan, result, now - before)
+
+    def idle(self) -> float | None:
+        self._newest_end = None
+        return None
+
+
+def _pages(facts: Facts, sequences: int) -> int:
+    pages = pages_in(facts.blocks, facts.block_tokens, sequences)
+    if pages < 1:
+        raise ModelFolderError(
+            f"The memory for KV holds {facts.blocks} blocks of {facts.block_tokens} tokens, too few for "
+            f"{sequences} sequences. Raise engine.kvCacheMiB, or lower engine.maxConcurrentSequences."
+        )
+    return pages

@@ -1,0 +1,67 @@
+"""A request's sampling options as vLLM's own, and what it is refused for. Pure."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from motet.errors import StructuredOutputUnavailable, UnsupportedParameter
+from motet_runner.interface import NewSequence, Sampling
+
+REFUSED: Mapping[str, str] = {
+    "presence_penalty": "vLLM does not count the tokens that another runner has delivered",
+    "frequency_penalty": "vLLM does not count the tokens that another runner has delivered",
+    "prompt_logprobs": "vLLM gives no log probabilities of a prompt that is computed in parts",
+    "allowed_token_ids": "masks are not yet applied to vLLM's logits",
+    "bad_words": "masks are not yet applied to vLLM's logits",
+}
+"""By option of `Sampling`: why a runner with vLLM refuses a request that sets it"""
+
+_DEFAULTS = Sampling(max_tokens=1)
+
+
+def check_served(sequence: NewSequence) -> None:
+    """Raises UnsupportedParameter for the first option that this engine does not compute, and
+    StructuredOutputUnavailable for a grammar: another runner of the group may serve that."""
+    if sequence.grammar is not None:
+        raise StructuredOutputUnavailable("A runner with vLLM serves no structured output yet.")
+    for name, why in REFUSED.items():
+        if getattr(sequence.sampling, name) != getattr(_DEFAULTS, name):
+            raise UnsupportedParameter(
+                f"{name} is not supported by this pool's engine, vLLM: {why}. Leave it out.", param=name
+            )
+
+
+def options_of(
+    sampling: Sampling, *, seed: int, choice: int, output_tokens: int, eos_token_ids: frozenset[int]
+) -> dict[str, Any]:
+    """The arguments of vLLM's `SamplingParams` for the rest of an answer, of which `output_tokens` are there: vLLM gets
+    them as a part of the prompt."""
+    stops = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids | eos_token_ids
+    options: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens - output_tokens,
+        "min_tokens": max(0, sampling.min_tokens - output_tokens),
+        "temperature": sampling.temperature,
+        "stop_token_ids": sorted(stops),
+        "ignore_eos": True,  # the model's own EOS tokens are among the stops, if they end this answer
+        "repetition_penalty": sampling.repetition_penalty,
+        "detokenize": False,
+    }
+    if sampling.temperature:
+        options |= {
+            "top_p": sampling.top_p,
+            "top_k": max(0, sampling.top_k),
+            "min_p": sampling.min_p,
+            "seed": _seed(seed, choice, output_tokens),
+        }
+    if sampling.logit_bias:
+        options["logit_bias"] = dict(sampling.logit_bias)
+    if sampling.logprobs:
+        options["logprobs"] = sampling.top_logprobs
+    return options
+
+
+def _seed(seed: int, choice: int, output_tokens: int) -> int:
+    """vLLM begins a request's noise anew when the request comes again. An answer that goes on after a park must not
+    repeat the noise of its beginning, and neither must another choice of the same call."""
+    digest = hashlib.blake2b(f"{seed} {choice} {output_tokens}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1

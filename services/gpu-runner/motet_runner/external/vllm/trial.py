@@ -1,0 +1,126 @@
+"""Tries, at each start, what the plan relies on: it takes a second, and says what this vLLM does otherwise."""
+
+import tempfile
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from motet.errors import ModelFolderError
+from motet_runner.external.vllm.driven import Ask, Driven, Produced
+from motet_runner.external.vllm.linears import by_kind
+from motet_runner.external.vllm.plain_adapter import write_plain
+
+RANK = 8
+TOKENS = 8
+"""Of the tried answers, half of which come after an abort"""
+SALT = "motet trial"
+FIRST_NUMBER = 1 << 20
+"""Of its adapters: those that come later begin at 1."""
+MOST_STEPS = 100
+LEAST_EFFECT = 1e-3
+"""By how much an adapter of large numbers changes the log probability of a token"""
+NEAR = 1e-4
+"""The most by which the same numbers may differ in another batch. With types of fewer bits than 32, more."""
+
+
+class Trial:
+    def __init__(self, driven: Driven, linears: dict[str, tuple[int, int]]) -> None:
+        self._driven = driven
+        self._linears = linears
+        self._names = count()
+        self._numbers = count(FIRST_NUMBER)
+        length = min(3 * driven.facts.block_tokens // 2, driven.facts.max_model_length - TOKENS - 1)
+        self._prompt = [1 + (7 * place) % (driven.facts.vocabulary - 1) for place in range(length)]
+        self._near = NEAR if driven.facts.dtype == "float32" else 0.2
+
+    def run(self) -> dict[str, tuple[int, int]]:
+        """The linears that adapters change. Raises ModelFolderError if something is not as the plan needs it."""
+        self._try_to_go_on()
+        served = self._adapted()
+        if served:
+            self._try_base_beside(served)
+        return {path: self._linears[path] for path in served}
+
+    def _try_to_go_on(self) -> None:
+        """An answer that is aborted goes on with the same tokens."""
+        whole = self._answer(self._prompt, TOKENS)
+        name = self._add(self._prompt, TOKENS)
+        half = [self._next(name)[name].token for _ in range(TOKENS // 2)]
+        self._driven.abort([name])
+        rest = self._answer([*self._prompt, *half], TOKENS - len(half))
+        if [*half, *rest] != whole and self._driven.facts.dtype == "float32":
+            raise ModelFolderError("This vLLM gives other tokens after a request was aborted and came again.")
+
+    def _adapted(self) -> list[str]:
+        """The linears of the kinds for which an adapter has an effect. vLLM drops some kinds silently."""
+        served: list[str] = []
+        before = self._logprobs(0)
+        for paths in by_kind(self._linears).values():
+            number = next(self._numbers)
+            try:
+                self._load(number, paths)
+            except Exception:  # noqa: S112 - it raises many things for kinds that it does not adapt
+                continue
+            if self._differ(before, self._logprobs(number)) > LEAST_EFFECT:
+                served += paths
+            self._driven.remove_adapter(number)
+        return served
+
+    def _try_base_beside(self, served: list[str]) -> None:
+        """Rows of the base model get no adapter of their neighbours."""
+        alone = self._logprobs(0)
+        number = next(self._numbers)
+        self._load(number, served)
+        base, other = self._add(self._prompt, 1), self._add(self._prompt, 1, adapter=number)
+        found = self._next(base, other)
+        self._driven.remove_adapter(number)
+        if self._differ(alone, _logprobs_of(found[base])) > self._near:
+            raise ModelFolderError("This vLLM applies an adapter to requests for the base model beside it.")
+        if self._differ(alone, _logprobs_of(found[other])) <= LEAST_EFFECT:
+            raise ModelFolderError("This vLLM does not apply an adapter beside requests for the base model.")
+
+    def _load(self, number: int, paths: list[str]) -> None:
+        generator = torch.Generator().manual_seed(number)
+        halves = {}
+        for path in paths:
+            inputs, outputs = self._linears[path]
+            a, b = (torch.randn(shape, generator=generator) for shape in ((RANK, inputs), (outputs, RANK)))
+            halves[path] = a / inputs**0.5, b
+        with tempfile.TemporaryDirectory(prefix="motet-trial-") as folder:
+            write_plain(halves, RANK, Path(folder))
+            self._driven.load_adapter(number, Path(folder))
+
+    def _answer(self, tokens: list[int], count: int) -> list[int]:
+        name = self._add(tokens, count)
+        return [self._next(name)[name].token for _ in range(count)]
+
+    def _logprobs(self, adapter: int) -> dict[int, float]:
+        name = self._add(self._prompt, 1, adapter=adapter)
+        return _logprobs_of(self._next(name)[name])
+
+    @staticmethod
+    def _differ(one: dict[int, float], other: dict[int, float]) -> float:
+        """By how much the log probability of the likeliest token of `one` differs, at least"""
+        token = max(one, key=one.__getitem__)
+        return abs(one[token] - other.get(token, min(other.values())))
+
+    def _add(self, tokens: list[int], count: int, *, adapter: int = 0) -> str:
+        name = f"trial {next(self._names)}"
+        options = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "detokenize": False, "logprobs": 4}
+        self._driven.add(Ask(name, tokens, options, adapter, SALT))
+        return name
+
+    def _next(self, *names: str) -> dict[str, Produced]:
+        """The next token of each of these requests, which alone are there. A prompt may take several iterations."""
+        found: dict[str, Produced] = {}
+        for _ in range(MOST_STEPS):
+            found |= {one.name: one for one in self._driven.step()}
+            if found.keys() >= set(names):
+                return found
+        raise ModelFolderError("This vLLM does not come to the end of a prompt.")
+
+
+def _logprobs_of(produced: Produced) -> dict[int, float]:
+    assert produced.logprobs is not None
+    return dict(produced.logprobs.top)

@@ -1,0 +1,75 @@
+"""A request's sampling options as vLLM's, and what is refused."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from motet.errors import StructuredOutputUnavailable, UnsupportedParameter
+from motet.grammars.grammar import Grammar, GrammarForm
+from motet_runner.external.vllm.options import REFUSED, check_served, options_of
+from motet_runner.interface import Sampling
+from tests.runner.engines import ask
+
+SET = {
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "prompt_logprobs": 0,
+    "allowed_token_ids": frozenset({3}),
+    "bad_words": ((3, 4),),
+}
+
+
+def options(output_tokens: int = 0, *, seed: int = 0, choice: int = 0, **sampling) -> dict[str, object]:
+    of = Sampling(**({"max_tokens": 40} | sampling))
+    return options_of(of, seed=seed, choice=choice, output_tokens=output_tokens, eos_token_ids=frozenset({1, 2}))
+
+
+def test_every_option_is_computed_or_refused() -> None:
+    given = options(
+        temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.1, logit_bias={3: 1.0}, logprobs=True
+    )
+    by_another_name = {"top_logprobs": "logprobs"}
+    names = {by_another_name.get(one.name, one.name) for one in fields(Sampling)}
+    assert names - REFUSED.keys() <= given.keys()
+    assert REFUSED.keys() == SET.keys()
+
+
+@pytest.mark.parametrize("name", SET)
+def test_an_option_that_is_not_computed_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(UnsupportedParameter, match=rf"^{name} is not supported .* Leave it out\.$") as refused:
+        check_served(ask("a", **{name: SET[name]}))
+    assert refused.value.param == name
+
+
+def test_a_grammar_is_for_another_runner_of_the_group() -> None:
+    with pytest.raises(StructuredOutputUnavailable):
+        check_served(replace(ask("a"), grammar=Grammar(GrammarForm.REGEX, "[a-z]+")))
+
+
+def test_what_an_answer_has_already_is_no_part_of_what_is_left() -> None:
+    assert options(0, min_tokens=10)["max_tokens"] == 40
+    later = options(15, min_tokens=10)
+    assert (later["max_tokens"], later["min_tokens"]) == (25, 0)
+    assert options(4, min_tokens=10)["min_tokens"] == 6
+
+
+def test_the_models_own_ends_are_stops_unless_they_are_ignored() -> None:
+    assert options(stop_token_ids=frozenset({9}))["stop_token_ids"] == [1, 2, 9]
+    assert options(stop_token_ids=frozenset({9}), ignore_eos=True)["stop_token_ids"] == [9]
+
+
+def test_top_k_of_all_tokens_has_one_form() -> None:
+    assert [options(temperature=1.0, top_k=k)["top_k"] for k in (-1, 0, 7)] == [0, 0, 7]
+
+
+def test_an_answer_that_goes_on_does_not_repeat_its_noise() -> None:
+    seeds = [
+        options(temperature=1.0, seed=7)["seed"],
+        options(12, temperature=1.0, seed=7)["seed"],
+        options(temperature=1.0, seed=7, choice=1)["seed"],
+        options(temperature=1.0, seed=8)["seed"],
+    ]
+    assert len(set(seeds)) == 4
+    assert all(0 <= one < 2**63 for one in seeds)
+    assert options(12, temperature=1.0, seed=7)["seed"] == seeds[1]
+    assert "seed" not in options(), "nothing is drawn"
