@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from motet_runner.engine import MIB, Engine
+from motet_runner.external.vllm.driven import Driven
 from motet_runner.external.vllm.engine import Engine as VllmEngine
 from motet_runner.interface import EngineConfig
 from motet_simulator.fake_engine import FakeEngine
@@ -62,6 +63,10 @@ def real(base: Path, size: Size) -> Engine:
 
 
 def vllm(size: Size) -> VllmEngine:
+    return on_vllm(FakeDriven(facts(blocks=size.pages, max_model_length=size.length)), size, EOS)
+
+
+def on_vllm(driven: Driven, size: Size, eos: int) -> VllmEngine:
     """It has no host memory, and plans no iteration ahead."""
     config = EngineConfig(
         model=Path(),
@@ -70,6 +75,5 @@ def vllm(size: Size) -> VllmEngine:
         max_resident_adapters=size.slots,
         protect_after_steps=size.patience,
     )
-    driven = FakeDriven(facts(blocks=size.pages, max_model_length=size.length))
     modules = {"model.layers.0.mlp.up_proj": (16, 32)}
-    return VllmEngine(config, driven, target_modules=modules, eos_token_ids=(EOS,), adapter_pages=ADAPTER_PAGES)
+    return VllmEngine(config, driven, target_modules=modules, eos_token_ids=(eos,), adapter_pages=ADAPTER_PAGES)

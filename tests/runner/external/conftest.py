@@ -1,4 +1,3 @@
-
 import pytest
 
 from motet_runner.adapters.certification import EngineLimits, certify
