@@ -30,7 +30,7 @@ def layout(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapte
 
 @pytest.fixture(scope="session")
 def one_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmItself]:
-    """It loads once. What a test may use of it is less than it has. The linears of its model are those of `base_model`."""
+    """It loads once, and a test may use a part of what it has. The linears of its model are those of `base_model`."""
     shape = llama()
     shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim = 2, 1, 32  # fewer are too narrow for vLLM
     base = save_base("llama", tmp_path_factory.mktemp("vllm") / "base", config=shape)
