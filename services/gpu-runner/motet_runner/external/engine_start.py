@@ -50,7 +50,7 @@ def engine_start(settings: Settings) -> EngineStart:
         raise SetupError(f"{python} lacks packages that Motet needs. Install them there: {' '.join(missing)}.")
     paths = [*path, *filter(None, [os.environ.get("PYTHONPATH", "")])]
     variables = {"PYTHONPATH": os.pathsep.join(paths)} if paths else NO_VARIABLES
-    return EngineStart((str(python), "-P", "-m", "motet_runner.external.vllm"), variables)
+    return EngineStart((str(python), "-P", "-W", "ignore", "-m", "motet_runner.external.vllm"), variables)
 
 
 def dependencies() -> list[str]:

@@ -14,8 +14,9 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CONFIGURE_LOGGING": "0",  # it would write requests to stdout
     "HF_HUB_OFFLINE": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-"""What vLLM reads from its environment when it is imported"""
+"""What vLLM and torch read from the environment when they are imported"""
 
 
 def load(config: EngineConfig, on_progress: LoadProgress) -> Engine:  # noqa: ARG001 - vLLM does not say how far it is

@@ -11,6 +11,7 @@ from motet.domain import BASE, Digest
 from motet.errors import AdapterIncompatible, MotetError, Overloaded
 from motet_runner.external.vllm.driven import Driven
 from motet_runner.external.vllm.plain_adapter import write_adapter
+from motet_runner.external.vllm.reason import reason_of
 from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
 
 HURRY_SECONDS = 0.01
@@ -85,7 +86,6 @@ class _Writing:
 def _as_motet_error(error: Exception) -> MotetError:
     if isinstance(error, MotetError):
         return error
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, OSError | MemoryError):
-        return Overloaded(f"The runner could not load the adapter: {first}")
-    return AdapterIncompatible(f"vLLM does not take this adapter: {first}")
+        return Overloaded(f"The runner could not load the adapter: {reason_of(error)}")
+    return AdapterIncompatible(f"vLLM does not take this adapter: {reason_of(error)}")

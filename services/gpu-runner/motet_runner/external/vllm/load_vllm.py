@@ -1,25 +1,40 @@
 """Loads a model into vLLM, tries what the plan relies on, and makes the engine."""
 
 import json
+import time
+
+import structlog
 
 from motet.errors import ModelFolderError
 from motet_runner.external.vllm.engine import Engine
-from motet_runner.external.vllm.linears import linears_of
+from motet_runner.external.vllm.linears import by_kind, linears_of
+from motet_runner.external.vllm.reason import reason_of
 from motet_runner.external.vllm.surface import Surface
 from motet_runner.external.vllm.trial import Trial
 from motet_runner.interface import EngineConfig
 from motet_runner.supported_models import eos_token_ids
 
+log = structlog.get_logger(__name__)
+
 
 def load_vllm(config: EngineConfig) -> Engine:
     try:
         surface = Surface(config)
+        began = time.monotonic()
+        served = Trial(surface, linears_of(config.model)).run()
     except (ValueError, RuntimeError, OSError) as error:  # vLLM says why it does not serve this model
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelFolderError(f"vLLM cannot load {config.model}: {reason}") from error
+        raise ModelFolderError(f"vLLM cannot serve {config.model}: {reason_of(error)}") from error
+    facts = surface.facts
+    log.info(
+        "vllm_loaded",
+        version=facts.version,
+        blocks=facts.blocks,
+        block_tokens=facts.block_tokens,
+        dtype=facts.dtype,
+        adapted=sorted(by_kind(served)),
+        trial_seconds=round(time.monotonic() - began, 2),
+    )
     raw = json.loads((config.model / "config.json").read_text())
-    trial = Trial(surface, linears_of(config.model))
-    served = trial.run()
     return Engine(
         config, surface, target_modules=served, eos_token_ids=eos_token_ids(config.model, raw.get("eos_token_id"))
     )

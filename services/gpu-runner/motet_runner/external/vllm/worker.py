@@ -48,7 +48,9 @@ class Worker:
         self._loads = AdapterLoads(driven, clock)
         self._names = 0
         self._usual: tuple[int, ...] | None = None
-        """The rows that alone run, if the newest iteration left all of them running"""
+        """The plan's rows of the newest iteration, if they alone run now"""
+        self._sampling: list[_Row] = []
+        """The rows that the newest iteration sampled"""
 
     def compute(self, plan: StepPlan) -> StepResult:
         for number in plan.leaves:
@@ -73,26 +75,24 @@ class Worker:
         """The next tokens of the rows that sample, in the plan's order."""
         if not (plan.only_decodes and plan.decodes.rows is self._usual):
             self._arrange(plan)
-        sampling = [self._rows[step.row] for step in plan.rows if step.samples]
         parts = {self._add_part(step) for step in plan.prefills if not step.samples} - {""}
-        found = self._until_all([row.running for row in sampling], parts)
+        found = self._until_all([row.running for row in self._sampling], parts)
+        self._usual = None if plan.prefills else plan.decodes.rows
         produced = []
-        for row in sampling:
+        for row in self._sampling:
             one = found[row.running]
             row.tokens.append(one.token)
             if one.ended:
-                row.running = ""
+                row.running, self._usual = "", None
             produced.append(one)
-        all_run = all(row.running for row in sampling)
-        self._usual = plan.decodes.rows if all_run and not plan.prefills else None
         return produced
 
     def _arrange(self, plan: StepPlan) -> None:
         """Exactly the rows that this plan samples run."""
         sampled = [step.row for step in plan.rows if step.samples]
-        self._stop(row for number, row in self._rows.items() if number not in sampled)
-        for number in sampled:
-            row = self._rows[number]
+        self._stop(self._rows[number] for number in self._rows.keys() - set(sampled))
+        self._sampling = [self._rows[number] for number in sampled]
+        for row in self._sampling:
             if not row.running:
                 row.running = self._add(row, row.tokens, self._options(row))
 

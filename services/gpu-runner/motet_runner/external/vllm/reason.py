@@ -1,0 +1,23 @@
+"""vLLM's errors in one line, with the names of a pool's fields."""
+
+import re
+
+FIELDS = {
+    "max_model_len": "engine.maxModelLength",
+    "gpu_memory_utilization": "engine.kvCacheMiB or engine.memoryUtilizationPercent",
+    "max_num_seqs": "engine.maxConcurrentSequences",
+    "max_loras": "engine.maxResidentAdapters",
+    "max_lora_rank": "engine.maxLoraRank",
+}
+"""vLLM's words in its errors → ours"""
+
+
+_LISTED = re.compile(r"\A\d+ validation errors? for \w+\n(?:\w+\n)?\s*(?:Value error, )?")
+"""How pydantic begins the text of what it refuses"""
+_AFTER = re.compile(r"\s*(?:\[type=|See https://).*")
+
+
+def reason_of(error: Exception) -> str:
+    text = _LISTED.sub("", str(error).strip())
+    first = _AFTER.sub("", text.partition("\n")[0]) or type(error).__name__
+    return re.sub(rf"`?\b({'|'.join(FIELDS)})\b`?", lambda found: FIELDS[found[1]], first)
