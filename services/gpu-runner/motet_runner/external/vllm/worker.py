@@ -17,7 +17,7 @@ from motet_runner.external.vllm.driven import Ask, Driven, Produced
 from motet_runner.external.vllm.options import options_of
 from motet_runner.plan import RowJoin, RowStep, StepPlan, StepResult
 
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 """vLLM's iterations for one plan. vLLM cuts a prompt that is longer than its own limit."""
 
 
@@ -133,7 +133,7 @@ class Worker:
         """One token of each. Usually that is one iteration of vLLM."""
         found: dict[str, Produced] = {}
         wanted = {*rows, *parts}
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             for one in self._driven.step():
                 if one.name not in wanted:
                     raise LostStep("vLLM computes a request that was not in the plan")
