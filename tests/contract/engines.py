@@ -1,6 +1,7 @@
 """The engines that pass the same tests: the real one with a tiny model, the fake one, and the one that drives vLLM,
 with a function in vLLM's place."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,4 +77,11 @@ def on_vllm(driven: Driven, size: Size, eos: int) -> VllmEngine:
         protect_after_steps=size.patience,
     )
     modules = {"model.layers.0.mlp.up_proj": (16, 32)}
-    return VllmEngine(config, driven, target_modules=modules, eos_token_ids=(eos,), adapter_pages=ADAPTER_PAGES)
+    return VllmEngine(
+        config,
+        driven,
+        target_modules=modules,
+        eos_token_ids=(eos,),
+        clock=time.perf_counter,
+        adapter_pages=ADAPTER_PAGES,
+    )

@@ -117,7 +117,7 @@ def add_motets(environment: Path) -> None:
     with tempfile.TemporaryDirectory(dir=environment, prefix="download-") as work:
         held = Path(work) / "constraints.txt"
         held.write_text(frozen)
-        asked = ("install", "--quiet", "--constraint", held, *missing)
+        asked: tuple[str | Path, ...] = ("install", "--quiet", "--constraint", held, *missing)
         pip(environment, work, *asked, otherwise=f"What Motet's engine process needs was not installed. {AGAIN}")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,7 +79,9 @@ def test_adapters_compute_what_peft_computes(family: str, tmp_path: Path) -> Non
     try:
         linears = Trial(driven, linears_of(base)).run()
         assert linears == linears_of(base)
-        engine = Engine(config, driven, target_modules=linears, eos_token_ids=(ENDS["eos_token_id"],))
+        engine = Engine(
+            config, driven, target_modules=linears, eos_token_ids=(ENDS["eos_token_id"],), clock=time.perf_counter
+        )
         for digest, folder in adapters.items():
             engine.load_adapter(digest, certify(folder, engine.info).layout)
         voices = [BASE, *adapters]

@@ -1,5 +1,6 @@
 """What vLLM is asked for each plan. `tests/contract/test_engines.py` says what an engine must do as a whole."""
 
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,9 @@ A, B = Digest("A"), Digest("B")
 def engine_with(driven: FakeDriven, **config) -> Engine:
     modules = {"model.layers.0.mlp.up_proj": (16, 32)}
     usual = {"model": Path(), "max_concurrent_sequences": 8, "max_resident_adapters": 2}
-    return Engine(EngineConfig(**(usual | config)), driven, target_modules=modules, eos_token_ids=(EOS,))
+    return Engine(
+        EngineConfig(**(usual | config)), driven, target_modules=modules, eos_token_ids=(EOS,), clock=time.perf_counter
+    )
 
 
 def whole(name: str, **kw) -> list[int]:

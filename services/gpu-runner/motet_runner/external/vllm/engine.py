@@ -1,7 +1,5 @@
 """The engine: our planner decides, iteration by iteration, and vLLM computes."""
 
-import time
-
 from motet.clock import Clock
 from motet.domain import PAGE_TOKENS
 from motet.errors import ModelFolderError
@@ -26,8 +24,8 @@ class Engine(PlannedEngine):
         *,
         target_modules: Shapes,
         eos_token_ids: tuple[int, ...],
+        clock: Clock,
         adapter_pages: int = 1,
-        clock: Clock = time.perf_counter,
     ) -> None:
         """`adapter_pages`: what the plan gives to each adapter, of any rank. vLLM keeps them in memory of its own."""
         facts = driven.facts

@@ -35,6 +35,5 @@ def load_vllm(config: EngineConfig) -> Engine:
         trial_seconds=round(time.monotonic() - began, 2),
     )
     raw = json.loads((config.model / "config.json").read_text())
-    return Engine(
-        config, surface, target_modules=served, eos_token_ids=eos_token_ids(config.model, raw.get("eos_token_id"))
-    )
+    eos = eos_token_ids(config.model, raw.get("eos_token_id"))
+    return Engine(config, surface, target_modules=served, eos_token_ids=eos, clock=time.perf_counter)

@@ -55,6 +55,6 @@ def _config(rank: int, kinds: Iterable[str]) -> dict[str, object]:
 
 
 def _padded(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    padded = torch.zeros(rows, columns)
+    padded = torch.zeros(rows, columns, dtype=torch.float32)
     padded[: matrix.shape[0], : matrix.shape[1]] = matrix
     return padded

@@ -85,8 +85,8 @@ class Trial:
         halves = {}
         for path in paths:
             inputs, outputs = self._linears[path]
-            a, b = (torch.randn(shape, generator=generator) for shape in ((RANK, inputs), (outputs, RANK)))
-            halves[path] = a / inputs**0.5, b
+            a = torch.randn(RANK, inputs, generator=generator, dtype=torch.float32) / inputs**0.5
+            halves[path] = a, torch.randn(outputs, RANK, generator=generator, dtype=torch.float32)
         with tempfile.TemporaryDirectory(prefix="motet-trial-") as folder:
             write_plain(halves, RANK, Path(folder))
             self._driven.load_adapter(number, Path(folder))
