@@ -107,6 +107,19 @@ def test_a_runner_reads_from_its_environment_whether_sequences_have_runs(
     assert RunnerSettings(model_uri="file:///model").contiguous
 
 
+def test_a_runner_reads_from_its_environment_which_engine_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool("acme/demo", engine={"backend": "vllm"}))
+    (spec,) = table.specs()
+    assert RunnerSettings(model_uri="file:///model").backend == "motet"
+    monkeypatch.setenv("MOTET_RUNNER_BACKEND", spec.env["MOTET_RUNNER_BACKEND"])
+    monkeypatch.setenv("MOTET_RUNNER_ENGINE_PYTHON", "/vllm/bin/python")
+    found = RunnerSettings(model_uri="file:///model")
+    assert (found.backend, found.engine_python) == ("vllm", Path("/vllm/bin/python"))
+
+
 def test_a_runner_reads_from_its_environment_which_quantile_its_pool_promises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

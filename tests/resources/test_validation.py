@@ -123,6 +123,7 @@ def test_the_bundled_manifests_are_valid() -> None:
             f"engine.preset: must be one of {PRESETS}, not 'orka'; did you mean orca?",
         ),
         ("engine: {preset: flexgen}", "engine.preset: not yet: flexgen (models larger than their device) comes later"),
+        ("engine: {backend: sglang}", "engine.backend: not yet: sglang (SGLang as the engine of a runner) comes later"),
         (
             "engine: {dtype: fp16}",
             "engine.dtype: must be one of auto, float32, bfloat16, float16, not 'fp16'",

@@ -88,8 +88,11 @@ class FakeDriven:
         ended = not one.left or token in one.ask.options.get("stop_token_ids", ())
         if ended:
             del self.running[one.ask.name]
-        wanted = one.ask.options.get("logprobs")
-        return Produced(one.ask.name, token, None if wanted is None else Logprobs(-1.0), ended)
+        logprobs = None if one.ask.options.get("logprobs") is None else self.logprobs_of(one.ask)
+        return Produced(one.ask.name, token, logprobs, ended)
+
+    def logprobs_of(self, ask: Ask) -> Logprobs:
+        return Logprobs(-1.0)
 
     def load_adapter(self, number: int, folder: Path) -> None:
         assert number not in self.adapters

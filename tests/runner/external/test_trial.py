@@ -1,0 +1,95 @@
+"""What a start finds out about a vLLM that does not do what the plan relies on."""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from motet.errors import ModelFolderError
+from motet_runner.external.vllm.driven import Ask, Produced
+from motet_runner.external.vllm.trial import Trial
+from motet_runner.interface import Logprobs
+from tests.runner.external.fake_driven import FakeDriven
+
+LINEARS = {f"model.layers.{layer}.{kind}": (16, 32) for layer in range(2) for kind in ("q_proj", "up_proj", "router")}
+WITHOUT = Logprobs(-0.5, ((7, -0.5), (8, -2.0)))
+WITH = Logprobs(-0.1, ((9, -0.1), (7, -3.0)))
+
+
+@dataclass
+class Tried(FakeDriven):
+    idle: tuple[str, ...] = ()
+    """Kinds whose adapters change nothing"""
+    raises: tuple[str, ...] = ()
+    leaks: bool = False
+    """Rows of the base model get the adapter of the rows beside them."""
+    forgets: bool = False
+    """A request that begins with the tokens of an earlier one goes on otherwise."""
+    kinds: dict[int, list[str]] = field(default_factory=dict)
+
+    def load_adapter(self, number: int, folder: Path) -> None:
+        kinds = json.loads((folder / "adapter_config.json").read_text())["target_modules"]
+        if set(kinds) & set(self.raises):
+            raise ValueError("unsupported")
+        super().load_adapter(number, folder)
+        self.kinds[number] = kinds
+
+    def step(self) -> list[Produced]:
+        beside = [one.ask.adapter for one in self.running.values() if one.ask.adapter]
+        made = super().step()
+        return [replace_logprobs(one, WITH) for one in made] if self.leaks and beside else made
+
+    def logprobs_of(self, ask: Ask) -> Logprobs:
+        changed = set(self.kinds.get(ask.adapter, ())) - set(self.idle)
+        return WITH if changed else WITHOUT
+
+    def add(self, ask: Ask) -> None:
+        again = self.forgets and any(ask.tokens[: len(one.tokens)] == one.tokens for one in self.asked)
+        super().add(ask._replace(tokens=[*ask.tokens[:-1], 0]) if again and self.aborted else ask)
+
+
+def replace_logprobs(one: Produced, logprobs: Logprobs) -> Produced:
+    return one._replace(logprobs=logprobs)
+
+
+def test_linears_that_an_adapter_changes_are_targets() -> None:
+    driven = Tried()
+    assert Trial(driven, LINEARS).run() == LINEARS
+    assert not driven.adapters
+    assert not driven.running
+
+
+def test_kinds_that_are_refused_or_dropped_are_no_targets() -> None:
+    found = Trial(Tried(idle=("up_proj",), raises=("router",)), LINEARS).run()
+    assert sorted(found) == ["model.layers.0.q_proj", "model.layers.1.q_proj"]
+
+
+def test_a_model_that_vllm_does_not_adapt_serves_its_base() -> None:
+    assert Trial(Tried(raises=("q_proj", "up_proj", "router")), LINEARS).run() == {}
+
+
+def test_an_adapter_that_reaches_requests_for_the_base_is_found() -> None:
+    with pytest.raises(ModelFolderError, match="applies an adapter to requests for the base model beside it"):
+        Trial(Tried(leaks=True), LINEARS).run()
+
+
+def test_an_answer_that_does_not_go_on_with_the_same_tokens_is_found() -> None:
+    with pytest.raises(ModelFolderError, match="other tokens after a request was aborted"):
+        Trial(Tried(forgets=True), LINEARS).run()
+
+
+def test_prompts_may_take_several_iterations() -> None:
+    assert Trial(Tried(budget=10), LINEARS).run() == LINEARS
+
+
+def test_the_numbers_of_its_adapters_come_never_again() -> None:
+    driven = Tried()
+    Trial(driven, LINEARS).run()
+    assert min(driven.kinds) > 1_000_000
+
+
+def test_shorter_numbers_may_differ_a_little_in_another_batch() -> None:
+    driven = Tried(forgets=True)
+    driven.facts = replace(driven.facts, dtype="bfloat16")
+    assert Trial(driven, LINEARS).run() == LINEARS
