@@ -13,7 +13,7 @@ from motet_runner.external.engine_start import source_path
 from motet_runner.external.vllm.driven import Ask, Facts, Produced
 from motet_runner.interface import EngineConfig
 from tools.peers.environment import complete, folder, python_of
-from tools.peers.vllm import VLLM, preloads
+from tools.peers.vllm import VLLM
 
 ENVIRONMENT = folder(VLLM, os.environ)
 
@@ -26,9 +26,10 @@ needs_vllm = pytest.mark.needs(is_built, "`make peer PEERS=vllm` builds an envir
 
 
 def variables() -> dict[str, str]:
-    """Of the environment of a process with vLLM"""
+    """Of the environment of a process with vLLM. It is started without the OpenMP that vLLM likes best: if such a process
+    is killed, a file stays in /dev/shm."""
     ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return ours | {"PYTHONPATH": os.pathsep.join(source_path()), "LD_PRELOAD": ":".join(preloads(ENVIRONMENT))}
+    return ours | {"PYTHONPATH": os.pathsep.join(source_path())}
 
 
 class VllmItself:
