@@ -1,22 +1,27 @@
 """A request's sampling options as vLLM's, and what is refused."""
 
+import time
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
 from motet.errors import StructuredOutputUnavailable, UnsupportedParameter
 from motet.grammars.grammar import Grammar, GrammarForm
+from motet_runner.external.vllm.engine import Engine
 from motet_runner.external.vllm.options import REFUSED, check_served, options_of
-from motet_runner.interface import Sampling
+from motet_runner.interface import EngineConfig, NewSequence, Sampling
 from tests.runner.engines import ask
+from tests.runner.external.fake_driven import FakeDriven
 
 SET = {
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
     "prompt_logprobs": 0,
-    "allowed_token_ids": frozenset({3}),
-    "bad_words": ((3, 4),),
 }
+
+
+MASKED = {"allowed_token_ids": frozenset({3}), "bad_words": ((3, 4),)}
 
 
 def options(output_tokens: int = 0, *, seed: int = 0, choice: int = 0, **sampling) -> dict[str, object]:
@@ -30,7 +35,7 @@ def test_every_option_is_computed_or_refused() -> None:
     )
     by_another_name = {"top_logprobs": "logprobs"}
     names = {by_another_name.get(one.name, one.name) for one in fields(Sampling)}
-    assert names - REFUSED.keys() <= given.keys()
+    assert names - REFUSED.keys() - MASKED.keys() <= given.keys()
     assert REFUSED.keys() == SET.keys()
 
 
@@ -41,9 +46,20 @@ def test_an_option_that_is_not_computed_is_refused_by_its_name(name: str) -> Non
     assert refused.value.param == name
 
 
-def test_a_grammar_is_for_another_runner_of_the_group() -> None:
-    with pytest.raises(StructuredOutputUnavailable):
-        check_served(replace(ask("a"), grammar=Grammar(GrammarForm.REGEX, "[a-z]+")))
+@pytest.mark.parametrize(
+    "sequence",
+    [
+        replace(ask("a"), grammar=Grammar(GrammarForm.REGEX, "[a-z]+")),
+        *(ask("a", **{name: MASKED[name]}) for name in MASKED),
+    ],
+)
+def test_what_needs_a_mask_is_for_another_runner_of_the_group(sequence: NewSequence) -> None:
+    engine = Engine(
+        EngineConfig(model=Path()), FakeDriven(), target_modules={}, eos_token_ids=(1,), clock=time.perf_counter
+    )
+    for asked in (engine.add, engine.mask_of, check_served):
+        with pytest.raises(StructuredOutputUnavailable, match="serves no grammars"):
+            asked(sequence)
 
 
 def test_what_an_answer_has_already_is_no_part_of_what_is_left() -> None:

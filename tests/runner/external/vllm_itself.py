@@ -26,8 +26,8 @@ needs_vllm = pytest.mark.needs(is_built, "`make peer PEERS=vllm` builds an envir
 
 
 def variables() -> dict[str, str]:
-    """Of the environment of a process with vLLM. It is started without the OpenMP that vLLM likes best: if such a process
-    is killed, a file stays in /dev/shm."""
+    """Of the environment of a process with vLLM. It is started without the OpenMP that vLLM likes best: that leaves a
+    file in /dev/shm if its process is killed."""
     ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return ours | {"PYTHONPATH": os.pathsep.join(source_path())}
 

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from motet_runner.external.vllm.options import REFUSED
 
 DIFFERENCES: Mapping[str, str] = {
-    "structured output": "A request with a grammar goes to a runner with Motet's engine, and is refused if there is "
-    "none.",
+    "structured output": "A request with a grammar, `allowed_token_ids` or `bad_words` goes to a runner with Motet's "
+    "engine, and is refused if its group has none.",
     **{name: f"`{name}` is refused: {why}." for name, why in REFUSED.items()},
+    "groups": "These are refused too if another runner of the group has Motet's engine, and would serve them.",
+    "temperature": "A temperature between 0 and 0.01 counts as 0.01.",
     "seed": "The same seed gives the same answer while the answer is neither parked nor moved. Afterwards it goes on "
     "with other noise.",
     "host memory": "A parked request is computed again; its KV is not copied to host memory.",

@@ -4,11 +4,12 @@ from motet.clock import Clock
 from motet.domain import PAGE_TOKENS
 from motet.errors import ModelFolderError
 from motet_runner.external.vllm.driven import Driven, Facts
-from motet_runner.external.vllm.options import check_served
+from motet_runner.external.vllm.options import check_served, no_masks
 from motet_runner.external.vllm.worker import Worker, pages_in
 from motet_runner.interface import EngineConfig, EngineInfo, NewSequence, StepOutput
 from motet_runner.plan import Planner, StepPlan, preset_named
 from motet_runner.planned_engine import PlannedEngine
+from motet_runner.row_mask import RowMask
 from motet_runner.step_costs import StepCosts
 
 Shapes = dict[str, tuple[int, int]]
@@ -75,6 +76,9 @@ class Engine(PlannedEngine):
     def add(self, sequence: NewSequence) -> None:
         check_served(sequence)
         super().add(sequence)
+
+    def mask_of(self, sequence: NewSequence) -> RowMask:  # noqa: ARG002
+        raise no_masks()
 
     def step(self) -> StepOutput:
         plan = self.planner.plan()

@@ -11,8 +11,6 @@ REFUSED: Mapping[str, str] = {
     "presence_penalty": "vLLM does not count the tokens that another runner has delivered",
     "frequency_penalty": "vLLM does not count the tokens that another runner has delivered",
     "prompt_logprobs": "vLLM gives no log probabilities of a prompt that is computed in parts",
-    "allowed_token_ids": "masks are not yet applied to vLLM's logits",
-    "bad_words": "masks are not yet applied to vLLM's logits",
 }
 """By option of `Sampling`: why a runner with vLLM refuses a request that sets it"""
 
@@ -21,14 +19,21 @@ _DEFAULTS = Sampling(max_tokens=1)
 
 def check_served(sequence: NewSequence) -> None:
     """Raises UnsupportedParameter for the first option that this engine does not compute, and
-    StructuredOutputUnavailable for a grammar: another runner of the group may serve that."""
-    if sequence.grammar is not None:
-        raise StructuredOutputUnavailable("A runner with vLLM serves no structured output yet.")
+    StructuredOutputUnavailable for what needs a mask: another runner of the group may serve that."""
+    if sequence.bound:
+        raise no_masks()
     for name, why in REFUSED.items():
         if getattr(sequence.sampling, name) != getattr(_DEFAULTS, name):
             raise UnsupportedParameter(
                 f"{name} is not supported by this pool's engine, vLLM: {why}. Leave it out.", param=name
             )
+
+
+def no_masks() -> StructuredOutputUnavailable:
+    return StructuredOutputUnavailable(
+        "A runner with vLLM serves no grammars, no allowed_token_ids and no bad_words yet. Use a pool whose "
+        "engine.backend is motet."
+    )
 
 
 def options_of(
