@@ -2,7 +2,6 @@
 
 from motet.api.v1 import common_pb2, supervisor_pb2
 from motet.domain import InstanceName, ParkMethod, RequestId
-from motet.promises import tokens_of
 from motet.runner_info import Capacity, RunnerIdentity, RunnerRequest, read_runner_requests
 from motet_supervisor.policy import effects, events
 
@@ -13,7 +12,7 @@ _METHODS = {
 
 
 def _promise(pages: int, number: int = 0) -> common_pb2.Promise:
-    return common_pb2.Promise(pages=pages, tokens=tokens_of(pages), number=number)
+    return common_pb2.Promise(pages=pages, number=number)
 
 
 def _read_method(it: "common_pb2.ParkMethod.ValueType") -> ParkMethod:

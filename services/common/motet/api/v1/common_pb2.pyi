@@ -276,6 +276,7 @@ class Promise(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     pages: _builtins.int
     tokens: _builtins.int
+    """0: only the pages are meant, as in what a supervisor says"""
     adapter_bytes: _builtins.int
     number: _builtins.int
     """0: of an earlier version, or not at the runner yet"""
