@@ -15,7 +15,7 @@ from unittest.mock import patch
 from benchmarks.harness import Measure
 from benchmarks.model_time import ModelTime
 from benchmarks.traffic import TRAFFIC, among
-from motet.domain import BASE, Digest, RequestId, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
 from motet_runner.engine import Engine
 from motet_runner.execute.forward.program import SWITCHED_ON
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
@@ -117,7 +117,7 @@ class Run:
                 epoch=1,
                 prompt=ask.prompt,
                 adapter=ask.adapter,
-                promise=pages_for(len(ask.prompt) + ask.output),
+                promise=pages_for(len(ask.prompt) + ask.output, PAGE_TOKENS),
                 sampling=Sampling(max_tokens=ask.output, ignore_eos=True),
             )
         )

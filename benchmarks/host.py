@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report
 from benchmarks.model_time import ModelTime
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_llama
-from motet.domain import RequestId, pages_for
+from motet.domain import PAGE_TOKENS, RequestId, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
 
@@ -45,7 +45,7 @@ class Decoding:
         self._profile = profile
         self._numbers = count()
         # A page is half a MiB.
-        kv_mib = ROWS * pages_for(self._tokens)
+        kv_mib = ROWS * pages_for(self._tokens, PAGE_TOKENS)
         self._engine = Engine(EngineConfig(model=model, device="cpu", kv_cache_mib=kv_mib, threads=1))
         self._model = ModelTime(profile)
         self._model.watch(self._engine.diagnostics.loaded)
@@ -59,7 +59,7 @@ class Decoding:
                     request=name,
                     epoch=1,
                     prompt=tuple(2 + (7 * i + 131 * row) % (SHAPE.vocabulary - 2) for i in range(PROMPT)),
-                    promise=pages_for(self._tokens),
+                    promise=pages_for(self._tokens, PAGE_TOKENS),
                     sampling=Sampling(max_tokens=self._tokens - PROMPT, ignore_eos=True, **sampling),  # type: ignore[arg-type]
                     seed=row,
                 )

@@ -27,7 +27,7 @@ from pathlib import Path
 from benchmarks.engine_cases.setup import start_as_the_product_does
 from benchmarks.harness import ROOT, Measure, Result, alternate, arguments, percentile, report
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_llama
-from motet.domain import RequestId, pages_for
+from motet.domain import PAGE_TOKENS, RequestId, pages_for
 from motet.grammars.compiler import Grammars
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner.engine import Engine
@@ -147,7 +147,7 @@ class Decoding:
                     request=name,
                     epoch=1,
                     prompt=tuple(2 + (7 * i + 131 * row) % (SHAPE.vocabulary - 2) for i in range(PROMPT)),
-                    promise=pages_for(self._tokens),
+                    promise=pages_for(self._tokens, PAGE_TOKENS),
                     sampling=Sampling(max_tokens=self._tokens - PROMPT, ignore_eos=True),
                     mask=self._mask(kind) if masked and kind is not None else None,
                 )

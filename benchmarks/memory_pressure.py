@@ -71,15 +71,17 @@ class OnDemand(Runner):
         if not self._may_begin(sequence.length, _left(sequence)):
             return False
         sequence.parked_times = 0  # of this way, the newest is the victim however often it was before
-        return self.planner.commands.resume(sequence.request, sequence.new.epoch, pages_for(sequence.length) + 1)
+        return self.planner.commands.resume(
+            sequence.request, sequence.new.epoch, pages_for(sequence.length, PAGE_TOKENS) + 1
+        )
 
     def _may_begin(self, tokens: int, _left: int) -> bool:
-        return pages_for(tokens) <= self._pages_left()
+        return pages_for(tokens, PAGE_TOKENS) <= self._pages_left()
 
     def _pages_left(self) -> int:
         """Pages that nobody holds or is about to take for a prompt."""
         to_take = (
-            pages_for(one.length) - len(one.pages)
+            pages_for(one.length, PAGE_TOKENS) - len(one.pages)
             for one in self.planner.sequences
             if one.state is not State.PARKED and not one.decodes
         )

@@ -33,7 +33,7 @@ class Case:
 
 
 CASES = (
-    Case("penalty_share", 0.014, lambda _, request: pages_for(request.prompt + request.output) // 2, 0.03),
+    Case("penalty_share", 0.014, lambda _, request: pages_for(request.prompt + request.output, PAGE_TOKENS) // 2, 0.03),
     Case("penalty_share_40", 0.4, lambda promise, _: promise // 2, 0.06),
 )
 

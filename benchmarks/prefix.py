@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Pairs, Result, alternate, arguments, report
-from motet.domain import BASE, Digest, RequestId, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
 from motet.prefix_hints import prefix_salt
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
@@ -80,7 +80,7 @@ class Requests:
             request=RequestId(f"r{next(self._numbers)}"),
             epoch=1,
             prompt=prompt,
-            promise=pages_for(len(prompt) + max_tokens),
+            promise=pages_for(len(prompt) + max_tokens, PAGE_TOKENS),
             sampling=Sampling(max_tokens=max_tokens, ignore_eos=True),
             prefix_salt=SALT,
         )

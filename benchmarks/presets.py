@@ -79,9 +79,9 @@ def held_by(workload: Workload, name: str, requests: Iterable[Request]) -> Held:
     steps, tokens, pages = 0, 0, 0.0
     for request in requests:
         promise = workload.promise(name, request)
-        most = promises.max_pages(request.prompt, workload.max_tokens(preset, request))
+        most = promises.max_pages(request.prompt, workload.max_tokens(preset, request), page_tokens=PAGE_TOKENS)
         for length in range(request.prompt, request.prompt + request.output):
-            needed = pages_for(length)
+            needed = pages_for(length, PAGE_TOKENS)
             while needed > promise:
                 promise = promises.doubled_pages(promise, most)
             pages += needed if isinf(preset.overcommit) else promise / preset.overcommit
@@ -101,7 +101,7 @@ class Saturated:
 
 
 def saturate(workload: Workload, name: str) -> Saturated:
-    pages = LONGEST_LIVES * pages_for(workload.context)
+    pages = LONGEST_LIVES * pages_for(workload.context, PAGE_TOKENS)
     runner = Runner(workload, name, pages=pages, places=pages)
     tokens, sequences = list[int](), list[int]()
     while runner.coming:
@@ -129,7 +129,7 @@ def spread_workload(count: int) -> Workload:
 
 def virtual_time(workload: Workload, name: str, places: int, *, rectangle: bool) -> float:
     """How long all requests take. With `rectangle`, a batch is padded to its longest prompt and keeps its size."""
-    runner = Runner(workload, name, pages=places * pages_for(workload.context), places=places)
+    runner = Runner(workload, name, pages=places * pages_for(workload.context, PAGE_TOKENS), places=places)
     time, size = 0.0, 0
     while runner.busy:
         step = runner.step()
@@ -146,7 +146,7 @@ def virtual_time(workload: Workload, name: str, places: int, *, rectangle: bool)
 
 def residency(workload: Workload, in_plan: Workload) -> list[Result]:
     suffix = "" if workload.name == "alpaca" else f"_{workload.name}"
-    pages = LONGEST_LIVES * pages_for(workload.context)
+    pages = LONGEST_LIVES * pages_for(workload.context, PAGE_TOKENS)
     requests = workload.requests
     print(
         f"{workload.name}: {len(requests)} requests, on average {fmean(r.prompt for r in requests):.1f} tokens in and "

@@ -25,7 +25,7 @@ from statistics import median
 
 import motet_cli
 from benchmarks.harness import Result, arguments, measuring_other_load, report
-from motet.domain import RequestId, pages_for
+from motet.domain import PAGE_TOKENS, RequestId, pages_for
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
 from motet_simulator.plan.cluster import Cluster
 from motet_simulator.plan.setup import Setup
@@ -161,7 +161,7 @@ class Saturated:
                 request=name,
                 epoch=1,
                 prompt=tuple(self._chance.randrange(4, 1500) for _ in range(prompt)),
-                promise=pages_for(prompt + output),
+                promise=pages_for(prompt + output, PAGE_TOKENS),
                 sampling=Sampling(max_tokens=output, ignore_eos=True),
             )
         )

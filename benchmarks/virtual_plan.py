@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 from benchmarks.harness import percentile
 from motet import promises
-from motet.domain import RequestId
+from motet.domain import PAGE_TOKENS, RequestId
 from motet.errors import Declined
 from motet.promises import PromiseRule
 from motet_runner.interface import NewSequence, ParkedNow, Sampling, State
@@ -73,6 +73,7 @@ class Workload:
             self.max_tokens(COMPARED[name], request),
             expected=max(1, round(mistaken * self.expected(name, request))),
             context_tokens=self.context,
+            page_tokens=PAGE_TOKENS,
         )
 
 
@@ -217,6 +218,7 @@ class Runner:
         self.workload, self.name, self.preset, self.places = workload, name, COMPARED[name], places
         self.unlimited = isinf(self.preset.overcommit)
         self.planner = Planner(
+            page_tokens=PAGE_TOKENS,
             pages=pages,
             preset=self.preset,
             places=places,

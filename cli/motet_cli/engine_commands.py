@@ -10,7 +10,6 @@ import orjson
 import structlog
 import typer
 
-from motet.domain import PAGE_TOKENS
 from motet.errors import SetupError
 from motet_cli.printer import Printer
 from motet_runner.interface import EngineConfig
@@ -82,7 +81,8 @@ def _print(found: "Inspection", *, prompt: int, output: int) -> None:
     memory = info.pages * info.page_bytes / MIB
     printer.line(
         f"A token's keys and values take {info.page_bytes / info.page_tokens / KIB:.1f} KiB. {memory:,.0f} MiB hold "
-        f"{info.pages * PAGE_TOKENS:,} tokens, in {info.pages:,} pages of {info.page_tokens}, which adapters share."
+        f"{info.pages * info.page_tokens:,} tokens, in {info.pages:,} pages of {info.page_tokens}, which adapters "
+        "share."
     )
     printer.table(
         ("preset", "first promise", "admitted"),

@@ -84,6 +84,7 @@ class FakeEngine(PlannedEngine):
     """
 
     pages: int = 256
+    page_tokens: int = PAGE_TOKENS
     max_sequences: int = 64
     max_model_length: int = 2048
     adapter_slots: int = 8
@@ -114,6 +115,7 @@ class FakeEngine(PlannedEngine):
 
     def __post_init__(self) -> None:
         self.planner = Planner(
+            page_tokens=self.page_tokens,
             pages=self.pages,
             preset=preset_named(self.preset),
             places=self.max_sequences,
@@ -130,7 +132,7 @@ class FakeEngine(PlannedEngine):
         self._worker = _FakeWorker(self)
         self.info = EngineInfo(
             pages=self.pages,
-            page_tokens=PAGE_TOKENS,
+            page_tokens=self.page_tokens,
             page_bytes=PAGE_BYTES,
             max_sequences=self.max_sequences,
             max_model_length=self.planner.max_length,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.domain import Digest, pages_for
+from motet.domain import PAGE_TOKENS, Digest, pages_for
 from motet.errors import SetupError
 from motet_cli import engine_commands
 from motet_runner.adapters.certification import certify
@@ -42,11 +42,11 @@ def test_memory_and_adapters_take_what_an_engine_gives_them(found: Inspection) -
 
 def test_each_preset_admits_by_its_own_promise(found: Inspection) -> None:
     presets = {one.preset: one for one in found.presets}
-    assert presets["ft-max"].promise == pages_for(found.info.max_model_length - 1)
-    assert presets["orca"].promise == pages_for(100 + 500 - 1)
-    assert presets["oracle"].promise == pages_for(100 + 60)
-    assert presets["punica"].promise == pages_for(100 + 16)
-    assert presets["punica"].requests == found.info.pages // pages_for(100 + 60 - 1)
+    assert presets["ft-max"].promise == pages_for(found.info.max_model_length - 1, PAGE_TOKENS)
+    assert presets["orca"].promise == pages_for(100 + 500 - 1, PAGE_TOKENS)
+    assert presets["oracle"].promise == pages_for(100 + 60, PAGE_TOKENS)
+    assert presets["punica"].promise == pages_for(100 + 16, PAGE_TOKENS)
+    assert presets["punica"].requests == found.info.pages // pages_for(100 + 60 - 1, PAGE_TOKENS)
     for name, one in presets.items():
         assert name == "punica" or one.requests == found.info.pages // one.promise
 

@@ -16,7 +16,7 @@ def test_pages_hold_their_tokens_and_waste_less_than_one(tokens: int, page: int)
 
 
 def test_a_page_has_sixteen_tokens_by_default() -> None:
-    assert [pages_for(n) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
+    assert [pages_for(n, PAGE_TOKENS) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
     assert PAGE_TOKENS == 16
 
 

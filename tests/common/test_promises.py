@@ -44,6 +44,7 @@ def running(prompt, max_tokens, promise, made):
         promise=promise,
         tokens=[0] * (prompt + made),
         state=State.DECODE,
+        page_tokens=PAGE_TOKENS,
     )
 
 
@@ -64,7 +65,7 @@ def watched(prompt, max_tokens, promise, made):
     [(16, 16, 2), (16, 17, 2), (16, 18, 3), (1, 1, 1), (32, 1, 2), (33, 1, 3)],
 )
 def test_the_last_token_of_an_answer_needs_no_memory(prompt, max_tokens, pages):
-    assert promises.max_pages(prompt, max_tokens) == pages
+    assert promises.max_pages(prompt, max_tokens, page_tokens=PAGE_TOKENS) == pages
 
 
 def test_without_max_tokens_the_context_limits_an_answer():
@@ -79,7 +80,7 @@ def test_a_promise_doubles_up_to_the_longest_answer_and_never_shrinks():
 @given(prompt=lengths, max_tokens=lengths)
 def test_an_engine_uses_at_most_the_pages_of_the_longest_answer(prompt, max_tokens):
     prompt, max_tokens = min(prompt, 80), min(max_tokens, 80)
-    most = promises.max_pages(prompt, max_tokens)
+    most = promises.max_pages(prompt, max_tokens, page_tokens=PAGE_TOKENS)
     planner = make_planner(pages=most + 1)  # a context ends with the pages, last token included
     planner.commands.add(new("a", prompt=prompt, max_tokens=max_tokens, promise=most, ignore_eos=True))
     device = FakeDevice(planner)
@@ -88,14 +89,14 @@ def test_an_engine_uses_at_most_the_pages_of_the_longest_answer(prompt, max_toke
         device.step()
         used = max(used, len(device.memory))
     assert used == promises.max_kv_tokens(prompt, max_tokens)
-    assert pages_for(used) == most
+    assert pages_for(used, PAGE_TOKENS) == most
     assert not [event for event in device.events if isinstance(event, OverflowAhead)]
 
 
 @given(prompt=lengths, max_tokens=lengths, promise=st.integers(1, 200), made=lengths)
 def test_scheduler_supervisor_and_runner_agree(prompt, max_tokens, promise, made):
     made = min(made, max_tokens - 1)
-    most = promises.max_pages(prompt, max_tokens)
+    most = promises.max_pages(prompt, max_tokens, page_tokens=PAGE_TOKENS)
     engine = running(prompt, max_tokens, promise, made)
     entry = watched(prompt, max_tokens, promise, made)
     supervisor = WatchedRunner(RunnerIdentity(instance="r0"), CAPACITY, 0.0, overcommit=1.0)
@@ -111,7 +112,11 @@ def test_a_first_promise_covers_the_prompt_and_never_more_than_can_be_used(promp
     delivered = min(delivered, max_tokens - 1)
     request = scheduled(prompt, max_tokens, delivered=delivered, estimate=Estimate(q80=q80))
     promise = request.promise_on(CAPACITY, SchedulerConfig())
-    assert pages_for(prompt + delivered) <= promise.pages <= promises.max_pages(prompt, max_tokens)
+    assert (
+        pages_for(prompt + delivered, PAGE_TOKENS)
+        <= promise.pages
+        <= promises.max_pages(prompt, max_tokens, page_tokens=PAGE_TOKENS)
+    )
     assert promise.tokens <= min(promise.pages * PAGE_TOKENS, promises.max_kv_tokens(prompt, max_tokens))
 
 
@@ -126,19 +131,23 @@ def test_a_first_promise_covers_the_prompt_and_never_more_than_can_be_used(promp
     ],
 )
 def test_a_rule_says_what_the_first_promise_covers(rule, tokens):
-    pages = promises.pages_by_rule(rule, 100, 1000, expected=300, context_tokens=CONTEXT)
-    assert pages == pages_for(tokens)
+    pages = promises.pages_by_rule(rule, 100, 1000, expected=300, context_tokens=CONTEXT, page_tokens=PAGE_TOKENS)
+    assert pages == pages_for(tokens, PAGE_TOKENS)
 
 
 @given(rule=st.sampled_from(PromiseRule), prompt=lengths, max_tokens=lengths, expected=st.integers(0, CONTEXT // 2))
 def test_each_rule_promises_the_prompt_and_at_most_the_context(rule, prompt, max_tokens, expected):
-    pages = promises.pages_by_rule(rule, prompt, max_tokens, expected=expected, context_tokens=CONTEXT)
-    assert pages_for(prompt) <= pages <= pages_for(CONTEXT)
+    pages = promises.pages_by_rule(
+        rule, prompt, max_tokens, expected=expected, context_tokens=CONTEXT, page_tokens=PAGE_TOKENS
+    )
+    assert pages_for(prompt, PAGE_TOKENS) <= pages <= pages_for(CONTEXT, PAGE_TOKENS)
 
 
 @pytest.mark.parametrize("rule", PromiseRule)
 def test_a_rule_does_without_a_context_that_nobody_knows(rule):
-    assert promises.pages_by_rule(rule, 100, 50, expected=30, context_tokens=0) >= pages_for(100)
+    assert promises.pages_by_rule(rule, 100, 50, expected=30, context_tokens=0, page_tokens=PAGE_TOKENS) >= pages_for(
+        100, PAGE_TOKENS
+    )
 
 
 @given(tokens=st.integers(1, CONTEXT), buckets=st.integers(1, 50))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet.domain import Digest, ParkMethod, RequestId, pages_for
+from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
 from motet.errors import (
     TOO_FEW_PAGES,
     ContextLengthExceeded,
@@ -269,7 +269,7 @@ def test_pages_are_held_as_tokens_are_computed_and_no_sooner(engine_of):
             seen.append((entry.output_tokens, entry.pages_used))
             assert engine.report().pages_free == 8 - entry.pages_used
     computing = [min(20 + made - 1 + engine_of.ahead, 59) for made in range(1, 40)]
-    assert seen == [(made, pages_for(tokens)) for made, tokens in enumerate(computing, start=1)]
+    assert seen == [(made, pages_for(tokens, PAGE_TOKENS)) for made, tokens in enumerate(computing, start=1)]
     assert engine.report().pages_free == 8
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from motet.domain import BASE, Digest, RequestId, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
 from motet.prefix_hints import prefix_salt
 from motet_kernels.gpu.launches import traced_launches
 from motet_runner.engine import Engine
@@ -126,7 +126,7 @@ def _asked(one: Served) -> NewSequence:
         epoch=1,
         prompt=one.prompt,
         adapter=one.adapter,
-        promise=pages_for(len(one.prompt) + DECODED),
+        promise=pages_for(len(one.prompt) + DECODED, PAGE_TOKENS),
         sampling=Sampling(max_tokens=DECODED, ignore_eos=True),
         tenant="somebody",
         prefix_salt=prefix_salt(BASE_DIGEST, one.adapter, "somebody"),

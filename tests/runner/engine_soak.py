@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import torch
 
-from motet.domain import BASE, Digest, ParkMethod, RequestId, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
 from motet.errors import MotetError
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout
@@ -115,7 +115,7 @@ class Soak:
             epoch=1,
             prompt=prompt,
             adapter=adapter,
-            promise=pages_for(len(prompt) + sampling.max_tokens),
+            promise=pages_for(len(prompt) + sampling.max_tokens, PAGE_TOKENS),
             sampling=sampling,
             seed=number,
             prefix_salt=f"{adapter} tenant {number // 3 % 2}".encode(),

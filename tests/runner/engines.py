@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from motet.domain import BASE, Digest, RequestId, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
 from motet.prefix_hints import prefix_salt
 from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
@@ -105,7 +105,7 @@ def ask(
         delivered=delivered,
         scored=scored,
         adapter=adapter,
-        promise=promise or pages_for(len(prompt) + sampling["max_tokens"]),
+        promise=promise or pages_for(len(prompt) + sampling["max_tokens"], PAGE_TOKENS),
         sampling=Sampling(**sampling),
         seed=seed,
         tenant=tenant or "",

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from motet.domain import BASE, Digest, ParkMethod, RequestId, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
 from motet.errors import MotetError
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, Finish, Logprobs, NewSequence, Sampling, State
@@ -130,7 +130,7 @@ class Schedules:
             epoch=1,
             prompt=prompt,
             adapter=adapter,
-            promise=pages_for(len(prompt) + sampling.max_tokens),
+            promise=pages_for(len(prompt) + sampling.max_tokens, PAGE_TOKENS),
             sampling=sampling,
             seed=number,
             prefix_salt=f"{adapter} tenant {number // 3 % 2}".encode(),

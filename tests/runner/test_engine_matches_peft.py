@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from motet.domain import BASE, Digest, RequestId, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
 from testbed.compiled_kernels import CACHE, needs_a_compiler
@@ -78,7 +78,7 @@ def serve(world: World, config: EngineConfig) -> tuple[list[Served], Engine]:
                         epoch=1,
                         prompt=new.prompt,
                         adapter=new.adapter,
-                        promise=pages_for(len(new.prompt) + DECODED),
+                        promise=pages_for(len(new.prompt) + DECODED, PAGE_TOKENS),
                         sampling=Sampling(max_tokens=DECODED, ignore_eos=True),
                     )
                 )
@@ -111,7 +111,7 @@ def test_32_sequences_of_nine_adapters_and_the_base_equal_peft(world: World, ker
 
     for one in served:
         assert len(one.tokens) == DECODED
-        assert pages_for(len(one.prompt) + DECODED) >= 3
+        assert pages_for(len(one.prompt) + DECODED, PAGE_TOKENS) >= 3
     print(f"{world.family}: {assert_equal(served, expected)}")
 
     lines = [json.loads(line) for line in trace.read_text().splitlines()]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from motet.domain import BASE, Digest, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
 from motet_runner.engine import Engine
 from motet_runner.interface import EngineConfig, NewSequence
 from testbed.compiled_kernels import CACHE, needs_a_compiler
@@ -185,7 +185,7 @@ def asked(answer: Answer, start: int) -> NewSequence:
         delivered=answer.tokens[:start],
         adapter=answer.adapter,
         max_tokens=DECODED,
-        promise=pages_for(len(answer.prompt) + DECODED),
+        promise=pages_for(len(answer.prompt) + DECODED, PAGE_TOKENS),
         tenant="one",
     )
 

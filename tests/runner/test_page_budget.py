@@ -10,7 +10,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from motet.domain import pages_for
+from motet.domain import PAGE_TOKENS, pages_for
 from motet.errors import SetupError
 from motet_kernels import LinearGroup
 from motet_kernels.gpu.attention import GpuAttention
@@ -147,7 +147,7 @@ def test_what_rows_and_penalties_take_is_what_was_set_aside(llama: Path) -> None
     worker = engine.diagnostics.worker
     rows = worker.rows
     taken = sum(buffer.nbytes for buffer in (rows.newest, rows.before, rows.pages))
-    assert taken == DeviceRows.room_bytes(2 * sequences, pages_for(engine.info.max_model_length))
+    assert taken == DeviceRows.room_bytes(2 * sequences, pages_for(engine.info.max_model_length, PAGE_TOKENS))
     adjustments = worker.sampler._adjustments  # noqa: SLF001
     buffers = [buffer for buffer in vars(adjustments).values() if isinstance(buffer, torch.Tensor)]
     taken = sum(buffer.nbytes for buffer in buffers)

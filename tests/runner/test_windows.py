@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from motet.domain import ParkMethod, RequestId, pages_for
+from motet.domain import PAGE_TOKENS, ParkMethod, RequestId, pages_for
 from motet_runner import mask_threads
 from motet_runner.engine import Engine
 from motet_runner.row_mask import RowMask
@@ -16,7 +16,7 @@ from tests.runner.engines import EngineRun, ask, make_engine, run
 from tests.runner.families import BY_NAME, WINDOW
 from tests.runner.random_models import save_base
 
-MOST_PAGES = pages_for(WINDOW) + 1
+MOST_PAGES = pages_for(WINDOW, PAGE_TOKENS) + 1
 ASKED = [ask(f"r{i}", prompt=10 + 30 * i, max_tokens=60) for i in range(3)]
 
 
@@ -38,7 +38,7 @@ def test_a_long_answer_holds_only_the_pages_of_its_window(base: Path) -> None:
     engine = make_engine(base)
     run(engine, ASKED[0], steps=55)
     (entry,) = engine.report().sequences
-    assert entry.pages_used <= MOST_PAGES < pages_for(entry.prompt_tokens + entry.output_tokens)
+    assert entry.pages_used <= MOST_PAGES < pages_for(entry.prompt_tokens + entry.output_tokens, PAGE_TOKENS)
 
 
 @pytest.mark.parametrize("kernels", ["torch", "cpp"])

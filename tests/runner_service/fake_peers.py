@@ -16,7 +16,7 @@ from motet.api.v1 import (
     supervisor_pb2,
     supervisor_pb2_grpc,
 )
-from motet.domain import pages_for
+from motet.domain import PAGE_TOKENS, pages_for
 from motet.rpc import Outbox, run_stream
 from motet.transport.over_grpc import GrpcServerStream, open_channel, serving
 from tests.common.waiting import PATIENCE_S
@@ -147,7 +147,7 @@ class CheckingGateway:
                 term=term,
                 request=request,
                 epoch=epoch,
-                promise=common_pb2.Promise(pages=pages or pages_for(len(prompt) + max_tokens)),
+                promise=common_pb2.Promise(pages=pages or pages_for(len(prompt) + max_tokens, PAGE_TOKENS)),
                 adapter_digest=adapter,
                 prompt_ids=prompt,
                 choices=[runner_pb2.Choice(choice=n, delivered_ids=delivered) for n in range(choices)],

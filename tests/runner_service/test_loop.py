@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, runner_pb2
 from motet.clock import FakeClock, monotonic
-from motet.domain import BASE, Digest, ParkMethod, RequestId, pages_for
+from motet.domain import BASE, PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
 from motet.errors import InvalidRequest, StructuredOutputUnavailable
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner import engine_loop
@@ -60,7 +60,7 @@ def add(request, *, epoch=1, stream=1, max_tokens=6, delivered=(), received=0.0)
             epoch=epoch,
             prompt=PROMPT,
             delivered=tuple(delivered),
-            promise=pages_for(len(PROMPT) + max_tokens),
+            promise=pages_for(len(PROMPT) + max_tokens, PAGE_TOKENS),
             sampling=Sampling(max_tokens=max_tokens),
         ),
         stream,
@@ -522,7 +522,7 @@ def test_an_error_that_nobody_expected_refuses_only_the_request_that_comes(share
         request="first",
         epoch=1,
         prompt=tuple(range(40)),
-        promise=pages_for(60),
+        promise=pages_for(60, PAGE_TOKENS),
         sampling=Sampling(max_tokens=2),
         prefix_salt=b"tenant" if shared else b"",
     )

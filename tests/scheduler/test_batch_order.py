@@ -96,7 +96,12 @@ def test_a_packing_is_within_one_request_of_the_best(pages, room):
     left = room - runner.ledger.promised
     for head in queue.heads() if queue is not None else ():
         need = pages_by_rule(
-            runner.capacity.promise_rule, head.prompt_tokens, head.max_tokens, expected=0, context_tokens=4096
+            runner.capacity.promise_rule,
+            head.prompt_tokens,
+            head.max_tokens,
+            expected=0,
+            context_tokens=4096,
+            page_tokens=runner.capacity.page_tokens,
         )
         assert need > left, head.id
 

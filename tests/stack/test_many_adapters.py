@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from motet.domain import pages_for
+from motet.domain import PAGE_TOKENS, pages_for
 from testbed.local_stack import LocalStack, running_stack
 from tests.stack.served_models import ServedModel, StreamedAnswer, add_pool, assert_right, prompt_of, stream
 
@@ -64,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
 def test_32_streams_of_ten_models_equal_peft(family: str, served: dict[str, Served]) -> None:
     answers = served[family].answers
     assert all(len(answer.tokens) == DECODED and answer.reasons == ["length"] for answer in answers)
-    assert all(pages_for(len(answer.prompt) + DECODED) >= 3 for answer in answers)
+    assert all(pages_for(len(answer.prompt) + DECODED, PAGE_TOKENS) >= 3 for answer in answers)
     assert_right(served[family].base, answers)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from motet import promises
-from motet.domain import RequestId, pages_for
+from motet.domain import PAGE_TOKENS, RequestId, pages_for
 from motet.runner_info import RequestClass, RunnerRequest, SequenceState
 from motet_supervisor.policy import effects, events
 from tests.supervisor.builders import R0, SupervisorDriver
@@ -35,11 +35,11 @@ class Sequence:
 
     @property
     def limit(self):
-        return promises.max_pages(self.prompt, self.max_tokens)
+        return promises.max_pages(self.prompt, self.max_tokens, page_tokens=PAGE_TOKENS)
 
     @property
     def stuck(self):
-        return pages_for(self.prompt + self.made) > self.promise
+        return pages_for(self.prompt + self.made, PAGE_TOKENS) > self.promise
 
 
 class RandomEvents(RuleBasedStateMachine):
@@ -110,7 +110,7 @@ class RandomEvents(RuleBasedStateMachine):
             request=RequestId(name),
             epoch=1,
             pages=one.promise,
-            pages_used=0 if one.parked else pages_for(one.prompt + one.made),
+            pages_used=0 if one.parked else pages_for(one.prompt + one.made, PAGE_TOKENS),
             state=SequenceState.PARKED if one.parked else SequenceState.DECODE,
             prompt_tokens=one.prompt,
             output_tokens=one.made,
@@ -128,8 +128,8 @@ class RandomEvents(RuleBasedStateMachine):
         request_class=st.sampled_from(RequestClass),
     )
     def submit(self, prompt, max_tokens, guess, request_class):
-        most = promises.max_pages(prompt, max_tokens)
-        promise = min(pages_for(prompt) + guess, most)
+        most = promises.max_pages(prompt, max_tokens, page_tokens=PAGE_TOKENS)
+        promise = min(pages_for(prompt, PAGE_TOKENS) + guess, most)
         if promise <= self.free and most <= PAGES and len(self.sequences) < MOST_SEQUENCES:
             self.count += 1
             self.sequences[f"s{self.count:03}"] = Sequence(prompt, max_tokens, promise, request_class)
@@ -153,7 +153,7 @@ class RandomEvents(RuleBasedStateMachine):
                     self.send(events.RequestEnded(R0, RequestId(name), 1))
                 elif (
                     one.promise < one.limit
-                    and promises.is_near_promise(one.prompt + one.made, one.promise)
+                    and promises.is_near_promise(one.prompt + one.made, one.promise, page_tokens=PAGE_TOKENS)
                     and not self.orders_get_lost
                 ):
                     self.send(events.OverflowAnnounced(R0, self.entry(name)))

@@ -20,8 +20,8 @@ MAX_LORA_RANK = 512
 """Of an adapter: what all kernels compute."""
 
 PAGE_TOKENS = 16
-"""Tokens in a page (PU-20). A small page wastes little memory at the end of a sequence; a page that is too small makes
-each copy of a page (all layers) too short to be fast."""
+"""Tokens in a page of our own engine (PU-20). A small page wastes little memory at the end of a sequence; a page that
+is too small makes each copy of a page (all layers) too short to be fast. Others say theirs (`runner_info.Capacity`)."""
 
 
 class ParkMethod(StrEnum):
@@ -47,7 +47,7 @@ class ObjectName:
         return f"{self.namespace}/{self.name}"
 
 
-def pages_for(tokens: int, page_tokens: int = PAGE_TOKENS) -> int:
+def pages_for(tokens: int, page_tokens: int) -> int:
     """How many pages `tokens` tokens need."""
     return -(-tokens // page_tokens)
 

@@ -1,9 +1,12 @@
-"""Names for the first pages of a prompt: pages with the same name hold the same tokens after the same tokens.
+"""Names for the beginnings of a prompt: those with the same name are the same tokens.
 
-A page's digest covers its tokens, all pages before it, and a salt made of base model, adapter and tenant. Runners
-compare digests before they share a page. The first 64 bits of a digest are its hint. Gateways and runners tell the
-scheduler hints, so that it can prefer a runner that has the pages in its cache. Hints are never a proof: pages with
-equal hints may differ. Pure.
+A prompt is cut into blocks. A block's digest covers its tokens, all blocks before it, and a salt made of base model,
+adapter and tenant. The first 64 bits of a digest are its hint. Gateways and runners tell the scheduler hints, so that
+it can prefer a runner that has the tokens in its cache. Hints are never a proof: blocks with equal hints may differ.
+
+A gateway hashes a prompt before anybody knows which runner gets it, and the pages of runners may have other sizes. So
+all blocks have one size. The digest of a page is that of its last block: runners compare it before they share a page,
+and its hint says that all blocks up to there are cached. Pure.
 """
 
 import struct
@@ -11,10 +14,13 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
-from motet.domain import PAGE_TOKENS, Digest
+from motet.domain import Digest
+
+HINT_TOKENS = 16
+"""Tokens in a block"""
 
 MAX_PROMPT_HINTS = 16
-"""How many pages of a prompt have hints: the first 256 tokens."""
+"""How many blocks of a prompt have hints: the first 256 tokens."""
 
 MAX_CACHED_HINTS = 512
 """How many hints a runner reports, the most valuable first."""
@@ -22,7 +28,7 @@ MAX_CACHED_HINTS = 512
 DIGEST_BYTES = 32
 _HINT_BYTES = 8
 _TOKEN_BYTES = 4
-_PAGE_BYTES = PAGE_TOKENS * _TOKEN_BYTES
+_BLOCK_BYTES = HINT_TOKENS * _TOKEN_BYTES
 
 
 @lru_cache(maxsize=1024)
@@ -35,25 +41,34 @@ def prefix_salt(base_digest: Digest, adapter_digest: Digest, tenant: str, own: s
 
 def page_digest(previous: bytes, tokens: Sequence[int]) -> bytes:
     """The digest of a full page. `previous` is the digest of the page before it; before the first page, the salt."""
-    return _digest(previous, _packed(tokens))
+    digest, packed = previous, _packed(tokens)
+    for start in range(0, len(packed), _BLOCK_BYTES):
+        digest = _digest(digest, packed[start : start + _BLOCK_BYTES])
+    return digest
 
 
-def page_digests(salt: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
-    """The digests of all full pages of `tokens`, one after the other."""
+def block_digests(salt: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
+    """The digests of all full blocks of `tokens`, one after the other."""
     digest, packed = salt, _packed(tokens)
-    for start in range(0, len(packed) - _PAGE_BYTES + 1, _PAGE_BYTES):
-        digest = _digest(digest, packed[start : start + _PAGE_BYTES])
+    for start in range(0, len(packed) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
+        digest = _digest(digest, packed[start : start + _BLOCK_BYTES])
         yield digest
 
 
 def hint_of(digest: bytes) -> int:
-    """The 64 bits of a page's digest that travel to the scheduler."""
+    """The 64 bits of a digest that travel to the scheduler."""
     return int.from_bytes(digest[:_HINT_BYTES], "little")
 
 
 def prompt_hints(salt: bytes, tokens: Sequence[int]) -> list[int]:
-    """The hints of the first full pages of a prompt, at most `MAX_PROMPT_HINTS`."""
-    return [hint_of(digest) for digest in page_digests(salt, tokens[: MAX_PROMPT_HINTS * PAGE_TOKENS])]
+    """The hints of the first full blocks of a prompt, at most `MAX_PROMPT_HINTS`."""
+    return [hint_of(digest) for digest in block_digests(salt, tokens[: MAX_PROMPT_HINTS * HINT_TOKENS])]
+
+
+def pages_with_hints(page_tokens: int) -> int:
+    """How many first pages of a prompt have hints. If pages do not consist of whole blocks, none: a gateway would not
+    know their digests."""
+    return 0 if page_tokens % HINT_TOKENS else MAX_PROMPT_HINTS * HINT_TOKENS // page_tokens
 
 
 def _packed(tokens: Sequence[int]) -> bytes:

@@ -8,7 +8,7 @@ token in order to get the next token, and after the last token no other follows.
 from enum import StrEnum
 from typing import Literal, Self, assert_never, get_args
 
-from motet.domain import PAGE_TOKENS, pages_for
+from motet.domain import pages_for
 
 BUCKETS = 10
 """Into how many equal parts of the context S3 divides the lengths of answers (S3-03)."""
@@ -59,7 +59,7 @@ def known_quantile(percent: int) -> int:
     return percent if percent in PROMISE_QUANTILES else USUAL_PROMISE_QUANTILE
 
 
-def tokens_of(pages: int, page_tokens: int = PAGE_TOKENS) -> int:
+def tokens_of(pages: int, page_tokens: int) -> int:
     """How many tokens fit in the pages of a promise. Pages and their size may be any numbers that a peer has sent, and
     what we send of them must still be a message."""
     return min(pages * page_tokens, _MOST_TOKENS)
@@ -75,7 +75,7 @@ def max_kv_tokens(prompt_tokens: int, max_tokens: int, *, context_tokens: int = 
     return (min(length, context_tokens) if context_tokens else length) - 1
 
 
-def max_pages(prompt_tokens: int, max_tokens: int, *, context_tokens: int = 0, page_tokens: int = PAGE_TOKENS) -> int:
+def max_pages(prompt_tokens: int, max_tokens: int, *, page_tokens: int, context_tokens: int = 0) -> int:
     """Pages for the longest answer. No promise is larger."""
     return max(1, pages_for(max_kv_tokens(prompt_tokens, max_tokens, context_tokens=context_tokens), page_tokens))
 
@@ -84,10 +84,10 @@ def initial_pages(
     prompt_tokens: int,
     max_tokens: int,
     *,
+    page_tokens: int,
     delivered: int = 0,
     expected: int = 0,
     context_tokens: int = 0,
-    page_tokens: int = PAGE_TOKENS,
 ) -> int:
     """Pages of the first promise: for the prompt, the delivered tokens, and the output that is still expected.
 
@@ -111,10 +111,10 @@ def pages_by_rule(
     prompt_tokens: int,
     max_tokens: int,
     *,
+    page_tokens: int,
+    context_tokens: int,
     delivered: int = 0,
     expected: int = 0,
-    context_tokens: int,
-    page_tokens: int = PAGE_TOKENS,
 ) -> int:
     """Pages of the first promise by the rule of a preset.
 
@@ -148,7 +148,7 @@ def doubled_pages(pages: int, most: int) -> int:
     return max(pages, min(2 * pages, most))
 
 
-def is_near_promise(tokens: int, pages: int, *, page_tokens: int = PAGE_TOKENS) -> bool:
+def is_near_promise(tokens: int, pages: int, *, page_tokens: int) -> bool:
     """Whether a sequence of `tokens` tokens has reached its last promised page (S3-10). If it can ever need more, it
     needs an answer soon."""
     return pages_for(tokens, page_tokens) >= pages

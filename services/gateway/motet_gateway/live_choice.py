@@ -57,7 +57,7 @@ class GenerationRequest:
     choices: int = 1
     """How many choices have the same prompt, with this one."""
     prefix_hints: Sequence[int] = ()
-    """Of the first pages of the prompt (`motet.prefix_hints`)."""
+    """Of the first blocks of the prompt (`motet.prefix_hints`)."""
     features: Sequence[int] = ()
     """Of the prompt, for the predictor (`prompt_features`)."""
     key: scheduler_pb2.KeyAccount | None = None

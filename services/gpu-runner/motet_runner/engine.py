@@ -159,6 +159,7 @@ class Engine(PlannedEngine):
             decode_slowdown=config.decode_slowdown,
         )
         self.planner = Planner(
+            page_tokens=PAGE_TOKENS,
             pages=pages,
             preset=preset,
             places=config.max_concurrent_sequences,

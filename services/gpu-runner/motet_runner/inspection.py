@@ -73,9 +73,12 @@ def admitted(info: EngineInfo, load: Load) -> list[Admitted]:
             load.max_tokens,
             expected=load.output,
             context_tokens=info.max_model_length,
+            page_tokens=info.page_tokens,
         )
         # This preset does not limit promises: the pages of the tokens decide how many requests fit.
-        held = promises.max_pages(load.prompt, load.output) if isinf(preset.overcommit) else promise
+        held = promise
+        if isinf(preset.overcommit):
+            held = promises.max_pages(load.prompt, load.output, page_tokens=info.page_tokens)
         found.append(Admitted(name, promise, info.pages // held))
     return found
 

@@ -219,7 +219,7 @@ class OfflineEngine:
             choice=choice,
             prompt=prompt,
             adapter=adapter,
-            promise=pages_for(len(prompt) + sampling.max_tokens),
+            promise=pages_for(len(prompt) + sampling.max_tokens, self.info.page_tokens),
             sampling=sampling,
             seed=request.seed,
             parent=parent,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from motet.domain import PAGE_TOKENS, ParkMethod
+from motet.domain import ParkMethod
 from motet_runner.plan import Sequence, StepPlan, StepResult
 from motet_runner.plan.presets import UNBOUNDED
 
@@ -13,6 +13,9 @@ _NEW_SHARE_OF_USUAL = 0.25
 
 LEAST_BESIDE = 8
 """The fewest prompt tokens of an iteration beside decodes, however long they take: a prompt always progresses."""
+
+_LEAST_PROMPT = 16
+"""The time of fewer prompt tokens tells little about the time of one."""
 
 _MOST_CHANGE = 2.0
 """An iteration changes a cost at most by the factor of this number's square root: a disturbance of one iteration must
@@ -100,7 +103,7 @@ class StepCosts:
         self.step_seconds += share * (seconds - self.step_seconds)
 
     def _learn_prefill(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
-        if prompt_tokens < PAGE_TOKENS:
+        if prompt_tokens < _LEAST_PROMPT:
             return
         # Compare with the same number of decodes: with the time of more decodes, prompts would seem free.
         beside = self._seconds_of(decodes) if decodes else 0.0

@@ -49,6 +49,7 @@ class SimulatedEngine(PlannedEngine):
             decode_slowdown=size.decode_slowdown,
         )
         self.planner = Planner(
+            page_tokens=PAGE_TOKENS,
             pages=size.pages,
             preset=preset_named(size.preset),
             places=size.max_sequences,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from copy import copy
 from itertools import accumulate
 
-from motet.domain import PAGE_TOKENS, RequestId, pages_for
+from motet.domain import RequestId, pages_for
 from motet_runner.plan import Planner
 from motet_runner.plan.chunk_round import ChunkRound
 from motet_runner.plan.decode_round import DecodeRound
@@ -95,7 +95,7 @@ class Leaps:
     def _foresee_decodes(self, decoding: DecodeRound, context: int, most: int, quiet: Quiet) -> None:
         memory, decodes = self._planner.memory, len(decoding.sequences)
         free, kv_pages = memory.free, max(1, memory.ledger.kv_pages)
-        if not quiet(min(1.0, (free - (most // PAGE_TOKENS + 1) * decodes) / kv_pages)):
+        if not quiet(min(1.0, (free - (most // memory.page_tokens + 1) * decodes) / kv_pages)):
             for count in range(most):
                 taken = decoding.pages_beginning(count)
                 free -= taken
@@ -115,7 +115,7 @@ class Leaps:
         costs = copy(self._costs)  # it learns from each iteration before the next one
         for count in range(most):
             tokens = min(going.most_tokens, costs.prompt_tokens_beside(decodes, going.prompts))
-            needed = pages_for(at + tokens)
+            needed = pages_for(at + tokens, memory.page_tokens)
             takeable -= decoding.pages_beginning(count) + max(0, needed - pages)
             if tokens >= left or takeable < 0 or not quiet(min(1.0, (takeable + others) / kv_pages)):
                 return

@@ -31,7 +31,7 @@ def engine_size(
 ) -> EngineSize:
     """`adapter_tokens`: an adapter of rank 16 takes as much memory as the KV of this number of tokens."""
     return EngineSize(
-        pages=pages_for(kv_tokens),
+        pages=pages_for(kv_tokens, PAGE_TOKENS),
         page_bytes=PAGE_TOKENS * _BYTES_OF_A_TOKEN,
         max_sequences=max_sequences,
         max_model_length=max_model_length,

@@ -28,9 +28,16 @@ VOCABULARY = 50
 
 
 def make_planner(
-    *, pages: int = 32, preset: str | Preset = "paged-chunk", places: int = 8, chunk_tokens: int = 24, **more
+    *,
+    page_tokens: int = PAGE_TOKENS,
+    pages: int = 32,
+    preset: str | Preset = "paged-chunk",
+    places: int = 8,
+    chunk_tokens: int = 24,
+    **more,
 ) -> Planner:
     return Planner(
+        page_tokens=page_tokens,
         pages=pages,
         preset=preset_named(preset) if isinstance(preset, str) else preset,
         places=places,
@@ -114,6 +121,7 @@ class FakeDevice:
         self.planner = planner
         self.checks_each = checks_each
         self.pages = planner.memory.pages
+        self.page_tokens = planner.memory.page_tokens
         self.ahead = ahead
         self.memory: dict[tuple[int, int], object] = {}
         """(page, place in it) → what lies there: a number of KV, or a part of an adapter"""
@@ -235,7 +243,7 @@ class FakeDevice:
             pages = load.layout.rank
             until = copied if not self.disk_answers else pages if plan.hurry else copied + 1
             for index in range(copied, until):
-                for offset in range(PAGE_TOKENS):
+                for offset in range(self.page_tokens):
                     self.memory[plan.loading[number] + index, offset] = (load.digest, index)
             self.loads[number] = load, until
             if until == pages:
@@ -249,7 +257,7 @@ class FakeDevice:
         assert used == plan.adapters.keys(), "the plan must say where the adapters of its rows are"
         for digest, first in plan.adapters.items():
             for index in range(self.adapters[digest]):
-                for offset in range(PAGE_TOKENS):
+                for offset in range(self.page_tokens):
                     assert self.memory[first + index, offset] == (digest, index), f"{digest} is not there"
 
     def _take_outputs(self) -> None:
@@ -274,12 +282,12 @@ class FakeDevice:
         for copy in plan.copies:
             if isinstance(copy, Wipe):
                 for page in copy.pages:
-                    for offset in range(PAGE_TOKENS):
+                    for offset in range(self.page_tokens):
                         memory[copy.tier].pop((page, offset), None)
                 continue
             assert copy.source is not copy.target or not set(copy.pages) & set(copy.to), "it reads what it writes"
             for page, to in zip(copy.pages, copy.to, strict=True):
-                for offset in range(PAGE_TOKENS):
+                for offset in range(self.page_tokens):
                     held = memory[copy.source].get((page, offset))
                     if held is not None:
                         memory[copy.target][to, offset] = held
@@ -288,7 +296,7 @@ class FakeDevice:
 
     def _compute(self, row: Row, start: int, count: int) -> None:
         def place(position: int) -> tuple[int, int]:
-            return row.pages[position // PAGE_TOKENS], position % PAGE_TOKENS
+            return row.pages[position // self.page_tokens], position % self.page_tokens
 
         window = self.planner.window
         for position in range(0 if window is None else max(0, start - window + 1), start):
@@ -297,6 +305,6 @@ class FakeDevice:
         for position in range(start, start + count):
             assert not self.pages.is_shared(place(position)[0]), "the page has another holder, too"
             page = place(position)[0]
-            found = {type(self.memory.get((page, offset))) for offset in range(PAGE_TOKENS)}
+            found = {type(self.memory.get((page, offset))) for offset in range(self.page_tokens)}
             assert tuple not in found, "the page of an adapter became KV before it was wiped"
             self.memory[place(position)] = row.content_at(position)

@@ -15,7 +15,9 @@ def steps_until(end: float) -> list[float]:
     return [0.0, *(step for step in steps[1:] if step < end)]
 
 
-def largest_need(of: Sequence[Prospect], shared: Sequence[int] = (), at_least: int = 0) -> tuple[int, tuple[int, ...]]:
+def largest_need(
+    of: Sequence[Prospect], shared: Sequence[int] = (), at_least: int = 0, *, page_tokens: int = PAGE_TOKENS
+) -> tuple[int, tuple[int, ...]]:
     if not of:
         return 0, ()
     steps = np.array(steps_until(max(one.most - one.generated for one in of)))
@@ -25,7 +27,7 @@ def largest_need(of: Sequence[Prospect], shared: Sequence[int] = (), at_least: i
         survival = log_survival(lengths, [np.asarray(part) for part in one.law])
         runs[place] = np.where(lengths >= one.most, 0, np.exp(survival - survival[0]))
         runs[place, 0] = 1
-        pages[place] = np.minimum(np.ceil((one.tokens + steps) / PAGE_TOKENS), one.most_pages) - paid
+        pages[place] = np.minimum(np.ceil((one.tokens + steps) / page_tokens), one.most_pages) - paid
     expected = runs * pages
     deviation = np.sqrt((expected * (pages - expected)).sum(axis=0))
     needs = np.minimum(expected.sum(axis=0) + DEVIATIONS * deviation, (pages * (runs > 0)).sum(axis=0))
@@ -43,13 +45,17 @@ def shared_pages(of: Sequence[Prospect], pages: Sequence[Sequence[int]]) -> list
     return shared
 
 
-def charges(of: Sequence[Prospect], pages: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def charges(
+    of: Sequence[Prospect], pages: Sequence[Sequence[int]], *, page_tokens: int = PAGE_TOKENS
+) -> tuple[int, ...]:
     """What each is charged, with the pages that it holds: at least what those surely need together whose answers become
     as long as they can."""
     sure = [(one, held) for one, held in zip(of, pages, strict=True) if one.surely_longest]
     of_sure, held_by_sure = [one for one, _ in sure], [held for _, held in sure]
-    at_least = pages_of_longest_lives(of_sure, shared_pages(of_sure, held_by_sure)) if sure else 0
-    return largest_need(of, shared_pages(of, pages), at_least)[1]
+    shared_by_sure, at_least = shared_pages(of_sure, held_by_sure), 0
+    if sure:
+        at_least = pages_of_longest_lives(of_sure, shared_by_sure, page_tokens=page_tokens)
+    return largest_need(of, shared_pages(of, pages), at_least, page_tokens=page_tokens)[1]
 
 
 def divided(pages: int, weights: np.ndarray) -> tuple[int, ...]:
@@ -62,18 +68,18 @@ def divided(pages: int, weights: np.ndarray) -> tuple[int, ...]:
     return tuple((shares + 1).astype(int).tolist())
 
 
-def sum_of_ends(of: Sequence[Prospect]) -> int:
-    return sum(pages_after(max(0, one.most - one.generated - 1), one) for one in of)
+def sum_of_ends(of: Sequence[Prospect], *, page_tokens: int = PAGE_TOKENS) -> int:
+    return sum(pages_after(max(0, one.most - one.generated - 1), one, page_tokens) for one in of)
 
 
-def pages_after(step: int, one: Prospect) -> int:
-    return min(-(-(one.tokens + step) // PAGE_TOKENS), one.most_pages)
+def pages_after(step: int, one: Prospect, page_tokens: int) -> int:
+    return min(-(-(one.tokens + step) // page_tokens), one.most_pages)
 
 
-def pages_of_longest_lives(of: Sequence[Prospect], shared: Sequence[int]) -> int:
+def pages_of_longest_lives(of: Sequence[Prospect], shared: Sequence[int], *, page_tokens: int = PAGE_TOKENS) -> int:
     """Each compared with each."""
     ends = [max(0, one.most - one.generated - 1) for one in of]
+    each = list(zip(of, ends, shared, strict=True))
     return max(
-        sum(pages_after(end, one) - paid for one, its_end, paid in zip(of, ends, shared, strict=True) if its_end >= end)
-        for end in ends
+        sum(pages_after(end, one, page_tokens) - paid for one, its_end, paid in each if its_end >= end) for end in ends
     )

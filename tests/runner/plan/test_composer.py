@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.domain import RequestId
+from motet.domain import PAGE_TOKENS, RequestId
 from motet.errors import SetupError
 from motet_runner.interface import Finish, State
 from motet_runner.plan import NOT_YET, PRESETS, Sequence, compose, preset_named
@@ -14,7 +14,14 @@ from tests.runner.plan.fake_device import FakeDevice, make_planner, new
 
 def waiting(request: str, *, arrival: int, promise: int = 1) -> Sequence:
     added = new(request, promise=promise)
-    return Sequence(new=added, arrival=arrival, promise=promise, tokens=list(added.prompt), state=State.WAITING)
+    return Sequence(
+        new=added,
+        arrival=arrival,
+        promise=promise,
+        tokens=list(added.prompt),
+        state=State.WAITING,
+        page_tokens=PAGE_TOKENS,
+    )
 
 
 def test_a_long_prompt_is_cut_while_others_go_on_decoding() -> None:

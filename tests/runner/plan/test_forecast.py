@@ -37,8 +37,11 @@ prospects = st.builds(
 )
 
 
-def outlook_of(of: Sequence[Prospect]) -> Outlook:
-    outlook = Outlook()
+page_sizes = st.sampled_from([PAGE_TOKENS, 32, 128])
+
+
+def outlook_of(of: Sequence[Prospect], page_tokens: int = PAGE_TOKENS) -> Outlook:
+    outlook = Outlook(page_tokens)
     outlook.add(of)
     return outlook
 
@@ -67,8 +70,8 @@ def test_longer_answers_are_less_likely(at: list[int]) -> None:
 @given(of=st.lists(prospects, min_size=1, max_size=12))
 def test_the_need_is_between_what_is_held_and_what_the_longest_lives_hold(of: list[Prospect]) -> None:
     need = largest_need(of)
-    assert sum(pages_for(one.tokens) for one in of) <= need.pages
-    assert need.pages <= sum(pages_for(one.tokens + one.most - one.generated) for one in of)
+    assert sum(pages_for(one.tokens, PAGE_TOKENS) for one in of) <= need.pages
+    assert need.pages <= sum(pages_for(one.tokens + one.most - one.generated, PAGE_TOKENS) for one in of)
     assert len(need.of_each) == len(of)
     assert sum(need.of_each) == need.pages
     assert min(need.of_each) >= 1
@@ -91,35 +94,42 @@ def test_no_need_exceeds_the_sum_of_all_ends(of: list[Prospect]) -> None:
     assert largest_need(of).pages <= plain_forecast.sum_of_ends(of)
 
 
-@given(of=st.lists(prospects, min_size=1, max_size=12))
-def test_the_pages_of_the_longest_lives_are_exact(of: list[Prospect]) -> None:
+@given(of=st.lists(prospects, min_size=1, max_size=12), size=page_sizes)
+def test_the_pages_of_the_longest_lives_are_exact(of: list[Prospect], size: int) -> None:
     steps = np.arange(max(one.most - one.generated for one in of))
-    each = [-(-(one.tokens + steps) // PAGE_TOKENS) * (one.generated + steps < one.most) for one in of]
-    assert pages_of_longest_lives(of) == np.sum(each, axis=0).max()
+    each = [-(-(one.tokens + steps) // size) * (one.generated + steps < one.most) for one in of]
+    assert pages_of_longest_lives(of, size) == np.sum(each, axis=0).max()
 
 
 windowed = st.builds(lambda one, pages: one._replace(most_pages=pages) if pages else one, prospects, st.integers(0, 90))
 
 
-@given(of=st.lists(windowed, max_size=9), then=st.lists(windowed, max_size=3), also=st.lists(windowed, max_size=1))
-def test_an_outlook_is_the_plain_forecast(of: list[Prospect], then: list[Prospect], also: list[Prospect]) -> None:
+@given(
+    of=st.lists(windowed, max_size=9),
+    then=st.lists(windowed, max_size=3),
+    also=st.lists(windowed, max_size=1),
+    size=page_sizes,
+)
+def test_an_outlook_is_the_plain_forecast(
+    of: list[Prospect], then: list[Prospect], also: list[Prospect], size: int
+) -> None:
     """Whatever of it was known before the others came"""
-    outlook = outlook_of(of)
+    outlook = outlook_of(of, size)
     asked = outlook.need().pages
-    assert asked == plain_forecast.largest_need(of)[0]
+    assert asked == plain_forecast.largest_need(of, page_tokens=size)[0]
     outlook.add(then)
-    everybody = [*of, *then, *also]
-    assert (need := outlook.need(also)).pages == plain_forecast.largest_need(everybody)[0]
-    assert need.of_each == plain_forecast.largest_need(everybody)[1]
+    need = outlook.need(also)
+    assert (need.pages, need.of_each) == plain_forecast.largest_need([*of, *then, *also], page_tokens=size)
 
 
-@given(of=st.lists(st.tuples(windowed, st.floats(0, 1)), min_size=1, max_size=12))
-def test_with_shared_pages_it_is_the_plain_forecast(of: list[tuple[Prospect, float]]) -> None:
-    each = [one for one, _ in of]
-    assert pages_of_longest_lives(each) == plain_forecast.pages_of_longest_lives(each, [0] * len(each))
-    shared = [0, *(int(share * min(pages_for(one.tokens), one.most_pages)) for one, share in of[1:])]  # somebody pays
-    assert outlook_of(each).need(shared=shared).pages == plain_forecast.largest_need(each, shared)[0]
-    assert pages_of_longest_lives(each, shared) == plain_forecast.pages_of_longest_lives(each, shared)
+@given(of=st.lists(st.tuples(windowed, st.floats(0, 1)), min_size=1, max_size=12), size=page_sizes)
+def test_with_shared_pages_it_is_the_plain_forecast(of: list[tuple[Prospect, float]], size: int) -> None:
+    each, plain_lives = [one for one, _ in of], plain_forecast.pages_of_longest_lives
+    assert pages_of_longest_lives(each, size) == plain_lives(each, [0] * len(each), page_tokens=size)
+    shared = [0, *(int(share * min(pages_for(one.tokens, size), one.most_pages)) for one, share in of[1:])]  # one pays
+    plainly = plain_forecast.largest_need(each, shared, page_tokens=size)[0]
+    assert outlook_of(each, size).need(shared=shared).pages == plainly
+    assert pages_of_longest_lives(each, size, shared) == plain_lives(each, shared, page_tokens=size)
 
 
 def test_sequences_that_end_at_different_times_need_less_than_the_sum() -> None:
@@ -127,7 +137,7 @@ def test_sequences_that_end_at_different_times_need_less_than_the_sum() -> None:
     soon = Prospect(320, 300, 2000, LengthLaw.at(310))
     later = Prospect(20, 0, 2000, LengthLaw.at(300))
     assert largest_need([soon], deviations=0).pages >= 20
-    assert largest_need([soon, later], deviations=0).pages < 20 + pages_for(320)
+    assert largest_need([soon, later], deviations=0).pages < 20 + pages_for(320, PAGE_TOKENS)
 
 
 def test_what_was_generated_counts() -> None:
@@ -257,7 +267,7 @@ def test_the_longest_lives_of_many_are_not_compared_each_with_each() -> None:
     of = [Prospect(100, number % 90, 2000, LengthLaw.endless()) for number in range(50_000)]
     tracemalloc.start()
     try:
-        pages_of_longest_lives(of)
+        pages_of_longest_lives(of, PAGE_TOKENS)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -457,7 +467,7 @@ def test_the_whole_lives_of_those_that_must_not_be_parked_again_fit(
     planner.commands.supervised = True
     resumed = []
     for name, most in zip("ab", lives, strict=True):
-        promise = pages_for(prompt + 1)
+        promise = pages_for(prompt + 1, PAGE_TOKENS)
         sequence = planner.commands.add(new(name, prompt=prompt, max_tokens=most, promise=promise, quantiles=(1,) * 4))
         for _ in range(2):
             assert planner.commands.park(sequence.request, 1, sequence.promise, 2, ParkMethod.RECOMPUTE)

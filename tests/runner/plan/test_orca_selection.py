@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.domain import RequestId
+from motet.domain import PAGE_TOKENS, RequestId
 from motet.errors import Declined
 from motet.ledger import Ledger
 from motet.promises import max_pages, pages_by_rule
@@ -45,7 +45,7 @@ class Trace:
 
     def slots(self, request: str) -> int:
         prompt, max_tokens, *_ = self.requests[index_of(request)]
-        return max_pages(prompt, max_tokens)
+        return max_pages(prompt, max_tokens, page_tokens=PAGE_TOKENS)
 
     def iterations(self, request: str) -> int:
         return self.requests[index_of(request)][2]
@@ -123,11 +123,20 @@ class Ours:
 
     def arrive(self, request: str) -> None:
         prompt, max_tokens, length, _ = self.trace.requests[index_of(request)]
-        promise = pages_by_rule(PRESETS["orca"].promise, prompt, max_tokens, context_tokens=CONTEXT)
+        promise = pages_by_rule(
+            PRESETS["orca"].promise, prompt, max_tokens, context_tokens=CONTEXT, page_tokens=PAGE_TOKENS
+        )
         added = new(request, prompt=prompt, max_tokens=length, promise=promise)
         self.arrivals += 1
         self.waiting.append(
-            Sequence(new=added, arrival=self.arrivals, promise=promise, tokens=list(added.prompt), state=State.WAITING)
+            Sequence(
+                new=added,
+                arrival=self.arrivals,
+                promise=promise,
+                tokens=list(added.prompt),
+                state=State.WAITING,
+                page_tokens=PAGE_TOKENS,
+            )
         )
 
     def select(self) -> Iteration:

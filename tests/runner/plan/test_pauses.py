@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.domain import pages_for
+from motet.domain import PAGE_TOKENS, pages_for
 from motet_runner.interface import State
 from motet_runner.plan import NOT_YET, Iteration, Sequence, compose
 from motet_runner.plan.presets import SPLITWISE_MACHINE
@@ -31,7 +31,14 @@ class Machine:
         added = new(request, prompt=prompt, max_tokens=max_tokens)
         self.arrivals += 1
         tokens = list(added.prompt)
-        sequence = Sequence(new=added, arrival=self.arrivals, promise=added.promise, tokens=tokens, state=State.WAITING)
+        sequence = Sequence(
+            new=added,
+            arrival=self.arrivals,
+            promise=added.promise,
+            tokens=tokens,
+            state=State.WAITING,
+            page_tokens=PAGE_TOKENS,
+        )
         self.sequences.append(sequence)
         return sequence
 
@@ -40,7 +47,7 @@ class Machine:
         iteration.begin()
         for work in iteration.work:
             sequence = work.sequence
-            sequence.pages = [0] * max(len(sequence.pages), pages_for(work.start + work.count))
+            sequence.pages = [0] * max(len(sequence.pages), pages_for(work.start + work.count, PAGE_TOKENS))
             sequence.scheduled += work.count
             if work.samples:
                 sequence.tokens.append(0)

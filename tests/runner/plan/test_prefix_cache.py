@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
-from motet.prefix_hints import MAX_PROMPT_HINTS, hint_of, page_digest, page_digests, prefix_salt
+from motet.prefix_hints import MAX_PROMPT_HINTS, block_digests, hint_of, page_digest, prefix_salt
 from motet_runner.plan import prefix_cache
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.prefix_cache import PageChain, PrefixCache
@@ -17,7 +17,7 @@ SALT = prefix_salt(Digest("sha256:base"), BASE, "acme")
 
 
 def chain(adapter: Digest = BASE, salt: bytes = SALT) -> PageChain:
-    return PageChain(adapter, salt)
+    return PageChain(adapter, salt, PAGE_TOKENS)
 
 
 def tokens_of(pages: str, more: int = 1) -> list[int]:
@@ -30,7 +30,7 @@ def compute(cache: PrefixCache, pages: PageAllocator, tokens: list[int], own: Pa
     own = own or chain()
     held: list[int] = []
     cache.attach(own, tokens, held)
-    held += pages.take(pages_for(len(tokens)) - len(held)) or []
+    held += pages.take(pages_for(len(tokens), PAGE_TOKENS) - len(held)) or []
     cache.insert(own, tokens, held, len(tokens) // PAGE_TOKENS)
     return held
 
@@ -46,7 +46,7 @@ def pages() -> PageAllocator:
 
 @pytest.fixture
 def cache(pages: PageAllocator) -> PrefixCache:
-    return PrefixCache(pages)
+    return PrefixCache(pages, PAGE_TOKENS)
 
 
 def test_a_sequence_finds_the_full_pages_of_its_longest_cached_prefix(cache, pages) -> None:
@@ -190,7 +190,7 @@ def test_who_may_find_pages_that_another_sequence_adds(cache, pages, looks_for: 
 
 
 def hint(of: str) -> int:
-    return hint_of(list(page_digests(SALT, tokens_of(of)))[-1])
+    return hint_of(list(block_digests(SALT, tokens_of(of)))[-1])
 
 
 def test_hints_name_used_pages_first_and_then_those_that_stay_longest(cache, pages) -> None:
@@ -205,7 +205,7 @@ def test_hints_name_used_pages_first_and_then_those_that_stay_longest(cache, pag
 
 def test_hints_name_no_page_that_prompts_have_no_hints_of() -> None:
     pages = PageAllocator(64)
-    cache = PrefixCache(pages)
+    cache = PrefixCache(pages, PAGE_TOKENS)
     long, own = "abcdefghijklmnopqrstuvwxyz", chain()
     held = compute(cache, pages, tokens_of(long), own)
     first = [hint(long[:length]) for length in range(1, MAX_PROMPT_HINTS + 1)]
@@ -242,7 +242,7 @@ class Holders(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.allocator = PageAllocator(self.PAGES)
-        self.cache = PrefixCache(self.allocator)
+        self.cache = PrefixCache(self.allocator, PAGE_TOKENS)
         self.memory: list[dict[int, Content]] = [{} for _ in range(self.PAGES)]
         self.holders: list[Holder] = []
 
@@ -256,7 +256,7 @@ class Holders(RuleBasedStateMachine):
     )  # fmt: skip
     def add(self, letters: str, more: int, adapter: str, salt: bytes) -> None:
         if letters or more:
-            self.holders.append(Holder(PageChain(Digest(adapter), salt), tokens_of(letters, more)))
+            self.holders.append(Holder(PageChain(Digest(adapter), salt, PAGE_TOKENS), tokens_of(letters, more)))
 
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
@@ -273,7 +273,7 @@ class Holders(RuleBasedStateMachine):
         if holder is None:
             return
         count = min(count, len(holder.tokens) - holder.computed)
-        taken = self.allocator.take(max(0, pages_for(holder.computed + count) - len(holder.pages)))
+        taken = self.allocator.take(max(0, pages_for(holder.computed + count, PAGE_TOKENS) - len(holder.pages)))
         if taken is None:
             return
         for page in taken:
@@ -309,7 +309,9 @@ class Holders(RuleBasedStateMachine):
         if holder is None:
             return
         if swap:
-            holder.on_host = [dict(self.memory[page]) for page in holder.pages[: pages_for(holder.computed)]]
+            holder.on_host = [
+                dict(self.memory[page]) for page in holder.pages[: pages_for(holder.computed, PAGE_TOKENS)]
+            ]
         else:
             holder.computed = 0
         self.release(holder)
@@ -322,7 +324,7 @@ class Holders(RuleBasedStateMachine):
             return
         self.cache.attach(holder.chain, holder.tokens, holder.pages, last=holder.computed // PAGE_TOKENS)
         shared = len(holder.pages)
-        taken = self.allocator.take(pages_for(holder.computed) - shared)
+        taken = self.allocator.take(pages_for(holder.computed, PAGE_TOKENS) - shared)
         if taken is None:
             self.release(holder)
             return
@@ -391,7 +393,7 @@ class Holders(RuleBasedStateMachine):
     def every_cached_page_holds_what_its_digest_says(self) -> None:
         for page in self.cache.held:
             adapter, salt, tokens = self.memory[page][PAGE_TOKENS - 1]
-            own = PageChain(adapter, salt)
+            own = PageChain(adapter, salt, PAGE_TOKENS)
             assert self.cache.match(own, [*tokens, 0])[-1] == page
 
     def teardown(self) -> None:

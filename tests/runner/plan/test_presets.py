@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet.domain import pages_for
+from motet.domain import PAGE_TOKENS, pages_for
 from motet.errors import Declined
 from motet_runner.interface import Finish
 from motet_runner.plan import PRESETS, Planner, Preset, StepPlan
@@ -131,4 +131,4 @@ def test_a_promise_of_the_whole_context_is_kept_to_the_end() -> None:
     running.step()
     sequence = next(iter(running.planner.sequences))
     assert (len(running.planner.sequences), sequence.promise) == (1, PAGES)
-    assert len(sequence.pages) == pages_for(5)
+    assert len(sequence.pages) == pages_for(5, PAGE_TOKENS)

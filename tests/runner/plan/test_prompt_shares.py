@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from motet.domain import ParkMethod, RequestId
+from motet.domain import PAGE_TOKENS, ParkMethod, RequestId
 from motet_runner.interface import State
 from motet_runner.plan import PRESETS, Sequence, compose, prompt_shares
 from motet_runner.plan.prompt_shares import MAX_OWED, MAX_REMEMBERED, PromptShares
@@ -33,7 +33,14 @@ class Prompts:
         self._arrived += 1
         added = new(f"{tenant}{self._arrived}", prompt=tokens, tenant=tenant, weight=weight)
         self.waiting.append(
-            Sequence(added, self._arrived, promise=1000, tokens=list(added.prompt), state=State.WAITING)
+            Sequence(
+                added,
+                self._arrived,
+                promise=1000,
+                tokens=list(added.prompt),
+                state=State.WAITING,
+                page_tokens=PAGE_TOKENS,
+            )
         )
         return self.waiting[-1]
 

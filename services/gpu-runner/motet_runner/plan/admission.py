@@ -36,9 +36,11 @@ def admitted(new: NewSequence, *, max_length: int, vocabulary: int, promisable: 
     return new if sampling is new.sampling else replace(new, sampling=sampling)
 
 
-def too_long_beside_adapter(new: NewSequence, *, adapter_pages: int, pages: int) -> InvalidRequest | None:
+def too_long_beside_adapter(
+    new: NewSequence, *, adapter_pages: int, pages: int, page_tokens: int
+) -> InvalidRequest | None:
     """Why a request can never be computed beside its own adapter, in a pool of `pages`."""
-    longest = promises.max_pages(len(new.prompt), new.sampling.max_tokens)
+    longest = promises.max_pages(len(new.prompt), new.sampling.max_tokens, page_tokens=page_tokens)
     if not adapter_pages or longest + adapter_pages <= pages:
         return None
     return InvalidRequest(

@@ -54,6 +54,7 @@ class Commands:
             promise=new.promise,
             tokens=[*new.prompt, *new.delivered],
             state=State.WAITING,
+            page_tokens=self._memory.page_tokens,
             window=self._window,
         )
         self._lives.begin_keys(sequence)
@@ -137,8 +138,9 @@ class Commands:
         ledger.promise(new.request, new.promise)
 
     def _too_long(self, new: NewSequence) -> InvalidRequest | None:
-        pages = self._memory.pages.capacity
-        return too_long_beside_adapter(new, adapter_pages=self._adapters.pages_of(new.adapter), pages=pages)
+        memory, adapter_pages = self._memory, self._adapters.pages_of(new.adapter)
+        pages, page_tokens = memory.pages.capacity, memory.page_tokens
+        return too_long_beside_adapter(new, adapter_pages=adapter_pages, pages=pages, page_tokens=page_tokens)
 
     def _promised(self, request: RequestId, epoch: int, promise: int, number: int) -> Sequence | None:
         """The sequence that a command names, unless it is parked or its promise has changed: also to one of as many

@@ -20,7 +20,7 @@ and its reader waits for the next token, as readers of decodes do.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
+from motet.domain import BASE, Digest, pages_for
 from motet_runner.plan.joining import choose, passed_over
 from motet_runner.plan.presets import UNBOUNDED, Preset
 from motet_runner.plan.prompt_shares import PromptShares
@@ -133,7 +133,7 @@ def compose(
     joining = choose(fresh, preset, places=free_places)
 
     # Compared here, as each iteration asks for all of them: see `Sequence.at_promise` and `Sequence.suspect`.
-    chosen = [one for one in (started + joining)[:places] if one.scheduled < one.promise * PAGE_TOKENS]
+    chosen = [one for one in (started + joining)[:places] if one.scheduled < one.promise * one.page_tokens]
     suspects = [one for one in chosen if one.new.engines_lost and one.suspect]
     others = [sequence for sequence in chosen if not sequence.suspect] if suspects else chosen
     if suspects and (suspects_first or not others):
@@ -244,4 +244,5 @@ def _prefill(sequence: Sequence, count: int) -> Work:
 
 
 def _pages_to_take(sequence: Sequence, count: int) -> int:
-    return max(0, pages_for(sequence.scheduled + count) - sequence.left_pages - len(sequence.pages))
+    needed = pages_for(sequence.scheduled + count, sequence.page_tokens)
+    return max(0, needed - sequence.left_pages - len(sequence.pages))

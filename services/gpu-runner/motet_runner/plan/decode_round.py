@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import compress
 from operator import is_
 
-from motet.domain import PAGE_TOKENS, Digest, RequestId
+from motet.domain import Digest, RequestId
 from motet_runner.interface import DecodedTokens
 from motet_runner.plan.composer import Work
 from motet_runner.plan.sequence import Sequence
@@ -46,16 +46,17 @@ class DecodeRound:
         """Adapter → the first page of its run"""
         self.restarts = [sequence.restarts for sequence in sequences]
         self._rows = tuple(sequence.row for sequence in sequences if sequence.row is not None)
+        self._page_tokens = sequences[0].page_tokens
         self._first_starts = starts = tuple(sequence.scheduled for sequence in sequences)
         self._left = min(map(_iterations_left, sequences))
         grows = [one.left_pages + len(one.pages) < one.promise for one in sequences]
-        self._beginning = [[place for place in turn if grows[place]] for turn in _by_turn(starts)]
-        """Per iteration (modulo PAGE_TOKENS), the sequences that begin a page which they do not have yet"""
+        self._beginning = [[place for place in turn if grows[place]] for turn in self._by_turn(starts)]
+        """Per iteration (modulo the page size), the sequences that begin a page which they do not have yet"""
         self._leaving = None
-        """Per iteration (modulo PAGE_TOKENS), the sequences whose window leaves a page"""
+        """Per iteration (modulo the page size), the sequences whose window leaves a page"""
         if window is not None:
             windows = [sequence.to_keep(window) for sequence in sequences]
-            self._leaving = _by_turn(start - mine + 2 for start, mine in zip(starts, windows, strict=True))
+            self._leaving = self._by_turn(start - mine + 2 for start, mine in zip(starts, windows, strict=True))
         self._window = window or 0
 
         self._planned = 0
@@ -79,14 +80,23 @@ class DecodeRound:
         self._find_limits()
         self._eos_token_ids = eos_token_ids
 
+    def _by_turn(self, numbers: Iterable[int]) -> list[list[int]]:
+        """For each iteration modulo the page size: the indices of the numbers that are then multiples of it, if each
+        grows by one per iteration."""
+        size = self._page_tokens
+        turns: list[list[int]] = [[] for _ in range(size)]
+        for place, number in enumerate(numbers):
+            turns[-number % size].append(place)
+        return turns
+
     @cached_property
     def _stops(self) -> frozenset[int]:
         return frozenset().union(*(_stops_of(sequence, self._eos_token_ids) for sequence in self.sequences))
 
     @cached_property
     def _filling(self) -> list[list[int]]:
-        """Per iteration (modulo PAGE_TOKENS), the sequences that have filled a page when it is computed."""
-        return _by_turn(start + 1 for start in self._first_starts)
+        """Per iteration (modulo the page size), the sequences that have filled a page when it is computed."""
+        return self._by_turn(start + 1 for start in self._first_starts)
 
     @cached_property
     def _columns_of_names(self) -> _Names:
@@ -109,7 +119,7 @@ class DecodeRound:
     def schedule(self, memory: SequenceMemory) -> DecodeRows | None:
         """The rows of the next iteration, with their pages taken; None if there are too few pages."""
         iteration = self._planned
-        beginning = self._beginning[iteration % PAGE_TOKENS]
+        beginning = self._beginning[iteration % self._page_tokens]
         if len(beginning) > memory.pages.free:
             return None
         new_pages: dict[int, tuple[int, ...]] = {}
@@ -121,7 +131,7 @@ class DecodeRound:
                 new_pages[row] = pages
         self._planned += 1
         if self._leaving is not None:
-            for place in self._leaving[iteration % PAGE_TOKENS]:
+            for place in self._leaving[iteration % self._page_tokens]:
                 self._write_one_back(place)
                 memory.release_left(self.sequences[place], self.sequences[place].to_keep(self._window))
         return DecodeRows(self._rows, self._first_starts, new_pages, iteration)
@@ -189,7 +199,7 @@ class DecodeRound:
         """Adds the pages that are full now to the cache, and the tokens that do more to their sequences.
 
         In the order of the sequences, as without a round: pages that are given back are taken again in that order."""
-        filling = self._filling[iteration % PAGE_TOKENS]
+        filling = self._filling[iteration % self._page_tokens]
         tokens = self._columns[-1]
         for place in sorted({*self._uncached(), *apart}) if apart else filling:
             sequence = self.sequences[place]
@@ -210,7 +220,7 @@ class DecodeRound:
         return [
             place
             for place, (sequence, first) in enumerate(zip(self.sequences, self._first_starts, strict=True))
-            if sequence.chain is not None and (first + self._collected) // PAGE_TOKENS > sequence.chain.cached
+            if sequence.chain is not None and (first + self._collected) // self._page_tokens > sequence.chain.cached
         ]
 
     def plain_iterations(self, memory: SequenceMemory) -> int:
@@ -222,7 +232,7 @@ class DecodeRound:
             self._left - self._planned, self._plain_until - self._collected, self._unannounced_until - self._planned
         )
         free = memory.pages.free
-        if most // PAGE_TOKENS + 1 <= free // len(self.sequences):
+        if most // self._page_tokens + 1 <= free // len(self.sequences):
             return max(0, most)
         for count in range(most):
             free -= self.pages_beginning(count)
@@ -232,13 +242,13 @@ class DecodeRound:
 
     def pages_beginning(self, count: int) -> int:
         """How many pages the iteration `count` iterations ahead takes."""
-        return len(self._beginning[(self._planned + count) % PAGE_TOKENS])
+        return len(self._beginning[(self._planned + count) % self._page_tokens])
 
     def leap(self, count: int, tokens: Series[int], memory: SequenceMemory) -> None:
         """Takes `count` of the `plain_iterations` at once, each with these tokens as results."""
         planned = self._planned + count
         for sequence, first in zip(self.sequences, self._first_starts, strict=True):
-            if first + planned > (sequence.left_pages + len(sequence.pages)) * PAGE_TOKENS:
+            if first + planned > (sequence.left_pages + len(sequence.pages)) * sequence.page_tokens:
                 memory.grow(sequence, first + planned)
                 memory.rows.new_pages_of(sequence)
         self._planned = planned
@@ -316,15 +326,6 @@ def may_go_on(decodes: list[Work], runnable: list[Sequence]) -> bool:
     return len(decodes) == len(runnable) and all(map(is_, (work.sequence for work in decodes), runnable))
 
 
-def _by_turn(numbers: Iterable[int]) -> list[list[int]]:
-    """For each iteration modulo PAGE_TOKENS: the indices of the numbers that are then multiples of PAGE_TOKENS, if each
-    grows by one per iteration."""
-    turns: list[list[int]] = [[] for _ in range(PAGE_TOKENS)]
-    for place, number in enumerate(numbers):
-        turns[-number % PAGE_TOKENS].append(place)
-    return turns
-
-
 def _all_finite(tokens: Series[int | None]) -> list[int] | None:
     finite = [token for token in tokens if token is not None]
     return finite if len(finite) == len(tokens) else None
@@ -351,7 +352,7 @@ def _iterations_until_near_promise(sequence: Sequence) -> int:
     """How many iterations may be planned before its promise's end is announced: see `Sequence.nears_promise`."""
     if sequence.announced or sequence.promise >= sequence.most_pages:
         return _NO_LIMIT
-    return (sequence.promise - 1) * PAGE_TOKENS - sequence.scheduled - 1
+    return (sequence.promise - 1) * sequence.page_tokens - sequence.scheduled - 1
 
 
 def _stops_of(sequence: Sequence, eos_token_ids: frozenset[int]) -> frozenset[int]:

@@ -17,8 +17,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from motet.domain import PAGE_TOKENS
-
 ANY_NUMBER = 1 << 40
 """More pages than there are; so few that their tokens can be counted in 64 bits."""
 MAX_STEPS = 1 << 20
@@ -157,7 +155,8 @@ class _Chances(NamedTuple):
 class Outlook:
     """The future of a batch. What was found out about its sequences is kept for those that ask to join."""
 
-    def __init__(self) -> None:
+    def __init__(self, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
         self.prospects: list[Prospect] = []
         self._chances = _OF_NONE
         """Of the first ones: as many as there were when somebody asked."""
@@ -184,7 +183,7 @@ class Outlook:
         tokens, most_pages, steps, runs = self._chances.beside(also) if also else self._chances
         if not len(tokens):
             return Need(0, np.zeros(0))
-        pages = np.minimum(np.ceil((tokens + steps) / PAGE_TOKENS), most_pages)
+        pages = np.minimum(np.ceil((tokens + steps) / self._page_tokens), most_pages)
         if shared is not None:
             pages -= np.array(shared)[:, np.newaxis]
         expected = runs * pages
@@ -196,22 +195,22 @@ class Outlook:
         return Need(max(int(np.ceil(needs[at])), at_least), expected[:, at])
 
 
-def pages_of_longest_lives(prospects: Sequence[Prospect], shared: Sequence[int] | None = None) -> int:
+def pages_of_longest_lives(prospects: Sequence[Prospect], page_tokens: int, shared: Sequence[int] | None = None) -> int:
     """The largest need if each answer becomes as long as it can. It is at the last step of one of them, just before the
     need falls; the steps of a forecast may miss that. `shared`: as in `Outlook.need`."""
     if not prospects:
         return 0
     tokens, ends, most_pages = np.array([(one.tokens, one.steps_to_end, one.most_pages) for one in prospects]).T
-    grow_until = np.minimum(ends, most_pages * PAGE_TOKENS - tokens)
+    grow_until = np.minimum(ends, most_pages * page_tokens - tokens)
     grown = np.where(grow_until < ends, most_pages, 0)
     growing, running = _Until(grow_until), _Until(ends)
     # Those that grow need pages for their tokens and the steps: what is whole in both, and one page more if what is
     # left of both is a page together.
-    rounded = tokens + PAGE_TOKENS - 1
-    of_tokens = growing.sums(rounded // PAGE_TOKENS - grown, ends)
-    of_steps = growing.sums(np.ones_like(ends), ends) * (ends // PAGE_TOKENS)
-    left = growing.sums((rounded % PAGE_TOKENS)[:, np.newaxis] >= np.arange(PAGE_TOKENS + 1), ends)
-    of_both = left[np.arange(len(ends)), PAGE_TOKENS - ends % PAGE_TOKENS]
+    rounded = tokens + page_tokens - 1
+    of_tokens = growing.sums(rounded // page_tokens - grown, ends)
+    of_steps = growing.sums(np.ones_like(ends), ends) * (ends // page_tokens)
+    left = growing.sums((rounded % page_tokens)[:, np.newaxis] >= np.arange(page_tokens + 1), ends)
+    of_both = left[np.arange(len(ends)), page_tokens - ends % page_tokens]
     of_grown = running.sums(grown if shared is None else grown - np.array(shared), ends)
     return int((of_tokens + of_steps + of_both + of_grown).max())
 

@@ -29,12 +29,17 @@ class ForecastLedger(PageLedger):
     by_forecast = True
 
     def __init__(
-        self, pages: PageAllocator, pages_of_adapters: Callable[[], int], sequences: Iterable[Sequence]
+        self,
+        pages: PageAllocator,
+        pages_of_adapters: Callable[[], int],
+        sequences: Iterable[Sequence],
+        page_tokens: int,
     ) -> None:
         """`sequences`: all of the engine."""
         super().__init__(pages, pages_of_adapters)
         self._sequences = sequences
-        self._known = _Known()
+        self._page_tokens = page_tokens
+        self._known = _Known(Outlook(page_tokens))
 
     def promise(self, key: RequestId, pages: int) -> Shortfall | None:
         if key in self:
@@ -49,7 +54,7 @@ class ForecastLedger(PageLedger):
 
     def sequences_changed(self) -> None:
         if self._known.sequences:
-            self._known = _Known()
+            self._known = _Known(Outlook(self._page_tokens))
 
     def check(self) -> None:
         super().check()
@@ -88,7 +93,8 @@ class ForecastLedger(PageLedger):
         if need <= limit and sequence.is_spared:
             # Others make room for these, but they do not for each other: all of it must be there.
             limit = max(0, self.capacity - pages_of_adapters)
-            need = pages_of_longest_lives([one.longest_life for one in (*others, sequence) if one.is_spared])
+            spared = [one.longest_life for one in (*others, sequence) if one.is_spared]
+            need = pages_of_longest_lives(spared, self._page_tokens)
         if need <= limit:
             return ""
         return f"{need} pages are expected to be needed with it, and {limit} can be given beside the adapters"
@@ -129,12 +135,13 @@ class ForecastLedger(PageLedger):
         else:
             more = len(also) if also and also[-1].surely_longest else 0
             shared_by_sure = self._shared([sequences[at] for at in sure], of_sure, more, sure=True)
-        return outlook.need(also, shared=shared, at_least=pages_of_longest_lives(of_sure, shared_by_sure))
+        at_least = pages_of_longest_lives(of_sure, self._page_tokens, shared_by_sure)
+        return outlook.need(also, shared=shared, at_least=at_least)
 
     def _known_of(self, sequences: list[Sequence]) -> "_Known":
         known = self._known
         if known.sequences != sequences[: len(known.sequences)]:
-            self._known = known = _Known()
+            self._known = known = _Known(Outlook(self._page_tokens))
         come = sequences[len(known.sequences) :]
         if come:
             known.declined.clear()
@@ -174,11 +181,11 @@ class ForecastLedger(PageLedger):
 class _Known:
     """About the running sequences, while none of them changes."""
 
+    outlook: Outlook
+    """Of the first ones: as many as there were when somebody asked what they need"""
     sequences: list[Sequence] = field(default_factory=list)
     sum_of_ends: int = 0
     """The pages of all of them, each at its own end"""
-    outlook: Outlook = field(default_factory=Outlook)
-    """Of the first ones: as many as there were when somebody asked what they need"""
     payers: dict[bool, Payers] = field(default_factory=dict)
     """Of all, and of those that surely become as long as they can"""
     declined: dict[tuple[tuple[float, ...], tuple[int, ...]], tuple[int, int]] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from motet.domain import PAGE_TOKENS, Digest
+from motet.domain import Digest
 from motet.errors import NotFinite, Overloaded
 from motet_runner.interface import (
     AdapterFailed,
@@ -85,7 +85,7 @@ class IterationResults:
             if usual and token is not None and sequence.restarts == restarts and self._only_extends(sequence, token):
                 extended.add(sequence, token)
                 sequence.computed = start + 1
-                if sequence.chain is not None and sequence.computed // PAGE_TOKENS > sequence.chain.cached:
+                if sequence.chain is not None and sequence.computed // sequence.page_tokens > sequence.chain.cached:
                     self._memory.add_to_cache(sequence)
             elif row in result.late:
                 self._sits_out(sequence, restarts)
@@ -182,7 +182,7 @@ class IterationResults:
             and token not in self._eos_token_ids
             and token not in new.sampling.stop_token_ids
             and (
-                length + sequence.pending <= (sequence.promise - 1) * PAGE_TOKENS
+                length + sequence.pending <= (sequence.promise - 1) * sequence.page_tokens
                 or sequence.announced
                 or sequence.promise >= sequence.most_pages
             )
@@ -201,7 +201,7 @@ class IterationResults:
         new, tokens = sequence.new, sequence.tokens
         index = len(tokens) - sequence.prompt_tokens
         tokens.append(token)
-        if sequence.chain is not None and sequence.computed // PAGE_TOKENS > sequence.chain.cached:
+        if sequence.chain is not None and sequence.computed // sequence.page_tokens > sequence.chain.cached:
             memory.add_to_cache(sequence)
         finish = self._finish(new.sampling, token, index + 1)
         logprobs = [] if logprob is None else [logprob]

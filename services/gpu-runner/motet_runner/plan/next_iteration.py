@@ -2,7 +2,6 @@
 
 from itertools import islice
 
-from motet.domain import PAGE_TOKENS
 from motet_runner.interface import State
 from motet_runner.plan.batch_cap import SloCap
 from motet_runner.plan.composer import Iteration, PromptTokensBeside, compose
@@ -153,6 +152,7 @@ class NextIteration:
         mine, other = sequence.chain, parent.chain
         if parent.state not in (State.WAITING, State.PREFILL) or mine is None or other is None:
             return False
-        mine.extend(sequence.tokens, (len(sequence.tokens) - 1) // PAGE_TOKENS)
-        other.extend(parent.tokens, len(parent.tokens) // PAGE_TOKENS)
+        size = self._memory.page_tokens
+        mine.extend(sequence.tokens, (len(sequence.tokens) - 1) // size)
+        other.extend(parent.tokens, len(parent.tokens) // size)
         return min(mine.pages_in_common(other), sequence.promise) > mine.cached

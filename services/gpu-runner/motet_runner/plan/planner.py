@@ -13,7 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Series
 from typing import NamedTuple
 
-from motet.domain import PAGE_TOKENS, Digest, ParkMethod
+from motet.domain import Digest, ParkMethod
 from motet_runner.interface import DecodedTokens, Event, SequenceOutput, State
 from motet_runner.plan.batch_cap import SloCap
 from motet_runner.plan.chunk_round import ChunkRound, chunk_of, may_go_on_beside
@@ -33,11 +33,15 @@ from motet_runner.plan.sequence_table import SequenceTable
 from motet_runner.plan.size_limit import SizeLimit
 from motet_runner.plan.step_plan import DecodeRows, RowStep, StepPlan, StepResult
 
+_LEAST_CHUNK = 16
+"""Prompt tokens of an iteration: with fewer, a model call takes hardly less memory."""
+
 
 class Planner:
     def __init__(
         self,
         *,
+        page_tokens: int,
         pages: int,
         preset: Preset,
         places: int,
@@ -56,11 +60,13 @@ class Planner:
         beside: PromptTokensBeside | None = None,
         tpot_seconds: float | None = None,
     ) -> None:
-        """`tpot_seconds`: how long a token may take on average; None: as long as it takes."""
+        """`page_tokens`: how many tokens a page holds. `tpot_seconds`: how long a token may take on average; None: as
+        long as it takes."""
         self._sequences = SequenceTable()
         # A sequence whose window leaves pages gives up the first pages of its prefix, which sharing needs.
         self._memory = SequenceMemory(
             self._sequences,
+            page_tokens=page_tokens,
             pages=pages,
             host_pages=host_pages,
             max_adapters=max_adapters,
@@ -70,9 +76,9 @@ class Planner:
             contiguous=preset.contiguous,
         )
         self.adapters = self._memory.adapters
-        self.chunk = SizeLimit(chunk_tokens, least=PAGE_TOKENS)
+        self.chunk = SizeLimit(chunk_tokens, least=_LEAST_CHUNK)
         """How many prompt tokens an iteration may compute."""
-        self.max_length = min(max_length, pages * PAGE_TOKENS)
+        self.max_length = min(max_length, pages * page_tokens)
         self.window = window
         """How many tokens a token attends to, itself included, if all layers have such a window."""
         self.steps = 0

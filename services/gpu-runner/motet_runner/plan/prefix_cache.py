@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from motet.domain import PAGE_TOKENS, Digest
-from motet.prefix_hints import MAX_PROMPT_HINTS, hint_of, page_digest
+from motet.domain import Digest
+from motet.prefix_hints import MAX_PROMPT_HINTS, hint_of, page_digest, pages_with_hints
 from motet_runner.plan.pages import PageAllocator
 
 _Key = tuple[Digest, bytes]
@@ -25,16 +25,17 @@ class PageChain:
 
     adapter: Digest
     salt: bytes
+    page_tokens: int
     digests: list[bytes] = field(default_factory=list)
     cached: int = 0
     """How many of the sequence's first pages are in the cache."""
 
     def extend(self, tokens: Sequence[int], pages: int) -> None:
         """Compute the digests of the first `pages` pages of `tokens`, where missing."""
-        digests = self.digests
-        for index in range(len(digests), pages):
+        digests, size = self.digests, self.page_tokens
+        for start in range(len(digests) * size, pages * size, size):
             previous = digests[-1] if digests else self.salt
-            digests.append(page_digest(previous, tokens[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS]))
+            digests.append(page_digest(previous, tokens[start : start + size]))
 
     def pages_in_common(self, other: "PageChain") -> int:
         """How many first pages have equal digests in both."""
@@ -70,8 +71,10 @@ class _Entry:
 class PrefixCache:
     """Every call costs a few dictionary look-ups per page that it returns or adds."""
 
-    def __init__(self, pages: PageAllocator) -> None:
+    def __init__(self, pages: PageAllocator, page_tokens: int) -> None:
         self._pages = pages
+        self._page_tokens = page_tokens
+        self._with_hints = pages_with_hints(page_tokens)
         self._by_key: dict[_Key, _Entry] = {}
         self._by_page: dict[int, _Entry] = {}
         self.queried_tokens = 0
@@ -93,7 +96,7 @@ class PrefixCache:
         """The cached pages of a sequence from page `first` on, without a gap; at most up to page `last`, and never the
         page of its newest token, because at least one token must be computed. Changes nothing.
         """
-        end = (len(tokens) - 1) // PAGE_TOKENS
+        end = (len(tokens) - 1) // self._page_tokens
         end = end if last is None else min(end, last)
         found: list[int] = []
         for index in range(first, end):
@@ -152,12 +155,12 @@ class PrefixCache:
         cache takes no longer than one of a small cache."""
         digests: dict[bytes, None] = {}
         for chain in chains:
-            digests |= dict.fromkeys(chain.digests[: min(chain.cached, MAX_PROMPT_HINTS)])
+            digests |= dict.fromkeys(chain.digests[: min(chain.cached, self._with_hints)])
         for page in islice(self._pages.most_valuable_cached(), MAX_PROMPT_HINTS * count):
             if len(digests) >= count:
                 break
             entry = self._by_page[page]
-            if entry.index < MAX_PROMPT_HINTS:
+            if entry.index < self._with_hints:
                 digests[entry.key[1]] = None
         return [hint_of(digest) for digest in islice(digests, count)]
 

@@ -8,7 +8,6 @@ token whose logits are still wanted.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from motet.domain import PAGE_TOKENS
 from motet_runner.interface import Logprobs
 
 
@@ -36,6 +35,6 @@ def places_to_score(start: int, count: int, *, first: int, prompt_tokens: int) -
     return range(max(start + 1, first), min(start + count + 1, prompt_tokens))
 
 
-def pages_before(first: int) -> int:
+def pages_before(first: int, page_tokens: int) -> int:
     """How many full pages have only tokens whose logits are not needed to score the token at `first`."""
-    return (first - 1) // PAGE_TOKENS
+    return (first - 1) // page_tokens

@@ -7,7 +7,7 @@ overcommitted (PU-15), and when an adapter has lacked pages for a long time.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from motet.domain import PAGE_TOKENS, ParkMethod
+from motet.domain import ParkMethod
 from motet.errors import MotetError, Overloaded
 from motet_runner.interface import State
 from motet_runner.plan.composer import Iteration
@@ -35,7 +35,7 @@ class SelfProtection:
         launched."""
         runnable = self._sequences.runnable()
         # Two comparisons: mostly nobody is at its promise, and each iteration asks for all.
-        at_promise = [one for one in runnable if one.scheduled >= one.promise * PAGE_TOKENS]
+        at_promise = [one for one in runnable if one.scheduled >= one.promise * one.page_tokens]
         standing = sum(sequence.stands_at_promise for sequence in at_promise)
         if not standing:
             return
@@ -80,7 +80,7 @@ class SelfProtection:
             if none_starts and not sequence.started:
                 iteration = iteration.without(sequence)
                 continue
-            if work.start + work.count <= (sequence.left_pages + len(sequence.pages)) * PAGE_TOKENS:
+            if work.start + work.count <= (sequence.left_pages + len(sequence.pages)) * sequence.page_tokens:
                 continue  # mostly: it has these pages
             while sequence.state is not State.PARKED and not self._memory.grow(sequence, work.start + work.count):
                 short = True

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from motet import promises
-from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
+from motet.domain import Digest, ParkMethod, RequestId, pages_for
 from motet_runner.interface import EngineSequenceReport, NewSequence, State
 from motet_runner.plan.forecast import ANY_NUMBER, LengthLaw, Prospect
 from motet_runner.plan.prefix_cache import PageChain
@@ -30,6 +30,8 @@ class Sequence:
     tokens: list[int]
     """Prompt and output. The last token's KV is computed by the iteration that samples the next one."""
     state: State
+    page_tokens: int = field(kw_only=True)
+    """How many tokens a page holds: of the engine, here because each iteration asks for it."""
     window: int | None = None
     """How many tokens a token attends to, itself included, if all layers have such a window."""
     scheduled: int = 0
@@ -96,7 +98,7 @@ class Sequence:
         self.charged_tokens = self.prompt_tokens if new.delivered else 0
         asked = new.sampling.prompt_logprobs
         self.to_score = first_to_score(asked, scored=new.scored, prompt_tokens=self.prompt_tokens)
-        self.most_pages = promises.max_pages(self.prompt_tokens, new.sampling.max_tokens)
+        self.most_pages = promises.max_pages(self.prompt_tokens, new.sampling.max_tokens, page_tokens=self.page_tokens)
         self.law = LengthLaw.of(new.quantiles) if new.quantiles is not None else None
 
     @property
@@ -120,7 +122,7 @@ class Sequence:
     @property
     def pages_of_kv(self) -> int:
         """How many of its pages hold keys of scheduled tokens. A run has pages beyond these (S3-08)."""
-        return pages_for(self.scheduled) - self.left_pages
+        return pages_for(self.scheduled, self.page_tokens) - self.left_pages
 
     @property
     def decodes(self) -> bool:
@@ -149,7 +151,8 @@ class Sequence:
         not computed yet, because a window gives pages back after an iteration."""
         if self.window is None:
             return ANY_NUMBER
-        return pages_for(self.to_keep(self.window) - 1) + 1 + pages_for(max(0, self.to_schedule - 1))
+        size = self.page_tokens
+        return pages_for(self.to_keep(self.window) - 1, size) + 1 + pages_for(max(0, self.to_schedule - 1), size)
 
     @property
     def resumes(self) -> bool:
@@ -164,11 +167,11 @@ class Sequence:
     @property
     def room(self) -> int:
         """How many tokens may still be scheduled within its promise."""
-        return self.promise * PAGE_TOKENS - self.scheduled
+        return self.promise * self.page_tokens - self.scheduled
 
     @property
     def at_promise(self) -> bool:
-        return self.scheduled >= self.promise * PAGE_TOKENS
+        return self.scheduled >= self.promise * self.page_tokens
 
     @property
     def stands_at_promise(self) -> bool:
@@ -178,7 +181,8 @@ class Sequence:
     @property
     def nears_promise(self) -> bool:
         """True if its next token is in the last promised page or beyond, and its life may be longer."""
-        return self.promise < self.most_pages and promises.is_near_promise(self.length, self.promise)
+        may_grow = self.promise < self.most_pages
+        return may_grow and promises.is_near_promise(self.length, self.promise, page_tokens=self.page_tokens)
 
     @property
     def doubled(self) -> int:
@@ -190,7 +194,7 @@ class Sequence:
         """Without an estimate, its answer is expected to end with its promise."""
         tokens = len(self.tokens) + self.pending  # see `length`, which a forecast would ask for very often
         generated = tokens - self.prompt_tokens
-        tokens -= self.left_pages * PAGE_TOKENS
+        tokens -= self.left_pages * self.page_tokens
         law = self.law or _ENDLESS
         return Prospect(tokens, generated, self._most_expected(generated), law, self.held_at_most)
 
@@ -201,14 +205,14 @@ class Sequence:
         tokens = len(self.tokens) + self.pending
         generated = tokens - self.prompt_tokens
         steps = self._most_expected(generated) - generated - 1
-        pages = pages_for(tokens + steps if steps > 0 else tokens) - self.left_pages
+        pages = pages_for(tokens + steps if steps > 0 else tokens, self.page_tokens) - self.left_pages
         return pages if self.window is None else min(pages, self.held_at_most)
 
     def _most_expected(self, generated: int) -> int:
         most = self.new.sampling.max_tokens
         if self.law is not None:
             return most
-        promised = max(self.new.promise, self.promise, self.wanted) * PAGE_TOKENS - self.prompt_tokens
+        promised = max(self.new.promise, self.promise, self.wanted) * self.page_tokens - self.prompt_tokens
         return max(generated, min(most, promised))
 
     @property
@@ -216,7 +220,7 @@ class Sequence:
         """What it needs if its answer becomes as long as it can."""
         tokens = len(self.tokens) + self.pending
         generated = tokens - self.prompt_tokens
-        tokens -= self.left_pages * PAGE_TOKENS
+        tokens -= self.left_pages * self.page_tokens
         return Prospect(tokens, generated, self.new.sampling.max_tokens, _ENDLESS, self.held_at_most)
 
     @property

@@ -7,7 +7,7 @@ uses, after the prefix cache.
 
 from collections.abc import Callable, Iterable, Mapping
 
-from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
+from motet.domain import Digest, ParkMethod, RequestId, pages_for
 from motet_runner.interface import NewSequence, OverflowAhead, ParkedNow, ResumedNow, State
 from motet_runner.plan.forecast_ledger import ForecastLedger
 from motet_runner.plan.page_copies import Copy, Effect, Tier
@@ -29,6 +29,7 @@ class SequenceMemory:
         self,
         table: SequenceTable,
         *,
+        page_tokens: int,
         pages: int,
         host_pages: int,
         max_adapters: int,
@@ -39,16 +40,17 @@ class SequenceMemory:
     ) -> None:
         """`contiguous`: a sequence that begins takes pages for its whole promise, as one run (S3-08). The prefix cache
         must be off: the pages of a run belong to one sequence."""
+        self.page_tokens = page_tokens
         self.pages = PageAllocator(pages)
         self.adapters = ResidentAdapters(
             self.pages, table, max_adapters=max_adapters, pages_of_rank=pages_of_rank, contiguous=contiguous
         )
         self.ledger: PageLedger
         if by_forecast:
-            self.ledger = ForecastLedger(self.pages, self.adapters.pages_in_use, table)
+            self.ledger = ForecastLedger(self.pages, self.adapters.pages_in_use, table, page_tokens)
         else:
             self.ledger = PageLedger(self.pages, self.adapters.pages_in_use)
-        self.cache = PrefixCache(self.pages)
+        self.cache = PrefixCache(self.pages, page_tokens)
         self._cache_on = prefix_cache
         self._contiguous = contiguous
         self.host = PageAllocator(host_pages)
@@ -99,7 +101,7 @@ class SequenceMemory:
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:
         """Take the pages that `tokens` tokens need. False, without any change, if there are too few."""
-        missing = pages_for(tokens) - sequence.left_pages - len(sequence.pages)
+        missing = pages_for(tokens, self.page_tokens) - sequence.left_pages - len(sequence.pages)
         if missing <= 0:
             return True
         if self._contiguous:
@@ -156,19 +158,21 @@ class SequenceMemory:
     def chain_of(self, new: NewSequence, salt: bytes) -> PageChain | None:
         """The digests by which a sequence's pages are found; None if it shares none. `salt`: its keys' salt, added to
         the request's `prefix_salt`."""
-        return PageChain(new.adapter, new.prefix_salt + salt) if self._cache_on and new.prefix_salt else None
+        if not self._cache_on or not new.prefix_salt:
+            return None
+        return PageChain(new.adapter, new.prefix_salt + salt, self.page_tokens)
 
     def share_cached(self, sequence: Sequence, promise: int) -> None:
         """Let a sequence begin with the cached pages of its tokens, at most `promise` pages. A sequence that has
         computed something itself is not changed."""
         chain = sequence.chain
-        if chain is None or sequence.scheduled > chain.cached * PAGE_TOKENS or len(sequence.pages) > chain.cached:
+        if chain is None or sequence.scheduled > chain.cached * self.page_tokens or len(sequence.pages) > chain.cached:
             return
         self._attach(chain, sequence, promise)
-        sequence.scheduled = sequence.computed = chain.cached * PAGE_TOKENS
+        sequence.scheduled = sequence.computed = chain.cached * self.page_tokens
 
     def _attach(self, chain: PageChain, sequence: Sequence, promise: int) -> None:
-        last = promise if sequence.scored else min(promise, pages_before(sequence.to_score))
+        last = promise if sequence.scored else min(promise, pages_before(sequence.to_score, self.page_tokens))
         self.cache.attach(chain, sequence.tokens, sequence.pages, last=last)
 
     def cached_hints(self, count: int) -> list[int]:
@@ -185,7 +189,7 @@ class SequenceMemory:
     def add_to_cache(self, sequence: Sequence) -> None:
         """Add the full pages that it has computed, but only after a token was sampled from them: then they are
         finite."""
-        chain, full = sequence.chain, sequence.computed // PAGE_TOKENS
+        chain, full = sequence.chain, sequence.computed // self.page_tokens
         if chain is not None and sequence.state is not State.PARKED and full > chain.cached:
             self.cache.insert(chain, sequence.tokens, sequence.pages, full)
 
@@ -193,7 +197,7 @@ class SequenceMemory:
         """Give back the pages that no later token attends to. Launched iterations read them before they are
         overwritten."""
         earliest = max(0, sequence.scheduled - window + 1)
-        count = earliest // PAGE_TOKENS - sequence.left_pages
+        count = earliest // self.page_tokens - sequence.left_pages
         if count > 0:
             self.pages.give(sequence.pages[:count])
             del sequence.pages[:count]
@@ -251,7 +255,7 @@ class SequenceMemory:
         elif by_itself and self.ledger.by_forecast:
             # Its promise may grow at any time, and the forecast has room for that. So it waits only for what it needs
             # at once.
-            wanted = pages_for(sequence.length + 1)
+            wanted = pages_for(sequence.length + 1, self.page_tokens)
         needed = sequence.pages_of_kv
         on_host = self.host.take(needed) if method is ParkMethod.SWAP else None
         if on_host:
@@ -263,7 +267,7 @@ class SequenceMemory:
             sequence.restarts += 1
         self._release_device(sequence)
         sequence.parked_by = method
-        sequence.wanted = max(1, min(wanted, sequence.most_pages), pages_for(sequence.scheduled))
+        sequence.wanted = max(1, min(wanted, sequence.most_pages), pages_for(sequence.scheduled, self.page_tokens))
         sequence.promise_number += 1
         sequence.waited = 0
         number = sequence.promise_number
@@ -278,7 +282,7 @@ class SequenceMemory:
         `ordered`: the scheduler has found room in its copy of the ledger. That sums parts of a forecast, and the
         forecast with one more may exceed the sum; the scheduler would not learn why its order has no effect."""
         needed = sequence.pages_of_kv
-        if promise < max(1, pages_for(sequence.scheduled)):
+        if promise < max(1, pages_for(sequence.scheduled, self.page_tokens)):
             return False
         method = sequence.parked_by or ParkMethod.RECOMPUTE
         if sequence.chain is not None:
@@ -298,8 +302,8 @@ class SequenceMemory:
             to = tuple(sequence.pages[shared:needed])
             self.copies.append(Copy(Tier.HOST, tuple(sequence.host_pages[shared:]), Tier.DEVICE, to))
         self._release_host(sequence)
-        if shared * PAGE_TOKENS > sequence.scheduled:
-            sequence.scheduled = sequence.computed = shared * PAGE_TOKENS
+        if shared * self.page_tokens > sequence.scheduled:
+            sequence.scheduled = sequence.computed = shared * self.page_tokens
         sequence.parked_by, sequence.wanted = None, 0
         number = sequence.promise_number + 1  # which `_set_promise` makes
         self._table.events.append(ResumedNow(sequence.request, sequence.new.epoch, promise, method, number))
@@ -330,7 +334,7 @@ class SequenceMemory:
         for sequence in self._table:
             assert (sequence.request in self.ledger) == (sequence.state is not State.PARKED), sequence.request
             assert len(sequence.pages) <= max(sequence.promise, 0), (sequence.request, len(sequence.pages))
-            held = (sequence.left_pages + max(len(sequence.pages), len(sequence.host_pages))) * PAGE_TOKENS
+            held = (sequence.left_pages + max(len(sequence.pages), len(sequence.host_pages))) * self.page_tokens
             if self._contiguous and sequence.pages:
                 first, count = sequence.pages[0], _length_of_run(sequence, sequence.promise)
                 assert sequence.pages == [*range(first, first + count)], (sequence.request, sequence.pages, count)

@@ -61,7 +61,7 @@ class Enqueued:
     choices: int = 1
     """How many choices the call has, with this one."""
     prefix_hints: tuple[int, ...] = ()
-    """Of the first pages of its prompt (`motet.prefix_hints`)."""
+    """Of the first blocks of its prompt (`motet.prefix_hints`)."""
     api_key: KeyAccount | None = None
     """The API key that it came with, if that has limits."""
     admitted: bool = False

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from itertools import chain
 
-from motet.domain import PAGE_TOKENS, Digest, Tenant
+from motet.domain import Digest, Tenant
 from motet.runner_info import RequestClass
 from motet_scheduler.policy.class_queue import ClassQueue
 from motet_scheduler.policy.class_turns import ClassTurns
@@ -369,7 +369,7 @@ class Queue:
                 break
             if not early:
                 class_queue.passed(runner)
-        cached = request.prompt_tokens if near else runner.cached_pages(request.prefix_hints) * PAGE_TOKENS
+        cached = request.prompt_tokens if near else runner.cached_tokens(request.prefix_hints)
         given = self.class_queues[request.request_class].charge(request, cached)
         for request_class, class_queue in self.class_queues.items() if given else ():
             if request_class is not request.request_class:

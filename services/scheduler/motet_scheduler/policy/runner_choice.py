@@ -101,7 +101,7 @@ def _rank(request: Request, fit: Chosen, near: str) -> tuple[bool, bool, int, in
     return (
         not runner.emptied,
         _keeps_choices_together(request, runner, fit.promise, near),
-        runner.cached_pages(request.prefix_hints),
+        runner.cached_tokens(request.prefix_hints),
         runner.sequences,
         runner.tier_of(request.digest),
         runner.instance,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from motet.domain import BASE, Digest, InstanceName, ObjectName, RequestId
+from motet.prefix_hints import HINT_TOKENS
 from motet.runner_info import BatchCap, Capacity, KernelState, RunnerIdentity, Tier
 from motet.shared_pages import ReportedLedger
 from motet_scheduler.policy.effects import ReportRunner
@@ -361,13 +362,13 @@ class Runner:
             return Tier.DEVICE
         return self.resident.get(digest, Tier.NONE)
 
-    def cached_pages(self, hints: Sequence[int]) -> int:
-        """How many of the first pages of a prompt are in the prefix cache. A page's hint covers the pages before it."""
+    def cached_tokens(self, hints: Sequence[int]) -> int:
+        """How many of the first tokens of a prompt are in the prefix cache. A hint covers the blocks before its own."""
         cached = self.cached_prefixes
         if not cached.isdisjoint(hints):
-            for pages in range(len(hints), 0, -1):
-                if hints[pages - 1] in cached:
-                    return pages
+            for blocks in range(len(hints), 0, -1):
+                if hints[blocks - 1] in cached:
+                    return blocks * HINT_TOKENS
         return 0
 
     # ------------------------------------------------------------------------------------------------- the ledger

@@ -388,7 +388,7 @@ class Enqueue(_message.Message):
     def estimate(self) -> _common_pb2.Estimate: ...
     @_builtins.property
     def prefix_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """hints of the first 16 full pages of the prompt (motet.prefix_hints)"""
+        """hints of the prompt's first 16 full blocks (motet.prefix_hints)"""
 
     @_builtins.property
     def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

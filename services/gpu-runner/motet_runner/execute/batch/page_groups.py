@@ -142,7 +142,7 @@ class PageGroups:
         blocks, tokens = None, step.count
         before = step.start - self._first_page(step) * PAGE_TOKENS
         if before:
-            read = slice(self._first_page(step), pages_for(step.start + step.count))
+            read = slice(self._first_page(step), pages_for(step.start + step.count, PAGE_TOKENS))
             table = self._table.pages[step.row, read].astype(np.int64)[None, :]
             blocks, tokens = self._store.blocks_of(table), table.shape[1] * PAGE_TOKENS
         return PromptChunk(first, first + step.count, before, blocks, tokens)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from motet.domain import pages_for
+from motet.domain import PAGE_TOKENS, pages_for
 from motet.errors import ModelFolderError, SetupError
 from motet_kernels import TILE_ROWS
 from motet_runner.execute.adapters.lora_linears import features
@@ -95,7 +95,7 @@ def _logits(
 ) -> dict[int, torch.Tensor]:
     """The last logits of each sequence."""
     store = PagedStore(
-        sum(pages_for(len(tokens)) for tokens in texts.values()), loaded.shape, loaded.dtype, loaded.device
+        sum(pages_for(len(tokens), PAGE_TOKENS) for tokens in texts.values()), loaded.shape, loaded.dtype, loaded.device
     )
     table = RowTable()
     builder = TileBuilder(table, store, loaded.device)

@@ -38,7 +38,7 @@ class Trial:
         self._loaded = loaded
         self._adapters = adapters or {}
         before = before or {}
-        pages = sum(pages_for(len(tokens)) for tokens in texts) - sum(map(len, before.values()))
+        pages = sum(pages_for(len(tokens), PAGE_TOKENS) for tokens in texts) - sum(map(len, before.values()))
         store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
         self._table = RowTable()
         placed = {Digest(adapter.name): adapter for adapter in self._adapters.values()}
@@ -85,7 +85,7 @@ def join_texts(
     for row, tokens in texts.items():
         table.join(probe_row(row, tokens, Digest(adapters[row].name) if row in adapters else BASE))
         others = before.get(row, ())
-        table.extend(row, [*others, *(next(free) for _ in range(pages_for(len(tokens)) - len(others)))])
+        table.extend(row, [*others, *(next(free) for _ in range(pages_for(len(tokens), PAGE_TOKENS) - len(others)))])
 
 
 def text(count: int, *, stride: int, first: int, vocabulary: int) -> list[int]:

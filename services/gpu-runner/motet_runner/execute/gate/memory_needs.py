@@ -1,6 +1,6 @@
 """The memory that the gate takes, and whether this memory is available."""
 
-from motet.domain import pages_for
+from motet.domain import PAGE_TOKENS, pages_for
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.gate.texts import CROWD, PARTS, SOME, TOKENS, far_position
 from motet_runner.memory.host_limit import available_host_bytes
@@ -30,7 +30,11 @@ def judgement_bytes(loaded: LoadedModel) -> int:
 
 
 def _page_bytes(loaded: LoadedModel) -> int:
-    of_far = pages_for(far_position(loaded.max_positions)) * loaded.shape.bytes_per_page() // loaded.shape.layers
+    of_far = (
+        pages_for(far_position(loaded.max_positions), PAGE_TOKENS)
+        * loaded.shape.bytes_per_page()
+        // loaded.shape.layers
+    )
     return max(PARTS.pages, CROWD.pages) * loaded.shape.bytes_per_page() + FAR_COPIES * of_far
 
 

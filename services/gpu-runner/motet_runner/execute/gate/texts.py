@@ -45,7 +45,7 @@ class Session(NamedTuple):
 
     @property
     def pages(self) -> int:
-        return sum(pages_for(tokens) for _, tokens in self.rows) + self.goes_far
+        return sum(pages_for(tokens, PAGE_TOKENS) for _, tokens in self.rows) + self.goes_far
 
 
 WHOLE = tuple(enumerate(LENGTHS))
@@ -91,7 +91,7 @@ def pages_before(position: int, windows: Sequence[int]) -> list[int]:
     """The pages before FAR's last token: copies of text 0's first page, then of text 1's. The change is where the
     narrowest window begins, or half-way if every window reaches the beginning."""
     beyond = max(0, position - min(windows, default=position)) or position // 2
-    first, second = 0, pages_for(LENGTHS[0])
+    first, second = 0, pages_for(LENGTHS[0], PAGE_TOKENS)
     return [first if page < beyond // PAGE_TOKENS else second for page in range(position // PAGE_TOKENS)]
 
 

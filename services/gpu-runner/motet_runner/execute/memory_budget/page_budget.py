@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from motet.domain import pages_for
+from motet.domain import PAGE_TOKENS, pages_for
 from motet.errors import SetupError
 from motet_runner.execute.adapters.lora_linears import LoraLinears
 from motet_runner.execute.forward.modules import LoadedModel
@@ -75,7 +75,7 @@ def whole_pages(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, con
 def kept_bytes(loaded: LoadedModel, kernels: Kernels, linears: LoraLinears, config: EngineConfig) -> dict[str, int]:
     """GPU memory that is allocated once and kept, beside pages and copies of adapters"""
     decodes, longest = config.max_concurrent_sequences, config.max_model_length or loaded.max_positions
-    pages, page_bytes = pages_for(longest), loaded.shape.bytes_per_page()
+    pages, page_bytes = pages_for(longest, PAGE_TOKENS), loaded.shape.bytes_per_page()
     work = LargestWork(
         rows=decodes + config.prefill_chunk_tokens,
         decodes=decodes,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from motet.clock import Clock
-from motet.domain import RequestId, pages_for
+from motet.domain import PAGE_TOKENS, RequestId, pages_for
 from motet_kernels import LoraBackend
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads, LoadResults
 from motet_runner.execute.batch.flat_batch import FlatBatch
@@ -144,7 +144,7 @@ class BaseWorker(ABC):
         prefill = StepPlan(
             number=0,
             joins=(probe_row(0, [0] * tokens),),
-            prefills=(RowStep(0, 0, tokens, samples=True, new_pages=tuple(range(pages_for(tokens)))),),
+            prefills=(RowStep(0, 0, tokens, samples=True, new_pages=tuple(range(pages_for(tokens, PAGE_TOKENS)))),),
         )
         seconds = 0.0
         for _ in range(self._measured):

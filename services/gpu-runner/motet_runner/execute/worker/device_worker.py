@@ -56,7 +56,7 @@ class DeviceWorker(BaseWorker):
         """`rows`: the most rows of an iteration; `longest`: the most tokens of a sequence"""
         super().__init__(loaded, store, tiers, clock=clock, loads=loads)
         self.sampler = DeviceSampler(self._link, frozenset(loaded.eos_token_ids), loaded.vocabulary)
-        self.rows = DeviceRows(self._link, ROWS_OF_EACH * rows, pages_for(longest))
+        self.rows = DeviceRows(self._link, ROWS_OF_EACH * rows, pages_for(longest, PAGE_TOKENS))
         self._most, self._longest = rows, longest
         self._capture = capture_for(loaded.device)
         self.graphs: DecodeGraphs | None = None
