@@ -41,10 +41,10 @@ def prefix_salt(base_digest: Digest, adapter_digest: Digest, tenant: str, own: s
 
 def page_digest(previous: bytes, tokens: Sequence[int]) -> bytes:
     """The digest of a full page. `previous` is the digest of the page before it; before the first page, the salt."""
-    digest, packed = previous, _packed(tokens)
-    for start in range(0, len(packed), _BLOCK_BYTES):
-        digest = _digest(digest, packed[start : start + _BLOCK_BYTES])
-    return digest
+    while len(tokens) > HINT_TOKENS:  # no page of our own engine is that long
+        previous = _digest(previous, _packed(tokens[:HINT_TOKENS]))
+        tokens = tokens[HINT_TOKENS:]
+    return _digest(previous, _packed(tokens))
 
 
 def block_digests(salt: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
