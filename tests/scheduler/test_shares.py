@@ -98,6 +98,15 @@ def test_cached_pages_of_a_prompt_and_the_prompt_of_further_choices_are_free():
     assert counters(driver) == {"acme": 100 - 32 + 2 + 2}
 
 
+def test_a_hint_of_a_larger_page_counts_the_blocks_before_it():
+    """The runner's pages have 32 tokens: it knows the hints of every second block."""
+    driver = ready()
+    driver.attach(page_tokens=32)
+    driver.report(cached=(2, 4))
+    driver.enqueue("first", prompt=100, max_tokens=1, prefix_hints=(1, 2, 3))
+    assert counters(driver) == {"acme": 100 - 32 + 2}
+
+
 def test_the_prompt_of_a_further_choice_is_charged_where_none_ran():
     driver = ready()
     for name in ("r0", "r1"):

@@ -140,7 +140,17 @@ class PlansAgreeWhereKeysRestart(PlansAgree):
     OPTIONS: ClassVar[dict[str, object]] = {"ahead": 1, "rope": LengthRope(20, grows=False)}
 
 
-for machine in (PlansAgree, PlansAgreeAhead, PlansAgreeInWindows, PlansAgreeWhereKeysRestart):
+class PlansAgreeOnPagesOf32(PlansAgree):
+    OPTIONS: ClassVar[dict[str, object]] = {"ahead": 1, "page_tokens": 32, "window": 40}
+
+
+for machine in (
+    PlansAgree,
+    PlansAgreeAhead,
+    PlansAgreeInWindows,
+    PlansAgreeWhereKeysRestart,
+    PlansAgreeOnPagesOf32,
+):
     machine.TestCase.settings = settings(
         max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
     )
@@ -148,6 +158,7 @@ TestPlansAgree = PlansAgree.TestCase
 TestPlansAgreeAhead = PlansAgreeAhead.TestCase
 TestPlansAgreeInWindows = PlansAgreeInWindows.TestCase
 TestPlansAgreeWhereKeysRestart = PlansAgreeWhereKeysRestart.TestCase
+TestPlansAgreeOnPagesOf32 = PlansAgreeOnPagesOf32.TestCase
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from motet.domain import Digest, ParkMethod, RequestId
+from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
 from motet.errors import ContextLengthExceeded, Declined, InvalidRequest, MotetError
 from motet_runner.interface import Finish, OverflowAhead, ParkedNow, ResumedNow, State, StateChanged
 from motet_runner.plan import preset_named
@@ -307,12 +307,13 @@ class Runner(RuleBasedStateMachine):
     window: int | None = None
     preset = "paged-chunk"
     contiguous = False
+    page_tokens = PAGE_TOKENS
 
     def __init__(self) -> None:
         super().__init__()
         self.planner = make_planner(
             preset=preset_named(self.preset, contiguous=self.contiguous), pages=PAGES, places=3, host_pages=5,
-            protect_after_steps=2, window=self.window, max_adapters=2,
+            protect_after_steps=2, window=self.window, max_adapters=2, page_tokens=self.page_tokens,
             cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
         )  # fmt: skip
         self.device = FakeDevice(self.planner, ahead=self.ahead)
@@ -492,6 +493,21 @@ class RunnerOfRunsWithWindow(RunnerOfRuns):
     window = 20
 
 
+class RunnerOfPagesOf32(Runner):
+    """The same with larger pages."""
+
+    ahead = 1
+    page_tokens = 32
+
+
+class RunnerOfPagesOf128(RunnerOfPromises):
+    page_tokens = 128
+
+
+class RunnerOfPagesOf32WithWindow(RunnerWithWindow):
+    page_tokens = 32
+
+
 def case_of(machine: type[Runner]):
     machine.TestCase.settings = settings(
         max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -502,3 +518,5 @@ def case_of(machine: type[Runner]):
 TestRunner, TestRunnerAhead, TestRunnerWithWindow = map(case_of, (Runner, RunnerAhead, RunnerWithWindow))
 TestRunnerOfPromises, TestRunnerOfPromisesWithWindow = map(case_of, (RunnerOfPromises, RunnerOfPromisesWithWindow))
 TestRunnerOfRuns, TestRunnerOfRunsWithWindow = map(case_of, (RunnerOfRuns, RunnerOfRunsWithWindow))
+TestRunnerOfPagesOf32, TestRunnerOfPagesOf128 = map(case_of, (RunnerOfPagesOf32, RunnerOfPagesOf128))
+TestRunnerOfPagesOf32WithWindow = case_of(RunnerOfPagesOf32WithWindow)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, pages_for
-from motet.prefix_hints import MAX_PROMPT_HINTS, block_digests, hint_of, page_digest, prefix_salt
+from motet.prefix_hints import MAX_PROMPT_HINTS, block_digests, hint_of, page_digest, prefix_salt, prompt_hints
 from motet_runner.plan import prefix_cache
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.prefix_cache import PageChain, PrefixCache
@@ -212,6 +212,34 @@ def test_hints_name_no_page_that_prompts_have_no_hints_of() -> None:
     assert cache.hints([own], 64) == first
     pages.give(held)
     assert cache.hints([], 64) == first
+
+
+@pytest.mark.parametrize(("size", "hinted"), [(32, [1, 3, 5, 7, 9, 11, 13, 15]), (128, [7, 15]), (24, []), (512, [])])
+def test_a_larger_page_has_the_hint_of_its_last_block_and_others_have_none(size: int, hinted: list[int]) -> None:
+    """A gateway's hints are of blocks of 16 tokens, whatever a runner's pages are."""
+    pages = PageAllocator(64)
+    cache = PrefixCache(pages, size)
+    tokens = list(range(600))
+    own = PageChain(BASE, SALT, size)
+    held = pages.take(pages_for(len(tokens), size)) or []
+    cache.insert(own, tokens, held, len(tokens) // size)
+    of_prompt = prompt_hints(SALT, tokens)
+    assert cache.hints([own], 64) == [of_prompt[block] for block in hinted]
+    pages.give(held)
+    assert cache.hints([], 64) == [of_prompt[block] for block in hinted]
+
+
+@pytest.mark.parametrize("size", [24, 32, 128])
+def test_pages_of_any_size_are_found(size: int) -> None:
+    pages = PageAllocator(64)
+    cache = PrefixCache(pages, size)
+    tokens = list(range(600))
+    held = pages.take(pages_for(len(tokens), size)) or []
+    cache.insert(PageChain(BASE, SALT, size), tokens, held, len(tokens) // size)
+    full = len(tokens) // size
+    assert cache.match(PageChain(BASE, SALT, size), [*tokens, 1]) == held[:full]
+    assert cache.match(PageChain(BASE, SALT, size), tokens[: 2 * size]) == held[:1], "one token must be computed"
+    assert cache.match(PageChain(BASE, SALT, size), [*tokens[: size + 1], *[9] * size]) == held[:1]
 
 
 # -- any order of everything -------------------------------------------------------------------------------------------
