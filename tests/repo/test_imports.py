@@ -117,3 +117,15 @@ def test_every_name_that_is_imported_from_our_modules_is_there() -> None:
         if alias.name not in bound.get(node.module, ()) and f"{node.module}.{alias.name}" not in bound
     }
     assert missing == set()
+
+
+def test_only_our_own_engine_knows_its_page_size():
+    """Other engines bring their own: the plan has a parameter, and runners report theirs as part of their capacity."""
+    folders = ["gpu-runner/motet_runner/plan", "scheduler", "supervisor", "gateway", "predictor"]
+    found = [
+        str(file.relative_to(ROOT))
+        for file in tracked()
+        if file.suffix == ".py" and any(file.is_relative_to(ROOT / "services" / folder) for folder in folders)
+        if "PAGE_TOKENS" in file.read_text()
+    ]
+    assert found == []
