@@ -10,8 +10,9 @@ from motet.domain import PAGE_TOKENS
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.external.vllm.differences import DIFFERENCES
-from motet_runner.interface import EngineConfig
+from motet_runner.interface import EngineConfig, NewSequence
 from tests.contract.engines import Size, fake, on_vllm, real, vllm
+from tests.runner.engines import ask
 from tests.runner.external.vllm_itself import OneTest, VllmItself, needs_vllm
 from tests.runner.random_models import ENDS, RandomAdapter, llama, save_adapter, save_base
 
@@ -26,6 +27,15 @@ def layout(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Adapte
     """The layout of an adapter that the real engine can load. Adapters of the fake engine have no bytes."""
     folder = save_adapter(base_model, "llama", RandomAdapter(4, 8), tmp_path_factory.mktemp("adapter") / "a", seed=1)
     return certify(folder, real(base_model, Size()).info).layout
+
+
+def longer(
+    factor: int, request: str, *, prompt: int | tuple[int, ...] = 20, max_tokens: int = 40, **more: object
+) -> NewSequence:
+    """The tests' lengths are for pages of 16 tokens. With larger pages, prompts and answers are longer by that factor:
+    so they have as many pages."""
+    promise = ask(request, prompt=prompt, max_tokens=max_tokens, **more).promise
+    return replace(ask(request, prompt=prompt * factor, max_tokens=max_tokens * factor, **more), promise=promise)
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +72,20 @@ _NUMBERS = count(1)
 VLLM_ITSELF = pytest.param("vllm itself", marks=[pytest.mark.soak, needs_vllm])
 
 
-@pytest.fixture(params=["fake", "fake, one ahead", "real", "real, one ahead", "vllm", VLLM_ITSELF])
+ENGINES = [
+    "fake",
+    "fake, one ahead",
+    "fake, pages of 32",
+    "fake, pages of 128",
+    "real",
+    "real, one ahead",
+    "vllm",
+    "vllm, pages of 32",
+    VLLM_ITSELF,
+]
+
+
+@pytest.fixture(params=ENGINES)
 def engine_of(request: pytest.FixtureRequest) -> Callable[[Size], object]:
     kind = request.param.partition(",")[0]
     if kind == "real":
@@ -72,11 +95,15 @@ def engine_of(request: pytest.FixtureRequest) -> Callable[[Size], object]:
     else:
         make = {"fake": fake, "vllm": vllm}[kind]
     ahead = int(request.param.endswith("ahead"))
+    page_tokens = int(request.param.partition("pages of ")[2] or PAGE_TOKENS)
+    factor = page_tokens // PAGE_TOKENS
 
     def engine_of(size: Size) -> object:
-        return make(replace(size, ahead=ahead))
+        return make(replace(size, ahead=ahead, page_tokens=page_tokens, length=size.length * factor))
 
     engine_of.ahead = ahead
     engine_of.lacks = frozenset(DIFFERENCES) if kind.startswith("vllm") else frozenset()
     """What it does not do; every test of the rest holds for it."""
+    engine_of.factor = factor
+    engine_of.ask = partial(longer, factor)
     return engine_of

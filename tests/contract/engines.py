@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from motet.domain import PAGE_TOKENS
 from motet_runner.engine import MIB, Engine
 from motet_runner.external.vllm.driven import Driven
 from motet_runner.external.vllm.engine import Engine as VllmEngine
@@ -27,6 +28,8 @@ class Size:
     sequences: int = 8
     slots: int = 2
     length: int = 512
+    page_tokens: int = PAGE_TOKENS
+    """The real engine knows only this size."""
     patience: int = 0
     """How many iterations a sequence at the end of its promise waits for the supervisor's answer."""
     ahead: int = 0
@@ -37,6 +40,7 @@ class Size:
 def fake(size: Size) -> FakeEngine:
     return FakeEngine(
         pages=size.pages,
+        page_tokens=size.page_tokens,
         host_pages=size.host_pages,
         max_sequences=size.sequences,
         adapter_slots=size.slots,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId, pages_for
+from motet.domain import Digest, ParkMethod, RequestId, pages_for
 from motet.errors import (
     TOO_FEW_PAGES,
     ContextLengthExceeded,
@@ -54,16 +54,16 @@ def on_device(engine):
 
 def test_an_engine_reports_its_sizes(engine_of):
     info = engine_of(Size(pages=8, host_pages=4, sequences=3, slots=2, length=100)).info
-    assert (info.pages, info.page_tokens, info.max_sequences, info.adapter_slots) == (8, 16, 3, 2)
+    assert (info.pages, info.page_tokens, info.max_sequences, info.adapter_slots) == (8, 16 * engine_of.factor, 3, 2)
     assert info.host_bytes == (0 if "host memory" in engine_of.lacks else 4 * info.page_bytes)
-    assert info.max_model_length == 100
+    assert info.max_model_length == 100 * engine_of.factor
 
 
 def test_the_context_is_never_longer_than_the_memory(engine_of):
     engine = engine_of(Size(pages=8, length=512))
-    assert engine.info.max_model_length == 128
+    assert engine.info.max_model_length == 128 * engine_of.factor
     with pytest.raises(ContextLengthExceeded):
-        engine.add(ask("a", prompt=100, max_tokens=29, promise=8))
+        engine.add(engine_of.ask("a", prompt=100, max_tokens=29, promise=8))
 
 
 def test_each_sequence_gets_every_token_once_in_order(engine_of):
@@ -124,21 +124,23 @@ def test_a_suspect_is_announced_then_computed_alone_until_it_has_proved_itself(e
 # ------------------------------------------------------------------------------------------------------------ admission
 
 
-IMPOSSIBLE = {
-    "empty": (ask("a", prompt=()), InvalidRequest),
-    "silent": (ask("a", max_tokens=0, promise=1), InvalidRequest),
-    "too long": (ask("a", prompt=(1,) * 90, max_tokens=39, promise=8), ContextLengthExceeded),
-    "all said": (ask("a", delivered=(1,) * 40), InvalidRequest),
-    "no pages": (replace(ask("a"), promise=0), InvalidRequest),
-    "too many pages": (ask("a", promise=9), InvalidRequest),
-    "a negative token": (ask("a", prompt=(1, -1)), InvalidRequest),
-    "an unknown token": (ask("a", prompt=(1, 1_000_000)), InvalidRequest),
-}
+def impossible(engine_of):
+    ask = engine_of.ask
+    return {
+        "empty": (ask("a", prompt=()), InvalidRequest),
+        "silent": (ask("a", max_tokens=0, promise=1), InvalidRequest),
+        "too long": (ask("a", prompt=90, max_tokens=39, promise=8), ContextLengthExceeded),
+        "all said": (ask("a", delivered=(1,) * 40 * engine_of.factor), InvalidRequest),
+        "no pages": (replace(ask("a"), promise=0), InvalidRequest),
+        "too many pages": (ask("a", promise=9), InvalidRequest),
+        "a negative token": (ask("a", prompt=(1, -1)), InvalidRequest),
+        "an unknown token": (ask("a", prompt=(1, 1_000_000)), InvalidRequest),
+    }
 
 
 def test_an_impossible_request_is_refused_for_good(engine_of):
     engine = engine_of(Size(pages=8))
-    for what, (sequence, error) in IMPOSSIBLE.items():
+    for what, (sequence, error) in impossible(engine_of).items():
         with pytest.raises(error):
             engine.add(sequence)
         assert not book_of(engine), what
@@ -147,13 +149,13 @@ def test_an_impossible_request_is_refused_for_good(engine_of):
 
 def test_a_request_that_does_not_fit_now_is_declined_and_changes_nothing(engine_of):
     engine = engine_of(Size(pages=8))
-    engine.add(ask("a", prompt=82, max_tokens=10))
+    engine.add(engine_of.ask("a", prompt=82, max_tokens=10))
     with pytest.raises(Declined) as declined:
-        engine.add(ask("b", prompt=34, max_tokens=10))
+        engine.add(engine_of.ask("b", prompt=34, max_tokens=10))
     assert declined.value.reason == TOO_FEW_PAGES
     assert set(book_of(engine)) == {"a"}
     assert engine.report().pages_promised == 6
-    engine.add(ask("c", prompt=20, max_tokens=10))
+    engine.add(engine_of.ask("c", prompt=20, max_tokens=10))
 
 
 @pytest.mark.parametrize("epoch", [2, 3])
@@ -169,26 +171,26 @@ def test_the_same_or_a_lower_epoch_is_declined_and_the_running_one_continues(eng
 
 def test_a_higher_epoch_replaces_a_lower_one_and_gets_its_pages(engine_of):
     engine = engine_of(Size(pages=8))
-    run(engine, ask("a", epoch=1, prompt=80), steps=5)
-    engine.add(ask("a", epoch=2, prompt=40))
+    run(engine, engine_of.ask("a", epoch=1, prompt=80), steps=5)
+    engine.add(engine_of.ask("a", epoch=2, prompt=40))
     assert book_of(engine)["a"].epoch == 2
     assert engine.report().pages_promised == 5
     ran = run(engine)
     assert {one.epoch for one in ran.outputs} == {2}
-    assert len(ran.tokens["a"]) == 40
+    assert len(ran.tokens["a"]) == 40 * engine_of.factor
 
 
 def test_new_sequences_leave_pages_for_parked_ones_unless_a_supervisor_decides(engine_of):
     engine = engine_of(Size(pages=8))
     engine.set_supervised(True)
-    run(engine, ask("a", prompt=60, max_tokens=30), steps=2)
+    run(engine, engine_of.ask("a", prompt=60, max_tokens=30), steps=2)
     assert engine.park(R("a"), 1, 6, 6, ParkMethod.RECOMPUTE)
     engine.set_supervised(False)
     with pytest.raises(Declined) as declined:
-        engine.add(ask("b", prompt=70, max_tokens=10))
+        engine.add(engine_of.ask("b", prompt=70, max_tokens=10))
     assert declined.value.reason == TOO_FEW_PAGES
     engine.set_supervised(True)
-    engine.add(ask("b", prompt=70, max_tokens=10))
+    engine.add(engine_of.ask("b", prompt=70, max_tokens=10))
 
 
 # ------------------------------------------------------------------------------------------------------------- orders
@@ -197,7 +199,7 @@ def test_new_sequences_leave_pages_for_parked_ones_unless_a_supervisor_decides(e
 def test_orders_about_changed_sequences_are_ignored(engine_of):
     engine = engine_of(Size())
     engine.set_supervised(True)
-    engine.add(ask("a", promise=2))
+    engine.add(engine_of.ask("a", promise=2))
     assert not engine.extend(R("a"), 2, 2, 3)
     assert not engine.extend(R("a"), 1, 1, 3)
     assert not engine.extend(R("b"), 1, 2, 3)
@@ -219,7 +221,7 @@ def test_an_order_about_an_earlier_promise_of_as_many_pages_is_void(engine_of):
     """A supervisor that stood still comes back with orders that it decided long ago."""
     engine = engine_of(Size())
     engine.set_supervised(True)
-    engine.add(ask("a", promise=2))
+    engine.add(engine_of.ask("a", promise=2))
     numbers = [book_of(engine)["a"].promise_number]
     assert engine.park(R("a"), 1, 2, 2, ParkMethod.RECOMPUTE, number=numbers[-1])
     numbers.append(book_of(engine)["a"].promise_number)
@@ -240,8 +242,8 @@ def test_an_order_about_an_earlier_promise_of_as_many_pages_is_void(engine_of):
 def test_where_promises_must_fit_an_extension_fits_or_is_refused(engine_of):
     engine = engine_of(Size(pages=8, preset="paged-promises"))
     engine.set_supervised(True)
-    engine.add(ask("a", prompt=20, max_tokens=40, promise=1))
-    engine.add(ask("b", promise=5))
+    engine.add(engine_of.ask("a", prompt=20, max_tokens=40, promise=1))
+    engine.add(engine_of.ask("b", promise=5))
     assert not engine.extend(R("a"), 1, 1, 8), "two pages are left"
     assert engine.extend(R("a"), 1, 1, 3)
     assert not engine.extend(R("a"), 1, 3, 4), "none is left"
@@ -252,15 +254,15 @@ def test_where_promises_must_fit_an_extension_fits_or_is_refused(engine_of):
 def test_an_extension_ends_at_the_longest_answer(engine_of):
     engine = engine_of(Size(pages=8))
     engine.set_supervised(True)
-    engine.add(ask("a", prompt=20, max_tokens=40, promise=1))
-    engine.add(ask("b", promise=5))
+    engine.add(engine_of.ask("a", prompt=20, max_tokens=40, promise=1))
+    engine.add(engine_of.ask("b", promise=5))
     assert engine.extend(R("a"), 1, 1, 8), "by forecast, promises keep no pages from others"
-    assert book_of(engine)["a"].promise == 4, "59 entries of KV: the last token is never fed back"
+    assert book_of(engine)["a"].promise == 4, "the last token is never fed back"
 
 
 def test_pages_are_held_as_tokens_are_computed_and_no_sooner(engine_of):
     engine = engine_of(Size(pages=8))
-    engine.add(ask("a", prompt=20, max_tokens=40))
+    engine.add(engine_of.ask("a", prompt=20, max_tokens=40))
     assert book_of(engine)["a"].pages_used == 0
     seen = []
     while engine.has_work():
@@ -268,36 +270,40 @@ def test_pages_are_held_as_tokens_are_computed_and_no_sooner(engine_of):
         if entry := book_of(engine).get(R("a")):
             seen.append((entry.output_tokens, entry.pages_used))
             assert engine.report().pages_free == 8 - entry.pages_used
-    computing = [min(20 + made - 1 + engine_of.ahead, 59) for made in range(1, 40)]
-    assert seen == [(made, pages_for(tokens, PAGE_TOKENS)) for made, tokens in enumerate(computing, start=1)]
+    prompt, most = 20 * engine_of.factor, 60 * engine_of.factor - 1
+    computing = [min(prompt + made - 1 + engine_of.ahead, most) for made in range(1, 40 * engine_of.factor)]
+    used = [pages_for(tokens, engine.info.page_tokens) for tokens in computing]
+    assert seen == list(enumerate(used, start=1))
     assert engine.report().pages_free == 8
 
 
 def test_the_end_of_a_promise_is_announced_once(engine_of):
     engine = engine_of(Size(pages=8, patience=1000))
     engine.set_supervised(True)
-    ran = run(engine, ask("tight", prompt=5, promise=2), ask("wide", prompt=5, max_tokens=60), steps=45)
+    tight, wide = engine_of.ask("tight", prompt=5, promise=2), engine_of.ask("wide", prompt=5, max_tokens=60)
+    ran = run(engine, tight, wide, steps=45 * engine_of.factor)
     (event,) = ran.of(OverflowAhead)
     assert (event.request, event.epoch, event.promise, event.number) == ("tight", 1, 2, 1)
     first = next(one for one in ran.outputs if one.request == "tight")
     assert first.index == 0
-    assert len(ran.tokens["tight"]) == 28, "the token after the last entry that two pages hold"
+    in_promise = 27 * engine_of.factor
+    assert len(ran.tokens["tight"]) == in_promise + 1, "the token after the last entry that two pages hold"
     assert engine.extend(R("tight"), 1, 2, 3)
     run(engine, ran=ran)
-    assert len(ran.tokens["tight"]) == 40
+    assert len(ran.tokens["tight"]) == 40 * engine_of.factor
 
 
 def test_without_a_supervisor_an_engine_doubles_promises(engine_of):
     engine = engine_of(Size(pages=16))
-    ran = run(engine, ask("a", prompt=5, max_tokens=150, promise=1))
+    ran = run(engine, engine_of.ask("a", prompt=5, max_tokens=150, promise=1))
     assert [event.promise for event in ran.of(OverflowAhead)] == [1, 2, 4, 8]
-    assert len(ran.tokens["a"]) == 150
+    assert len(ran.tokens["a"]) == 150 * engine_of.factor
 
 
 def test_without_a_supervisor_an_engine_parks_the_newest_and_all_finish(engine_of):
     engine = engine_of(Size(pages=8))
-    ran = run(engine, *(ask(name, prompt=5, max_tokens=100, promise=2) for name in "abc"))
-    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abc", 100)
+    ran = run(engine, *(engine_of.ask(name, prompt=5, max_tokens=100, promise=2) for name in "abc"))
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abc", 100 * engine_of.factor)
     parked = ran.of(ParkedNow)
     assert parked[0].request == "c"
     assert all(event.by_itself for event in parked)
@@ -306,10 +312,10 @@ def test_without_a_supervisor_an_engine_parks_the_newest_and_all_finish(engine_o
 
 @pytest.mark.parametrize("method", ParkMethod)
 def test_a_parked_sequence_frees_all_pages_and_later_continues_with_the_same_tokens(engine_of, method):
-    whole = run(engine_of(Size()), ask("a")).tokens["a"]
+    whole = run(engine_of(Size()), engine_of.ask("a")).tokens["a"]
     engine = engine_of(Size(host_pages=8))
     engine.set_supervised(True)
-    ran = run(engine, ask("a"), steps=10)
+    ran = run(engine, engine_of.ask("a"), steps=10)
     promise = book_of(engine)["a"].promise
     assert engine.park(R("a"), 1, promise, promise + 5, method)
     report = engine.report()
@@ -334,7 +340,7 @@ def test_a_parked_sequence_frees_all_pages_and_later_continues_with_the_same_tok
 def test_swap_without_free_host_memory_becomes_recompute(engine_of):
     engine = engine_of(Size(host_pages=1))
     engine.set_supervised(True)
-    ran = run(engine, ask("a"), steps=10)
+    ran = run(engine, engine_of.ask("a"), steps=10)
     assert engine.park(R("a"), 1, book_of(engine)["a"].promise, 4, ParkMethod.SWAP)
     run(engine, ran=ran)
     assert [event.method for event in ran.of(ParkedNow)] == [ParkMethod.RECOMPUTE]
@@ -344,7 +350,7 @@ def test_swap_without_free_host_memory_becomes_recompute(engine_of):
 def test_cancelling_a_parked_sequence_frees_host_memory(engine_of):
     engine = engine_of(Size(host_pages=8))
     engine.set_supervised(True)
-    run(engine, ask("a"), steps=10)
+    run(engine, engine_of.ask("a"), steps=10)
     assert engine.park(R("a"), 1, book_of(engine)["a"].promise, 4, ParkMethod.SWAP)
     run(engine)
     assert engine.cancel(R("a"))
@@ -355,7 +361,7 @@ def test_cancelling_a_parked_sequence_frees_host_memory(engine_of):
 def test_no_sequence_is_parked_without_end(engine_of):
     engine = engine_of(Size(pages=8))
     engine.set_supervised(True)
-    run(engine, ask("a"), steps=2)
+    run(engine, engine_of.ask("a"), steps=2)
     for _ in range(4):
         assert engine.park(R("a"), 1, book_of(engine)["a"].promise, 4, ParkMethod.RECOMPUTE)
         assert engine.resume(R("a"), 1, 4)
@@ -366,8 +372,8 @@ def test_no_sequence_is_parked_without_end(engine_of):
 def test_promises_beyond_the_pages_are_kept_by_parking_the_newest(engine_of):
     engine = engine_of(Size(pages=8))
     engine.set_overcommit(2.0)
-    ran = run(engine, *(ask(name, prompt=20, max_tokens=40, promise=4) for name in "abcd"))
-    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abcd", 40)
+    ran = run(engine, *(engine_of.ask(name, prompt=20, max_tokens=40, promise=4) for name in "abcd"))
+    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == dict.fromkeys("abcd", 40 * engine_of.factor)
     assert ran.of(ParkedNow)[0].request == "d"
 
 
@@ -485,40 +491,41 @@ def test_adapters_in_use_have_pages_that_kv_cannot_have(engine_of, layout):
         engine.load_adapter(digest, layout)
     run(engine)
     assert (engine.report().pages, engine.report().pages_free) == (20, 20), "nobody uses them"
-    ran = run(engine, ask("a", adapter=A, promise=4), steps=3)
+    ran = run(engine, engine_of.ask("a", adapter=A, promise=4), steps=3)
     assert (engine.report().pages, engine.free_share()) == (12, engine.report().pages_free / 12)
     with pytest.raises(Declined):
-        engine.add(ask("b", adapter=B, promise=4))
+        engine.add(engine_of.ask("b", adapter=B, promise=4))
     with pytest.raises(Declined):
-        engine.add(ask("base", prompt=100))
-    engine.add(ask("base", prompt=88))
+        engine.add(engine_of.ask("base", prompt=100))
+    engine.add(engine_of.ask("base", prompt=88))
     run(engine, ran=ran)
     assert engine.report().pages == engine.report().pages_free == 20
-    run(engine, ask("b", adapter=B, promise=4), ran=ran)
-    assert {name: len(tokens) for name, tokens in ran.tokens.items()} == {"a": 40, "base": 40, "b": 40}
+    run(engine, engine_of.ask("b", adapter=B, promise=4), ran=ran)
+    assert ran.tokens.keys() == {"a", "base", "b"}
+    assert {len(tokens) for tokens in ran.tokens.values()} == {40 * engine_of.factor}
 
 
 def test_a_request_that_never_fits_beside_its_adapter_is_refused(engine_of, layout):
     engine = engine_of(Size(pages=10))
-    engine.add(ask("early", adapter=A, promise=3))
+    engine.add(engine_of.ask("early", adapter=A, promise=3))
     engine.load_adapter(A, layout)
     ran = run(engine)
     assert isinstance(ran.last["early"].error, InvalidRequest)
     with pytest.raises(InvalidRequest, match=r"engine\.kvCacheMiB"):
-        engine.add(ask("late", adapter=A, promise=3))
-    run(engine, ask("short", adapter=A, max_tokens=10), ran=ran)
-    assert len(ran.tokens["short"]) == 10
+        engine.add(engine_of.ask("late", adapter=A, promise=3))
+    run(engine, engine_of.ask("short", adapter=A, max_tokens=10), ran=ran)
+    assert len(ran.tokens["short"]) == 10 * engine_of.factor
 
 
 def test_an_idle_adapter_yields_its_pages_to_kv(engine_of, layout):
     engine = engine_of(Size(pages=12))
     engine.load_adapter(A, layout)
     run(engine)
-    ran = run(engine, *(ask(name) for name in "xyz"))
+    ran = run(engine, *(engine_of.ask(name) for name in "xyz"))
     assert [event.digest for event in ran.of(AdapterEvicted)] == [A]
     assert not ran.of(ParkedNow)
-    run(engine, ask("a", adapter=A), ran=ran)
-    assert {len(tokens) for tokens in ran.tokens.values()} == {40}
+    run(engine, engine_of.ask("a", adapter=A), ran=ran)
+    assert {len(tokens) for tokens in ran.tokens.values()} == {40 * engine_of.factor}
     assert on_device(engine) == {A}
 
 
