@@ -1,4 +1,5 @@
-"""Three runners that decline at random, report late and restart, under a random load: the ledger follows them."""
+"""Three runners that decline at random, report late and restart, under a random load: the ledger follows them. One has
+larger pages."""
 
 import asyncio
 import random
@@ -20,7 +21,7 @@ async def test_after_every_quiet_moment_the_ledger_equals_the_runners_reports(fo
         await system.runner(
             "declines", lambda: FakeEngine(pages=24, step_seconds=0.002, decline_rate=0.3, seed=seed), report_seconds=1
         )
-        await system.runner("late", lambda: FakeEngine(pages=32, step_seconds=0.002), report_seconds=3)
+        await system.runner("late", lambda: FakeEngine(pages=16, page_tokens=32, step_seconds=0.002), report_seconds=3)
         restarts = await system.runner("restarts", lambda: FakeEngine(pages=40, step_seconds=0.002))
         answers = {}
         for round_ in range(4):

@@ -138,7 +138,9 @@ async def test_the_method_of_parking_can_be_forced(folder, method):
         assert value_of(runner.service.metrics.resumes.labels(method)) > 0
 
 
-async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder):
+@pytest.mark.parametrize(("page_tokens", "promises"), [(16, [1, 2, 4, 8, 11]), (32, [1, 2, 4, 6])])
+async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder, page_tokens, promises):
+    """166 tokens: the longest possible answer limits the last doubling."""
     settings = SchedulerSettings(force_promise_pages=1)
     seen = []
 
@@ -154,11 +156,12 @@ async def test_a_promise_forced_to_one_page_doubles_at_each_overflow(folder):
             return done
 
     async with in_process_system(folder, scheduler=settings) as system:
-        await system.runner("r0", lambda: Recording(step_seconds=0.002), supervisor_answer_seconds=PATIENT)
+        await system.runner(
+            "r0", lambda: Recording(step_seconds=0.002, page_tokens=page_tokens), supervisor_answer_seconds=PATIENT
+        )
         await until(lambda: "r0" in system.control.supervisor_service.supervisor.runners)
         await system.gateway.ask("a", prompt=tuple(range(6)), max_tokens=160)
-    # 166 tokens need 11 pages: the longest possible answer limits the last doubling.
-    assert seen == [1, 2, 4, 8, 11]
+    assert seen == promises
 
 
 async def test_with_the_supervisor_away_runners_park_by_themselves(folder):
