@@ -1,5 +1,7 @@
 """Sequences that share cached pages: what they compute, what they are charged, and whom they wait for."""
 
+from dataclasses import replace
+
 import pytest
 
 from motet.domain import PAGE_TOKENS, Digest, ParkMethod, RequestId
@@ -35,6 +37,27 @@ def test_a_sequence_computes_only_what_is_not_in_the_cache() -> None:
     assert device.computed == {"first": 49, "second": 59 - 2 * PAGE_TOKENS}
     cache = planner.memory.cache
     assert (cache.queried_tokens, cache.hit_tokens) == (90, 32)
+
+
+@pytest.mark.parametrize("size", [PAGE_TOKENS, 32])
+def test_a_waiting_sequence_that_shares_pages_finds_those_that_come_meanwhile(size: int) -> None:
+    planner = make_planner(page_tokens=size, places=1)
+    device = running(planner, shared("short", prompt=40))
+    for request in ("long", "waits"):
+        planner.commands.add(shared(request, prompt=100))
+    assert planner.sequences.get(R("waits")).scheduled == 40 // size * size
+    device.run()
+    assert device.computed["waits"] == 109 - 96
+
+
+@pytest.mark.parametrize("size", [PAGE_TOKENS, 32])
+def test_a_prompt_shares_the_pages_before_the_first_token_that_is_still_to_be_scored(size: int) -> None:
+    planner = make_planner(page_tokens=size)
+    device = running(planner, shared("first", prompt=80))
+    planner.commands.add(replace(shared("second", prompt=80, prompt_logprobs=0), scored=60))
+    device.run()
+    assert device.computed["second"] == 89 - 59 // size * size
+    assert device.scored["second"] == list(range(60, 80))
 
 
 def test_pages_stay_in_the_cache_after_their_sequence_and_count_as_free() -> None:
