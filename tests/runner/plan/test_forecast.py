@@ -356,16 +356,20 @@ def test_pages_that_others_share_make_no_room_for_long_lives() -> None:
     assert not any(isinstance(event, ParkedNow) for event in device.events)
 
 
+@pytest.mark.parametrize(("size", "each"), [(PAGE_TOKENS, 5), (32, 3)])
 @pytest.mark.parametrize("quantiles", [None, (1000,) * 4])
-def test_pages_that_a_window_gives_back_make_room_for_others(quantiles: tuple[int, ...] | None) -> None:
-    """Each has at most 5 of the 100 pages while it decodes, and never 64."""
-    planner = make_planner(pages=100, places=64, chunk_tokens=512, window=64, preset=FORECAST)
+def test_pages_that_a_window_gives_back_make_room_for_others(
+    quantiles: tuple[int, ...] | None, size: int, each: int
+) -> None:
+    """While they decode, each of twenty has `each` pages at most, and never those of all its tokens."""
+    pages, whole = 20 * each, pages_for(40 + 1000, size)
+    planner = make_planner(page_tokens=size, pages=pages, places=64, chunk_tokens=512, window=64, preset=FORECAST)
     device = FakeDevice(planner)
     most = joined = 0
     with pytest.raises(Declined):
         for number in count():
             planner.commands.add(
-                new(f"r{number}", prompt=40, max_tokens=1000, promise=65, ignore_eos=True, quantiles=quantiles)
+                new(f"r{number}", prompt=40, max_tokens=1000, promise=whole, ignore_eos=True, quantiles=quantiles)
             )
             joined += 1
             for _ in range(3):
@@ -376,7 +380,7 @@ def test_pages_that_a_window_gives_back_make_room_for_others(quantiles: tuple[in
         held = [len(sequence.pages) for sequence in planner.sequences]
         assert all(len(one.pages) <= one.held_at_most for one in planner.sequences)
         most = max(most, sum(held))
-    assert 5 * joined - 20 <= most <= 100
+    assert each * joined - 20 <= most <= pages
     assert not any(isinstance(event, ParkedNow) for event in device.events)
 
 
@@ -392,12 +396,13 @@ def test_pages_that_a_window_gives_back_make_room_for_others(quantiles: tuple[in
             st.booleans(),
         ),
         max_size=12,
-    )
+    ),
+    size=page_sizes,
 )
 def test_what_is_charged_is_the_plain_forecast_whoever_shares_pages(
-    asked: list[tuple[str, int, int, list[int] | None, int, bool]],
+    asked: list[tuple[str, int, int, list[int] | None, int, bool]], size: int
 ) -> None:
-    planner = make_planner(pages=400, places=16, chunk_tokens=200, preset=FORECAST)
+    planner = make_planner(page_tokens=size, pages=400, places=16, chunk_tokens=200, preset=FORECAST)
     device = FakeDevice(planner)
     for number, (like, prompt, most, lengths, steps, ends) in enumerate(asked):
         planner.commands.add(
@@ -408,9 +413,11 @@ def test_what_is_charged_is_the_plain_forecast_whoever_shares_pages(
         if ends:
             planner.commands.cancel(RequestId(f"r{number // 2}"))
         everybody = sorted(planner.sequences, key=lambda one: one.arrival)
-        plain = plain_forecast.charges([one.prospect for one in everybody], [one.pages for one in everybody])
+        prospects = [one.prospect for one in everybody]
+        plain = plain_forecast.charges(prospects, [one.pages for one in everybody], page_tokens=size)
         assert tuple(planner.memory.charges().values()) == plain
-        assert [one.end_pages for one in everybody] == [plain_forecast.sum_of_ends([one.prospect]) for one in everybody]
+        at_ends = [plain_forecast.sum_of_ends([one], page_tokens=size) for one in prospects]
+        assert [one.end_pages for one in everybody] == at_ends
         planner.check()
 
 
