@@ -59,7 +59,7 @@ def vllm_itself(one_vllm: VllmItself) -> Iterator[Callable[[Size], object]]:
     def make(size: Size) -> object:
         for one in used:
             one.close()
-        known = replace(one_vllm.facts, blocks=size.pages, block_tokens=PAGE_TOKENS, max_model_length=size.length)
+        known = replace(one_vllm.facts, blocks=size.pages, block_tokens=size.page_tokens, max_model_length=size.length)
         used.append(OneTest(one_vllm, known, next(_NUMBERS)))
         return on_vllm(used[-1], size, ENDS["eos_token_id"])
 
@@ -69,7 +69,7 @@ def vllm_itself(one_vllm: VllmItself) -> Iterator[Callable[[Size], object]]:
 
 
 _NUMBERS = count(1)
-VLLM_ITSELF = pytest.param("vllm itself", marks=[pytest.mark.soak, needs_vllm])
+VLLM_ITSELF = pytest.param("vllm itself, pages of 32", marks=[pytest.mark.soak, needs_vllm])
 
 
 ENGINES = [

@@ -68,7 +68,9 @@ def real(base: Path, size: Size) -> Engine:
 
 
 def vllm(size: Size) -> VllmEngine:
-    return on_vllm(FakeDriven(facts(blocks=size.pages, max_model_length=size.length)), size, EOS)
+    return on_vllm(
+        FakeDriven(facts(blocks=size.pages, block_tokens=size.page_tokens, max_model_length=size.length)), size, EOS
+    )
 
 
 def on_vllm(driven: Driven, size: Size, eos: int) -> VllmEngine:

@@ -11,7 +11,7 @@ from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import AdapterError, AdapterIncompatible, ModelFolderError
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.external.vllm.engine import Engine
-from motet_runner.external.vllm.worker import LostStep, pages_in
+from motet_runner.external.vllm.worker import LostStep
 from motet_runner.interface import AdapterFailed, AdapterLoaded, EngineConfig, StateChanged
 from tests.runner.engines import ask, run
 from tests.runner.external.fake_driven import EOS, FakeDriven, facts
@@ -53,12 +53,11 @@ def test_vllm_never_lacks_a_block(block_tokens: int, preset: str) -> None:
     assert not driven.running
 
 
-def test_pages_are_counted_as_if_the_last_block_of_each_sequence_were_empty() -> None:
-    assert pages_in(10, 16, 8) == 10
-    assert pages_in(10, 32, 8) == 12
-    assert pages_in(10, 128, 4) == 52
-    with pytest.raises(ModelFolderError, match=r"Raise engine\.kvCacheMiB, or lower engine\.maxConcurrentSequences"):
-        engine_with(FakeDriven(facts(blocks=4, block_tokens=32)))
+def test_each_block_is_a_page() -> None:
+    info = engine_with(FakeDriven(facts(blocks=10, block_tokens=128))).info
+    assert (info.pages, info.page_tokens, info.page_bytes) == (10, 128, 128 * 256)
+    with pytest.raises(ModelFolderError, match=r"holds no block of 32 tokens\. Raise engine\.kvCacheMiB"):
+        engine_with(FakeDriven(facts(blocks=0, block_tokens=32)))
 
 
 def test_a_prompt_comes_in_pieces_and_the_others_go_on_beside_them() -> None:

@@ -1,11 +1,10 @@
 """The engine: our planner decides, iteration by iteration, and vLLM computes."""
 
 from motet.clock import Clock
-from motet.domain import PAGE_TOKENS
 from motet.errors import ModelFolderError
-from motet_runner.external.vllm.driven import Driven, Facts
+from motet_runner.external.vllm.driven import Driven
 from motet_runner.external.vllm.options import check_served, no_masks
-from motet_runner.external.vllm.worker import Worker, pages_in
+from motet_runner.external.vllm.worker import Worker
 from motet_runner.interface import EngineConfig, EngineInfo, NewSequence, StepOutput
 from motet_runner.plan import Planner, StepPlan, preset_named
 from motet_runner.planned_engine import PlannedEngine
@@ -34,11 +33,15 @@ class Engine(PlannedEngine):
         self._worker = Worker(driven, clock, frozenset(eos_token_ids))
         self._newest_end: float | None = None
         """When the newest iteration ended; None: the engine has been idle since."""
-        pages = _pages(facts, config.max_concurrent_sequences)
+        if facts.blocks < 1:
+            raise ModelFolderError(
+                f"The memory for KV holds no block of {facts.block_tokens} tokens. Raise engine.kvCacheMiB."
+            )
         preset = preset_named(config.preset, contiguous=config.contiguous)
         self.costs = StepCosts(prefill_seconds_per_token=0.0, swap_seconds_per_page=0.0)
         self.planner = Planner(
-            pages=pages,
+            pages=facts.blocks,
+            page_tokens=facts.block_tokens,
             preset=preset,
             places=config.max_concurrent_sequences,
             chunk_tokens=config.prefill_chunk_tokens,
@@ -46,15 +49,15 @@ class Engine(PlannedEngine):
             vocabulary=facts.vocabulary,
             eos_token_ids=frozenset(eos_token_ids),
             protect_after_steps=config.protect_after_steps,
-            prefix_cache=False,  # vLLM shares whole blocks, which are fewer tokens than whole pages
+            prefix_cache=False,  # vLLM's own finds equal prefixes
             max_adapters=config.max_resident_adapters,
             pages_of_rank=lambda _: adapter_pages,
             tpot_seconds=config.tpot_seconds,
         )
-        page_bytes = facts.bytes_per_token * PAGE_TOKENS
+        page_bytes = facts.bytes_per_token * facts.block_tokens
         self.info = EngineInfo(
-            pages=pages,
-            page_tokens=PAGE_TOKENS,
+            pages=facts.blocks,
+            page_tokens=facts.block_tokens,
             page_bytes=page_bytes,
             max_sequences=config.max_concurrent_sequences,
             max_model_length=self.planner.max_length,
@@ -101,13 +104,3 @@ class Engine(PlannedEngine):
     def idle(self) -> float | None:
         self._newest_end = None
         return None
-
-
-def _pages(facts: Facts, sequences: int) -> int:
-    pages = pages_in(facts.blocks, facts.block_tokens, sequences)
-    if pages < 1:
-        raise ModelFolderError(
-            f"The memory for KV holds {facts.blocks} blocks of {facts.block_tokens} tokens, too few for "
-            f"{sequences} sequences. Raise engine.kvCacheMiB, or lower engine.maxConcurrentSequences."
-        )
-    return pages

@@ -4,14 +4,14 @@ vLLM has no way to leave a request out of an iteration. So a row that a plan lea
 the tokens that it has by then; vLLM finds their KV in its prefix cache. A part of a prompt is a request of its own that
 begins alike: its one token is dropped.
 
-vLLM's blocks are not the plan's pages: page numbers mean nothing here. `pages_in` says how many pages a plan may have.
+A page of the plan is as large as a block of vLLM, and a row has as many of both. Which ones they are is vLLM's
+business: page numbers mean nothing here.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from motet.clock import Clock
-from motet.domain import PAGE_TOKENS
 from motet_runner.external.vllm.adapter_loads import AdapterLoads
 from motet_runner.external.vllm.driven import Ask, Driven, Produced
 from motet_runner.external.vllm.options import options_of
@@ -19,12 +19,6 @@ from motet_runner.plan import RowJoin, RowStep, StepPlan, StepResult
 
 MAX_STEPS = 10_000
 """vLLM's iterations for one plan. vLLM cuts a prompt that is longer than its own limit."""
-
-
-def pages_in(blocks: int, block_tokens: int, sequences: int) -> int:
-    """How many pages these blocks are, if each of the sequences leaves its last block as empty as it can be."""
-    per_block = block_tokens // PAGE_TOKENS
-    return blocks * per_block - sequences * (per_block - 1)
 
 
 class LostStep(RuntimeError):
