@@ -51,6 +51,41 @@ def test_tenants_take_turns_and_what_is_put_back_comes_first() -> None:
     assert waiting.take(1) == []
 
 
+class Read(NamedTuple):
+    """An item that counts how often it is asked for its tenant."""
+
+    of: str
+    times: list[str]
+
+    @property
+    def tenant(self) -> str:
+        self.times.append(self.of)
+        return self.of
+
+
+def test_what_is_put_back_takes_no_time_for_what_waits() -> None:
+    waiting, times = RoomPerTenant[Read](2000), list[str]()
+    for number in range(2000):
+        waiting.add(Read(f"t{number % 7}", times))
+    first = waiting.take(10)
+    times.clear()
+    assert waiting.put_back([]) == 0
+    assert not times
+    assert waiting.put_back(first) == 0
+    assert len(times) <= 4 * len(first)
+
+
+def test_what_is_put_back_gets_no_more_room_than_its_part() -> None:
+    waiting = RoomPerTenant[Item](6)
+    for number in range(6):
+        waiting.add(item("many", number))
+    back = waiting.take(4)
+    for number in range(3):
+        waiting.add(item("few", number))
+    assert waiting.put_back(back) == 3
+    assert [one for one in taken(waiting, 6) if one.tenant == "many"] == [("many", f"{number}") for number in (3, 4, 5)]
+
+
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5)), max_size=200), st.integers(1, 12))
 @settings(max_examples=60)
 def test_who_loses_an_item_has_the_most_or_more_than_its_part(steps: list[tuple[int, int]], most: int) -> None:

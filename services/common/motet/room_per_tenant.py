@@ -1,7 +1,7 @@
 """Items that wait until they are written or sent, with equal room for each tenant. Pure."""
 
-from collections import deque
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 
@@ -15,11 +15,11 @@ Item = TypeVar("Item", bound=_OfATenant)
 
 class RoomPerTenant(Generic[Item]):
     """If there are more than `most`, the oldest of a tenant with more than its part is dropped. So a tenant with many
-    items does not take the room of the others. No item takes longer where there are many tenants."""
+    items does not take the room of the others. No item takes longer where there are many tenants, or many items."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._of: dict[str, deque[Item]] = {}
+        self._of: OrderedDict[str, deque[Item]] = OrderedDict()
         self._with: dict[int, dict[str, None]] = {}
         """The tenants that have this number of items"""
         self._largest = 0
@@ -36,7 +36,7 @@ class RoomPerTenant(Generic[Item]):
         if self._count <= self._most:
             return True
         has_more = len(own) * len(self._of) > self._most
-        self._drop_oldest(item.tenant if has_more else next(iter(self._with[self._largest])))
+        self._drop_oldest(item.tenant if has_more else self._with_most())
         return False
 
     def take(self, count: int) -> list[Item]:
@@ -47,13 +47,24 @@ class RoomPerTenant(Generic[Item]):
             taken.append(self._of[tenant][0])
             self._drop_oldest(tenant)
             if tenant in self._of:
-                self._of[tenant] = self._of.pop(tenant)  # behind the others
+                self._of.move_to_end(tenant)  # behind the others
         return taken
 
-    def put_back(self, items: Iterable[Item]) -> int:
+    def put_back(self, items: Sequence[Item]) -> int:
         """Those that were taken and could not be written or sent. Returns how many had to be dropped."""
-        since = self.take(self._count)
-        return [self.add(one) for one in (*items, *since)].count(False)
+        for item in reversed(items):
+            own = self._of.setdefault(item.tenant, deque())
+            own.appendleft(item)
+            self._of.move_to_end(item.tenant, last=False)
+            self._counted(item.tenant, len(own) - 1, len(own))
+        too_many = max(0, self._count - self._most)
+        for _ in range(too_many):
+            self._drop_oldest(self._with_most())
+        return too_many
+
+    def _with_most(self) -> str:
+        """A tenant that has as many items as any."""
+        return next(iter(self._with[self._largest]))
 
     def _drop_oldest(self, tenant: str) -> None:
         own = self._of[tenant]
