@@ -158,6 +158,39 @@ def test_one_slow_step_does_not_raise_the_limit_for_long():
     assert lost
 
 
+def test_an_engine_that_hangs_again_after_a_step_is_found_as_soon():
+    driver = SupervisorDriver(hang=20.0, hang_steps=10.0)
+    driver.connect()
+    report_for(driver, seconds=5, steps_per_report=50)
+    lost, _ = report_for(driver, seconds=60, start=250)
+    assert lost
+    report_for(driver, seconds=1, steps_per_report=1, start=250)
+    lost, _ = report_for(driver, seconds=21, start=251)
+    assert [one.hung for one in lost] == [True]
+
+
+def test_an_engine_whose_every_step_takes_longer_than_a_hang_is_slow():
+    driver = SupervisorDriver(hang=20.0, hang_steps=10.0)
+    driver.connect()
+    hangs = []
+    for steps in range(10):
+        lost, _ = report_for(driver, seconds=30, start=steps)
+        hangs.append(any(not one.again for one in lost))
+        report_for(driver, seconds=1, steps_per_report=1, start=steps)
+    assert hangs == [True, True] + [False] * 8
+
+
+def test_no_step_raises_the_limit_above_five_hangs():
+    driver = SupervisorDriver(hang=20.0, hang_steps=10.0)
+    driver.connect()
+    report_for(driver, seconds=19, pending=True)
+    report_for(driver, seconds=1, steps_per_report=1)
+    lost, _ = report_for(driver, seconds=99, start=1)
+    assert not lost
+    lost, _ = report_for(driver, seconds=3, start=1)
+    assert lost
+
+
 def test_work_after_a_long_idle_time_does_not_make_an_engine_hung():
     driver = SupervisorDriver(hang=20.0)
     driver.connect()
@@ -305,7 +338,7 @@ def test_an_engine_hangs_after_ten_of_its_slowest_steps_but_no_sooner_than_hang(
 
 
 def test_the_slowest_step_decays_by_a_tenth_with_each_report_of_steps():
-    driver = SupervisorDriver(heartbeat=100.0, hang=1.0, hang_steps=10.0)
+    driver = SupervisorDriver(heartbeat=100.0, hang=8.0, hang_steps=10.0)
     driver.connect()
     driver.clock.advance(4.0)
     driver.report(steps=1, work_pending=True)

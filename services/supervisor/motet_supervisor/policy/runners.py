@@ -58,12 +58,18 @@ class EngineProgress:
     moved_at: float
     slowest_step: float = 0.0
     """Seconds per step; the slowest recent one. Decays by a tenth with each report that shows steps."""
+    was_hung: bool = False
+    """Whether it counted as hung before its last step"""
 
-    def see(self, steps: int, pending: bool, now: float) -> bool:
-        """Whether it took a step since the last report, or has no work."""
+    def see(self, steps: int, pending: bool, now: float, *, hung: bool, slowest: float) -> bool:
+        """Whether it took a step since the last report, or has no work. `hung`: whether it counts as hung; `slowest`:
+        what a step counts for at the most."""
         taken = steps - self.steps
         if taken > 0:
-            self.slowest_step = max((now - self.moved_at) / taken, 0.9 * self.slowest_step)
+            # The end of one hang does not show that steps are slow. Two in a row do.
+            step = 0.0 if hung and not self.was_hung else min(slowest, (now - self.moved_at) / taken)
+            self.slowest_step = max(step, 0.9 * self.slowest_step)
+            self.was_hung = hung
         self.steps = steps
         if taken == 0 and pending:
             return False

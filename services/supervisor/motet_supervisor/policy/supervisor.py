@@ -125,7 +125,8 @@ class Supervisor:
             runner.no_scheduler_since = None
         elif runner.no_scheduler_since is None:
             runner.no_scheduler_since = self._now
-        if runner.progress.see(event.steps, event.work_pending, self._now):
+        hung, slowest = bool(runner.hung_reason), self.config.slowest_step * self.config.hang
+        if runner.progress.see(event.steps, event.work_pending, self._now, hung=hung, slowest=slowest):
             runner.hung_reason = ""
         self._apply_requests(runner, event.live)
 

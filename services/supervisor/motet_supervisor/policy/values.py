@@ -27,6 +27,8 @@ class SupervisorConfig:
     """An engine that has work and takes no step for this long hangs,"""
     hang_steps: float = 10.0
     """if that is also this many of its slowest recent steps: a slow engine does not hang."""
+    slowest_step: float = 0.5
+    """As a share of `hang`: no step counts for more, so that a slow engine that hangs is found, too."""
     order_timeout: float = 2.0
     """An order without effect for this long is decided again."""
     resume_without_scheduler: float = 2.0
