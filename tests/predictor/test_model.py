@@ -224,6 +224,34 @@ def test_a_late_restore_adds_to_what_was_learned_meanwhile() -> None:
     assert {scope for scope, _ in model.changes()} == {scope for scope, _ in kept}
 
 
+def test_a_late_restore_drops_nothing_that_was_learned_meanwhile() -> None:
+    earlier = LengthModel()
+    for name in "abc":
+        teach(earlier, *[100] * 20, tenant=name, adapter="x")
+    kept = earlier.changes()[::-1]
+    model = LengthModel(max_scopes=6)
+    teach(model, *[4000] * 20, tenant="new", adapter="x")
+    teach(model, *[100] * 20, tenant="a", adapter="x")
+    for part in kept[:3], kept[3:]:
+        assert list(model.restore(part)) == []
+    assert {name: model.count(Scope("adapter", name, "x")) for name in ("new", "a", "b", "c")} == {
+        "new": 20,
+        "a": 40,
+        "b": 0,
+        "c": 20,
+    }
+
+
+def test_a_late_restore_adds_nothing_to_an_adapter_whose_lengths_have_changed_since() -> None:
+    kept = learned(*[60] * 800).changes()
+    model = learned(*[60] * 20)
+    model.restart("acme", "acme/pirate", [(3000, False)] * 8)
+    assert list(model.restore(kept)) == []
+    assert model.count(Scope("adapter", "acme", "acme/pirate")) == 8
+    assert model.count(Scope("tenant", "acme")) == 820
+    assert model.estimate("acme", "acme/pirate", 0).q50 > 2500
+
+
 def test_damaged_statistics_are_named_and_the_rest_is_restored() -> None:
     kept = learned(10, 20).changes()
     broken = [(kept[0][0], b"junk"), *kept[1:]]

@@ -86,6 +86,8 @@ class LengthModel:
         self._max_scopes = max_scopes
         self._known: OrderedDict[Scope, LengthStatistics] = OrderedDict()
         self._changed: dict[Scope, None] = {}
+        self._restarted: dict[Scope, None] = {}
+        """Adapters of which nothing counts that was saved before"""
         self._distributions: dict[Scope, _Distribution] = {}
         self._mean = MeanOverTenants(PRIOR, self._shares_in_mean)
         self._overall: BucketShares = PRIOR
@@ -127,6 +129,7 @@ class LengthModel:
             statistics.observe(tokens, censored=censored)
         self._known[scope] = statistics
         self._known.move_to_end(scope)
+        self._restarted[scope] = None
         self._distributions.pop(scope, None)
         self._changed[scope] = None
         self._forget_least_recent()
@@ -162,18 +165,23 @@ class LengthModel:
         self._changed |= dict.fromkeys(scope for scope in scopes if scope in self._known)
 
     def restore(self, kept: Iterable[tuple[Scope, bytes]]) -> Iterator[tuple[Scope, str]]:
-        """Load what an earlier process saved, oldest first. Yields each scope whose bytes are damaged, and why."""
+        """Load what an earlier process saved, newest first. What was learned since counts on top of it, and is newer.
+        Yields each scope whose bytes are damaged, and why."""
         for scope, data in kept:
             try:
                 restored = LengthStatistics.from_bytes(data)
             except ValueError as error:
                 yield scope, str(error)
                 continue
+            if scope in self._restarted:
+                continue
             learned_since = self._known.get(scope)
             if learned_since is not None:
                 restored.merge(learned_since)
                 self._changed[scope] = None
             self._known[scope] = restored
+            if learned_since is None:
+                self._known.move_to_end(scope, last=False)
             self._distributions.pop(scope, None)
             if scope.level == "tenant":
                 self._mean.changed(scope.tenant)
@@ -203,6 +211,7 @@ class LengthModel:
         while len(self._known) > self._max_scopes:
             scope, _ = self._known.popitem(last=False)
             self._changed.pop(scope, None)
+            self._restarted.pop(scope, None)
             self._distributions.pop(scope, None)
             if scope.level == "tenant":
                 self._mean.forget(scope.tenant)

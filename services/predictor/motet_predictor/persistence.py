@@ -79,7 +79,7 @@ class Persistence:
 
     async def _load(self) -> None:
         states = await table.load_states(self._store, self._model.version, limit=self._load_scopes)
-        kept = [(Scope(state.level, state.tenant, state.adapter), state.statistics) for state in states]
+        kept = [(Scope(state.level, state.tenant, state.adapter), state.statistics) for state in reversed(states)]
         for start in range(0, len(kept), ROWS_PER_WRITE):
             for scope, why in self._model.restore(kept[start : start + ROWS_PER_WRITE]):
                 log.warning("statistics_unreadable", scope=scope, reason=why, hint="They are learned again.")
