@@ -288,6 +288,27 @@ async def test_heartbeats_wait_neither_for_an_iteration_nor_for_the_next_report(
             may_go_on.set()
 
 
+async def test_the_hello_says_which_overcommit_it_was_told_last(folder):
+    """A supervisor that was started again has not learned it yet."""
+    _, address = places(folder)
+    engines = []
+
+    def engine():
+        engines.append(FakeEngine())
+        return engines[-1]
+
+    async with in_process_runner(folder, supervisor=address, engine=engine):
+        async with supervisor_at(address) as before:
+            (hello,) = await until(lambda: before.of("hello"))
+            assert hello.overcommit == 0
+            told = supervisor_pb2.Overcommit(pool="default/demo", factor=1.25)
+            before.send(supervisor_pb2.WatchDown(overcommit=told))
+            await until(lambda: engines and engines[0].ledger.overcommit == 1.25)
+        async with supervisor_at(address) as after:
+            (hello,) = await until(lambda: after.of("hello"))
+            assert hello.overcommit == 1.25
+
+
 async def test_an_adapter_is_certified_then_served(folder):
     address, _ = places(folder)
     source = write_adapter(folder / "a0").as_uri()

@@ -43,12 +43,19 @@ class SupervisorDriver:
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def connect(
-        self, *live: RunnerRequest, instance: str = "r0", incarnation: str = "1", pages: int = 100, **capacity: Any
+        self,
+        *live: RunnerRequest,
+        instance: str = "r0",
+        incarnation: str = "1",
+        pages: int = 100,
+        overcommit: float = 0.0,
+        **capacity: Any,
     ) -> list[effects.Effect]:
         fields = {"pages": pages, "page_bytes": 1024, "host_bytes": 1 << 20, "max_model_length": 4096}
         self.pages[instance] = pages
         identity = RunnerIdentity(instance=instance, incarnation=incarnation, pool="default/demo")
-        return self.send(events.RunnerConnected(identity, Capacity(**(fields | capacity)), live))
+        kept = Capacity(**(fields | capacity))
+        return self.send(events.RunnerConnected(identity, kept, live, overcommit=overcommit))
 
     def report(self, *live: RunnerRequest, instance: str = "r0", **how: Any) -> list[effects.Effect]:
         fields: dict[str, Any] = {

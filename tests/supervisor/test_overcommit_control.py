@@ -178,3 +178,37 @@ def test_a_pool_without_runners_begins_anew():
     driver.wait(100)
     assert driver.supervisor.overcommit_of("default/demo").factor == 1.5
     driver.send(events.RequestEnded(R0, RequestId("q1"), 1))
+
+
+def factors_told(driver):
+    return [one.factor for one in driver.effects if isinstance(one, effects.ReportOvercommit | effects.SetOvercommit)]
+
+
+def test_a_supervisor_that_starts_begins_at_the_lowest_factor_that_runners_keep():
+    driver = SupervisorDriver(overcommit=3.0)
+    driver.connect(instance="r0", overcommit=1.5)
+    assert set(factors_told(driver)) == {1.5}
+    driver.connect(instance="r1", overcommit=2.0)
+    assert set(factors_told(driver)) == {1.5}
+    driver.connect(instance="r2")  # none, or it is of an earlier version
+    assert set(factors_told(driver)) == {1.5}
+    driver.connect(instance="r3", overcommit=0.5)
+    assert set(factors_told(driver)) == {1.0}
+    assert {runner.ledger.limit for runner in driver.supervisor.runners.values()} == {100}
+    told = [one.instance for one in driver.of(effects.SetOvercommit)]
+    assert sorted({*told}) == ["r0", "r1", "r2", "r3"]
+    assert isinstance(driver.effects[0], effects.ReportOvercommit), "the scheduler first: it asks for less from now on"
+
+
+def test_a_runner_keeps_no_more_than_the_setting_allows():
+    driver = SupervisorDriver(overcommit=1.5)
+    driver.connect(overcommit=4.0)
+    assert set(factors_told(driver)) == {1.5}
+
+
+def test_a_runner_that_was_away_does_not_change_what_has_been_learned_since():
+    driver = SupervisorDriver(overcommit=1.5)
+    parked_often(driver)
+    driver.wait(WINDOW)
+    driver.connect(instance="r1", overcommit=1.0)
+    assert set(factors_told(driver)) == {1.25}

@@ -55,6 +55,8 @@ class SupervisorLink:
         self._answer_seconds = answer_seconds
         self._sequence = 0
         self._supervised = False
+        self._overcommit = 0.0
+        """The factor that it was told last"""
         self._unanswered: dict[RequestId, asyncio.TimerHandle] = {}
         self.link: Link[supervisor_pb2.WatchUp, supervisor_pb2.WatchDown] = Link(
             "supervisor",
@@ -154,6 +156,7 @@ class SupervisorLink:
                 capacity=self._facts.capacity,
                 live=self._accepted.runner_requests(self._last_report()),
                 heartbeats=True,
+                overcommit=self._overcommit,
             )
         )
 
@@ -188,7 +191,8 @@ class SupervisorLink:
             case "overcommit":
                 # Runner and scheduler both keep the factor while the supervisor is down, so that both have the same
                 # limit.
-                self._post(SetOvercommit(down.overcommit.factor))
+                self._overcommit = down.overcommit.factor
+                self._post(SetOvercommit(self._overcommit))
             case _:
                 return  # a message of a later version
         self._set_supervised(True)

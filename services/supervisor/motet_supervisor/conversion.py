@@ -28,6 +28,7 @@ def runner_connected(hello: supervisor_pb2.WatchHello) -> events.RunnerConnected
         Capacity.from_proto(hello.capacity),
         read_runner_requests(hello.live),
         heartbeats=hello.heartbeats,
+        overcommit=hello.overcommit,
     )
 
 

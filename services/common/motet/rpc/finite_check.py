@@ -20,7 +20,10 @@ _FLOATS = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 _FINITE = (-float_info.max, float_info.max)
 _SECONDS = (0.0, 2.0**36)
 """Of fields with `seconds` in their names: a time that is left, that something took, or a date until the year 4147"""
-_RANGES = {"motet.api.v1.Overcommit.factor": (MIN_OVERCOMMIT, MAX_OVERCOMMIT)}
+_RANGES = {
+    "motet.api.v1.Overcommit.factor": (MIN_OVERCOMMIT, MAX_OVERCOMMIT),
+    "motet.api.v1.WatchHello.overcommit": (0.0, MAX_OVERCOMMIT),
+}
 _NOT_CHECKED = ("SequenceStep", "TimeSplit")
 """Not checked here: the code that reads them checks the numbers. There is a SequenceStep for each token, so this would
 be slow, and the tokens of a step do not depend on a TimeSplit."""

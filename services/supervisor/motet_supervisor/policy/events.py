@@ -15,6 +15,8 @@ class RunnerConnected:
     live: tuple[RunnerRequest, ...] = ()
     heartbeats: bool = True
     """Whether it sends more than its reports. Runners of earlier versions do not."""
+    overcommit: float = 0.0
+    """The factor that it was told last. 0: none, or it does not say."""
 
 
 @dataclass(frozen=True, slots=True)

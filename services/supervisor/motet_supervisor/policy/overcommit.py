@@ -29,7 +29,8 @@ _LEAST_EXCESS = 0.01
 
 @dataclass(slots=True)
 class OvercommitControl:
-    """Of one pool. `most` is what the platform allows. The factor is always between 1 and that, and begins there."""
+    """Of one pool. `most` is what the platform allows. The factor is always between 1 and that, and begins there, or
+    where an earlier process has left it."""
 
     most: float
     window: float
@@ -42,9 +43,19 @@ class OvercommitControl:
     """How many of those were parked, however often"""
     _quiet: int = 0
     """How many windows in which not many were parked have followed each other"""
+    _judged: bool = False
+    """Whether a window has ended"""
 
     def __post_init__(self) -> None:
         self.factor = self.most
+
+    def begin_at(self, kept: float) -> bool:
+        """A runner keeps this factor; 0: none. The lowest counts until a window has ended. Whether the factor has
+        changed."""
+        if self._judged or not 0 < kept < self.factor:
+            return False
+        self.factor = max(1.0, kept)
+        return True
 
     def note_end(self, *, parked: bool) -> None:
         """`parked`: at least once in its life."""
@@ -57,7 +68,7 @@ class OvercommitControl:
         if self.most <= 1.0 or now - self.began < self.window or not enough:
             return False
         share = self._parked / self._ended
-        self.began, self._ended, self._parked = now, 0, 0
+        self.began, self._ended, self._parked, self._judged = now, 0, 0, True
         before = self.factor
         if share > MANY_PARKED:
             self._quiet = 0

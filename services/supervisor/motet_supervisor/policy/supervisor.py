@@ -65,10 +65,13 @@ class Supervisor:
 
     def _runner_connected(self, event: events.RunnerConnected) -> None:
         instance = InstanceName(event.identity.instance)
+        control = self.overcommit_of(event.identity.pool)
+        if control.begin_at(event.overcommit):
+            self._change_overcommit(event.identity.pool, control, rises=False)
         runner = self.runners.get(instance)
         if runner is None or runner.identity.incarnation != event.identity.incarnation:
             runner = self.runners[instance] = WatchedRunner(
-                event.identity, event.capacity, self._now, overcommit=self.overcommit_of(event.identity.pool).factor
+                event.identity, event.capacity, self._now, overcommit=control.factor
             )
         runner.connected, runner.heartbeats = True, event.heartbeats
         runner.pages_free = runner.no_scheduler_since = None  # until its first report on this stream
@@ -95,17 +98,18 @@ class Supervisor:
         self._overcommit = {pool: control for pool, control in self._overcommit.items() if pool in pools}
         for pool, control in self._overcommit.items():
             before = control.factor
-            if not control.look(self._now):
-                continue
-            news: list[effects.Effect] = []
-            for runner in self.runners.values():
-                if runner.identity.pool == pool:
-                    runner.ledger.overcommit = control.factor
-                    news.append(effects.SetOvercommit(runner.instance, pool, control.factor))
-            # Whoever accepts hears of a larger factor first, whoever asks of a smaller one.
-            at = len(news) if control.factor > before else 0
-            news.insert(at, effects.ReportOvercommit(pool, control.factor))
-            self._effects += news
+            if control.look(self._now):
+                self._change_overcommit(pool, control, rises=control.factor > before)
+
+    def _change_overcommit(self, pool: str, control: OvercommitControl, *, rises: bool) -> None:
+        news: list[effects.Effect] = []
+        for runner in self.runners.values():
+            if runner.identity.pool == pool:
+                runner.ledger.overcommit = control.factor
+                news.append(effects.SetOvercommit(runner.instance, pool, control.factor))
+        # Whoever accepts hears of a larger factor first, whoever asks of a smaller one.
+        news.insert(len(news) if rises else 0, effects.ReportOvercommit(pool, control.factor))
+        self._effects += news
 
     def _runner_disconnected(self, event: events.RunnerDisconnected) -> None:
         runner = self.runners.get(event.instance)

@@ -116,8 +116,11 @@ class WatchHello(_message.Message):
     CAPACITY_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
     HEARTBEATS_FIELD_NUMBER: _builtins.int
+    OVERCOMMIT_FIELD_NUMBER: _builtins.int
     heartbeats: _builtins.bool
     """whether this runner sends them"""
+    overcommit: _builtins.float
+    """the factor that it was told last. 0: none, or it is of an earlier version"""
     @_builtins.property
     def identity(self) -> _common_pb2.RunnerIdentity: ...
     @_builtins.property
@@ -131,10 +134,11 @@ class WatchHello(_message.Message):
         capacity: _common_pb2.Capacity | None = ...,
         live: _abc.Iterable[_common_pb2.RunnerRequest] | None = ...,
         heartbeats: _builtins.bool = ...,
+        overcommit: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "heartbeats", b"heartbeats", "identity", b"identity", "live", b"live"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "heartbeats", b"heartbeats", "identity", b"identity", "live", b"live", "overcommit", b"overcommit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
