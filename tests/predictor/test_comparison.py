@@ -12,6 +12,7 @@ from motet_predictor.comparison import (
     LOOKS,
     MIN_OTHERS,
     MIN_PROMPTS,
+    MOST_ANSWERS,
     Comparison,
     Verdict,
     pinball_loss,
@@ -110,8 +111,18 @@ def test_answers_to_one_prompt_are_one_difference() -> None:
 
 def test_a_few_prompts_that_are_repeated_decide_nothing() -> None:
     comparison = Comparison()
-    verdicts = [comparison.observe("one", number % (MIN_PROMPTS - 1) + 1, 1.0, 1.001) for number in range(LOOKS[-1])]
+    verdicts = [comparison.observe("one", number % (MIN_PROMPTS - 1) + 1, 1.0, 1.001) for number in range(MOST_ANSWERS)]
     assert [verdict for verdict in verdicts if verdict is not None] == [Verdict.ALIKE]
+
+
+def test_a_tenant_that_repeats_one_prompt_does_not_keep_others_from_deciding() -> None:
+    """It has 98 of 100 answers."""
+    chance, comparison, verdicts = np.random.default_rng(1), Comparison(), []
+    for prompt in range(1, LOOKS[0]):
+        verdicts += [comparison.observe("many", 7, 1.0, 1.0) for _ in range(49)]
+        verdicts.append(comparison.observe(f"t{prompt % 5}", prompt, 1.0, 1.5 + chance.normal(0, 0.1)))
+    assert [one for one in verdicts if one is not None] == [Verdict.BETTER]
+    assert comparison.prompts == LOOKS[0]
 
 
 @pytest.mark.parametrize(("others", "verdict"), [(MIN_OTHERS - 1, Verdict.BETTER), (50, Verdict.WORSE)])

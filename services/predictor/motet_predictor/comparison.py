@@ -4,7 +4,7 @@ Both estimate each answer before they learn it, and the pinball loss of their qu
 the logarithm of the length: a quantile of a length is that of its logarithm, too, and so an answer of 4,000 tokens
 does not decide against a hundred of 40.
 
-The test is a one-sided z test of the paired differences' mean, at fixed numbers of answers. The chance to be wrong is
+The test is a one-sided z test of the paired differences' mean, at fixed numbers of prompts. The chance to be wrong is
 divided among them (Bonferroni), so that looking several times does not make a worse version the better one by luck.
 
 Answers to one prompt of a tenant are alike (the choices of a request, a question that is asked again and again), so
@@ -22,9 +22,11 @@ import numpy as np
 from motet_predictor.length_model import QUANTILES
 
 LOOKS = (500, 1000, 2000, 4000)
-"""After how many answers it is decided. After the last there is no more than chance between the two."""
+"""After how many prompts it is decided. After the last there is no more than chance between the two."""
 CONFIDENCE = 0.95
 """Of all looks together"""
+MOST_ANSWERS = 100 * LOOKS[-1]
+"""Where the same few prompts come for ever, it ends: a comparison delays the next refit."""
 MIN_PROMPTS = 100
 """Of fewer prompts the error is not known well enough."""
 EQUAL_SAY_ABOVE = 200
@@ -84,7 +86,9 @@ class Comparison:
         key = tenant, prompt or -self.answers
         count, total = self._of.get(key, (0, 0.0))
         self._of[key] = count + 1, total + other - loss
-        return self._verdict() if self.answers in LOOKS else None
+        if not count and self.prompts in LOOKS:  # a prompt that is repeated brings no look nearer
+            return self._verdict()
+        return Verdict.ALIKE if self.answers >= MOST_ANSWERS else None
 
     def gain(self) -> Gain:
         """Of the version over the other one. Its error is infinite before the second prompt."""
@@ -115,12 +119,13 @@ class Comparison:
         other, *tenants = data[4:end].decode().split("\0")
         if other != against:
             return made
-        for tenant, prompt, count, total in np.frombuffer(data, _ROW, offset=min(end, len(data))).tolist():
+        rows = np.frombuffer(data, _ROW, offset=min(end, len(data))).tolist()
+        for tenant, prompt, count, total in rows:
             if not (tenant < len(tenants) and count > 0 and isfinite(total)):
                 raise ValueError("a damaged comparison: its numbers are no differences")
             made._of[tenants[tenant], prompt] = count, total
             made.answers += count
-        if made.answers >= LOOKS[-1]:
+        if len(rows) >= LOOKS[-1] or made.answers >= MOST_ANSWERS:
             raise ValueError("a damaged comparison: it should have ended")
         return made
 
@@ -131,4 +136,4 @@ class Comparison:
                 return Verdict.BETTER
             if Gain(-gain.mean, gain.error).least > _ROUNDING:
                 return Verdict.WORSE
-        return Verdict.ALIKE if self.answers >= LOOKS[-1] else None
+        return Verdict.ALIKE if self.prompts >= LOOKS[-1] else None
