@@ -336,6 +336,13 @@ def test_the_largest_weights_fit_into_their_bound() -> None:
     assert len(from_bytes(data).corrections) == MAX_ADAPTERS
 
 
+@pytest.mark.parametrize(("letter", "kept"), [("é", MAX_ADAPTERS), ("租", 3655), ("𝄞", 2745)])
+def test_names_of_any_script_fit_into_the_bound_and_the_newest_are_kept(letter: str, kept: int) -> None:
+    names = [(f"{number:05}" + letter * 248, letter * 512) for number in range(MAX_ADAPTERS)]
+    data = to_bytes(Fitted(PromptWeights.zero(SPACE), {name: Correction() for name in names}))
+    assert list(from_bytes(data).corrections) == names[-kept:]
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e4])
 def test_weights_that_are_no_numbers_are_refused(fitted: Fitted, value: float) -> None:
     table = fitted.weights.table.copy()

@@ -19,21 +19,30 @@ MAX_FITTED_BYTES = 16 * 1024 * 1024
 """A full table has 6.3 MB, 5,000 corrections with the longest names have 5.2 MB: all of it fits, also where nothing can
 be compressed."""
 MAX_ADAPTERS = 5000
+MAX_NAMES_BYTES = 8 * 1024 * 1024
+"""Names of other scripts take up to four bytes a letter. If they have more than this, the oldest corrections are left
+out."""
 
 
 def to_bytes(fitted: Fitted) -> bytes:
-    names = list(fitted.corrections)[-MAX_ADAPTERS:]
-    corrections = list(fitted.corrections.values())[-MAX_ADAPTERS:]
+    newest = list(reversed(fitted.corrections))[:MAX_ADAPTERS]
+    sizes = np.cumsum([len(_as_json(name)) + len(", ") for name in newest])
+    names = newest[: np.searchsorted(sizes, MAX_NAMES_BYTES)][::-1]
+    corrections = [fitted.corrections[name] for name in names]
     file = io.BytesIO()
     np.savez_compressed(
         file,
         space=np.uint32(fitted.weights.space),
         table=fitted.weights.table.astype(np.float16),  # three digits are more than their samples say
-        names=np.frombuffer(json.dumps(names).encode(), np.uint8),
+        names=np.frombuffer(_as_json(names), np.uint8),
         below=np.array([one.calibration.below for one in corrections], np.float32).reshape(len(names), BINS + 1),
         trust=np.array([one.trust for one in corrections]),
     )
     return file.getvalue()
+
+
+def _as_json(names: object) -> bytes:
+    return json.dumps(names, ensure_ascii=False).encode()
 
 
 def from_bytes(data: bytes) -> Fitted:
