@@ -288,6 +288,33 @@ async def test_heartbeats_wait_neither_for_an_iteration_nor_for_the_next_report(
             may_go_on.set()
 
 
+async def test_a_report_of_a_busy_engine_is_sent_again_with_its_number(folder):
+    _, address = places(folder)
+    may_go_on = threading.Event()
+
+    class Hanging(FakeEngine):
+        def step(self):
+            may_go_on.wait()
+            return super().step()
+
+    async with (
+        supervisor_at(address) as supervisor,
+        in_process_runner(folder, supervisor=address, engine=Hanging) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        try:
+            await until(lambda: len(supervisor.of("memory")) > 2)
+            await gateway.submit("a")
+            seen = len(supervisor.of("memory"))
+            await until(lambda: len(supervisor.of("memory")) > seen + 5)
+            numbers = [one.sequence for one in supervisor.of("memory")]
+            assert numbers[-3:] == [numbers[-1]] * 3
+            assert numbers[1] == numbers[0] + 1
+        finally:
+            may_go_on.set()
+        await until(lambda: supervisor.of("memory")[-1].sequence > numbers[-1])
+
+
 async def test_the_hello_says_which_overcommit_it_was_told_last(folder):
     """A supervisor that was started again has not learned it yet."""
     _, address = places(folder)

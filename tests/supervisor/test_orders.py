@@ -64,6 +64,18 @@ def test_after_the_time_of_an_order_a_tick_decides_by_the_counters_of_the_last_r
     assert driver.of(effects.Extend) == [effects.Extend(R0, A, 1, 8, 16)]
 
 
+def test_a_report_that_is_sent_again_is_not_a_second_one():
+    """An engine that is busy makes none: the runner sends its last one again, with the same number."""
+    driver = SupervisorDriver(order_timeout=10.0)
+    driver.connect()
+    driver.report(overflowing("a", 4), sequence=7)
+    assert driver.of(effects.Extend) == [effects.Extend(R0, A, 1, 4, 8)]
+    for _ in range(3):
+        assert not driver.report(overflowing("a", 4), sequence=7)
+    assert not driver.report(overflowing("a", 4), sequence=8), "it may have been made before the order came"
+    assert driver.report(overflowing("a", 4), sequence=9)
+
+
 def test_a_report_with_a_later_promise_ends_the_order():
     """The runner numbers the promises, so one report shows that the order was carried out."""
     driver = SupervisorDriver(order_timeout=2.0)

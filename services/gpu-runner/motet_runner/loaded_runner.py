@@ -238,11 +238,11 @@ class LoadedRunner:
         """Ask the engine for a report. An engine that has not answered the previous call is busy or hangs: then its
         last report is sent again, so that the number of steps shows a hanging engine."""
         if self._report_asked and self.last_report is not None:
-            self._publish(self.last_report)
+            self._publish(self.last_report, again=True)
         self._report_asked = True
         self._engine.post(ReportNow())
 
-    def _publish(self, report: EngineReport) -> None:
+    def _publish(self, report: EngineReport, *, again: bool = False) -> None:
         work_pending = has_work(report, self.accepted)
         self._hang_detector.observe(report.steps, work=work_pending)
         self._metrics.on_report(report, model=self._model)
@@ -256,4 +256,4 @@ class LoadedRunner:
         )
         live = self.accepted.runner_requests(report)
         self.scheduler.report(report, live)
-        self.supervisor.report(report, live, work_pending=work_pending)
+        self.supervisor.report(report, live, work_pending=work_pending, again=again)

@@ -74,9 +74,11 @@ class SupervisorLink:
         finally:
             self._forget_overflows()
 
-    def report(self, report: EngineReport, live: Iterable[common_pb2.RunnerRequest], *, work_pending: bool) -> None:
-        """`live`: all accepted requests."""
-        self._sequence += 1
+    def report(
+        self, report: EngineReport, live: Iterable[common_pb2.RunnerRequest], *, work_pending: bool, again: bool
+    ) -> None:
+        """`live`: all accepted requests. `again`: the engine's report is the one before."""
+        self._sequence += not again
         memory = supervisor_pb2.MemoryReport(
             sequence=self._sequence,
             pages=max(1, report.pages),  # 0 would mean the capacity

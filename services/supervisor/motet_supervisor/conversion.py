@@ -39,6 +39,7 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Ev
             it = up.memory
             return events.MemoryReported(
                 instance=instance,
+                sequence=it.sequence,
                 pages=it.pages,
                 pages_free=it.pages_free,
                 host_bytes_free=it.host_bytes_free,

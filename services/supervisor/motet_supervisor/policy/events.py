@@ -40,6 +40,8 @@ class MemoryReported:
     """Now. Only the runner knows: requests may share pages. None: a record of an earlier version does not say."""
     has_scheduler: bool | None = None
     """Whether a scheduler has welcomed it on their present stream. None: runners of earlier versions do not say."""
+    sequence: int = 0
+    """The same again: the engine has not reported since. 0: not known"""
 
 
 @dataclass(frozen=True, slots=True)

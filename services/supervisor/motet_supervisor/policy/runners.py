@@ -24,7 +24,7 @@ class TrackedRequest:
     ordered_at: float | None = None
     """When the pending order was sent."""
     reports: int = 0
-    """Reports since that order. The first may have been sent before the order arrived, the second was not."""
+    """Engine's reports since that order. The first may have been made before the order arrived, the second was not."""
     order_refused: bool = False
     """Whether the runner has refused it."""
     freeing: int = 0
@@ -94,6 +94,8 @@ class WatchedRunner:
         self.heartbeats = True
         """Whether it sends more than its reports."""
         self.last_message_at = now
+        self.last_sequence = 0
+        """Of its last report"""
         self.no_scheduler_since: float | None = None
         """Since when its reports say that it has none."""
         self.pages_free: int | None = None
@@ -162,9 +164,12 @@ class WatchedRunner:
         unused = self.ledger.capacity - sum(one.entry.pages_used for one in self.sequences.values())
         return unused if self.pages_free is None else max(unused, self.pages_free)
 
-    def apply_report(self, live: tuple[RunnerRequest, ...], now: float, order_timeout: float) -> list[TrackedRequest]:
-        """Apply the runner's report. Returns requests that it shows as parked for the first time, or again because the
-        runner has refused to resume them, or because they want other pages than was said when they were parked."""
+    def apply_report(
+        self, live: tuple[RunnerRequest, ...], now: float, order_timeout: float, *, again: bool = False
+    ) -> list[TrackedRequest]:
+        """Apply the runner's report. `again`: it is the one before, of a busy engine. Returns requests that it shows as
+        parked for the first time, or again because the runner has refused to resume them, or because they want other
+        pages than was said when they were parked."""
         newly_parked: list[TrackedRequest] = []
         listed = {entry.request for entry in live}
         for name in self.sequences.keys() - listed:
@@ -179,7 +184,7 @@ class WatchedRunner:
                 if entry.parked:
                     newly_parked.append(known)
                 continue
-            known.reports += 1
+            known.reports += not again
             answered = 0 < known.entry.promise_number < entry.promise_number
             refused = known.order_refused
             if known.order_pending(now, order_timeout) and not answered and not refused:

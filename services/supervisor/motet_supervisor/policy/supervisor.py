@@ -132,11 +132,14 @@ class Supervisor:
         hung, slowest = bool(runner.hung_reason), self.config.slowest_step * self.config.hang
         if runner.progress.see(event.steps, event.work_pending, self._now, hung=hung, slowest=slowest):
             runner.hung_reason = ""
-        self._apply_requests(runner, event.live)
+        again = 0 < event.sequence == runner.last_sequence
+        runner.last_sequence = event.sequence
+        self._apply_requests(runner, event.live, again=again)
 
-    def _apply_requests(self, runner: WatchedRunner, live: tuple[RunnerRequest, ...]) -> None:
-        """Find requests that need more pages soon also in the report: an announcement may be lost."""
-        self._report_parked(runner, runner.apply_report(live, self._now, self.config.order_timeout))
+    def _apply_requests(self, runner: WatchedRunner, live: tuple[RunnerRequest, ...], *, again: bool = False) -> None:
+        """Find requests that need more pages soon also in the report: an announcement may be lost. `again`: it is the
+        one before."""
+        self._report_parked(runner, runner.apply_report(live, self._now, self.config.order_timeout, again=again))
         for sequence in runner.sequences.values():
             if not runner.is_near_promise(sequence.entry):
                 sequence.overflowing_since = None

@@ -179,6 +179,7 @@ class MemoryReport(_message.Message):
     PAGES_FIELD_NUMBER: _builtins.int
     HAS_SCHEDULER_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
+    """the same again: the engine is busy, and has not reported since"""
     pages_free: _builtins.int
     pages_promised: _builtins.int
     host_bytes_free: _builtins.int
