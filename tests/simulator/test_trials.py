@@ -276,7 +276,7 @@ def test_a_copy_that_stays_full_although_its_runner_is_empty_is_a_problem(monkey
 
 def test_a_runner_that_is_said_to_hang_without_reason_is_a_problem(monkeypatch):
     """The supervisor sees no step, whatever is reported."""
-    monkeypatch.setattr(EngineProgress, "see", lambda *_: False)
+    monkeypatch.setattr(EngineProgress, "see", lambda *_, **_named: False)
     outcome = run_trial(replace(draw_plan(1), faults=()))
     assert re.search(r"runner-\d is said to hang: its engine has work and took no step", outcome.problem)
 
