@@ -174,7 +174,7 @@ class PushedAdapters:
         with _disk_errors(f"write {path}"):
             before = path.read_text() if path.exists() else ""
             if before:
-                document = yaml.safe_load(before)
+                (document,) = (one for one in yaml.safe_load_all(before) if one is not None)
             # Not as_uri: manifests take no '%'.
             document["spec"]["source"] = {"uri": f"{FOLDER.prefix}{self.place_of(digest)}", "digest": digest}
             text = HEADER + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=200)

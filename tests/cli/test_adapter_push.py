@@ -492,6 +492,14 @@ def test_a_pushed_manifest_with_an_error_is_named(stack: StandingStack) -> None:
     assert kept(stack) == [".lock"]
 
 
+def test_a_pushed_manifest_may_have_empty_documents(stack: StandingStack) -> None:
+    assert push(stack, PIRATE) == 0
+    path = stack.manifests / "default.desk.pushed.yaml"
+    path.write_text(f"---\n{path.read_text()}---\n---\n# nothing\n")
+    assert push(stack, STORYTELLER) == 0
+    assert declared(stack).spec.source.digest == adapter_digest(STORYTELLER)
+
+
 def test_a_pushed_manifest_that_declares_more_is_left_alone(stack: StandingStack) -> None:
     assert push(stack, PIRATE) == 0
     path = stack.manifests / "default.desk.pushed.yaml"
