@@ -152,8 +152,9 @@ class PushedAdapters:
                     f"{name} is declared at {one.place}, which `motet adapter push` has not written. Change that "
                     "manifest, or choose another name."
                 )
-        if not path.exists():
-            return None
+        with _disk_errors(f"read {path}"):
+            if not path.exists() or _is_lost(path.read_bytes()):
+                return None
         reading = read_file(path)
         for problem in reading.problems:
             raise SetupError(
@@ -173,7 +174,7 @@ class PushedAdapters:
         }
         with _disk_errors(f"write {path}"):
             before = path.read_text() if path.exists() else ""
-            if before:
+            if not _is_lost(before.encode()):
                 (document,) = (one for one in yaml.safe_load_all(before) if one is not None)
             # Not as_uri: manifests take no '%'.
             document["spec"]["source"] = {"uri": f"{FOLDER.prefix}{self.place_of(digest)}", "digest": digest}
@@ -185,8 +186,8 @@ class PushedAdapters:
             recorded = self._recorded(digest)
             if str(path) not in recorded:
                 lines = "".join(f"{one}\n" for one in (*recorded, path))
-                write_atomically(self._records(digest), lines.encode(errors="surrogateescape"))
-            write_atomically(path, text.encode())
+                write_atomically(self._records(digest), lines.encode(errors="surrogateescape"), durable=True)
+            write_atomically(path, text.encode(), durable=True)
         return True
 
     def withdraw(self, name: ObjectName) -> set[Digest]:
@@ -197,9 +198,9 @@ class PushedAdapters:
             with _disk_errors(f"remove {path}"):
                 text = path.read_bytes()
                 reading = read_file(path)
-                if not reading.problems:
+                if not reading.problems and not _is_lost(text):
                     _only(name, reading.manifests, path)
-                elif not text.startswith(HEADER.encode()) or b"\n---" in text:
+                elif not _is_lost(text) and (not text.startswith(HEADER.encode()) or b"\n---" in text):
                     raise SetupError(f"{reading.problems[0]}. Correct this manifest first: it may declare more.")
                 path.unlink()
             return _digests_in(text)
@@ -236,6 +237,11 @@ def _is_whole(place: Path, digest: Digest) -> bool:
         return False
 
 
+def _is_lost(manifest: bytes) -> bool:
+    """After a crash of the machine a file may be empty, or have zeros in the place of its content."""
+    return not manifest.strip(b"\0 \t\r\n")
+
+
 def _digests_in(text: bytes) -> set[Digest]:
     return {digest_from_hex(found.decode()) for found in re.findall(rb"[0-9a-f]{64}", text)}
 
@@ -243,7 +249,8 @@ def _digests_in(text: bytes) -> set[Digest]:
 def _may_name(manifest: Path, digest: Digest) -> bool:
     """Also if nothing can tell: its folder may be on a disk that is not mounted now."""
     try:
-        return digest in _digests_in(manifest.read_bytes())
+        text = manifest.read_bytes()
+        return _is_lost(text) or digest in _digests_in(text)
     except FileNotFoundError:
         return not manifest.parent.is_dir()
     except OSError:

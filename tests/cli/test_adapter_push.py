@@ -3,6 +3,7 @@ on a whole stack."""
 
 import errno
 import json
+import os
 import shutil
 import threading
 from collections import Counter
@@ -498,6 +499,37 @@ def test_a_pushed_manifest_may_have_empty_documents(stack: StandingStack) -> Non
     path.write_text(f"---\n{path.read_text()}---\n---\n# nothing\n")
     assert push(stack, STORYTELLER) == 0
     assert declared(stack).spec.source.digest == adapter_digest(STORYTELLER)
+
+
+def test_what_a_push_has_written_outlives_the_machine(stack: StandingStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync, manifest = os.fsync, stack.manifests / "default.desk.pushed.yaml"
+
+    def seen(file: int) -> None:
+        synced.append(f"{os.readlink(f'/proc/self/fd/{file}')} {manifest.exists()}")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    assert push(stack, PIRATE) == 0
+    record = stack.data / "adapters" / f".{place_of(PIRATE)}.manifests.{os.getpid()}"
+    content = stack.manifests / f".{manifest.name}.{os.getpid()}"
+    assert synced[-4:] == [f"{record} False", f"{record.parent} False", f"{content} False", f"{stack.manifests} True"]
+
+
+@pytest.mark.parametrize("left", [b"", b"\n", bytes(300)])
+def test_a_pushed_manifest_that_was_emptied_is_written_anew_or_removed(left: bytes, stack: StandingStack) -> None:
+    """As a crash of the machine may leave it. It does not say which files it has named, so all stay."""
+    path = stack.manifests / "default.desk.pushed.yaml"
+    assert push(stack, PIRATE) == 0
+    path.write_bytes(left)
+    assert push(stack, STORYTELLER, "chair") == 0
+    assert kept(stack) == [".lock", *sorted(map(place_of, (PIRATE, STORYTELLER)))]
+    assert push(stack, PIRATE) == 0
+    assert declared(stack).spec.source.digest == adapter_digest(PIRATE)
+    path.write_bytes(left)
+    assert rm(stack) == 0
+    assert not path.exists()
+    assert kept(stack) == [".lock", place_of(STORYTELLER)]
 
 
 def test_a_pushed_manifest_that_declares_more_is_left_alone(stack: StandingStack) -> None:

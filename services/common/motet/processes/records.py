@@ -11,6 +11,7 @@ from pathlib import Path
 
 import orjson
 
+from motet.disk import sync_folder
 from motet.processes.linux import ProcessIdentity, boot_id, is_alive
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -75,12 +76,18 @@ class ProcessRecords:
             self.remove(name)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file in one step. Without fsync: after a crash of the machine the records are of no use anyway."""
+def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Replace a file in one step. `durable`: it outlives a crash of the machine, after which records are of no use."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_bytes(content)
+        with temporary.open("wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
+        if durable:
+            sync_folder(path.parent)
     except OSError:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
