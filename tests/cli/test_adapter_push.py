@@ -506,7 +506,7 @@ def test_what_a_push_has_written_outlives_the_machine(stack: StandingStack, monk
     fsync, manifest = os.fsync, stack.manifests / "default.desk.pushed.yaml"
 
     def seen(file: int) -> None:
-        synced.append(f"{os.readlink(f'/proc/self/fd/{file}')} {manifest.exists()}")
+        synced.append(f"{Path(f'/proc/self/fd/{file}').readlink()} {manifest.exists()}")
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", seen)

@@ -18,15 +18,22 @@ from motet.processes import ProcessIdentity, identity_of, is_alive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockHolder:
-    """What `motet up` writes into its lock file for others to read."""
+    """What the holder writes into the lock file for others to read."""
 
     pid: int = 0
     start_ticks: int = 0
     url: str = ""
+    stops: bool = False
+    """It is a `motet down`."""
 
     @property
     def identity(self) -> ProcessIdentity:
         return ProcessIdentity(self.pid, self.start_ticks)
+
+    @property
+    def is_up(self) -> bool:
+        """False also if nobody knows who holds the lock: a command that only looks writes nothing."""
+        return not self.stops and is_alive(self.identity)
 
 
 class StackLock:
@@ -40,25 +47,34 @@ class StackLock:
 
         self._file: int | None = None
 
+    def take(self) -> bool:
+        """Whether it is ours now, or was before. Does not wait."""
+        if self._file is None and (file := _take(self._path)) is not None:
+            self._file = file
+            me = identity_of(os.getpid())
+            assert me is not None
+            self._write_holder(LockHolder(pid=me.pid, start_ticks=me.start_ticks, url=self._url, stops=self._to_stop))
+        return self._file is not None
+
     def __enter__(self) -> Self:
-        self._file = _take(self._path)
         for _ in range(10):
             # Another process that only checks (`is_held`) holds it for a moment.
-            if self._file is not None or is_alive(read_holder(self._path).identity):
+            if self.take() or is_alive(read_holder(self._path).identity):
                 break
             time.sleep(0.05)
-            self._file = _take(self._path)
-        if self._file is None:
+        if not self.take():
             holder = read_holder(self._path)
+            if not holder.is_up:
+                raise StateDirectoryError(
+                    f"`motet down` or another command uses the state directory {self._path.parent}"
+                    f"{f' (pid {holder.pid})' if holder.pid else ''}. Try again once it has ended."
+                )
             where = f" at {holder.url}" if holder.url else ""
             folder = shlex.quote(str(self._path.parent))
             raise StateDirectoryError(
                 f"a stack already runs{where} with this state directory (pid {holder.pid}). "
                 f"Stop it with `motet down --data-dir {folder}`, or use another --data-dir."
             )
-        me = identity_of(os.getpid())
-        assert me is not None
-        self._write_holder(LockHolder(pid=me.pid, start_ticks=me.start_ticks, url=self._url))
         return self
 
     def __exit__(

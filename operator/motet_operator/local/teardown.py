@@ -31,9 +31,16 @@ async def take_down(layout: StateDirectory, *, seconds: float = STOP_SECONDS) ->
     """
     if not layout.data.is_dir():
         return []
+    lock = StackLock(layout.lock, to_stop=True)
+
+    def decided() -> bool:
+        """Another `motet down`, and a command that only looks, end by themselves."""
+        return lock.take() or read_holder(layout.lock).is_up
+
+    await _within(2 * seconds, decided)
     running = what_runs(layout)
-    if is_held(layout.lock):
-        holder = read_holder(layout.lock).identity
+    if not lock.take() and (up := read_holder(layout.lock)).is_up:
+        holder = up.identity
         send(holder, signal.SIGTERM)
         send(holder, signal.SIGCONT)  # if ctrl-Z has stopped it
 
@@ -47,7 +54,8 @@ async def take_down(layout: StateDirectory, *, seconds: float = STOP_SECONDS) ->
         # It releases the lock before its process has ended.
         await _within(5.0, lambda: not is_alive(holder))
         running.append("motet up")
-    with StackLock(layout.lock, to_stop=True):  # no new stack may start while the rest of the old one stops
+        await _within(2 * seconds, lambda: lock.take() or is_alive(holder))  # another `motet down` may be first
+    with lock:  # no new stack may start while the rest of the old one stops
         await finish(layout, seconds=seconds)
     return running
 

@@ -75,6 +75,8 @@ def all_stats() -> Iterator[Stat]:
 
 def open_pidfd(identity: ProcessIdentity) -> int | None:
     """A descriptor that becomes readable when the process ends; None if it has ended. The caller closes it."""
+    if identity.pid <= 0:
+        return None
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -105,6 +107,8 @@ def session_members(leader: ProcessIdentity) -> list[ProcessIdentity]:
     The kernel gives the session's number to no other process while a member lives. So if the number belongs to another
     process now, the session is over.
     """
+    if leader.pid <= 0:
+        return []  # 0 is the session of threads of the kernel, and of processes outside of our container
     holder = read_stat(leader.pid)
     if holder is not None and holder.identity != leader:
         return []
