@@ -1,5 +1,6 @@
 """Whether a stack is ready, from its process records and status file. It does not matter who started the processes."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,18 +43,22 @@ class StartupWatch:
     fingerprint: str = ""
     """The fingerprint of the new operator. Another one that still runs does not count. Empty: any operator counts."""
 
+    earlier: Mapping[str, ProcessRecord] = field(default_factory=dict)
+    """The records before this start. A failure that was there already says nothing about it."""
+
     clock: Clock = monotonic
     records: dict[str, ProcessRecord] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     _pools_since: float | None = None
 
     def look(self) -> StartupReady | StartupFailed | None:
-        operator = ProcessRecords(self.layout.operator_records).read()
-        self.records = operator | ProcessRecords(self.layout.service_records).read()
+        self.records = read_records(self.layout)
         self.status = read_status(self.layout)
-        if not self._counts(operator.get("operator")):
+        if not self._counts(self.records.get("operator")):
             self.status = {}  # an earlier operator has written it
         for record in self.records.values():
+            if record == self.earlier.get(record.name):
+                continue
             if record.failures and not record.ready and not record.alive:
                 hopeless = record.exit_status == SETUP_FAILED
                 if hopeless or record.failures >= MAX_CRASHES:
@@ -95,6 +100,11 @@ class StartupWatch:
 def _failure(record: ProcessRecord) -> StartupFailed:
     status = SETUP_FAILED if record.exit_status == SETUP_FAILED else 1
     return StartupFailed(who=record.name, reason=record.reason, log=Path(record.log), exit_status=status)
+
+
+def read_records(layout: StateDirectory) -> dict[str, ProcessRecord]:
+    """Of the operator and the services, by name."""
+    return ProcessRecords(layout.operator_records).read() | ProcessRecords(layout.service_records).read()
 
 
 def read_status(layout: StateDirectory) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,14 @@ import typer
 from motet.addresses import http_url
 from motet.errors import ManifestError, SetupError
 from motet.keys import CALLERS_VARIABLE
-from motet.processes import ProcessRecords
+from motet.processes import ProcessRecord, ProcessRecords
 from motet.processes.launch import last_log_line, rotate
 from motet.resources import ServingPool, files_of, read_all
 from motet.service_main import read
 from motet.settings import ProcessSettings
 from motet_cli import bundled_manifests
 from motet_cli.log_file import log_to
-from motet_cli.readiness import StartupFailed, StartupReady, StartupWatch, read_status
+from motet_cli.readiness import StartupFailed, StartupReady, StartupWatch, read_records, read_status
 from motet_cli.settings import Settings
 from motet_cli.up_output import UpOutput, program
 from motet_operator.local.lock import StackLock, is_held
@@ -33,6 +34,8 @@ from motet_operator.local.teardown import take_down, what_runs
 from motet_operator.settings import Settings as OperatorSettings
 
 INTERRUPTED = 130
+
+GOES_ON = "What ran before goes on."
 
 QUESTION_ANNOTATION = "motet.dev/example-question"
 """An annotation of a pool: the question in the example commands that `motet up` prints."""
@@ -66,6 +69,8 @@ def up(options: Options) -> int:
             if not what_runs(layout):
                 layout.clear_run()  # nothing was started, so leave no files
             raise
+        # Of a stack whose `motet up` has died: this one adopts it, and never stops it because something fails.
+        earlier = read_records(layout) if what_runs(layout) else {}
         rotate(layout.log("up"))
     url = http_url(host, port)
     os.environ |= {
@@ -85,8 +90,9 @@ def up(options: Options) -> int:
     progress = UpOutput(layout, url, question)
     try:
         if options.detach:
-            return _detached(layout, progress, options.wait_seconds)
-        return asyncio.run(_run_in_foreground(layout, url, progress, options.wait_seconds, process.time_scale))
+            return _detached(layout, earlier, progress, options.wait_seconds)
+        scale, wait = process.time_scale, options.wait_seconds
+        return asyncio.run(_run_in_foreground(layout, earlier, url, progress, wait, time_scale=scale))
     finally:
         progress.close()
 
@@ -147,25 +153,35 @@ def _port(layout: StateDirectory, host: str, port: int) -> int:
 
 
 async def _run_in_foreground(
-    layout: StateDirectory, url: str, progress: UpOutput, wait_seconds: float, time_scale: float
+    layout: StateDirectory,
+    earlier: Mapping[str, ProcessRecord],
+    url: str,
+    progress: UpOutput,
+    wait_seconds: float,
+    *,
+    time_scale: float,
 ) -> int:
     with StackLock(layout.lock, url=url):
         silent_seconds = read(OperatorSettings).silent_seconds
         parent = Parent(layout, own_environment(), silent_seconds=silent_seconds, time_scale=time_scale)
         running = asyncio.create_task(parent.run(), name="parent")
-        watching = asyncio.create_task(_watch(layout, progress, wait_seconds), name="watch")
+        watching = asyncio.create_task(_watch(layout, earlier, progress, wait_seconds), name="watch")
         await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
         status = 0
         if running.done():  # ctrl-C while it was starting
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             status = INTERRUPTED
-        elif isinstance(outcome := watching.result(), StartupFailed):
+        elif isinstance(outcome := watching.result(), StartupFailed) and not earlier:
             progress.failed(outcome)
             status = outcome.exit_status
             parent.ask_to_stop()
         else:
-            progress.ready(outcome, hint="Ctrl-C stops everything.")
+            if isinstance(outcome, StartupFailed):
+                progress.failed(outcome)
+                progress.say(f"{GOES_ON} Ctrl-C stops everything.")
+            else:
+                progress.ready(outcome, hint="Ctrl-C stops everything.")
             following = asyncio.create_task(progress.follow(), name="follow")
             await parent.stop.wait()
             following.cancel()
@@ -176,8 +192,11 @@ async def _run_in_foreground(
         return status
 
 
-async def _watch(layout: StateDirectory, progress: UpOutput, wait_seconds: float) -> StartupReady | StartupFailed:
-    watch = StartupWatch(layout, fingerprint=operator_spec(layout, own_environment()).fingerprint)
+async def _watch(
+    layout: StateDirectory, earlier: Mapping[str, ProcessRecord], progress: UpOutput, wait_seconds: float
+) -> StartupReady | StartupFailed:
+    fingerprint = operator_spec(layout, own_environment()).fingerprint
+    watch = StartupWatch(layout, fingerprint=fingerprint, earlier=earlier)
     deadline = time.monotonic() + wait_seconds
     while True:
         outcome = watch.look()
@@ -192,7 +211,9 @@ async def _watch(layout: StateDirectory, progress: UpOutput, wait_seconds: float
 # --------------------------------------------------------------------------------------------------------- detached
 
 
-def _detached(layout: StateDirectory, progress: UpOutput, wait_seconds: float) -> int:
+def _detached(
+    layout: StateDirectory, earlier: Mapping[str, ProcessRecord], progress: UpOutput, wait_seconds: float
+) -> int:
     log = layout.log("up")
     with log.open("ab") as output:
         offset = output.tell()
@@ -205,7 +226,7 @@ def _detached(layout: StateDirectory, progress: UpOutput, wait_seconds: float) -
             start_new_session=True,
         )
     try:
-        outcome = asyncio.run(_watch_detached(layout, progress, wait_seconds, parent))
+        outcome = asyncio.run(_watch_detached(layout, earlier, progress, wait_seconds, parent))
     except KeyboardInterrupt:
         asyncio.run(take_down(layout))
         return INTERRUPTED
@@ -216,19 +237,28 @@ def _detached(layout: StateDirectory, progress: UpOutput, wait_seconds: float) -
         )
     if isinstance(outcome, StartupFailed):
         progress.failed(outcome)
-        asyncio.run(take_down(layout))
-        parent.wait()
-        return outcome.exit_status
-    progress.ready(outcome, hint=f"{program()} down --data-dir {layout.shell_path}   stops everything.")
+        if not earlier:
+            asyncio.run(take_down(layout))
+            parent.wait()
+            return outcome.exit_status
+    hint = f"{program()} down --data-dir {layout.shell_path}   stops everything."
+    if isinstance(outcome, StartupFailed):
+        progress.say(f"{GOES_ON} {hint}")
+    else:
+        progress.ready(outcome, hint=hint)
     parent.returncode = 0  # it keeps running; without this, Popen would warn that we did not wait for it
-    return 0
+    return outcome.exit_status if isinstance(outcome, StartupFailed) else 0
 
 
 async def _watch_detached(
-    layout: StateDirectory, progress: UpOutput, wait_seconds: float, parent: "subprocess.Popen[bytes]"
+    layout: StateDirectory,
+    earlier: Mapping[str, ProcessRecord],
+    progress: UpOutput,
+    wait_seconds: float,
+    parent: "subprocess.Popen[bytes]",
 ) -> StartupReady | StartupFailed | None:
     """Wait until the stack is ready or has failed. None: the parent has ended."""
-    watching = asyncio.create_task(_watch(layout, progress, wait_seconds), name="watch")
+    watching = asyncio.create_task(_watch(layout, earlier, progress, wait_seconds), name="watch")
     try:
         while not watching.done():
             await asyncio.wait({watching}, timeout=0.2)

@@ -13,7 +13,7 @@ from motet_cli.up import Options, up
 def test_up_does_not_pass_the_users_key_to_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, str]] = []
 
-    async def in_front(*_: Any) -> int:
+    async def in_front(*_: Any, **__: Any) -> int:
         seen.append(dict(os.environ))
         return 0
 

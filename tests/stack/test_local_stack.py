@@ -234,6 +234,32 @@ def test_up_again_adopts_what_a_killed_parent_left(shared: LocalStack) -> None:
     shared.until(lambda: len(shared.status()["services"]) == len(pids))
 
 
+def test_up_never_stops_what_it_adopts_because_something_fails(shared: LocalStack) -> None:
+    assert shared.manifests is not None
+    services = {one["name"]: one["pid"] for one in shared.status()["services"]}
+    pool = json.loads((shared.manifests / "pool.json").read_text())
+    pool["metadata"]["name"] = "broken"
+    pool["spec"]["model"] |= {"servedName": "broken", "digest": "sha256:" + "0" * 64}
+    broken = shared.manifests / "broken.json"
+    broken.write_text(json.dumps(pool))
+    try:
+        shared.until(lambda: any("asks for sha256:000" in one for one in reasons(shared)))
+        kill_parent(shared)
+        again = shared.motet(*shared.up_arguments(), "--detach", "--runners", "1")
+        assert again.returncode == 2, again.stdout
+        assert "asks for sha256:000" in again.stderr
+        assert "What ran before goes on." in again.stdout
+        now = {one["name"]: one["pid"] for one in shared.status()["services"]}
+        assert services.items() - now.items() == {("operator", services["operator"])}
+        assert shared.ask("default/pirate", QUESTION)
+    finally:
+        broken.unlink()
+
+
+def reasons(stack: LocalStack) -> list[str]:
+    return [one["message"] for pool in stack.status()["pools"] for one in pool["conditions"]]
+
+
 def test_up_after_everything_was_killed_waits_until_ready_and_reports_a_broken_adapter(
     shared: LocalStack, tmp_path: Path
 ) -> None:
