@@ -21,7 +21,7 @@ spec:
 
 def write(folder: Path, name: str) -> Path:
     path = folder / f"{name}.yaml"
-    path.write_text(ADAPTER % (name, name))
+    path.write_text(ADAPTER % (name, name), errors="replace")
     return path
 
 
@@ -105,6 +105,16 @@ def test_a_missing_folder_removes_no_object(tmp_path: Path) -> None:
     objects = folder.read()
     assert len(objects.adapters) == 1
     assert "cannot be read: No such file or directory" in str(objects.problems[0])
+
+
+def test_a_file_whose_name_is_not_utf8_is_a_problem(tmp_path: Path) -> None:
+    folder = ManifestFolder(tmp_path, tmp_path / "kept")
+    write(tmp_path, "a")
+    write(tmp_path, os.fsdecode(b"caf\xe9"))
+    objects = folder.read()
+    assert [manifest.resource.metadata.name for manifest in objects.adapters] == ["a"]
+    (problem,) = objects.problems
+    assert str(problem) == f"{tmp_path}/caf\\udce9.yaml:1:1: has a name that is not UTF-8; rename it"
 
 
 @pytest.mark.parametrize(

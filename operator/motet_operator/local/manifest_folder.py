@@ -82,7 +82,7 @@ class ManifestFolder:
             for one in self._accepted.values()
             if not isinstance(one.resource, Secret)
         )
-        with suppress(OSError):  # the disk is full: the next operator has what was accepted before
+        with suppress(OSError, ValueError):  # the disk is full, say: the next operator has what was accepted before
             write_atomically(self._kept, _KEPT.dump_json(kept, by_alias=True, exclude_none=True))
 
     def read(self) -> DeclaredObjects:

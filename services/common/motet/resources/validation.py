@@ -101,7 +101,9 @@ class Problem:
     """Kind and name of the object, if they can be read."""
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (str(self.place), self.subject, self.field, self.message) if part)
+        """Always UTF-8, which the name of a file need not be."""
+        text = ": ".join(part for part in (str(self.place), self.subject, self.field, self.message) if part)
+        return text.encode(errors="backslashreplace").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,10 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_file(path: Path) -> ManifestSet:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return _refused(str(path), "has a name that is not UTF-8; rename it")
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             limit = MAX_MANIFEST_BYTES // 1024**2
