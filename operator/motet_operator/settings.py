@@ -26,7 +26,8 @@ class Settings(BaseSettings):
 
     quiet_seconds: float = Field(0.3, ge=0)
     """Manifests and adapter folders are read when nothing in them has changed for this long, so that files that are
-    still being copied are not read (debounce)."""
+    still being copied are not read (debounce). If they change all the time, they are read each time 100 times as long
+    is over."""
 
     poll_seconds: float = Field(1.0, gt=0)
     """How often files are checked for changes. Notifications of the file system, which are faster, do not work

@@ -1,19 +1,24 @@
 """Rounds of the local operator, without any process."""
 
+import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from motet.clock import FakeClock
 from motet.errors import ManifestError
+from motet.health import Health
 from motet.processes import ProcessRecord, ProcessRecords, ProcessSpec, ProcessStatus
 from motet.processes.linux import boot_id, identity_of
 from motet.settings import ProcessSettings
 from motet_operator.awaited_reports import AWAITED_SECONDS
+from motet_operator.local import local_operator
 from motet_operator.local.local_operator import LocalOperator
 from motet_operator.local.state_directory import StateDirectory
 from motet_operator.settings import Settings
@@ -46,6 +51,10 @@ class NoProcesses:
         return []
 
     def apply(self, specs: Sequence[ProcessSpec]) -> None: ...
+
+    async def stop_all(self) -> None: ...
+
+    def release(self) -> None: ...
 
 
 class Rounds:
@@ -131,3 +140,44 @@ def test_a_stack_that_runs_gets_its_next_operator_whatever_its_manifests_say_now
     (tmp_path / "state/run/manifests.json").unlink()
     with pytest.raises(ManifestError):  # rather than end all runners
         operator(tmp_path).read_manifests()
+
+
+async def migrated(url: str) -> None: ...
+
+
+@asynccontextmanager
+async def running(
+    one: LocalOperator, monkeypatch: pytest.MonkeyPatch, *, processes: object, migrate: object = migrated
+) -> AsyncIterator[None]:
+    monkeypatch.setattr(one, "processes", processes)
+    monkeypatch.setattr(local_operator, "migrate", migrate)
+    stop = asyncio.Event()
+    task = asyncio.create_task(one.run(stop, CollectorRegistry(), Health()))
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_manifest_that_is_written_while_processes_start_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    (manifests / "all.yaml").write_text(MANIFESTS.replace("POOL", "demo"))
+
+    class Starting(NoProcesses):
+        def apply(self, specs: Sequence[ProcessSpec]) -> None:
+            if not (more := manifests / "more.yaml").exists():
+                more.write_text(MANIFESTS.split("---")[0].replace("demo", "more"))
+
+    one = operator(tmp_path)
+    async with running(one, monkeypatch, processes=Starting()):
+        await until(lambda: len(one.objects.pools) == 2)

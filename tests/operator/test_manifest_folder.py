@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from motet.resources import names_manifest
 from motet.sources import folder_of
 from motet_operator.local.manifest_folder import MISSING, Debouncer, ManifestFolder, absolute_uri, stamp_of
 from motet_operator.local.object_metadata import MetadataFile
@@ -165,6 +166,22 @@ def test_a_changed_value_passes_once_it_stays_the_same() -> None:
     assert not debounced.waiting
     debounced.forget({"b"})
     assert debounced("a", "9", 3.0) == "9"
+
+
+def test_a_value_that_changes_all_the_time_passes_after_a_long_time() -> None:
+    debounced = Debouncer(0.3)
+    seen = {debounced("a", str(tenth), tenth / 10) for tenth in range(700)}
+    assert sorted(map(int, seen)) == [0, 301, 602], "each 30 s after the first change that had not passed"
+
+
+def test_what_grows_beside_the_manifests_is_not_in_their_stamp(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    stamp = stamp_of(tmp_path, names_manifest)
+    for other in ("train.log", ".a.yaml.swp", ".hidden.yaml"):
+        (tmp_path / other).write_text("more")
+    assert stamp_of(tmp_path, names_manifest) == stamp
+    write(tmp_path, "b")
+    assert stamp_of(tmp_path, names_manifest) != stamp
 
 
 def test_generations_count_changes_and_survive_a_restart(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from motet.domain import ObjectName
 from motet.errors import ManifestError, ModelFolderError
 from motet.health import Health
 from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords
-from motet.resources import LoRAAdapter, Manifest, ServingPool
+from motet.resources import LoRAAdapter, Manifest, ServingPool, names_manifest
 from motet.service_main import run_until
 from motet.settings import Database, ProcessSettings
 from motet.sources import folder_of
@@ -94,11 +94,12 @@ class LocalOperator:
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         """Raises SetupError for a problem that a person must solve before anything can start."""
         self._metrics = LocalMetrics(registry)
+        looked = self._signature()
         self.read_manifests()
         self._check_adapters()
         health.set_ready(True)
         try:
-            await run_until(stop, self._reconcile_for_ever(), self.sync.run(), self._watch(), self._migrate())
+            await run_until(stop, self._reconcile_for_ever(), self.sync.run(), self._watch(looked), self._migrate())
         finally:
             if stop.is_set():
                 await self.processes.stop_all()
@@ -315,9 +316,10 @@ class LocalOperator:
 
     # ------------------------------------------------------------------------------------------------- the files
 
-    async def _watch(self) -> None:
-        """Check the files after each notification, and from time to time without one."""
-        looked = self._signature()
+    async def _watch(self, looked: str) -> None:
+        """Check the files after each notification, and from time to time without one. `looked`: the signature of the
+        manifests before they were read, so that no change since then is missed."""
+        self._debouncer("manifests", looked, monotonic())
         async for _ in self._timer():
             signature = self._debouncer("manifests", self._signature(), monotonic())
             if signature != looked:
@@ -371,7 +373,7 @@ class LocalOperator:
     def _signature(self) -> str:
         path = self._settings.manifests
         if path.is_dir():
-            return stamp_of(path)
+            return stamp_of(path, names_manifest)
         try:
             found = path.stat()
         except OSError:

@@ -5,7 +5,7 @@ An error never removes a valid object: a file that can no longer be read keeps i
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,11 +176,11 @@ def source_of(source: AdapterSource, *, manifest: str, sub_path: str | None = No
     return absolute_uri(source.uri, manifest=manifest), ""
 
 
-def stamp_of(folder: Path) -> str:
-    """A hash of the names, sizes, times and inodes of the folder's files. It changes when a file does."""
+def stamp_of(folder: Path, counts: Callable[[str], bool] = lambda _: True) -> str:
+    """A hash of names, sizes, times and inodes of the folder's files whose name counts. It changes when one does."""
     try:
         with os.scandir(folder) as entries:
-            lines = sorted(_describe(entry) for entry in entries if entry.is_file())
+            lines = sorted(_describe(entry) for entry in entries if counts(entry.name) and entry.is_file())
     except OSError:
         return MISSING
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()[:16]
@@ -191,27 +191,34 @@ def _describe(entry: "os.DirEntry[str]") -> str:
     return f"{entry.name} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
 
 
+LONGEST_WAIT = 100
+"""How many times as long as a change has to rest one waits that never does."""
+
+
 class Debouncer:
-    """Passes a changed value on once it has stayed the same for a while. The first value passes at once."""
+    """Passes a changed value on once it has stayed the same for a while, or has changed for long. The first value
+    passes at once."""
 
     def __init__(self, quiet_seconds: float) -> None:
         self._quiet = quiet_seconds
         self._value: dict[object, str] = {}
-        self._coming: dict[object, tuple[str, float]] = {}
+        self._coming: dict[object, tuple[str, float, float]] = {}
+        """Each with the times since when it is the same, and since when it is not the value that was passed on."""
 
     def __call__(self, key: object, value: str, now: float) -> str:
         settled = self._value.setdefault(key, value)
         if value == settled:
             self._coming.pop(key, None)
             return settled
-        coming, since = self._coming.get(key, ("", now))
+        coming, rests_since, since = self._coming.get(key, (value, now, now))
         if coming != value:
-            self._coming[key] = (value, now)
-        elif now - since >= self._quiet:
-            del self._coming[key]
-            self._value[key] = value
-            return value
-        return settled
+            rests_since = now
+        if now - rests_since < self._quiet and now - since < LONGEST_WAIT * self._quiet:
+            self._coming[key] = (value, rests_since, since)
+            return settled
+        self._coming.pop(key, None)
+        self._value[key] = value
+        return value
 
     @property
     def waiting(self) -> bool:

@@ -133,11 +133,12 @@ def files_of(path: Path) -> list[Path]:
     """The files for `-f PATH`: a file itself, or the manifests directly in a folder, as with kubectl."""
     if path.is_file():
         return [path]
-    return sorted(
-        entry
-        for entry in path.iterdir()
-        if entry.suffix in SUFFIXES and not entry.name.startswith(".") and entry.is_file()
-    )
+    return sorted(entry for entry in path.iterdir() if names_manifest(entry.name) and entry.is_file())
+
+
+def names_manifest(name: str) -> bool:
+    """Whether a file with this name in a folder is one of its manifests."""
+    return name.endswith(SUFFIXES) and not name.startswith(".")
 
 
 def read_file(path: Path) -> ManifestSet:
