@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.clock import FakeClock
-from motet.errors import ManifestError
+from motet.errors import ManifestError, StateDirectoryError
 from motet.health import Health
 from motet.processes import ProcessRecord, ProcessRecords, ProcessSpec, ProcessStatus
 from motet.processes.linux import boot_id, identity_of
@@ -116,6 +116,14 @@ def operator(folder: Path) -> LocalOperator:
     return LocalOperator(layout, ProcessSettings(), Settings(manifests=folder / "manifests"), REAL)
 
 
+def that_runs(service: str) -> ProcessRecord:
+    me = identity_of(os.getpid())
+    assert me is not None
+    return ProcessRecord(
+        name=service, kind=service, pid=me.pid, start_ticks=me.start_ticks, boot=boot_id(), fingerprint="", log=""
+    )
+
+
 def test_a_stack_that_runs_gets_its_next_operator_whatever_its_manifests_say_now(tmp_path: Path) -> None:
     manifests = tmp_path / "manifests"
     manifests.mkdir()
@@ -123,11 +131,7 @@ def test_a_stack_that_runs_gets_its_next_operator_whatever_its_manifests_say_now
     first = operator(tmp_path)
     first.read_manifests()
     (manifests / "all.yaml").write_text("kind: LoRAAdapterr\n")
-    records, me = ProcessRecords(StateDirectory.of(tmp_path / "state").service_records), identity_of(os.getpid())
-    assert me is not None
-    runs = ProcessRecord(
-        name="gateway", kind="gateway", pid=me.pid, start_ticks=me.start_ticks, boot=boot_id(), fingerprint="", log=""
-    )
+    records, runs = ProcessRecords(StateDirectory.of(tmp_path / "state").service_records), that_runs("gateway")
     records.write(runs)
     second = operator(tmp_path)
     second.read_manifests()
@@ -176,8 +180,30 @@ async def test_a_manifest_that_is_written_while_processes_start_is_read(
     class Starting(NoProcesses):
         def apply(self, specs: Sequence[ProcessSpec]) -> None:
             if not (more := manifests / "more.yaml").exists():
-                more.write_text(MANIFESTS.split("---")[0].replace("demo", "more"))
+                more.write_text(MANIFESTS.split("---", maxsplit=1)[0].replace("demo", "more"))
 
     one = operator(tmp_path)
     async with running(one, monkeypatch, processes=Starting()):
         await until(lambda: len(one.objects.pools) == 2)
+
+
+async def test_only_a_first_start_needs_the_database_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = tmp_path / "manifests"
+    manifests.mkdir()
+    (manifests / "all.yaml").write_text(MANIFESTS.replace("POOL", "demo"))
+    tries = 0
+
+    async def away_at_first(url: str) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise StateDirectoryError("the database does not answer")
+
+    with pytest.raises(StateDirectoryError):
+        async with running(operator(tmp_path), monkeypatch, processes=NoProcesses(), migrate=away_at_first):
+            await until(lambda: tries)
+            await asyncio.sleep(0.1)
+    layout = StateDirectory.of(tmp_path / "state")
+    ProcessRecords(layout.service_records).write(that_runs("predictor"))
+    async with running(operator(tmp_path), monkeypatch, processes=NoProcesses(), migrate=away_at_first):
+        await until(lambda: tries == 3)

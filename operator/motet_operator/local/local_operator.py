@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 from motet.addresses import http_url
 from motet.clock import monotonic
 from motet.domain import ObjectName
-from motet.errors import ManifestError, ModelFolderError
+from motet.errors import ManifestError, ModelFolderError, StateDirectoryError
 from motet.health import Health
-from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords
+from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, RestartBackoff
 from motet.resources import LoRAAdapter, Manifest, ServingPool, names_manifest
 from motet.service_main import run_until
 from motet.settings import Database, ProcessSettings
@@ -310,7 +310,20 @@ class LocalOperator:
     # ------------------------------------------------------------------------------------------------- the store
 
     async def _migrate(self) -> None:
-        await migrate(Database().url(self._process))
+        failures = 0
+        while True:
+            try:
+                await migrate(Database().url(self._process))
+            except StateDirectoryError as error:
+                if not self._store_ready:
+                    raise
+                # The stack runs and needs its operator. The database was migrated before, and may be away for a while.
+                log.warning("migration_failed", reason=error.message, hint="It is tried again.")
+                failures += 1
+                backoff = RestartBackoff().scaled(self._process.time_scale)
+                await asyncio.sleep(backoff.delay(failures, needs_a_person=True, jitter=0.5))
+            else:
+                break
         self._store_ready = True
         self._wake.set()
 
