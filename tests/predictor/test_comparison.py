@@ -12,7 +12,7 @@ from motet_predictor.comparison import (
     LOOKS,
     MIN_OTHERS,
     MIN_PROMPTS,
-    MOST_ANSWERS,
+    MAX_ANSWERS,
     Comparison,
     Verdict,
     pinball_loss,
@@ -111,7 +111,7 @@ def test_answers_to_one_prompt_are_one_difference() -> None:
 
 def test_a_few_prompts_that_are_repeated_decide_nothing() -> None:
     comparison = Comparison()
-    verdicts = [comparison.observe("one", number % (MIN_PROMPTS - 1) + 1, 1.0, 1.001) for number in range(MOST_ANSWERS)]
+    verdicts = [comparison.observe("one", number % (MIN_PROMPTS - 1) + 1, 1.0, 1.001) for number in range(MAX_ANSWERS)]
     assert [verdict for verdict in verdicts if verdict is not None] == [Verdict.ALIKE]
 
 

@@ -191,7 +191,7 @@ def _describe(entry: "os.DirEntry[str]") -> str:
     return f"{entry.name} {found.st_size} {found.st_mtime_ns} {found.st_ino}"
 
 
-LONGEST_WAIT = 100
+MAX_WAIT = 100
 """How many times as long as a change has to rest one waits that never does."""
 
 
@@ -213,7 +213,7 @@ class Debouncer:
         coming, rests_since, since = self._coming.get(key, (value, now, now))
         if coming != value:
             rests_since = now
-        if now - rests_since < self._quiet and now - since < LONGEST_WAIT * self._quiet:
+        if now - rests_since < self._quiet and now - since < MAX_WAIT * self._quiet:
             self._coming[key] = (value, rests_since, since)
             return settled
         self._coming.pop(key, None)

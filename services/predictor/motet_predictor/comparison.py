@@ -25,7 +25,7 @@ LOOKS = (500, 1000, 2000, 4000)
 """After how many prompts it is decided. After the last there is no more than chance between the two."""
 CONFIDENCE = 0.95
 """Of all looks together"""
-MOST_ANSWERS = 100 * LOOKS[-1]
+MAX_ANSWERS = 100 * LOOKS[-1]
 """Where the same few prompts come for ever, it ends: a comparison delays the next refit."""
 MIN_PROMPTS = 100
 """Of fewer prompts the error is not known well enough."""
@@ -88,7 +88,7 @@ class Comparison:
         self._of[key] = count + 1, total + other - loss
         if not count and self.prompts in LOOKS:  # a prompt that is repeated brings no look nearer
             return self._verdict()
-        return Verdict.ALIKE if self.answers >= MOST_ANSWERS else None
+        return Verdict.ALIKE if self.answers >= MAX_ANSWERS else None
 
     def gain(self) -> Gain:
         """Of the version over the other one. Its error is infinite before the second prompt."""
@@ -125,7 +125,7 @@ class Comparison:
                 raise ValueError("a damaged comparison: its numbers are no differences")
             made._of[tenants[tenant], prompt] = count, total
             made.answers += count
-        if len(rows) >= LOOKS[-1] or made.answers >= MOST_ANSWERS:
+        if len(rows) >= LOOKS[-1] or made.answers >= MAX_ANSWERS:
             raise ValueError("a damaged comparison: it should have ended")
         return made
 
