@@ -10,9 +10,9 @@ import pytest
 from motet_predictor.comparison import (
     EQUAL_SAY_ABOVE,
     LOOKS,
+    MAX_ANSWERS,
     MIN_OTHERS,
     MIN_PROMPTS,
-    MAX_ANSWERS,
     Comparison,
     Verdict,
     pinball_loss,
