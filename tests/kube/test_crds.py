@@ -83,7 +83,7 @@ def test_a_small_object_is_stored_with_its_defaults(cluster: Cluster, tenant: st
         "replicas": 1,
         "allowedNamespaces": {"from": "Same"},
         "autoscaling": {"mode": "Disabled", "scaleDownStabilizationSeconds": 300},
-        "admission": {"requireDigest": False, "coldWaitSeconds": 20},
+        "admission": {"requireDigest": False},
         "drainTimeoutSeconds": 30,
         "updateStrategy": {"maxSurge": 1, "maxUnavailable": 0},
         "template": {"resources": {}},

@@ -144,7 +144,7 @@ class PoolEntry:
     """What its group declares."""
 
     cold_wait_seconds: int = 0
-    """How long its group lets a request wait for an adapter that is on no runner's device."""
+    """How long its group lets a request wait for an adapter that is on no runner's device; 0: as the scheduler does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -330,7 +330,7 @@ def catalog_pools(
             limits={name: grant for name, grant in grants[pool.resource.group].items() if grant.limited},
             weights={name: grant.weight for name, grant in grants[pool.resource.group].items() if grant.weight},
             chat=formats_of(groups[pool.resource.group].resource.spec.chat),
-            cold_wait_seconds=groups[pool.resource.group].resource.spec.admission.cold_wait_seconds,
+            cold_wait_seconds=groups[pool.resource.group].resource.spec.admission.cold_wait_seconds or 0,
         )
         for pool in by_seniority(view.pools)  # of a group's entries the first one counts
         if pool.resource.object_name not in refused or pool.resource.object_name in serving

@@ -268,10 +268,12 @@ class Admission(ResourceModel):
     max_adapters: Annotated[int, Field(ge=1, le=MAX_ADAPTERS)] | None = None
     """The largest number of adapters. If there are more, those that were served before stay, then the oldest."""
 
-    cold_wait_seconds: Annotated[int, Field(ge=1, le=3600)] = 20
+    # Without a default here: the API server would write it into each pool, and an operator of the version before does
+    # not know the field.
+    cold_wait_seconds: Annotated[int, Field(ge=1, le=3600)] | None = None
     """How long a request waits while its adapter loads and is on no runner's device. Then the answer is status 503,
     `adapter_loading`, with the expected time in `retry-after`, and the adapter goes on loading. Of a group, the
-    deciding pool's value counts."""
+    deciding pool's value counts. Absent: 20."""
 
 
 class TenantGrant(Limits):
