@@ -46,6 +46,10 @@ def _revisions_after(
         found = _with_serving(found, adapter, known, now)
     live = {place.digest for place in known.replicas}
     found = [_replaced(one, live) if one.verdict in ("Draining", "Replaced") else one for one in found]
+    if known.serving_digest and not refused:
+        found = [one for one in found if one.verdict == "Serving" or one.digest != known.serving_digest]
+    if known.generation != adapter.generation:
+        return tuple(_last(found))  # the report judges what was declared before
     if refused:
         found = _with_newest(found, newest.model_copy(update={"verdict": "Refused", "reason": refused}))
     elif known.checking or known.failure_passes:

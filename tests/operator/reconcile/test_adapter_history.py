@@ -26,14 +26,17 @@ class History:
         self.now = 0.0
 
     def after(self, **known: Any) -> tuple[AdapterRevision, ...]:
+        """Of the generation that is declared, if `known` names no other one."""
         self.now += 10
-        place = replace(world(self.adapter, known={"legal": AdapterReport(**known)}), now=later(self.now))
+        report = AdapterReport(**({"generation": self.adapter.generation} | known))
+        place = replace(world(self.adapter, known={"legal": report}), now=later(self.now))
         self.adapter = replace(self.adapter, revisions=only(reconcile(place)).revisions)
         return self.adapter.revisions
 
     def wants(self, number: int, uri: str = SOURCE) -> None:
         changed = adapter(source={"uri": uri, "digest": digest(number)})
-        self.adapter = replace(changed, source=uri, revisions=self.adapter.revisions)
+        before = self.adapter
+        self.adapter = replace(changed, source=uri, generation=before.generation + 1, revisions=before.revisions)
 
 
 def verdicts(revisions: tuple[AdapterRevision, ...]) -> list[tuple[str, str | None]]:
@@ -77,6 +80,25 @@ def test_a_refused_revision_says_why_and_the_one_that_serves_stays() -> None:
     assert (refused.verdict, refused.reason, refused.digest) == ("Refused", "ShapeMismatch", digest(2))
     assert (served.verdict, served.digest) == ("Serving", digest(1))
     assert history.after(**failed) == (refused, served), "it is refused once"
+
+
+@pytest.mark.parametrize("late", [{"failure_code": "adapter_incompatible"}, {"checking": True}])
+def test_a_report_about_an_earlier_generation_says_nothing_about_the_newest_revision(late: dict[str, Any]) -> None:
+    history = History()
+    before = history.after(**serving(1))
+    history.wants(2)
+    assert history.after(**serving(1, generation=1), **late) == before
+
+
+def test_a_revision_that_was_refused_and_serves_is_not_listed_as_refused() -> None:
+    history = History()
+    history.after(**serving(1))
+    history.wants(1, "file:///adapters/moved")
+    refused = serving(1, failure_code="adapter_fetch_failed")
+    first = history.after(**refused)
+    assert verdicts(first) == [("Refused", digest(1)), ("Serving", digest(1))]
+    assert history.after(**refused) == first, "it is refused once"
+    assert verdicts(history.after(**serving(1))) == [("Serving", digest(1))]
 
 
 def test_a_failure_that_passes_is_no_verdict() -> None:
