@@ -25,13 +25,14 @@ def rollback(data_dir: Path, name: str, *, namespace: str, to: str | None, wait_
     stack = running_stack(data_dir, in_a_cluster=_in_a_cluster(name, namespace, to))
     entry = adapter_named(name, namespace, stack)
     revisions = entry.get("revisions", [])
-    wanted = _named(to, revisions) if to else _before(revisions)
+    pushed = PushedAdapters(stack)
+    wanted = _named(to, revisions) if to else _before(revisions, pushed.named_by(key))
     if wanted is None:
         raise SetupError(
             f"{key} has no earlier revision that has served. `motet adapter show {name} -n {namespace}` lists the last "
             "ones."
         )
-    if not PushedAdapters(stack).manifest_of(key).exists():
+    if not pushed.manifest_of(key).exists():
         revision = f", revision: {wanted['revision']}" if wanted["revision"] else ""
         raise SetupError(
             f"{key} is declared at {entry['manifest']}, which `motet adapter push` has not written. Write there: "
@@ -49,11 +50,11 @@ def rollback(data_dir: Path, name: str, *, namespace: str, to: str | None, wait_
     )
 
 
-def _before(revisions: list[Json]) -> Json | None:
-    """The one that served before the newest. If the newest does not serve, that is the one that serves now."""
-    newest = next((one["verdict"] for one in revisions), "")
-    verdicts = ("Serving",) if newest in ("Checking", "Refused") else ("Draining", "Replaced")
-    return next((one for one in revisions if one["digest"] and one["verdict"] in verdicts), None)
+def _before(revisions: list[Json], declared: set[Digest]) -> Json | None:
+    """The last one that has served and is not declared now. If `declared` is empty, the newest one is declared."""
+    now = declared or {one["digest"] for one in revisions[:1]}
+    served = (one for one in revisions if one["verdict"] in ("Serving", "Draining", "Replaced"))
+    return next((one for one in served if one["digest"] and one["digest"] not in now), None)
 
 
 def _named(to: str, revisions: list[Json]) -> Json:
@@ -78,9 +79,12 @@ def _folder_with(wanted: Json, stack: LocalStack) -> Path:
                 return folder
         except OSError:
             continue  # there is nothing, or nothing whole
+    source = wanted["source"]
+    looked = f"neither at {source} nor" if folder_of(source) is not None else "not"
+    more = "" if folder_of(source) is not None else f" {source}, where they came from, was not asked."
     raise SetupError(
-        f"The files of {digest} are no longer there, neither at {wanted['source']} nor in a cache of this machine. "
-        "Push them again: motet adapter push DIR --as NAME"
+        f"The files of {digest} are {looked} in a cache of this machine.{more} Push them again: "
+        "motet adapter push DIR --as NAME"
     )
 
 

@@ -137,6 +137,12 @@ class PushedAdapters:
     def manifest_of(self, name: ObjectName) -> Path:
         return self._stack.watched / f"{name.namespace}.{name.name}.pushed.yaml"
 
+    def named_by(self, name: ObjectName) -> set[Digest]:
+        """What the manifest names; empty if no push has written one."""
+        with suppress(FileNotFoundError):
+            return _digests_in(self.manifest_of(name).read_bytes())
+        return set()
+
     def declared(self, name: ObjectName, accepted: DeclaredObjects) -> LoRAAdapter | None:
         """As an earlier push has written it, with all that was changed since. Raises SetupError if the name is not free
         for a push."""

@@ -91,7 +91,11 @@ def test_files_that_have_changed_or_gone_are_not_served_as_the_earlier_revision(
     cached = stack.data / "cache" / "adapters" / hex_of(adapter_digest(PIRATE))
     (cached / "adapter_config.json").write_text("{}")
     says(stack, revision(newer, "Serving"), revision(PIRATE, "Replaced"), digest=adapter_digest(newer))
-    with pytest.raises(SetupError, match=r"no longer there, neither at https://gone\.example/a/ nor in a cache"):
+    with pytest.raises(SetupError, match=r"not in a cache of this machine\. https://gone\.example/a/.* was not asked"):
+        rollback(stack)
+    gone = revision(PIRATE, "Replaced", source="file:///gone")
+    says(stack, revision(newer, "Serving"), gone, digest=adapter_digest(newer))
+    with pytest.raises(SetupError, match="neither at file:///gone nor in a cache"):
         rollback(stack)
     assert declared(stack).spec.source.digest == adapter_digest(newer)
     source = shutil.copytree(PIRATE, tmp_path / "source")
@@ -107,6 +111,16 @@ def test_while_the_newest_does_not_serve_the_one_that_serves_is_declared_again(
     newer = two_pushed(stack, tmp_path)
     older = revision("sha256:" + "1" * 64, "Replaced")
     says(stack, revision(newer, verdict), revision(PIRATE, "Serving"), older, digest=adapter_digest(PIRATE))
+    assert rollback(stack) == 0
+    assert declared(stack).spec.source.digest == adapter_digest(PIRATE)
+
+
+def test_after_a_refused_revision_was_taken_back_the_one_before_serves_again(
+    stack: StandingStack, tmp_path: Path
+) -> None:
+    newer = two_pushed(stack, tmp_path)
+    refused = revision("sha256:" + "1" * 64, "Refused")
+    says(stack, refused, revision(newer, "Serving"), revision(PIRATE, "Replaced"), digest=adapter_digest(newer))
     assert rollback(stack) == 0
     assert declared(stack).spec.source.digest == adapter_digest(PIRATE)
 
