@@ -49,12 +49,17 @@ class FakeDriven:
     """Prompt tokens of one iteration"""
     takes: Callable[[Path], None] = lambda _: None
     """Called with an adapter's folder"""
+    checks: Callable[[dict[str, object]], None] = lambda _: None
+    """Called with the options of a new request"""
     asked: list[Ask] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     steps: int = 0
     most_blocks: int = 0
     adapters: set[int] = field(default_factory=set)
     running: dict[str, _Request] = field(default_factory=dict)
+
+    def check(self, options: dict[str, object]) -> None:
+        self.checks(options)
 
     def add(self, ask: Ask) -> None:
         assert ask.name not in {one.name for one in self.asked}, "a name comes twice"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from motet.errors import StructuredOutputUnavailable, UnsupportedParameter
+from motet.errors import InvalidRequest, StructuredOutputUnavailable, UnsupportedParameter
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner.external.vllm.engine import Engine
 from motet_runner.external.vllm.options import REFUSED, check_served, options_of
@@ -60,6 +60,31 @@ def test_what_needs_a_mask_is_for_another_runner_of_the_group(sequence: NewSeque
     for asked in (engine.add, engine.mask_of, check_served):
         with pytest.raises(StructuredOutputUnavailable, match="serves no grammars"):
             asked(sequence)
+
+
+def test_a_temperature_above_vllms_highest_is_refused() -> None:
+    check_served(ask("a", temperature=2.0))
+    with pytest.raises(UnsupportedParameter, match=r"^temperature must be at most 2 in this pool") as refused:
+        check_served(ask("a", temperature=2.1))
+    assert refused.value.param == "temperature"
+
+
+def test_what_vllm_does_not_take_is_a_refusal_of_that_request() -> None:
+    def checks(options: dict[str, object]) -> None:
+        if options["repetition_penalty"] == 9.0:
+            raise KeyError("repetition_penalty is too large")
+
+    engine = Engine(
+        EngineConfig(model=Path()),
+        FakeDriven(checks=checks),
+        target_modules={},
+        eos_token_ids=(1,),
+        clock=time.perf_counter,
+    )
+    with pytest.raises(InvalidRequest, match="vLLM does not take this request: .*is too large") as refused:
+        engine.add(ask("a", repetition_penalty=9.0))
+    assert refused.value.param == "repetition_penalty"
+    assert not engine.has_work()
 
 
 def test_what_an_answer_has_already_is_no_part_of_what_is_left() -> None:

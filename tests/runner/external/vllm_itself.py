@@ -46,6 +46,9 @@ class VllmItself:
         )
         self.facts: Facts = self._call("", config)
 
+    def check(self, options: dict[str, Any]) -> None:
+        self._call("check", options)
+
     def add(self, ask: Ask) -> None:
         self._call("add", ask)
 
@@ -84,6 +87,9 @@ class OneTest:
     number: int
     asked: set[str] = field(default_factory=set)
     adapters: set[int] = field(default_factory=set)
+
+    def check(self, options: dict[str, Any]) -> None:
+        self.itself.check(options)
 
     def add(self, ask: Ask) -> None:
         adapter = ask.adapter and self._own(ask.adapter)

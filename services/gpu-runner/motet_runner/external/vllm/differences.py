@@ -11,6 +11,7 @@ DIFFERENCES: Mapping[str, str] = {
     "structured output": "A request with a grammar, `allowed_token_ids` or `bad_words` goes to a runner with Motet's "
     "engine, and is refused if its group has none.",
     **{name: f"`{name}` is refused: {why}." for name, why in REFUSED.items()},
+    "high temperature": "A `temperature` above 2 is refused.",
     "groups": "These are refused too if another runner of the group has Motet's engine, and would serve them.",
     "temperature": "A temperature between 0 and 0.01 counts as 0.01.",
     "seed": "The same seed gives the same answer while the answer is neither parked nor moved. Afterwards it goes on "

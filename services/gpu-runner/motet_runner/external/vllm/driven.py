@@ -53,6 +53,9 @@ class Produced(NamedTuple):
 class Driven(Protocol):
     facts: Facts
 
+    def check(self, options: dict[str, Any]) -> None:
+        """Raises what vLLM raises for options that it does not take."""
+
     def add(self, ask: Ask) -> None: ...
 
     def abort(self, names: list[str]) -> None: ...

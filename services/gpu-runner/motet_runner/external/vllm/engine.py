@@ -1,9 +1,10 @@
 """The engine: our planner decides, iteration by iteration, and vLLM computes."""
 
 from motet.clock import Clock
-from motet.errors import ModelFolderError
+from motet.errors import InvalidRequest, ModelFolderError
 from motet_runner.external.vllm.driven import Driven
-from motet_runner.external.vllm.options import check_served, no_masks
+from motet_runner.external.vllm.options import check_served, no_masks, options_of
+from motet_runner.external.vllm.reason import reason_of
 from motet_runner.external.vllm.worker import Worker
 from motet_runner.interface import EngineConfig, EngineInfo, NewSequence, StepOutput
 from motet_runner.plan import Planner, StepPlan, preset_named
@@ -29,6 +30,7 @@ class Engine(PlannedEngine):
     ) -> None:
         """`adapter_pages`: what the plan gives to each adapter, of any rank. vLLM keeps them in memory of its own."""
         facts = driven.facts
+        self._driven = driven
         self._clock = clock
         self._worker = Worker(driven, clock, frozenset(eos_token_ids))
         self._newest_end: float | None = None
@@ -78,7 +80,23 @@ class Engine(PlannedEngine):
 
     def add(self, sequence: NewSequence) -> None:
         check_served(sequence)
+        self._check_options(sequence)
         super().add(sequence)
+
+    def _check_options(self, sequence: NewSequence) -> None:
+        """What vLLM refuses later, in an iteration, ends this process."""
+        options = options_of(
+            sequence.sampling,
+            seed=sequence.seed,
+            choice=sequence.choice,
+            output_tokens=0,
+            eos_token_ids=frozenset(self.info.eos_token_ids),
+        )
+        try:
+            self._driven.check(options)
+        except Exception as error:
+            named = next((name for name in options if name in str(error)), None)
+            raise InvalidRequest(f"vLLM does not take this request: {reason_of(error)}", param=named) from error
 
     def mask_of(self, sequence: NewSequence) -> RowMask:  # noqa: ARG002
         raise no_masks()

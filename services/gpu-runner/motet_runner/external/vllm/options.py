@@ -14,6 +14,9 @@ REFUSED: Mapping[str, str] = {
 }
 """By option of `Sampling`: why a runner with vLLM refuses a request that sets it"""
 
+MAX_TEMPERATURE = 2.0
+"""vLLM's own"""
+
 _DEFAULTS = Sampling(max_tokens=1)
 
 
@@ -27,6 +30,10 @@ def check_served(sequence: NewSequence) -> None:
             raise UnsupportedParameter(
                 f"{name} is not supported by this pool's engine, vLLM: {why}. Leave it out.", param=name
             )
+    if sequence.sampling.temperature > MAX_TEMPERATURE:
+        raise UnsupportedParameter(
+            f"temperature must be at most {MAX_TEMPERATURE:g} in this pool, whose engine is vLLM.", param="temperature"
+        )
 
 
 def no_masks() -> StructuredOutputUnavailable:

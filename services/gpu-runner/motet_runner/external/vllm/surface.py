@@ -86,6 +86,12 @@ class Surface:
             shares_prefixes=bool(cache.enable_prefix_caching),
         )
 
+    def check(self, options: dict[str, Any]) -> None:
+        config = self._engine.vllm_config
+        SamplingParams(**options).verify(
+            config.model_config, config.speculative_config, config.structured_outputs_config, None
+        )
+
     def add(self, ask: Ask) -> None:
         options = SamplingParams(**ask.options, output_kind=RequestOutputKind.DELTA)
         prompt = tokens_input(list(ask.tokens), cache_salt=ask.salt)
