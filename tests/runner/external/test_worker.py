@@ -1,14 +1,16 @@
 """What vLLM is asked for each plan. `tests/contract/test_engines.py` says what an engine must do as a whole."""
 
+import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from motet.domain import Digest, ParkMethod, RequestId
-from motet.errors import AdapterError, AdapterIncompatible, ModelFolderError
+from motet.errors import AdapterError, AdapterIncompatible, ModelFolderError, Overloaded
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.external.vllm.engine import Engine
 from motet_runner.external.vllm.worker import LostStep
@@ -147,7 +149,16 @@ def test_an_adapter_gets_a_new_number_each_time_it_is_loaded(layout: AdapterLayo
     assert not [folder for folder in folders if folder.exists()], "vLLM has read them"
 
 
-@pytest.mark.parametrize("error", [ValueError("rank 9\nis wrong"), AdapterIncompatible("wrong")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("rank 9\nis wrong"),
+        AdapterIncompatible("wrong"),
+        AssertionError(),
+        KeyError("lora_A"),
+        Exception("an error of vLLM's own kind"),
+    ],
+)
 def test_an_adapter_that_vllm_does_not_take_fails_alone(layout: AdapterLayout, error: Exception) -> None:
     def takes(_: Path) -> None:
         raise error
@@ -159,6 +170,31 @@ def test_an_adapter_that_vllm_does_not_take_fails_alone(layout: AdapterLayout, e
     assert isinstance(failed.error, AdapterError)
     assert "\n" not in failed.error.message
     assert ran.last["a"].error is not None
+    assert len(ran.tokens["base"]) == 40
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
+def test_an_adapter_whose_files_fail_may_come_again(layout: AdapterLayout, error: Exception) -> None:
+    def takes(_: Path) -> None:
+        raise error
+
+    engine = engine_with(FakeDriven(takes=takes))
+    engine.load_adapter(A, layout)
+    ran = run(engine, ask("a", adapter=A), ask("base"))
+    (failed,) = ran.of(AdapterFailed)
+    assert isinstance(failed.error, Overloaded)
+    assert len(ran.tokens["base"]) == 40
+
+
+def test_without_room_for_a_folder_an_adapter_fails_alone(
+    layout: AdapterLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    engine = engine_with(FakeDriven())
+    engine.load_adapter(A, layout)
+    ran = run(engine, ask("a", adapter=A), ask("base"))
+    (failed,) = ran.of(AdapterFailed)
+    assert isinstance(failed.error, Overloaded)
     assert len(ran.tokens["base"]) == 40
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from motet.clock import Clock
 from motet.domain import BASE, Digest
 from motet.errors import AdapterIncompatible, MotetError, Overloaded
@@ -41,8 +43,12 @@ class AdapterLoads:
     ) -> tuple[list[LoadArrived], list[LoadFailed]]:
         """Begin loads, and let vLLM read at most one adapter that is written. `loading`: the loads that go on, by their
         numbers; all others are given up."""
+        failed = []
         for load in begin:
-            self._loading[load.number] = _Writing(load, self.clock())
+            try:
+                self._loading[load.number] = _Writing(load, self.clock())
+            except OSError as error:
+                failed.append(LoadFailed(load.number, _as_motet_error(error)))
         for number in self._loading.keys() - loading.keys():
             del self._loading[number]
         for number, writing in self._loading.items():
@@ -51,10 +57,10 @@ class AdapterLoads:
             del self._loading[number]
             try:
                 self._read(writing)
-            except (MotetError, OSError, MemoryError, ValueError, RuntimeError) as error:
-                return [], [LoadFailed(number, _as_motet_error(error))]
-            return [LoadArrived(number, self.clock() - writing.began)], []
-        return [], []
+            except Exception as error:  # vLLM raises many things, and each concerns this adapter alone
+                return [], [*failed, LoadFailed(number, _as_motet_error(error))]
+            return [LoadArrived(number, self.clock() - writing.began)], failed
+        return [], failed
 
     def _read(self, writing: "_Writing") -> None:
         with writing.folder:
@@ -86,6 +92,6 @@ class _Writing:
 def _as_motet_error(error: Exception) -> MotetError:
     if isinstance(error, MotetError):
         return error
-    if isinstance(error, OSError | MemoryError):
+    if isinstance(error, OSError | SafetensorError | MemoryError):
         return Overloaded(f"The runner could not load the adapter: {reason_of(error)}")
     return AdapterIncompatible(f"vLLM does not take this adapter: {reason_of(error)}")
