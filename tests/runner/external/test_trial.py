@@ -1,6 +1,7 @@
 """What a start finds out about a vLLM that does not do what the plan relies on."""
 
 import json
+import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -67,6 +68,14 @@ def test_kinds_that_are_refused_or_dropped_are_no_targets() -> None:
 
 def test_a_model_that_vllm_does_not_adapt_serves_its_base() -> None:
     assert Trial(Tried(raises=("q_proj", "up_proj", "router")), LINEARS).run() == {}
+
+
+def test_a_disk_without_room_does_not_mean_that_nothing_is_adapted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
+    with pytest.raises(FileNotFoundError):
+        Trial(Tried(), LINEARS).run()
 
 
 def test_an_adapter_that_reaches_requests_for_the_base_is_found() -> None:

@@ -4,6 +4,7 @@ import json
 import time
 
 import structlog
+from safetensors import SafetensorError
 
 from motet.errors import ModelFolderError
 from motet_runner.external.vllm.engine import Engine
@@ -22,7 +23,7 @@ def load_vllm(config: EngineConfig) -> Engine:
         surface = Surface(config)
         began = time.monotonic()
         served = Trial(surface, linears_of(config.model)).run()
-    except (ValueError, RuntimeError, OSError) as error:  # vLLM says why it does not serve this model
+    except (ValueError, RuntimeError, OSError, SafetensorError) as error:  # vLLM says why it does not serve this model
         raise ModelFolderError(f"vLLM cannot serve {config.model}: {reason_of(error)}") from error
     facts = surface.facts
     log.info(

@@ -1,6 +1,8 @@
 """Tries, at each start, what the plan relies on: it takes a second, and says what this vLLM does otherwise."""
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -58,10 +60,11 @@ class Trial:
         before = self._logprobs(0)
         for paths in by_kind(self._linears).values():
             number = next(self._numbers)
-            try:
-                self._load(number, paths)
-            except Exception:  # noqa: S112 - it raises many things for kinds that it does not adapt
-                continue
+            with self._written(number, paths) as folder:
+                try:
+                    self._driven.load_adapter(number, folder)
+                except Exception:  # noqa: S112 - it raises many things for kinds that it does not adapt
+                    continue
             if self._differ(before, self._logprobs(number)) > LEAST_EFFECT:
                 served += paths
             self._driven.remove_adapter(number)
@@ -71,7 +74,8 @@ class Trial:
         """Rows of the base model get no adapter of their neighbours."""
         alone = self._logprobs(0)
         number = next(self._numbers)
-        self._load(number, served)
+        with self._written(number, served) as folder:
+            self._driven.load_adapter(number, folder)
         base, other = self._add(self._prompt, 1), self._add(self._prompt, 1, adapter=number)
         found = self._next(base, other)
         self._driven.remove_adapter(number)
@@ -80,7 +84,8 @@ class Trial:
         if self._differ(alone, _logprobs_of(found[other])) <= LEAST_EFFECT:
             raise ModelFolderError("This vLLM does not apply an adapter beside requests for the base model.")
 
-    def _load(self, number: int, paths: list[str]) -> None:
+    @contextmanager
+    def _written(self, number: int, paths: list[str]) -> Iterator[Path]:
         generator = torch.Generator().manual_seed(number)
         halves = {}
         for path in paths:
@@ -89,7 +94,7 @@ class Trial:
             halves[path] = a, torch.randn(outputs, RANK, generator=generator, dtype=torch.float32)
         with tempfile.TemporaryDirectory(prefix="motet-trial-") as folder:
             write_plain(halves, RANK, Path(folder))
-            self._driven.load_adapter(number, Path(folder))
+            yield Path(folder)
 
     def _answer(self, tokens: list[int], count: int) -> list[int]:
         name = self._add(tokens, count)
