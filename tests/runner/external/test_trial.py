@@ -27,11 +27,13 @@ class Tried(FakeDriven):
     """Rows of the base model get the adapter of the rows beside them."""
     forgets: bool = False
     """A request that begins with the tokens of an earlier one goes on otherwise."""
+    max_rank: int = 16
     kinds: dict[int, list[str]] = field(default_factory=dict)
 
     def load_adapter(self, number: int, folder: Path) -> None:
-        kinds = json.loads((folder / "adapter_config.json").read_text())["target_modules"]
-        if set(kinds) & set(self.raises):
+        config = json.loads((folder / "adapter_config.json").read_text())
+        kinds = config["target_modules"]
+        if set(kinds) & set(self.raises) or config["r"] > self.max_rank:
             raise ValueError("unsupported")
         super().load_adapter(number, folder)
         self.kinds[number] = kinds
@@ -56,18 +58,18 @@ def replace_logprobs(one: Produced, logprobs: Logprobs) -> Produced:
 
 def test_linears_that_an_adapter_changes_are_targets() -> None:
     driven = Tried()
-    assert Trial(driven, LINEARS).run() == LINEARS
+    assert Trial(driven, LINEARS, 16).run() == LINEARS
     assert not driven.adapters
     assert not driven.running
 
 
 def test_kinds_that_are_refused_or_dropped_are_no_targets() -> None:
-    found = Trial(Tried(idle=("up_proj",), raises=("router",)), LINEARS).run()
+    found = Trial(Tried(idle=("up_proj",), raises=("router",)), LINEARS, 16).run()
     assert sorted(found) == ["model.layers.0.q_proj", "model.layers.1.q_proj"]
 
 
 def test_a_model_that_vllm_does_not_adapt_serves_its_base() -> None:
-    assert Trial(Tried(raises=("q_proj", "up_proj", "router")), LINEARS).run() == {}
+    assert Trial(Tried(raises=("q_proj", "up_proj", "router")), LINEARS, 16).run() == {}
 
 
 def test_a_disk_without_room_does_not_mean_that_nothing_is_adapted(
@@ -75,30 +77,35 @@ def test_a_disk_without_room_does_not_mean_that_nothing_is_adapted(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
     with pytest.raises(FileNotFoundError):
-        Trial(Tried(), LINEARS).run()
+        Trial(Tried(), LINEARS, 16).run()
+
+
+@pytest.mark.parametrize("rank", [1, 4, 16])
+def test_its_adapters_have_a_rank_that_the_engine_takes(rank: int) -> None:
+    assert Trial(Tried(max_rank=rank), LINEARS, rank).run() == LINEARS
 
 
 def test_an_adapter_that_reaches_requests_for_the_base_is_found() -> None:
     with pytest.raises(ModelFolderError, match="applies an adapter to requests for the base model beside it"):
-        Trial(Tried(leaks=True), LINEARS).run()
+        Trial(Tried(leaks=True), LINEARS, 16).run()
 
 
 def test_an_answer_that_does_not_go_on_with_the_same_tokens_is_found() -> None:
     with pytest.raises(ModelFolderError, match="other tokens after a request was aborted"):
-        Trial(Tried(forgets=True), LINEARS).run()
+        Trial(Tried(forgets=True), LINEARS, 16).run()
 
 
 def test_prompts_may_take_several_iterations() -> None:
-    assert Trial(Tried(budget=10), LINEARS).run() == LINEARS
+    assert Trial(Tried(budget=10), LINEARS, 16).run() == LINEARS
 
 
 def test_the_numbers_of_its_adapters_come_never_again() -> None:
     driven = Tried()
-    Trial(driven, LINEARS).run()
+    Trial(driven, LINEARS, 16).run()
     assert min(driven.kinds) > 1_000_000
 
 
 def test_shorter_numbers_may_differ_a_little_in_another_batch() -> None:
     driven = Tried(forgets=True)
     driven.facts = replace(driven.facts, dtype="bfloat16")
-    assert Trial(driven, LINEARS).run() == LINEARS
+    assert Trial(driven, LINEARS, 16).run() == LINEARS

@@ -77,7 +77,7 @@ def test_adapters_compute_what_peft_computes(family: str, tmp_path: Path) -> Non
     )  # fmt: skip
     driven = VllmItself(config)
     try:
-        linears = Trial(driven, linears_of(base)).run()
+        linears = Trial(driven, linears_of(base), config.max_lora_rank).run()
         assert linears == linears_of(base)
         engine = Engine(
             config, driven, target_modules=linears, eos_token_ids=(ENDS["eos_token_id"],), clock=time.perf_counter

@@ -22,7 +22,7 @@ def load_vllm(config: EngineConfig) -> Engine:
     try:
         surface = Surface(config)
         began = time.monotonic()
-        served = Trial(surface, linears_of(config.model)).run()
+        served = Trial(surface, linears_of(config.model), config.max_lora_rank).run()
     except (ValueError, RuntimeError, OSError, SafetensorError) as error:  # vLLM says why it does not serve this model
         raise ModelFolderError(f"vLLM cannot serve {config.model}: {reason_of(error)}") from error
     facts = surface.facts

@@ -13,7 +13,8 @@ from motet_runner.external.vllm.driven import Ask, Driven, Produced
 from motet_runner.external.vllm.linears import by_kind
 from motet_runner.external.vllm.plain_adapter import write_plain
 
-RANK = 8
+MAX_RANK = 8
+"""Of its adapters, unless the engine has a lower one"""
 TOKENS = 8
 """Of the tried answers, half of which come after an abort"""
 SALT = "motet trial"
@@ -27,8 +28,9 @@ NEAR = 1e-4
 
 
 class Trial:
-    def __init__(self, driven: Driven, linears: dict[str, tuple[int, int]]) -> None:
+    def __init__(self, driven: Driven, linears: dict[str, tuple[int, int]], max_rank: int) -> None:
         self._driven = driven
+        self._rank = min(MAX_RANK, max_rank)
         self._linears = linears
         self._names = count()
         self._numbers = count(FIRST_NUMBER)
@@ -90,10 +92,10 @@ class Trial:
         halves = {}
         for path in paths:
             inputs, outputs = self._linears[path]
-            a = torch.randn(RANK, inputs, generator=generator, dtype=torch.float32) / inputs**0.5
-            halves[path] = a, torch.randn(outputs, RANK, generator=generator, dtype=torch.float32)
+            a = torch.randn(self._rank, inputs, generator=generator, dtype=torch.float32) / inputs**0.5
+            halves[path] = a, torch.randn(outputs, self._rank, generator=generator, dtype=torch.float32)
         with tempfile.TemporaryDirectory(prefix="motet-trial-") as folder:
-            write_plain(halves, RANK, Path(folder))
+            write_plain(halves, self._rank, Path(folder))
             yield Path(folder)
 
     def _answer(self, tokens: list[int], count: int) -> list[int]:
