@@ -17,6 +17,7 @@ def facts(**changes) -> Facts:
         "version": "0.32.0",
         "blocks": 64,
         "block_tokens": 16,
+        "groups": 1,
         "architecture": "FakeForCausalLM",
         "layers": 1,
         "vocabulary": VOCABULARY,

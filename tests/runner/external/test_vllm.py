@@ -103,6 +103,29 @@ def test_adapters_compute_what_peft_computes(family: str, tmp_path: Path) -> Non
         assert float((logs.max(1).values - theirs).max()) <= 1e-4, "it takes the likeliest token"
 
 
+def test_layers_of_several_kinds_are_found(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    shape = wide(transformers.Gemma2Config, sliding_window=64, layer_types=kinds)
+    base = save_base("gemma2", tmp_path / "base", config=shape)
+    driven = VllmItself(EngineConfig(model=base, dtype="float32", kv_cache_mib=4, max_concurrent_sequences=8))
+    driven.close()
+    assert driven.facts.groups == 2
+
+
+def test_an_option_that_vllm_refuses_ends_nothing(tmp_path: Path) -> None:
+    base = save_base("llama", tmp_path / "base", config=FAMILIES["llama"]())
+    driven = VllmItself(EngineConfig(model=base, dtype="float32", kv_cache_mib=4, max_concurrent_sequences=8))
+    try:
+        with pytest.raises(RuntimeError, match="temperature must be in"):
+            driven.check({"temperature": 2.5})
+        with pytest.raises(RuntimeError, match="out-of-vocab"):
+            driven.check({"stop_token_ids": [driven.facts.vocabulary]})
+        driven.check({"temperature": 2.0})
+        assert driven.step() == []
+    finally:
+        driven.close()
+
+
 class Child:
     """The engine's process as the service starts it"""
 

@@ -62,6 +62,11 @@ def test_each_block_is_a_page() -> None:
         engine_with(FakeDriven(facts(blocks=0, block_tokens=32)))
 
 
+def test_a_model_whose_blocks_are_not_counted_is_refused() -> None:
+    with pytest.raises(ModelFolderError, match="FakeForCausalLM has layers of 2 kinds"):
+        engine_with(FakeDriven(facts(groups=2)))
+
+
 def test_a_prompt_comes_in_pieces_and_the_others_go_on_beside_them() -> None:
     driven = FakeDriven()
     engine = engine_with(driven, prefill_chunk_tokens=32)

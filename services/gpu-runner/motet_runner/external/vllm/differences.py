@@ -22,6 +22,7 @@ DIFFERENCES: Mapping[str, str] = {
     "settings": "`decode_slowdown`, `kernels`, `adapter_dtype`, `host_kv_mib` and `step_trace` of a runner have no "
     "effect.",
     "numbers": "Results that are not finite are not noticed.",
+    "layers": "A model with layers of several kinds, as with and without a sliding window, is refused at the start.",
     "parallel": "One runner uses one GPU.",
 }
 """By what it is about"""

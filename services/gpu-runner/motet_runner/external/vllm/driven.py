@@ -16,6 +16,8 @@ class Facts:
     blocks: int
     """Of KV, that requests can have"""
     block_tokens: int
+    groups: int
+    """Of layers whose KV has blocks of its own. A row has blocks in each group."""
     architecture: str
     layers: int
     vocabulary: int

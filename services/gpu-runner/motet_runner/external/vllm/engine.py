@@ -35,6 +35,12 @@ class Engine(PlannedEngine):
         self._worker = Worker(driven, clock, frozenset(eos_token_ids))
         self._newest_end: float | None = None
         """When the newest iteration ended; None: the engine has been idle since."""
+        if facts.groups > 1:
+            raise ModelFolderError(
+                f"{facts.architecture} has layers of {facts.groups} kinds, for example with and without a sliding "
+                "window. vLLM gives each kind blocks of its own, which Motet does not count. Use a pool whose "
+                "engine.backend is motet, or another model."
+            )
         if facts.blocks < 1:
             raise ModelFolderError(
                 f"The memory for KV holds no block of {facts.block_tokens} tokens. Raise engine.kvCacheMiB."

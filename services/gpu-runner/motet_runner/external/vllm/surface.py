@@ -76,6 +76,7 @@ class Surface:
             version=__version__,
             blocks=(cache.num_gpu_blocks or 1) - 1,  # it keeps the first one for itself
             block_tokens=cache.block_size,
+            groups=len(self._engine.engine_core.engine_core.scheduler.kv_cache_config.kv_cache_groups),
             architecture=model.architecture,
             layers=text.num_hidden_layers,
             vocabulary=model.get_vocab_size(),
