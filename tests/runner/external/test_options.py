@@ -26,7 +26,9 @@ MASKED = {"allowed_token_ids": frozenset({3}), "bad_words": ((3, 4),)}
 
 def options(output_tokens: int = 0, *, seed: int = 0, choice: int = 0, **sampling) -> dict[str, object]:
     of = Sampling(**({"max_tokens": 40} | sampling))
-    return options_of(of, seed=seed, choice=choice, output_tokens=output_tokens, eos_token_ids=frozenset({1, 2}))
+    return options_of(
+        of, seed=seed, choice=choice, output_tokens=output_tokens, eos_token_ids=frozenset({1, 2, 600}), vocabulary=600
+    )
 
 
 def test_every_option_is_computed_or_refused() -> None:
@@ -95,6 +97,7 @@ def test_what_an_answer_has_already_is_no_part_of_what_is_left() -> None:
 
 
 def test_the_models_own_ends_are_stops_unless_they_are_ignored() -> None:
+    """Some models name ends that their vocabulary has not."""
     assert options(stop_token_ids=frozenset({9}))["stop_token_ids"] == [1, 2, 9]
     assert options(stop_token_ids=frozenset({9}), ignore_eos=True)["stop_token_ids"] == [9]
 

@@ -97,6 +97,7 @@ class Engine(PlannedEngine):
             choice=sequence.choice,
             output_tokens=0,
             eos_token_ids=frozenset(self.info.eos_token_ids),
+            vocabulary=self.info.vocabulary,
         )
         try:
             self._driven.check(options)

@@ -44,7 +44,7 @@ def no_masks() -> StructuredOutputUnavailable:
 
 
 def options_of(
-    sampling: Sampling, *, seed: int, choice: int, output_tokens: int, eos_token_ids: frozenset[int]
+    sampling: Sampling, *, seed: int, choice: int, output_tokens: int, eos_token_ids: frozenset[int], vocabulary: int
 ) -> dict[str, Any]:
     """The arguments of vLLM's `SamplingParams` for the rest of an answer, of which `output_tokens` are there: vLLM gets
     them as a part of the prompt."""
@@ -53,7 +53,7 @@ def options_of(
         "max_tokens": sampling.max_tokens - output_tokens,
         "min_tokens": max(0, sampling.min_tokens - output_tokens),
         "temperature": sampling.temperature,
-        "stop_token_ids": sorted(stops),
+        "stop_token_ids": sorted(token for token in stops if token < vocabulary),  # vLLM refuses others
         "ignore_eos": True,  # the model's own EOS tokens are among the stops, if they end this answer
         "repetition_penalty": sampling.repetition_penalty,
         "detokenize": False,

@@ -113,6 +113,7 @@ class Worker:
             choice=join.choice,
             output_tokens=len(row.tokens) - join.prompt_tokens,
             eos_token_ids=self._eos,
+            vocabulary=self._driven.facts.vocabulary,
         )
 
     def _stop(self, rows: Iterable[_Row]) -> None:
