@@ -71,6 +71,14 @@ def test_a_temperature_above_vllms_highest_is_refused() -> None:
     assert refused.value.param == "temperature"
 
 
+def test_a_bias_with_a_repetition_penalty_is_refused() -> None:
+    for alone in ({"logit_bias": {3: 1.0}}, {"repetition_penalty": 1.1}):
+        check_served(ask("a", **alone))
+    with pytest.raises(UnsupportedParameter, match=r"^logit_bias and repetition_penalty together") as refused:
+        check_served(ask("a", logit_bias={3: 1.0}, repetition_penalty=1.1))
+    assert refused.value.param == "logit_bias"
+
+
 def test_what_vllm_does_not_take_is_a_refusal_of_that_request() -> None:
     def checks(options: dict[str, object]) -> None:
         if options["repetition_penalty"] == 9.0:
@@ -83,7 +91,7 @@ def test_what_vllm_does_not_take_is_a_refusal_of_that_request() -> None:
         eos_token_ids=(1,),
         clock=time.perf_counter,
     )
-    with pytest.raises(InvalidRequest, match="vLLM does not take this request: .*is too large") as refused:
+    with pytest.raises(InvalidRequest, match=r"vLLM does not take this request: .*is too large") as refused:
         engine.add(ask("a", repetition_penalty=9.0))
     assert refused.value.param == "repetition_penalty"
     assert not engine.has_work()

@@ -12,6 +12,8 @@ DIFFERENCES: Mapping[str, str] = {
     "engine, and is refused if its group has none.",
     **{name: f"`{name}` is refused: {why}." for name, why in REFUSED.items()},
     "high temperature": "A `temperature` above 2 is refused.",
+    "bias and penalty": "`logit_bias` together with `repetition_penalty` is refused: vLLM computes them in another "
+    "order.",
     "groups": "These are refused too if another runner of the group has Motet's engine, and would serve them.",
     "temperature": "A temperature between 0 and 0.01 counts as 0.01.",
     "seed": "The same seed gives the same answer while the answer is neither parked nor moved. Afterwards it goes on "

@@ -30,6 +30,12 @@ def check_served(sequence: NewSequence) -> None:
             raise UnsupportedParameter(
                 f"{name} is not supported by this pool's engine, vLLM: {why}. Leave it out.", param=name
             )
+    if sequence.sampling.logit_bias and sequence.sampling.repetition_penalty != _DEFAULTS.repetition_penalty:
+        raise UnsupportedParameter(
+            "logit_bias and repetition_penalty together are not supported by this pool's engine, vLLM: it adds "
+            "the bias before it penalises. Leave one out.",
+            param="logit_bias",
+        )
     if sequence.sampling.temperature > MAX_TEMPERATURE:
         raise UnsupportedParameter(
             f"temperature must be at most {MAX_TEMPERATURE:g} in this pool, whose engine is vLLM.", param="temperature"
