@@ -74,6 +74,8 @@ class AdapterPolicy:
         self._failures.expire(self._clock())
         for life in [life for life in self if life.held is None or life.drop_when_idle]:
             self._forget_unused(life)  # the adapter may have been dropped while its folder was checked
+        if self._eviction.waiting():
+            self._list()
         if not self._confirming:
             self._unconfirmed = iter(list(self._lives))
             self._confirm_some()
@@ -235,7 +237,8 @@ class AdapterPolicy:
     def answered(self, number: int, answer: Answer) -> None:
         """Takes the answer to a numbered effect."""
         asker = self.pending.pop(number)
-        self._eviction.fetch_ended(number)
+        if self._eviction.fetch_ended(number):
+            self._list()
         match asker, answer:
             case (None, Held()):
                 self._emit(effects.Release(answer))
@@ -252,10 +255,12 @@ class AdapterPolicy:
             case (AdapterLife(), _):
                 self._digest_answered(asker, answer)
             case (Listing(), CacheContents()):
-                self._eviction.listed(answer, self._is_pinned)
+                self._eviction.listed(answer, self._is_pinned, self._is_used)
                 self._evict_next()
             case (Listing(), Failure()):
-                self._evict_next()
+                for fetch in self._eviction.listing_failed():
+                    self._emit(effects.RefuseRoom(fetch, answer))
+                self._eviction_ended()
             case (None, _):
                 pass
             case _:
@@ -270,12 +275,14 @@ class AdapterPolicy:
             case (effects.Check(), Failure()):
                 self._check_failed(life, answer)
             case (effects.Evict(), Held()):
+                self._eviction.kept()
                 self._hold(answer)
             case (effects.Evict(), None):
                 self._eviction.removed()
                 if asked.held is not None or life.in_engine:
                     self._unload(life)
             case (effects.Evict(), Failure()):
+                self._eviction.kept()
                 if asked.held is not None:
                     self._hold(asked.held)
             case (effects.Find(), Held(certification=Certification())):
@@ -439,11 +446,8 @@ class AdapterPolicy:
         elif self._eviction.ask(fetch, size):
             self._list()
 
-    def _answer_fetches(self) -> None:
-        granted, refused = self._eviction.decided()
-        for fetch in granted:
-            self._emit(effects.GrantRoom(fetch))
-        for fetch in refused:
+    def _refuse_fetches(self) -> None:
+        for fetch in self._eviction.refused():
             text = (
                 f"There is no room for {self._named(fetch)}: what is used now and cannot be removed leaves too little "
                 "of engine.adapterDiskMiB. Raise it, or use fewer adapters at once. Motet tries again automatically."
@@ -458,11 +462,12 @@ class AdapterPolicy:
         self._emit(effects.ListCache(self.pending.add(Listing()), self._eviction.limits.adapters, self._eviction.room))
 
     def _evict_next(self) -> None:
+        self._refuse_fetches()  # first, so that nothing leaves for a fetch that gets no room anyway
         digest = self._eviction.next(self._in_use)
         if digest is None:
-            self._answer_fetches()
-            if self._eviction.ended():
-                self._list()
+            for fetch in self._eviction.granted():
+                self._emit(effects.GrantRoom(fetch))
+            self._eviction_ended()
             return
         life = self._life(digest)
         life.pending = effects.Evict(self.pending.add(life), digest, life.held)
@@ -470,14 +475,23 @@ class AdapterPolicy:
         self.changed[digest] = None
         self._emit(life.pending)
 
+    def _eviction_ended(self) -> None:
+        if self._eviction.ended():
+            self._list()
+
     def _is_pinned(self, digest: Digest) -> bool:
         life = self._lives.get(digest)
         return life is not None and bool(life.pinned)
 
-    def _in_use(self, digest: Digest) -> bool:
+    def _is_used(self, digest: Digest) -> bool:
         life = self._lives.get(digest)
-        used = life is not None and (not life.idle or self._clock() < life.wanted_until)
-        return used or self._users_of(digest) > 0 or self.pending.may_bring(digest)
+        awaited = life is not None and (bool(life.waiters) or self._clock() < life.wanted_until)
+        return awaited or self._users_of(digest) > 0
+
+    def _in_use(self, digest: Digest) -> bool:
+        """By requests, or by an order or a call, which will end."""
+        life = self._lives.get(digest)
+        return self._is_used(digest) or (life is not None and not life.idle) or self.pending.may_bring(digest)
 
     def _emit(self, effect: Effect) -> None:
         self._effects.append(effect)

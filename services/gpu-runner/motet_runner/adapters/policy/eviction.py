@@ -39,6 +39,8 @@ class Eviction:
         self._tried: Cached | None = None
         self._adapters = 0
         self._bytes = 0
+        self._fixed = 0
+        """The bytes that stay, whatever else is waited for: what requests use, or no digest names."""
         self._running = False
         self._granted: dict[int, int] = {}
         """Fetch → the bytes that it may write."""
@@ -62,23 +64,60 @@ class Eviction:
         self._asked[fetch] = size
         return self._begin()
 
-    def fetch_ended(self, fetch: int) -> None:
+    def fetch_ended(self, fetch: int) -> bool:
+        """Any effect was answered. Returns whether to list the cache: a fetch has ended, and others ask for room."""
+        ended = fetch in self._granted or fetch in self._asked
         self._asked.pop(fetch, None)
-        self._arrived += self._granted.pop(fetch, 0)
+        size = self._granted.pop(fetch, 0)
+        self._arrived += size
+        self._bytes += size
+        return ended and self.waiting()
 
-    def decided(self) -> tuple[list[int], list[int]]:
-        """The fetches that get the room that they asked for, and those that do not. A fetch that has asked since the
-        listing began waits for the next one."""
-        granted, refused = [], []
+    def waiting(self) -> bool:
+        """Returns whether to list the cache, because fetches wait for room."""
+        return bool(self._asked) and self._begin()
+
+    def granted(self) -> list[int]:
+        """The fetches that get the room that they asked for, in the order in which they asked: a large one is not
+        passed by the small ones that come later. The others wait until fetches or orders end."""
+        granted = []
         for fetch, size in list(self._asked.items()):
             others = sum(self._granted.values()) - self._granted.get(fetch, 0)
-            if self.limits.bytes is None or self._bytes + others + size <= self.limits.bytes:
-                self._granted[fetch] = self._asked.pop(fetch)
-                granted.append(fetch)
-            elif fetch in self._considered:
-                del self._asked[fetch]
-                refused.append(fetch)
-        return granted, refused
+            if self._bytes + others + size > self._limit:
+                break
+            self._granted[fetch] = self._asked.pop(fetch)
+            granted.append(fetch)
+        return granted
+
+    def refused(self) -> list[int]:
+        """The fetches for which there would be no room even if all that may leave had left. A fetch that has asked
+        since the listing began waits for the next one."""
+        return self._refuse(lambda size: self._fixed + size > self._limit)
+
+    def listing_failed(self) -> list[int]:
+        """Nothing is known about the cache. Returns the fetches that get no room for this reason."""
+        self._candidates = []
+        return self._refuse(lambda _: True)
+
+    def _refuse(self, hopeless: Callable[[int], bool]) -> list[int]:
+        refused = [fetch for fetch, size in self._asked.items() if fetch in self._considered and hopeless(size)]
+        for fetch in refused:
+            del self._asked[fetch]
+        return refused
+
+    @property
+    def _limit(self) -> float:
+        return inf if self.limits.bytes is None else self.limits.bytes
+
+    @property
+    def _too_many_bytes(self) -> bool:
+        """Whether more must leave for the first fetches that ask: for those that can run together."""
+        wanted = sum(self._granted.values())
+        for size in self._asked.values():
+            if self._fixed + wanted + size > self._limit:
+                break
+            wanted += size
+        return self._bytes > self._limit - wanted
 
     # ------------------------------------------------------------------------------------------------------ a listing
 
@@ -87,13 +126,15 @@ class Eviction:
         self._answered.add(digest)
         return self._begin()
 
-    def listed(self, contents: CacheContents, pinned: Callable[[Digest], bool]) -> None:
+    def listed(self, contents: CacheContents, pinned: Callable[[Digest], bool], used: Callable[[Digest], bool]) -> None:
+        """`used`: by requests, so that nobody knows when it may leave."""
         self._adapters = len(contents.by_last_use)
         self._bytes = contents.bytes + self._arrived
         self._candidates = sorted(
             contents.by_last_use, key=lambda one: (pinned(one.digest), self.frequency.of(one.digest))
         )
         self._candidates.reverse()
+        self._fixed = contents.bytes - sum(one.bytes for one in self._candidates if not used(one.digest))
 
     def removed(self) -> None:
         """The digest that was tried last has gone."""
@@ -101,9 +142,14 @@ class Eviction:
         self._adapters -= 1
         self._bytes -= self._tried.bytes
 
+    def kept(self) -> None:
+        """The digest that was tried last stays: another process uses it."""
+        assert self._tried is not None
+        self._fixed += self._tried.bytes
+
     def next(self, in_use: Callable[[Digest], bool]) -> Digest | None:
         """The next digest to remove. None: eviction is over."""
-        while self._candidates and (self._adapters > self.limits.adapters or self._bytes > self.room):
+        while self._candidates and (self._adapters > self.limits.adapters or self._too_many_bytes):
             self._tried = self._candidates.pop()
             digest = self._tried.digest
             if digest not in self._spared and digest not in self._answered and not in_use(digest):
@@ -114,7 +160,8 @@ class Eviction:
         """Returns whether to list the cache again, for orders that were answered meanwhile, or fetches that have
         asked."""
         self._running = False
-        return bool(self._answered or self._asked) and self._begin()
+        changed = self._arrived or self._spared or self._asked.keys() - self._considered
+        return bool(self._answered or (self._asked and changed)) and self._begin()
 
     def _begin(self) -> bool:
         if self._running:
