@@ -25,6 +25,7 @@ from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.frequency import Frequency
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held, Order
 from motet_runner.engine_messages import DropAdapter
+from motet_runner.sources.fetch_errors import no_space
 from tests.runner_service.test_registry import RegistrySetup
 from tests.support.adapter_fetches import settle
 from tests.support.in_process_runner import write_adapter
@@ -310,6 +311,12 @@ def test_a_failed_listing_refuses_with_its_failure_and_grants_nothing() -> None:
     (listing,) = told.tell(told.policy.needs, fetch.number, 90)
     failure = Failure("adapter_fetch_failed", "The disk hangs.", 5.0)
     assert told.tell(told.policy.answered, listing.number, failure) == [effects.RefuseRoom(fetch.number, failure)]
+
+
+def test_without_room_the_time_to_the_next_attempt_does_not_grow() -> None:
+    failures, request = SourceFailures(), FetchRequest(source="https://acme/1/", namespace="acme")
+    full = Failure.of(no_space("There is no room."))
+    assert {failures.note(request, full, 0.0).retry_after for _ in range(6)} == {full.retry_after}
 
 
 async def test_adapters_that_come_together_all_find_room_in_turn(tmp_path, one_size):

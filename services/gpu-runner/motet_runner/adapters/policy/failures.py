@@ -41,7 +41,8 @@ class SourceFailures:
         """The same failure, with the time after which the next attempt is made."""
         failures = self._of_namespace.setdefault(request.namespace, OrderedDict())
         before = failures.pop(_key(request), None)
-        times = before.times + 1 if before is not None else 1
+        own = failure.reason != "NoSpace"  # the runner's disk is full, which says nothing about the source
+        times = before.times + own if before is not None else 1
         after = min(failure.retry_after * 2 ** min(times - 1, 10), max(RETRY_LATER_SECONDS, failure.retry_after))
         failure = replace(failure, retry_after=after * self._spread() * self._scale)
         until = now + (failure.retry_after or RETRY_LATER_SECONDS * self._scale)
