@@ -146,3 +146,12 @@ def test_requests_that_have_ended_leave_nothing_behind() -> None:
     driver.wait(2.9)
     assert driver.of(effects.SendRefused) == []
     assert waits(driver, 0.2) is not None
+
+
+def test_a_request_whose_runner_is_not_connected_is_not_refused() -> None:
+    driver = with_cold_pirate(cold_wait=3.0)
+    where = driver.where("q")
+    driver.wait(1.0)
+    driver.detach(where)
+    assert waits(driver, 4.0) is None, "its client may read already"
+    assert "q" in driver.scheduler.requests

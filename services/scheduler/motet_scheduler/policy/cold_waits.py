@@ -20,6 +20,8 @@ from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import USUAL_COLD_WAIT, GroupName
 
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
+UNKNOWN_SECONDS = 1.0
+"""After which a request is looked at again whose runner is not connected."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,12 +69,23 @@ class ColdWaits:
             of_digest = self._of_digest.get(key, {})
             if of_digest.get(request.id) is not wait:
                 continue
+            if self._may_run_unseen(request):
+                heappush(self._due, (self._state.now + UNKNOWN_SECONDS, next(self._numbers), wait))
+                continue
             del of_digest[request.id]
             if not of_digest:
                 del self._of_digest[key]
             gone = self._state.requests.get(request.id) is not request or request.forgotten
             if not gone and not request.delivered:
                 self._refuse(wait)
+
+    def _may_run_unseen(self, request: Request) -> bool:
+        """Its runner is not connected: it may have loaded the adapter, and its client may read already."""
+        placement = request.placement
+        if placement is None or self._state.requests.get(request.id) is not request:
+            return False
+        runner = self._state.runners.get(placement.instance)
+        return runner is not None and not runner.attached
 
     def _refuse(self, wait: ColdWait) -> None:
         request = wait.request
