@@ -134,6 +134,9 @@ class Adapters:
         self.by_name: dict[ObjectName, Adapter] = {}
         self.retired: dict[Digest, dict[ObjectName, DigestSource]] = {}
         """Where adapters that no longer serve a digest have it from, as long as requests use it."""
+        self._retired_of: dict[ObjectName, dict[Digest, None]] = {}
+        """The same by name, so that telling of an adapter does not look at all others. In order, as a set would differ
+        from process to process."""
         self.gone: list[AdapterRef] = []
         """Manifests that were removed, until runners are told."""
         self._holders: dict[Digest, dict[InstanceName, Tier]] = {}
@@ -416,7 +419,12 @@ class Adapters:
         attached = [runner for runner in runners if runner.attached]
         for digest in [digest for digest in self.retired if digest not in in_use]:
             self._tell_of(digest)
-            (source, *_) = self.retired.pop(digest).values()
+            sources = self.retired.pop(digest)
+            for name in sources:
+                del self._retired_of[name][digest]
+                if not self._retired_of[name]:
+                    del self._retired_of[name]
+            (source, *_) = sources.values()
             if self.source_of(digest) is not None:  # another name serves the same bytes
                 continue
             for runner in attached:
@@ -543,8 +551,8 @@ class Adapters:
 
     def _replaced_of(self, adapter: Adapter) -> Iterator[Digest]:
         """Revisions that requests still use."""
-        for digest, sources in self.retired.items():
-            if adapter.spec.ref.object in sources and (adapter.serving is None or digest != adapter.serving.digest):
+        for digest in self._retired_of.get(adapter.spec.ref.object, ()):
+            if adapter.serving is None or digest != adapter.serving.digest:
                 yield digest
 
     def entry(self, adapter: Adapter, runners: Mapping[InstanceName, Runner]) -> CatalogAdapter:
@@ -593,6 +601,7 @@ class Adapters:
 
     def _retire_digest(self, spec: AdapterSpec, revision: Revision) -> None:
         self.retired.setdefault(revision.digest, {})[spec.ref.object] = _source_of(spec, revision)
+        self._retired_of.setdefault(spec.ref.object, {})[revision.digest] = None
 
 
 _TIERS = {AdapterStage.CERTIFIED: Tier.DISK, AdapterStage.HOST: Tier.HOST, AdapterStage.DEVICE: Tier.DEVICE}
