@@ -1,6 +1,5 @@
 """Gives adapters to vLLM: a thread writes each as a plain folder, and vLLM reads it between two iterations."""
 
-import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from motet.errors import AdapterIncompatible, MotetError, Overloaded
 from motet_runner.external.vllm.driven import Driven
 from motet_runner.external.vllm.plain_adapter import write_adapter
 from motet_runner.external.vllm.reason import reason_of
+from motet_runner.external.vllm.temporary_folders import temporary_folder
 from motet_runner.plan import AdapterLoad, LoadArrived, LoadFailed
 
 HURRY_SECONDS = 0.01
@@ -76,7 +76,7 @@ class _Writing:
     def __init__(self, load: AdapterLoad, began: float) -> None:
         self.load = load
         self.began = began
-        self.folder = tempfile.TemporaryDirectory(prefix="motet-adapter-", ignore_cleanup_errors=True)
+        self.folder = temporary_folder()
         self.ended = threading.Event()
         self.error: Exception | None = None
         threading.Thread(target=self._write, name="adapter-load", daemon=True).start()

@@ -11,6 +11,7 @@ from motet_runner.external.vllm.engine import Engine
 from motet_runner.external.vllm.linears import by_kind, linears_of
 from motet_runner.external.vllm.reason import reason_of
 from motet_runner.external.vllm.surface import Surface
+from motet_runner.external.vllm.temporary_folders import remove_left
 from motet_runner.external.vllm.trial import Trial
 from motet_runner.interface import EngineConfig
 from motet_runner.supported_models import eos_token_ids
@@ -19,6 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 def load_vllm(config: EngineConfig) -> Engine:
+    remove_left()
     try:
         surface = Surface(config)
         began = time.monotonic()

@@ -1,6 +1,5 @@
 """Tries, at each start, what the plan relies on: it takes a second, and says what this vLLM does otherwise."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -12,6 +11,7 @@ from motet.errors import ModelFolderError
 from motet_runner.external.vllm.driven import Ask, Driven, Produced
 from motet_runner.external.vllm.linears import by_kind
 from motet_runner.external.vllm.plain_adapter import write_plain
+from motet_runner.external.vllm.temporary_folders import temporary_folder
 
 MAX_RANK = 8
 """Of its adapters, unless the engine has a lower one"""
@@ -94,7 +94,7 @@ class Trial:
             inputs, outputs = self._linears[path]
             a = torch.randn(self._rank, inputs, generator=generator, dtype=torch.float32) / inputs**0.5
             halves[path] = a, torch.randn(outputs, self._rank, generator=generator, dtype=torch.float32)
-        with tempfile.TemporaryDirectory(prefix="motet-trial-") as folder:
+        with temporary_folder() as folder:
             write_plain(halves, self._rank, Path(folder))
             yield Path(folder)
 
