@@ -1,5 +1,6 @@
 """How long a request waits for an adapter that is on no runner's device, and what its client learns then."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from motet.domain import BASE
 from motet.runner_info import Failure, Tier
 from motet_scheduler.policy import effects
+from motet_scheduler.policy.cold_waits import ColdWait
+from motet_scheduler.policy.deadlines import SLACK
 from motet_scheduler.policy.values import AdapterStage
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, pool, ready, resident
 
@@ -134,6 +137,34 @@ def test_neither_an_answer_that_its_client_reads_nor_the_base_model_nor_a_full_p
     full.enqueue("first", max_tokens=30)
     full.enqueue("q", digest=PIRATE, max_tokens=30)
     assert waits(full, 9.0) is None, "it waits for room"
+
+
+def test_of_two_runners_that_fetch_the_furthest_says_when_it_will_have_come() -> None:
+    driver = with_cold_pirate(cold_wait=3.0)
+    other = {"r0": "r1", "r1": "r0"}[driver.where("q")]
+    come(driver, MIB)
+    driver.clock.advance(2.0)
+    come(driver, 21 * MIB)
+    driver.certify(
+        instance=other,
+        stage=AdapterStage.NONE,
+        certificate=None,
+        bytes=19 * MIB,
+        ordered_stage=AdapterStage.DEVICE,
+    )
+    failure = waits(driver, 1.1)
+    assert failure is not None
+    assert failure.retry_after == pytest.approx(7.9)
+
+
+def test_whoever_comes_and_goes_is_remembered_no_longer_than_others() -> None:
+    driver = with_cold_pirate(cold_wait=3600.0)
+    for number in range(500):
+        driver.enqueue(f"r{number}", digest=PIRATE)
+        driver.cancel(f"r{number}")
+    driver.wait(1.0)
+    gc.collect()
+    assert sum(isinstance(one, ColdWait) for one in gc.get_objects()) <= SLACK + 2
 
 
 def test_requests_that_have_ended_leave_nothing_behind() -> None:

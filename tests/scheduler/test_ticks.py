@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from motet_scheduler.policy import effects, events, placement
-from motet_scheduler.policy.request_lifecycle import SWEPT_AT_ONCE
+from motet_scheduler.policy.deadlines import SWEPT_AT_ONCE
 from tests.scheduler.builders import ready
 
 

@@ -79,8 +79,8 @@ class Coming:
 
     @property
     def rate(self) -> float:
-        """In bytes per second; 0: not known yet."""
-        return (self.fetched - self.first) / (self.at - self.since) if self.at > self.since else 0.0
+        """In bytes per second; 0: not known yet, or it has begun anew."""
+        return max(0, self.fetched - self.first) / (self.at - self.since) if self.at > self.since else 0.0
 
 
 @dataclass(slots=True)
@@ -141,8 +141,8 @@ class Adapters:
         """Manifests that were removed, until runners are told."""
         self._holders: dict[Digest, dict[InstanceName, Tier]] = {}
         """Which runners hold each digest, also those that are disconnected, until they are forgotten."""
-        self.coming: dict[tuple[GroupName, Digest], Coming] = {}
-        """How fast the bytes of adapters come that are fetched now."""
+        self._coming: dict[tuple[GroupName, Digest], dict[InstanceName, Coming]] = {}
+        """How fast the bytes of adapters come that are fetched now, to each runner."""
         self.rates: dict[GroupName, float] = {}
         """Bytes per second of the last fetch that has lasted."""
         self.loaded: dict[tuple[GroupName, Digest], None] = {}
@@ -409,7 +409,7 @@ class Adapters:
         order = next(self._orders)
         self.order_at(now + self._policy.load_retry)
         runner.load_ordered(order, digest, source.ref, now)
-        self.coming.pop((runner.group, digest), None)
+        self._fetch_ended(runner, digest)
         return _ensure(order, runner, source, digest, AdapterStage.DEVICE)
 
     # ---------------------------------------------------------------------------------------------- out of the way
@@ -481,7 +481,7 @@ class Adapters:
 
     def _note_loaded(self, runner: Runner, digest: Digest) -> None:
         self.loaded[runner.group, digest] = None
-        self.coming.pop((runner.group, digest), None)
+        self._fetch_ended(runner, digest)
 
     def take_loaded(self) -> dict[tuple[GroupName, Digest], None]:
         """What has come to a device since this was called last."""
@@ -497,14 +497,30 @@ class Adapters:
 
     def bytes_come(self, runner: Runner, event: AdapterStateChanged, now: float) -> None:
         """A runner has reported on a fetch that it was ordered to make for its device."""
-        key = (runner.group, event.digest)
         if event.failure is not None or event.stage > AdapterStage.NONE:
-            self.coming.pop(key, None)
+            self._fetch_ended(runner, event.digest)
         elif event.bytes and event.digest in self._serving_sources():
-            coming = self.coming.setdefault(key, Coming(now, event.bytes, event.bytes, now))
+            of_runners = self._coming.setdefault((runner.group, event.digest), {})
+            coming = of_runners.setdefault(runner.instance, Coming(now, event.bytes, event.bytes, now))
             coming.fetched, coming.at = event.bytes, now
             if coming.rate > 0:
                 self.rates[runner.group] = coming.rate
+
+    def coming_to(self, group: GroupName, digest: Digest) -> Coming | None:
+        """The fetch that has most of the bytes."""
+        of_runners = self._coming.get((group, digest), {})
+        return max(of_runners.values(), key=lambda one: one.fetched, default=None)
+
+    def fetches_ended(self, runner: Runner) -> None:
+        """It has gone."""
+        for digest in [digest for group, digest in self._coming if group == runner.group]:
+            self._fetch_ended(runner, digest)
+
+    def _fetch_ended(self, runner: Runner, digest: Digest) -> None:
+        if (of_runners := self._coming.get((runner.group, digest))) is not None:
+            of_runners.pop(runner.instance, None)
+            if not of_runners:
+                del self._coming[runner.group, digest]
 
     def connection_changed(self, runner: Runner) -> None:
         """What a runner holds counts for gateways only while it is connected."""

@@ -6,14 +6,12 @@ goes on if that runner declines, and ends when any runner of the group has the a
 """
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from itertools import count
-from math import inf
 
 from motet.domain import Digest, RequestId
 from motet.errors import AdapterLoading
 from motet.runner_info import Failure
 from motet_scheduler.policy.adapters import DigestSource
+from motet_scheduler.policy.deadlines import Deadlines
 from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.state import SchedulerState
@@ -37,8 +35,7 @@ class ColdWaits:
         self._state = state
         self._lifecycle = lifecycle
         self._of_digest: dict[tuple[GroupName, Digest], dict[RequestId, ColdWait]] = {}
-        self._due: list[tuple[float, int, ColdWait]] = []
-        self._numbers = count()
+        self._due = Deadlines(self._waits)
 
     def placed(self, request: Request, source: DigestSource) -> None:
         """A request has a place on a runner that does not have its adapter on its device."""
@@ -48,7 +45,7 @@ class ColdWaits:
         before = of_digest.get(request.id)
         if (before is None or before.request is not request) and not self._is_on_a_device(request):
             wait = of_digest[request.id] = ColdWait(request, source, self._longest(request.group))
-            heappush(self._due, (self._state.now + wait.seconds, next(self._numbers), wait))
+            self._due.add(self._state.now + wait.seconds, wait)
 
     def _longest(self, group: GroupName) -> float:
         pools = self._state.pools.values()
@@ -60,31 +57,39 @@ class ColdWaits:
             self._of_digest.pop(loaded, None)
 
     def next_due(self) -> float:
-        return self._due[0][0] if self._due else inf
+        return self._due.next_due()
 
     def tick(self) -> None:
-        while self.next_due() <= self._state.now:
-            wait = heappop(self._due)[2]
-            request, key = wait.request, (wait.request.group, wait.request.digest)
-            of_digest = self._of_digest.get(key, {})
-            if of_digest.get(request.id) is not wait:
+        self._due.sweep(len(self._state.requests))
+        for wait in self._due.expired(self._state.now, len(self._due)):
+            if self._may_run_unseen(wait.request):
+                self._due.add(self._state.now + UNKNOWN_SECONDS, wait)
                 continue
-            if self._may_run_unseen(request):
-                heappush(self._due, (self._state.now + UNKNOWN_SECONDS, next(self._numbers), wait))
-                continue
-            del of_digest[request.id]
-            if not of_digest:
-                del self._of_digest[key]
-            gone = self._state.requests.get(request.id) is not request or request.forgotten
-            if not gone and not request.delivered:
+            self._end(wait)
+            if not wait.request.delivered:
                 self._refuse(wait)
+
+    def _waits(self, _at: float, wait: ColdWait) -> bool:
+        """False if its adapter has come, or its request has ended."""
+        request = wait.request
+        if self._of_digest.get((request.group, request.digest), {}).get(request.id) is not wait:
+            return False
+        if self._state.requests.get(request.id) is request and not request.forgotten:
+            return True
+        self._end(wait)
+        return False
+
+    def _end(self, wait: ColdWait) -> None:
+        key = wait.request.group, wait.request.digest
+        of_digest = self._of_digest[key]
+        del of_digest[wait.request.id]
+        if not of_digest:
+            del self._of_digest[key]
 
     def _may_run_unseen(self, request: Request) -> bool:
         """Its runner is not connected: it may have loaded the adapter, and its client may read already."""
         placement = request.placement
-        if placement is None or self._state.requests.get(request.id) is not request:
-            return False
-        runner = self._state.runners.get(placement.instance)
+        runner = self._state.runners.get(placement.instance) if placement is not None else None
         return runner is not None and not runner.attached
 
     def _refuse(self, wait: ColdWait) -> None:
@@ -101,7 +106,7 @@ class ColdWaits:
     def _retry_after(self, wait: ColdWait) -> float:
         """When the bytes that lack will have come, at the rate at which bytes come now, or have come to the group last.
         Without a rate: after as long as it has waited."""
-        coming = self._state.adapters.coming.get((wait.request.group, wait.request.digest))
+        coming = self._state.adapters.coming_to(wait.request.group, wait.request.digest)
         rate = (coming.rate if coming is not None else 0.0) or self._state.adapters.rates.get(wait.request.group, 0.0)
         fetched = coming.fetched if coming is not None else 0
         seconds = max(0, wait.source.bytes - fetched) / rate if rate and wait.source.bytes else wait.seconds

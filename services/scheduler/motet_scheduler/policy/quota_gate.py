@@ -83,7 +83,7 @@ class QuotaGate:
         if blocked is None:
             return True
         request.deadline_at = self._state.now + timeout if timeout > 0 else None
-        self._lifecycle.deadlines.add(request)
+        self._lifecycle.deadlines.add(request.deadline_at, request)
         self._hold(request, draw, blocked)
         self._positions.report(request, blocked.position(draw.waiting_key))
         return False

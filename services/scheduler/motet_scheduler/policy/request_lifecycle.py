@@ -1,7 +1,7 @@
 """Begins, queues, moves and ends requests, and keeps the ledgers in step. Also gives up at deadlines."""
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from heapq import heappop, heappush
 from itertools import count, takewhile
 from math import inf
@@ -10,6 +10,7 @@ from motet.domain import BASE, RequestId
 from motet.errors import DeadlineExceeded, NoRunner
 from motet.runner_info import Failure
 from motet_scheduler.policy import effects
+from motet_scheduler.policy.deadlines import Deadlines
 from motet_scheduler.policy.gateway_requests import Asked
 from motet_scheduler.policy.happenings import Happening
 from motet_scheduler.policy.parked_requests import on_capacity_freed
@@ -26,15 +27,9 @@ ENDED_AT_ONCE = 32
 MOVED_AT_ONCE = 32
 """In one event, for the same reason."""
 
-SWEPT_AT_ONCE = 1000
-"""Entries that a sweep looks at in one tick."""
-
 MAX_UNANSWERED_TIMES = 6
 """A gateway has this many times `unlisted_timeout` to say what came of a request that its runner said has ended. The
 end is in the gateway's stream: it reads slowly. If that stream breaks, it says so at once."""
-
-SLACK = 64
-"""A heap of deadlines with fewer stale entries than this is not swept."""
 
 
 class RequestLifecycle:
@@ -47,7 +42,7 @@ class RequestLifecycle:
         self.unanswered: dict[PlacementKey, float] = {}
         """Placements that have ended at their runner, as it said, and since when; the oldest first. Their gateway has
         not said what came of them: it may still read."""
-        self.deadlines = Deadlines()
+        self.deadlines = Deadlines(_stands)
         self._over: deque[Asked] = deque()
         """What is left of those that were over together."""
         self._moving: dict[Runner, tuple[str, list[Request]]] = {}
@@ -72,7 +67,7 @@ class RequestLifecycle:
         if timeout is None:
             timeout = request.queue_timeout
         request.deadline_at = self._state.now + timeout if timeout > 0 else None
-        self.deadlines.add(request)
+        self.deadlines.add(request.deadline_at, request)
         self._forget_avoided(request)
         for until in request.avoid.values():
             self._retry_at(until, request)
@@ -87,7 +82,7 @@ class RequestLifecycle:
         """What its gateway lost was declined: without a token it waits no longer than if it had not been placed."""
         if not request.delivered:
             request.deadline_at = request.first_deadline_at
-            self.deadlines.add(request)
+            self.deadlines.add(request.deadline_at, request)
 
     def end(self, request: Request) -> None:
         """Forget a request: it has ended, or its gateway will send it again."""
@@ -376,49 +371,5 @@ class RequestLifecycle:
             self.refuse(request, Failure.of(DeadlineExceeded(waited) if up else NoRunner(waited)))
 
 
-class Deadlines:
-    """When waiting requests give up.
-
-    Most get a place long before. Removing an entry from the middle of a heap is expensive, so entries stay where they
-    are. When more than half are stale, a sweep moves the others to a new heap, some in each tick.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Request]] = []
-        self._unswept: list[tuple[float, int, Request]] = []
-        """What is left of the heap of before."""
-        self._numbers = count()
-
-    def __len__(self) -> int:
-        return len(self._heap) + len(self._unswept)
-
-    def add(self, request: Request) -> None:
-        if request.deadline_at is not None:
-            heappush(self._heap, (request.deadline_at, next(self._numbers), request))
-
-    def sweep(self, waiting: int) -> None:
-        """Remove stale entries if they are the majority; `waiting` requests are still queued."""
-        if not self._unswept and len(self._heap) > 2 * waiting + SLACK:
-            self._heap, self._unswept = [], self._heap
-        for _ in range(min(SWEPT_AT_ONCE, len(self._unswept))):
-            entry = self._unswept.pop()  # without its last entry, a heap is still one
-            if _stands(*entry):
-                heappush(self._heap, entry)
-
-    def next_due(self) -> float:
-        """When the next entry expires; it may be stale. It stays nevertheless: what an event ends must not depend on
-        who has asked before."""
-        return min((heap[0][0] for heap in (self._heap, self._unswept) if heap), default=inf)
-
-    def expired(self, now: float, most: int) -> Iterator[Request]:
-        """Looks at `most` entries at most."""
-        for _ in range(most):
-            if self.next_due() > now:
-                return
-            entry = heappop(min(filter(None, (self._heap, self._unswept))))
-            if _stands(*entry):
-                yield entry[2]
-
-
-def _stands(at: float, _number: int, request: Request) -> bool:
+def _stands(at: float, request: Request) -> bool:
     return request.deadline_at == at

@@ -219,6 +219,7 @@ class RunnerEvents:
         runner.attached = False
         self._lifecycle.runner_lost(runner)
         self._state.adapters.residency_reported(runner, {})
+        self._state.adapters.fetches_ended(runner)
         runner.forget_adapters()
         del self._state.runners[runner.instance]
         of_group = self._state.by_group[runner.group]
