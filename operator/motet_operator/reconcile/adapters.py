@@ -31,7 +31,7 @@ from motet_operator.reconcile.plan import AdapterEntry, AdapterStatus
 from motet_operator.reconcile.pools import PoolRefusal
 from motet_operator.reconcile.scaling import Scaling
 from motet_operator.reconcile.seniority import by_seniority
-from motet_operator.reconcile.view import AdapterObject, AdapterReport, PoolObject, View
+from motet_operator.reconcile.view import AdapterObject, AdapterReplica, AdapterReport, PoolObject, View
 
 _FAILURE_REASONS = {
     "adapter_fetch_failed": "FetchFailed",
@@ -258,7 +258,7 @@ def adapter_status(
             generation=adapter.generation,
         ),
         artifact=known.artifact,
-        replicas=known.replicas,
+        replicas=_places_of_serving(known),
         observed_generation=adapter.generation,
         base_model=pool.resource.served_name if pool is not None and accepted.holds else "",
         desired=0 if resource.spec.suspend else _pinned(resource, pool),
@@ -278,8 +278,13 @@ def _of_runners_that_exist(known: AdapterReport, context: AdapterContext) -> Ada
     return replace(known, replicas=tuple(place for place in known.replicas if place.runner in context.runners))
 
 
+def _places_of_serving(known: AdapterReport) -> tuple[AdapterReplica, ...]:
+    """Without those of a revision that was replaced, and that requests still use."""
+    return tuple(place for place in known.replicas if place.digest in ("", known.serving_digest))
+
+
 def _runners_holding(known: AdapterReport) -> int:
-    return sum(place.tier == "device" and place.digest in ("", known.serving_digest) for place in known.replicas)
+    return sum(place.tier == "device" for place in _places_of_serving(known))
 
 
 def count_adapters(view: View, statuses: Iterable[AdapterStatus]) -> dict[ObjectName, AdapterCounts]:

@@ -174,6 +174,12 @@ def test_loaded_counts_the_runners_that_hold_it() -> None:
     assert resident.message == "the adapter is in device memory on 1 runner"
 
 
+def test_a_revision_that_was_replaced_is_not_where_the_adapter_is_held() -> None:
+    places = tuple(AdapterReplica(runner="r", tier="device", digest=one) for one in (DIGEST, "sha256:" + "f" * 64))
+    status = only(reconcile(world(adapter(), known={"legal": AdapterReport(serving_digest=DIGEST, replicas=places)})))
+    assert (status.loaded, status.replicas) == (1, places[:1])
+
+
 def test_with_fewer_runners_than_min_replicas_an_adapter_still_serves() -> None:
     wanted = adapter(placement={"minReplicas": 3})
     held = {"legal": AdapterReport(serving_digest=DIGEST, replicas=(AdapterReplica(runner="r", tier="device"),))}
