@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import threading
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,28 @@ DEVICE = common_pb2.ADAPTER_STAGE_DEVICE
 
 def places(folder):
     return f"unix:{folder}/s.sock", f"unix:{folder}/v.sock"
+
+
+@asynccontextmanager
+async def hanging_engine(folder, **how):
+    """A supervisor and a gateway of a runner whose engine takes no step before it may go on."""
+    _, address = places(folder)
+    may_go_on = threading.Event()
+
+    class Hanging(FakeEngine):
+        def step(self):
+            may_go_on.wait()
+            return super().step()
+
+    async with (
+        supervisor_at(address) as supervisor,
+        in_process_runner(folder, supervisor=address, engine=Hanging, **how) as runner,
+        gateway_to(runner.address) as gateway,
+    ):
+        try:
+            yield supervisor, gateway, may_go_on
+        finally:
+            may_go_on.set()
 
 
 async def test_the_hello_has_identity_capacity_and_address(folder):
@@ -197,28 +220,13 @@ async def test_an_engine_without_a_prefix_cache_reports_neither(folder):
 
 
 async def test_a_hanging_engine_is_reported_as_hung(folder):
-    _, address = places(folder)
-    may_go_on = threading.Event()
-
-    class Hanging(FakeEngine):
-        def step(self):
-            may_go_on.wait()
-            return super().step()
-
-    async with (
-        supervisor_at(address) as supervisor,
-        in_process_runner(folder, supervisor=address, engine=Hanging) as runner,
-        gateway_to(runner.address) as gateway,
-    ):
-        try:
-            await until(lambda: supervisor.of("memory"))
-            await gateway.submit("a")
-            stuck = await until(lambda: [m for m in supervisor.of("memory") if m.work_pending])
-            seen = len(supervisor.of("memory"))
-            await until(lambda: len(supervisor.of("memory")) > seen + 3)
-            assert supervisor.of("memory")[-1].steps == stuck[0].steps
-        finally:
-            may_go_on.set()
+    async with hanging_engine(folder) as (supervisor, gateway, _):
+        await until(lambda: supervisor.of("memory"))
+        await gateway.submit("a")
+        stuck = await until(lambda: [m for m in supervisor.of("memory") if m.work_pending])
+        seen = len(supervisor.of("memory"))
+        await until(lambda: len(supervisor.of("memory")) > seen + 3)
+        assert supervisor.of("memory")[-1].steps == stuck[0].steps
 
 
 async def test_an_engine_does_not_hang_while_a_request_waits_for_its_adapters_files(folder):
@@ -264,54 +272,25 @@ async def test_reports_to_the_supervisor_say_whether_a_scheduler_has_welcomed_th
 
 async def test_heartbeats_wait_neither_for_an_iteration_nor_for_the_next_report(folder):
     """A report that is asked for during an iteration comes when that ends, or with the next one's turn."""
-    _, address = places(folder)
-    may_go_on = threading.Event()
-
-    class Hanging(FakeEngine):
-        def step(self):
-            may_go_on.wait()
-            return super().step()
-
-    async with (
-        supervisor_at(address) as supervisor,
-        in_process_runner(folder, supervisor=address, engine=Hanging, report_seconds=1000) as runner,
-        gateway_to(runner.address) as gateway,
-    ):
-        try:
-            await until(lambda: supervisor.received)
-            assert supervisor.of("hello")[0].heartbeats
-            await gateway.submit("a")
-            seen, reports = len(supervisor.of("heartbeat")), len(supervisor.of("memory"))
-            await until(lambda: len(supervisor.of("heartbeat")) > seen + 5)
-            assert len(supervisor.of("memory")) <= reports + 1
-        finally:
-            may_go_on.set()
+    async with hanging_engine(folder, report_seconds=1000) as (supervisor, gateway, _):
+        await until(lambda: supervisor.received)
+        assert supervisor.of("hello")[0].heartbeats
+        await gateway.submit("a")
+        seen, reports = len(supervisor.of("heartbeat")), len(supervisor.of("memory"))
+        await until(lambda: len(supervisor.of("heartbeat")) > seen + 5)
+        assert len(supervisor.of("memory")) <= reports + 1
 
 
 async def test_a_report_of_a_busy_engine_is_sent_again_with_its_number(folder):
-    _, address = places(folder)
-    may_go_on = threading.Event()
-
-    class Hanging(FakeEngine):
-        def step(self):
-            may_go_on.wait()
-            return super().step()
-
-    async with (
-        supervisor_at(address) as supervisor,
-        in_process_runner(folder, supervisor=address, engine=Hanging) as runner,
-        gateway_to(runner.address) as gateway,
-    ):
-        try:
-            await until(lambda: len(supervisor.of("memory")) > 2)
-            await gateway.submit("a")
-            seen = len(supervisor.of("memory"))
-            await until(lambda: len(supervisor.of("memory")) > seen + 5)
-            numbers = [one.sequence for one in supervisor.of("memory")]
-            assert numbers[-3:] == [numbers[-1]] * 3
-            assert numbers[1] == numbers[0] + 1
-        finally:
-            may_go_on.set()
+    async with hanging_engine(folder) as (supervisor, gateway, may_go_on):
+        await until(lambda: len(supervisor.of("memory")) > 2)
+        await gateway.submit("a")
+        seen = len(supervisor.of("memory"))
+        await until(lambda: len(supervisor.of("memory")) > seen + 5)
+        numbers = [one.sequence for one in supervisor.of("memory")]
+        assert numbers[-3:] == [numbers[-1]] * 3
+        assert numbers[1] == numbers[0] + 1
+        may_go_on.set()
         await until(lambda: supervisor.of("memory")[-1].sequence > numbers[-1])
 
 
