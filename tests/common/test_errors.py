@@ -9,7 +9,16 @@ from pydantic import ValidationError
 
 from motet import errors
 from motet.api.v1 import common_pb2
-from motet.errors import TABLE, Internal, InvalidRequest, MotetError, from_proto, reason_of
+from motet.errors import (
+    TABLE,
+    Internal,
+    InvalidRequest,
+    MotetError,
+    ParameterUnavailable,
+    UnsupportedParameter,
+    from_proto,
+    reason_of,
+)
 from motet.resources.status import Condition
 from motet.runner_info import Failure
 from testbed.tree import package_folders
@@ -53,6 +62,16 @@ def test_an_error_survives_the_way_to_a_peer(kind: type[MotetError]) -> None:
         1.5,
         "RankTooLarge",
     )
+
+
+def test_an_earlier_version_refuses_what_a_newer_one_places_elsewhere() -> None:
+    error = ParameterUnavailable("temperature must be at most 2")
+    for sent in (error.to_proto(), Failure.of(error).to_proto()):
+        assert (sent.code, sent.reason) == ("unsupported_parameter", "ParameterUnavailable")
+        assert type(from_proto(sent)) is ParameterUnavailable
+        assert Failure.from_proto(sent) == Failure.of(error)
+    sent = UnsupportedParameter("tools are not supported").to_proto()
+    assert type(from_proto(sent)) is UnsupportedParameter
 
 
 def test_an_error_that_is_raised_again_and_again_does_not_grow() -> None:

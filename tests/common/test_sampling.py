@@ -80,7 +80,9 @@ def message_with(name: str, value: Any) -> runner_pb2.Sampling | None:
 def by_message(message: runner_pb2.Sampling) -> Sampling:
     """As the engine's process gets it."""
     submit = runner_pb2.Submit(request="a", choices=[runner_pb2.Choice()], prompt_ids=[1], sampling=message)
-    sampling = pickle.loads(pickle.dumps(sequence_of(submit, base_digest=""), protocol=5)).sampling
+    sampling = pickle.loads(
+        pickle.dumps(sequence_of(submit, tuple(submit.prompt_ids), base_digest=""), protocol=5)
+    ).sampling
     engine(sampling)
     return sampling
 

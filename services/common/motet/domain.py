@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NewType, Self
+from typing import Any, NamedTuple, NewType, Self
 
 InstanceName = NewType("InstanceName", str)
 """A runner's name. It stays the same when the runner restarts; each start is a new incarnation."""
@@ -31,8 +31,7 @@ class ParkMethod(StrEnum):
     RECOMPUTE = "recompute"  # dropped, computed again from the tokens
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ObjectName:
+class ObjectName(NamedTuple):
     """Namespace and name of a resource; `str()` gives `namespace/name`."""
 
     namespace: str

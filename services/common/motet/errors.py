@@ -22,7 +22,8 @@ MotetError
 │   └── AdapterFetchFailed
 ├── StoreRefused              the database will never accept the value
 ├── Declined                  a runner does not take the request now: the scheduler places it again
-│   └── StructuredOutputUnavailable  this runner never will; a client gets it if no runner can
+│   ├── ParameterUnavailable         this runner never will; a client gets it if no runner can
+│   └── StructuredOutputUnavailable  as well
 ├── EngineRestarted           no runner continued the stream in time, or the gateway stops
 ├── BaseModelReplaced         no runner has the base model of the request any more
 ├── Cancelled
@@ -98,9 +99,7 @@ class MotetError(Exception):
         return copy(self)
 
     def to_proto(self) -> common_pb2.Failure:
-        return common_pb2.Failure(
-            code=self.code, message=self.message, retry_after_seconds=self.retry_after, reason=self.reason
-        )
+        return failure_to_proto(self.code, self.message, self.retry_after, self.reason)
 
 
 class InvalidRequest(MotetError):
@@ -254,14 +253,25 @@ class Declined(MotetError):
     mapping = ErrorMapping("declined", 503, "overloaded_error", grpc.StatusCode.ABORTED, 0.1)
 
 
+class ParameterUnavailable(Declined):
+    """No runner of the model can compute what a parameter asks for: their engine is of another make. The message names
+    the parameter. Leave it out, or tell the pool's owner."""
+
+    mapping = ErrorMapping("parameter_unavailable", 400, "invalid_request_error", grpc.StatusCode.FAILED_PRECONDITION)
+
+
 class StructuredOutputUnavailable(Declined):
-    """No runner of the pool that is up can serve structured output: its engine is on a GPU or of another make, lacks
-    the package `llguidance`, or cannot use the model's tokenizer for it; the message says which. Send the request
-    without `response_format` and its like, or tell the pool's owner."""
+    """No runner of the pool can serve structured output: its engine is on a GPU or of another make, lacks the package
+    `llguidance`, or cannot use the model's tokenizer for it; the message says which. Send the request without
+    `response_format` and its like, or tell the pool's owner."""
 
     mapping = ErrorMapping(
         "structured_output_unavailable", 400, "invalid_request_error", grpc.StatusCode.FAILED_PRECONDITION
     )
+
+
+NEVER_HERE: tuple[type[Declined], ...] = (ParameterUnavailable, StructuredOutputUnavailable)
+"""A runner that declines with one of them can never take the request, and others may."""
 
 
 class EngineRestarted(MotetError):
@@ -338,13 +348,30 @@ TABLE: dict[str, type[MotetError]] = _classes_by_code(MotetError) | {Internal.ma
 """Every error of this module by its code. The codes are unique."""
 
 
+_SENT_AS = {(ParameterUnavailable.mapping.code, ""): (UnsupportedParameter.mapping.code, "ParameterUnavailable")}
+"""By code and reason: with which ones it is sent. An earlier version does not know the code, and would try the request
+again and again; with the other code it refuses the request."""
+_READ_AS = {sent: said for said, sent in _SENT_AS.items()}
+
+
+def failure_to_proto(code: str, message: str, retry_after: float, reason: str) -> common_pb2.Failure:
+    code, reason = _SENT_AS.get((code, reason), (code, reason))
+    return common_pb2.Failure(code=code, message=message, retry_after_seconds=retry_after, reason=reason)
+
+
 def reason_of(failure: common_pb2.Failure) -> str:
     """The reason that a peer reported; empty, as if it had said none, if no condition may have it."""
     return failure.reason if _REASON.fullmatch(failure.reason) else ""
 
 
+def code_and_reason_of(failure: common_pb2.Failure) -> tuple[str, str]:
+    said = failure.code, reason_of(failure)
+    return _READ_AS.get(said, said)
+
+
 def from_proto(failure: common_pb2.Failure) -> MotetError:
     """The error that a peer reported. A code that this version does not know becomes Internal with the peer's text."""
-    kind = TABLE.get(failure.code, Internal)
+    code, reason = code_and_reason_of(failure)
+    kind = TABLE.get(code, Internal)
     seconds = failure.retry_after_seconds
-    return kind(failure.message, retry_after=seconds if 0 <= seconds < float("inf") else 0.0, reason=reason_of(failure))
+    return kind(failure.message, retry_after=seconds if 0 <= seconds < float("inf") else 0.0, reason=reason)

@@ -34,7 +34,8 @@ class LastOfEach(Generic[K, V]):
     def add(self, owner: str, key: K, value: V) -> V | None:
         """`key` must be new. Returns what is not kept any more, if it is full."""
         self._owner[key] = owner
-        mine = self._of.setdefault(owner, OrderedDict())
+        if (mine := self._of.get(owner)) is None:
+            mine = self._of[owner] = OrderedDict()
         mine[key] = value
         self._recount(owner, len(mine) - 1)
         if len(self._owner) <= self._most:

@@ -7,13 +7,17 @@ from collections.abc import Collection, Iterable, Sized
 from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
 from math import inf
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from motet.api.v1 import common_pb2
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, adapter_pages, pages_for
-from motet.errors import InvalidRequest, MotetError, reason_of
+from motet.errors import InvalidRequest, MotetError, code_and_reason_of, failure_to_proto
 from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule, known_quantile
 from motet.terms import check_epoch
+
+KvCacheDtype = Literal["auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]
+AttentionBackend = Literal["FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION", "ROCM_ATTN", "ROCM_AITER_FA"]
+"""vLLM's names"""
 
 MAX_KERNEL_TEXT = 500
 
@@ -102,12 +106,11 @@ class Failure:
 
     @classmethod
     def from_proto(cls, failure: common_pb2.Failure) -> Self:
-        return cls(failure.code, failure.message, failure.retry_after_seconds, reason_of(failure))
+        code, reason = code_and_reason_of(failure)
+        return cls(code, failure.message, failure.retry_after_seconds, reason)
 
     def to_proto(self) -> common_pb2.Failure:
-        return common_pb2.Failure(
-            code=self.code, message=self.message, retry_after_seconds=self.retry_after, reason=self.reason
-        )
+        return failure_to_proto(self.code, self.message, self.retry_after, self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

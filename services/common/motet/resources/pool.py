@@ -43,8 +43,8 @@ from motet.resources.source_uris import (
     with_secrets,
 )
 from motet.resources.template import PodTemplate
-from motet.resources.validation_rules import Rule, TransitionRule
-from motet.runner_info import MAX_TPOT_MILLISECONDS
+from motet.resources.validation_rules import Rule, TransitionRule, quoted
+from motet.runner_info import MAX_TPOT_MILLISECONDS, AttentionBackend, KvCacheDtype
 from motet.shares import MAX_WEIGHT
 from motet.sources import MODEL_SOURCES
 
@@ -56,6 +56,9 @@ NAMESPACE = "{namespace}"
 """In a `pathPrefix`, this text stands for the namespace of the adapter."""
 
 MAX_ADAPTERS = 1_000_000
+
+GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+"""The resources of nodes that are whole GPUs"""
 
 Preset = Literal["paged-chunk", "paged-promises", "orca", "s3", "oracle", "punica", "ft-max", "request-level"]
 
@@ -114,6 +117,44 @@ class PoolModel(ResourceModel):
             message="create a new ServingPool to change the base model",
             holds=lambda old, new: new.uri == old.uri,
         ),
+    )
+
+
+class ParallelSpec(ResourceModel):
+    """How many GPUs a runner has, and how they share the work."""
+
+    tensor: Annotated[int, Field(ge=1, le=64)] | None = None
+    """How many GPUs share each layer. Absent: 1."""
+
+    stages: Annotated[int, Field(ge=1, le=64)] | None = None
+    """How many groups of GPUs share the layers, one after the other. Absent: 1."""
+
+    @property
+    def gpus(self) -> int:
+        return (self.tensor or 1) * (self.stages or 1)
+
+
+class VllmSpec(ResourceModel):
+    """What only vLLM can choose."""
+
+    kv_cache_dtype: KvCacheDtype | None = None
+    """The dtype of keys and values. With `fp8` a page takes half of the memory of bfloat16, and answers may change.
+    Absent: `auto`, the dtype of the model."""
+
+    enforce_eager: bool | None = None
+    """Whether vLLM compiles nothing and records no graphs: it starts sooner, and is slower. Absent: false."""
+
+    attention_backend: AttentionBackend | None = None
+    """What computes attention on a GPU. Absent: vLLM's choice."""
+
+
+def _only_with_vllm(field: str) -> Rule:
+    return Rule(
+        field=field,
+        cel=f"!has(self.{field}) || (has(self.backend) && self.backend == 'vllm')",
+        message=f"{field} may only be set when backend is vllm",
+        reason="FieldValueForbidden",
+        holds=lambda engine: getattr(engine, field) is None or engine.backend == "vllm",
     )
 
 
@@ -177,7 +218,16 @@ class EngineSpec(ResourceModel):
     """Whether a request uses the KV that earlier requests of its tenant have computed for the same first tokens under
     the same adapter. Absent: true."""
 
+    # Without defaults here: an operator of the version before does not know these fields.
+    parallel: ParallelSpec | None = None
+    """How a runner uses several GPUs. Only with the backend `vllm`. Absent: it uses one."""
+
+    vllm: VllmSpec | None = None
+    """Only with the backend `vllm`."""
+
     rules: ClassVar = (
+        _only_with_vllm("parallel"),
+        _only_with_vllm("vllm"),
         Rule(
             field="maxResidentAdapters",
             cel="!has(self.maxResidentAdapters) || !has(self.maxCachedAdapters) "
@@ -427,6 +477,20 @@ class ServingPoolSpec(ResourceModel):
     update_strategy: UpdateStrategy = UpdateStrategy()
     template: PodTemplate = PodTemplate()
 
+    rules: ClassVar = (
+        Rule(
+            field="template.resources",
+            cel="!has(self.engine) || !has(self.engine.backend) || self.engine.backend != 'vllm' "
+            "|| !has(self.template) || !has(self.template.resources) || !has(self.template.resources.limits) "
+            f"|| [{', '.join(map(quoted, GPU_RESOURCES))}].all(name, !(name in self.template.resources.limits) "
+            "|| string(self.template.resources.limits[name]) == string((has(self.engine.parallel) "
+            "&& has(self.engine.parallel.tensor) ? self.engine.parallel.tensor : 1) * (has(self.engine.parallel) "
+            "&& has(self.engine.parallel.stages) ? self.engine.parallel.stages : 1)))",
+            message="the GPUs in template.resources.limits must be engine.parallel.tensor × engine.parallel.stages; "
+            "without engine.parallel, one",
+            holds=lambda spec: spec.has_its_gpus,
+        ),
+    )
     transitions: ClassVar = (
         TransitionRule(
             field="group",
@@ -435,6 +499,13 @@ class ServingPoolSpec(ResourceModel):
             holds=lambda old, new: new.group == old.group,
         ),
     )
+
+    @property
+    def has_its_gpus(self) -> bool:
+        """True also if the limits name no GPUs: what a runner finds then decides."""
+        limits, parallel = self.template.resources.limits, self.engine.parallel or ParallelSpec()
+        named = [limits[name] for name in GPU_RESOURCES if name in limits]
+        return self.engine.backend != "vllm" or all(one == str(parallel.gpus) for one in named)
 
     @property
     def tpot_milliseconds(self) -> int | None:

@@ -108,6 +108,8 @@ ADAPTER_REASONS: Mapping[str, Reasons] = {
 _POOL_REFUSED = {
     "NamespaceNotPrepared": "The operator may not run pools in this namespace. Add it to the chart's value "
     "`pools.namespaces` and upgrade the release.",
+    "BackendNotInstalled": "The chart names no image for `spec.engine.backend` of the pool. Build one, set "
+    "`runner.vllm.image.repository` and upgrade the release. Runners that the pool has go on serving.",
     "ModelMismatch": "The pool that decides for the group (`status.decidesForGroup`) has another base model. Ready "
     "runners keep serving, and no new ones start. Use one `spec.model` in all pools of the group, or another group.",
     "Unreadable": _REFUSED["Unreadable"],

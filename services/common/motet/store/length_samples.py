@@ -217,6 +217,13 @@ async def count_samples(store: Store) -> int:
         return await connection.scalar(select(func.count()).select_from(LengthSampleRow)) or 0
 
 
+async def newest_requests(store: Store, limit: int) -> list[str]:
+    """Of which there are samples, the oldest first."""
+    query = select(LengthSampleRow.request).order_by(LengthSampleRow.id.desc()).limit(limit)
+    async with store.read() as connection:
+        return [str(request) for request in reversed((await connection.scalars(query)).all())]
+
+
 async def newest_samples(store: Store, limit: int) -> list[LengthSample]:
     columns = [getattr(LengthSampleRow, name) for name in LengthSample.__dataclass_fields__]
     query = select(*columns).order_by(LengthSampleRow.id.desc()).limit(limit)

@@ -351,7 +351,8 @@ class Failure(_message.Message):
     """0: trying again will not help"""
     reason: _builtins.str
     """Of an adapter: the condition's reason in its status (RankTooLarge). Of a decline: TooFewPages, if more free pages
-    would have prevented it. May be empty.
+    would have prevented it. Of unsupported_parameter: ParameterUnavailable, if other runners may take the request: the
+    code is then parameter_unavailable, which earlier versions do not know. May be empty.
     """
     def __init__(
         self,

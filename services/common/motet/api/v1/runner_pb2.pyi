@@ -183,6 +183,8 @@ class Submit(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    SEED_IS_DRAWN_FIELD_NUMBER: _builtins.int
+    PROMPT_NUMBER_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     request: _builtins.str
     epoch: _builtins.int
@@ -207,6 +209,12 @@ class Submit(_message.Message):
     """only requests with the same one share cached prompts"""
     traceparent: _builtins.str
     """of its client, as W3C's trace context writes it; empty: it sent none"""
+    seed_is_drawn: _builtins.bool
+    """the client has set none, and is told none; earlier gateways never say so"""
+    prompt_number: _builtins.int
+    """Of a prompt that several requests have; unique in its gateway's process. The runner keeps the last ones of a stream
+    (motet.kept_prompts). Without prompt_ids the prompt is the kept one of this number, if the runner knows this field.
+    """
     @_builtins.property
     def promise(self) -> _common_pb2.Promise: ...
     @_builtins.property
@@ -241,10 +249,12 @@ class Submit(_message.Message):
         weight: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
         traceparent: _builtins.str = ...,
+        seed_is_drawn: _builtins.bool = ...,
+        prompt_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["estimate", b"estimate", "promise", b"promise", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "base_digest", b"base_digest", "cache_salt", b"cache_salt", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "estimate", b"estimate", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "tenant", b"tenant", "term", b"term", "traceparent", b"traceparent", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "adapter_digest", b"adapter_digest", "base_digest", b"base_digest", "cache_salt", b"cache_salt", "choices", b"choices", "engines_lost", b"engines_lost", "epoch", b"epoch", "estimate", b"estimate", "parent", b"parent", "promise", b"promise", "prompt_ids", b"prompt_ids", "prompt_number", b"prompt_number", "request", b"request", "request_class", b"request_class", "sampling", b"sampling", "seed", b"seed", "seed_is_drawn", b"seed_is_drawn", "tenant", b"tenant", "term", b"term", "traceparent", b"traceparent", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1629,6 +1629,7 @@ class Certificate(_message.Message):
     MAX_DELTA_TO_REFERENCE_FIELD_NUMBER: _builtins.int
     CHECKER_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    DEVICE_RANK_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     size_bytes: _builtins.int
     rank: _builtins.int
@@ -1638,12 +1639,14 @@ class Certificate(_message.Message):
     """tensors that found their module"""
     base_digest: _builtins.str
     method: _builtins.str
-    """lora, rslora"""
+    """lora, rslora, dora"""
     max_delta_to_base: _builtins.float
     """over the probe prompts; later"""
     max_delta_to_reference: _builtins.float
     checker: _builtins.int
     """version of the checks that it passed; 0 in those from before there was one"""
+    device_rank: _builtins.int
+    """what counts in device memory: rank, and more if it scales results; 0 means rank"""
     @_builtins.property
     def target_modules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1668,10 +1671,11 @@ class Certificate(_message.Message):
         max_delta_to_reference: _builtins.float = ...,
         checker: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        device_rank: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "rank", b"rank", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "unmapped", b"unmapped", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha", b"alpha", "base_digest", b"base_digest", "checker", b"checker", "device_rank", b"device_rank", "digest", b"digest", "mapped", b"mapped", "max_delta_to_base", b"max_delta_to_base", "max_delta_to_reference", b"max_delta_to_reference", "method", b"method", "rank", b"rank", "size_bytes", b"size_bytes", "target_modules", b"target_modules", "unmapped", b"unmapped", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

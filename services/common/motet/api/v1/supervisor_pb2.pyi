@@ -178,6 +178,7 @@ class MemoryReport(_message.Message):
     LIVE_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     HAS_SCHEDULER_FIELD_NUMBER: _builtins.int
+    LOAD_PARTS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """the same again: the engine is busy, and has not reported since"""
     pages_free: _builtins.int
@@ -194,6 +195,8 @@ class MemoryReport(_message.Message):
     """that KV can have now; adapters in use have the others. 0: all that the hello named"""
     has_scheduler: _builtins.bool
     """whether a scheduler has welcomed it on their present stream. Absent: of an earlier version"""
+    load_parts: _builtins.int
+    """of adapters, since start: progress, too, but no steps"""
     @_builtins.property
     def live(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.RunnerRequest]: ...
     def __init__(
@@ -210,10 +213,11 @@ class MemoryReport(_message.Message):
         live: _abc.Iterable[_common_pb2.RunnerRequest] | None = ...,
         pages: _builtins.int = ...,
         has_scheduler: _builtins.bool | None = ...,
+        load_parts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_has_scheduler", b"_has_scheduler", "has_scheduler", b"has_scheduler"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_has_scheduler", b"_has_scheduler", "has_scheduler", b"has_scheduler", "host_bytes_free", b"host_bytes_free", "live", b"live", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "prefill_seconds_per_token", b"prefill_seconds_per_token", "sequence", b"sequence", "steps", b"steps", "swap_seconds_per_page", b"swap_seconds_per_page", "work_pending", b"work_pending"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_has_scheduler", b"_has_scheduler", "has_scheduler", b"has_scheduler", "host_bytes_free", b"host_bytes_free", "live", b"live", "load_parts", b"load_parts", "pages", b"pages", "pages_free", b"pages_free", "pages_promised", b"pages_promised", "prefill_seconds_per_token", b"prefill_seconds_per_token", "sequence", b"sequence", "steps", b"steps", "swap_seconds_per_page", b"swap_seconds_per_page", "work_pending", b"work_pending"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__has_scheduler: _TypeAlias = _typing.Literal["has_scheduler"]  # noqa: Y015
     _WhichOneofArgType__has_scheduler: _TypeAlias = _typing.Literal["_has_scheduler", b"_has_scheduler"]  # noqa: Y015
