@@ -38,7 +38,8 @@ class LoraBackend(Protocol[Batch]):
         """
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, linear: str, batch: Batch) -> None:
-        """y[i] += x[i] · A[adapter(i)] · B[adapter(i)]   for every row i of the batch that has an adapter
+        """y[i] += x[i] · A[adapter(i)] · B[adapter(i)]   for every row i of the batch that has an adapter. If the
+        adapter scales, y[i] first becomes y[i] + d[adapter(i)] · y[i] + e[adapter(i)].
 
         y  [rows, out]  updated in place      x  [rows, in]
         """

@@ -9,6 +9,9 @@ import torch
 PACKED_TYPES = (torch.float32, torch.bfloat16)
 """The types of weights that kernels pack"""
 
+ROWS_AT_ONCE = 256
+"""How many rows of a weight are unpacked, or converted to fp32, at a time"""
+
 
 class PackedLinears(Protocol):
     """Weights [outputs, inputs] of linears that are fed the same rows, packed in the layout that some kernels read.
@@ -30,6 +33,9 @@ class PackedLinears(Protocol):
 
     def rows(self, of: torch.Tensor) -> torch.Tensor:
         """Unpacks rows of the first weight: for an embedding that shares its matrix with a linear."""
+
+    def squares(self, index: int) -> torch.Tensor:
+        """As `squares_of_rows` of one of the weights"""
 
 
 Weights = TypeVar("Weights", bound=PackedLinears)
@@ -70,6 +76,11 @@ class DecoderWeights(Generic[Weights]):
     final_norm: torch.Tensor
     head: Weights
     head_bias: torch.Tensor | None
+
+
+def squares_of_rows(weight: torch.Tensor) -> torch.Tensor:
+    """[outputs] of each row, the sum of its squares in fp32"""
+    return torch.cat([part.float().square().sum(1) for part in weight.split(ROWS_AT_ONCE)])
 
 
 def bias_of_columns(weights: PackedLinears, biases: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

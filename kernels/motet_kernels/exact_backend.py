@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import pad
 
 from motet_kernels.lora_batch import PlacedAdapter, Segment
-from motet_kernels.run_layout import LinearGroup, RunLayout
+from motet_kernels.run_layout import LinearGroup, RunLayout, scale
 
 TILE_ROWS = 16
 
@@ -59,10 +59,13 @@ class ExactBackend:
             tile, adapter = rows.tile, rows.adapter
             if linear not in adapter.linears:
                 continue
+            layout, begin = self._layout(adapter.rank), adapter.offset
+            run = self._memory[begin : begin + layout.bytes]
             if (tile, adapter) not in added:
-                layout, begin = self._layout(adapter.rank), adapter.offset
-                a, b = layout.matrices(self._memory[begin : begin + layout.bytes], linear)
+                a, b = layout.matrices(run, linear)
                 added[tile, adapter] = _tile(x, tile) @ a.t() @ b
+            if adapter.scales:
+                scale(y[rows.start : rows.stop], *layout.scaling(run, linear))
             y[rows.start : rows.stop] += added[tile, adapter][rows.start - tile : rows.stop - tile]
 
 

@@ -12,14 +12,20 @@ def add_lora(
     x: torch.Tensor,
     segments: Sequence[Segment],
     matrices: Mapping[str, tuple[torch.Tensor, torch.Tensor, float]],
+    scales: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None,
 ) -> torch.Tensor:
-    """y[i] + scale · (x[i] · Aᵀ) · Bᵀ for every row i of a segment; other rows stay as they are.
+    """c · y[i] + e + scale · (x[i] · Aᵀ) · Bᵀ for every row i of a segment; other rows stay as they are.
 
-    `matrices`: adapter's name → (lora_A [rank, in], lora_B [out, rank], scale), as PEFT saves them.
+    `matrices`: adapter's name → (lora_A [rank, in], lora_B [out, rank], scale), as PEFT saves them. `scales`: adapter's
+    name → (c, e) [out]; without them, c is 1 and e is 0.
     """
     result = y.double().clone()
     for segment in segments:
         a, b, scale = matrices[segment.adapter.name]
+        scale_and_shift = (scales or {}).get(segment.adapter.name)
         for row in range(segment.start, segment.stop):
+            if scale_and_shift is not None:
+                c, e = scale_and_shift
+                result[row] = c.double() * result[row] + e.double()
             result[row] += scale * (b.double() @ (a.double() @ x[row].double()))
     return result

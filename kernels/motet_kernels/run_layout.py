@@ -10,6 +10,9 @@ from functools import cached_property
 
 import torch
 
+SCALE_ROWS = 2
+"""How many rows of rank an adapter takes for what scales and shifts the linears' own results"""
+
 MAX_TILE = 16
 """The largest tile of a back end. A larger tile would waste memory on adapters of small ranks."""
 
@@ -100,6 +103,20 @@ class RunLayout:
         into_a[:rank] = a.to(self.dtype)
         into_b[:rank] = (b.t().float() * scale).to(self.dtype)
 
+    def scaling(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """d and e [outputs], as views of a run: y becomes y + d · y + e before the product is added. They are the last
+        rows of B. The same rows of Aᵀ are zeros, so that a product with all of B adds nothing more.
+
+        d is the scale less one: numbers near 0 keep more of their digits in bf16."""
+        b = self.matrices(run, linear)[1]
+        return b[-2], b[-1]
+
+    def write_scaling(self, run: torch.Tensor, linear: str, scale: torch.Tensor, shift: torch.Tensor) -> None:
+        """`scale`, `shift` [outputs] in fp32. The adapter's own rank must leave SCALE_ROWS rows of the layout's."""
+        d, e = self.scaling(run, linear)
+        d.copy_(scale - 1)
+        e.copy_(shift)
+
     def stored(self, run: torch.Tensor, linear: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Aᵀ [rank, inputs] and B [rank, outputs] of a linear in fp32: copies; Aᵀ of integers is multiplied by the
         scales."""
@@ -110,6 +127,12 @@ class RunLayout:
         rows = count * self.rank
         part = run[..., begin : begin + rows * width * self.dtype.itemsize].view(self.dtype)
         return part.view((*part.shape[:-1], rows, width))
+
+
+def scale(y: torch.Tensor, d: torch.Tensor, e: torch.Tensor) -> None:
+    """y += d · y + e in place, rounded once"""
+    wide = y.float()
+    y.copy_(torch.addcmul(wide + e.float(), wide, d.float()))
 
 
 def _aligned(offset: int) -> int:

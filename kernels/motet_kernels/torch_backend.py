@@ -2,7 +2,9 @@
 
 Short segments of adapters of one rank share one batched product, which reads copies of their runs (`run_stacks.py`).
 A long segment (a prompt, or many rows of one adapter; see LONG_SEGMENT_ROWS) has two products of its own, which read
-the adapter in place. A short segment of an adapter that has no copy is treated in the same way.
+the adapter in place. A short segment of an adapter that has no copy, or that scales the linears' own results, is
+treated in the same way: the stacks have no place for scales. So with many such adapters this back end is slower than
+with plain ones. It serves where nothing was compiled.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +14,7 @@ from functools import cache
 import torch
 
 from motet_kernels.lora_batch import PlacedAdapter, Segment
-from motet_kernels.run_layout import LinearGroup, RunLayout
+from motet_kernels.run_layout import LinearGroup, RunLayout, scale
 from motet_kernels.run_stacks import Blocks, RunStack, RunStacks
 
 LONG_SEGMENT_ROWS = 16
@@ -68,6 +70,8 @@ class StackedRows:
 class LoraBatch:
     in_place: list[RowsInPlace] = field(default_factory=list)
     stacked: list[StackedRows] = field(default_factory=list)
+    scales: bool = False
+    """True if an adapter scales the linears' own results: then each y must be such a result and nothing more."""
 
 
 class TorchBackend:
@@ -100,7 +104,7 @@ class TorchBackend:
     def make_batch(self, segments: Sequence[Segment]) -> LoraBatch:
         long, short = _by_length(segments)
         self._stacks.hold(adapter for of_rank in short.values() if len(of_rank) > 1 for adapter in of_rank)
-        batch = LoraBatch()
+        batch = LoraBatch(scales=any(one.adapter.scales for one in long))
         for rank, of_rank in sorted(short.items()):
             stack = self._stacks.of(rank)
             held = {} if stack is None else {one: rows for one, rows in of_rank.items() if one.name in stack.position}
@@ -148,6 +152,8 @@ class TorchBackend:
                 for place, linear in enumerate(some.linears):
                     if linear in changed:
                         columns = into[:, some.columns[place] : some.columns[place + 1]]
+                        if rows.adapter.scales:
+                            scale(columns, *several_b[place][-2:])
                         columns.addmm_(v[:, place * rank : (place + 1) * rank], several_b[place])
         for stacked in batch.stacked:
             if not stacked.linears.isdisjoint(some.linears):  # where an adapter changes nothing, its run holds zeros
@@ -166,13 +172,16 @@ _ShortRows = dict[int, dict[PlacedAdapter, list[int]]]
 
 
 def _by_length(segments: Sequence[Segment]) -> tuple[list[Segment], _ShortRows]:
-    """Long segments, and the rows of short segments. Adjacent short segments of one adapter are merged first. A short
-    segment is not merged with a long one: so its rows use the stack whether a prompt stands beside them or not."""
+    """Segments that read the adapter in place, and the rows of short segments.
+
+    Adjacent short segments of one adapter are merged first. A short segment is not merged with a long one: so its rows
+    use the stack whether a prompt stands beside them or not.
+    """
     long: list[Segment] = []
     short: _ShortRows = {}
     joined: list[Segment] = []
     for segment in sorted(segments):
-        if segment.stop - segment.start >= LONG_SEGMENT_ROWS:
+        if segment.adapter.scales or segment.stop - segment.start >= LONG_SEGMENT_ROWS:
             long.append(segment)
         elif joined and (joined[-1].adapter, joined[-1].stop) == (segment.adapter, segment.start):
             joined[-1] = joined[-1]._replace(stop=segment.stop)

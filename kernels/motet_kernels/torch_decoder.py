@@ -83,18 +83,36 @@ class TorchDecoder:
         if lora is not None:
             self._add(qkv, x, self._lora[number].qkv, lora)
         attended = attend(number, self._rotated(layer, qkv, rotation)).flatten(1)
-        hidden = layer.o.added_to(hidden, attended, layer.o_bias)
-        if lora is not None:
-            self._add(hidden, attended, self._lora[number].o, lora)
+        hidden = self._added_to(
+            hidden, attended, layer.o, layer.o_bias, () if lora is None else self._lora[number].o, lora
+        )
         x = self._normed(hidden, layer.mlp_norm)
         gate_up = layer.gate_up.all_of(x, gate_up_bias)
         if lora is not None:
             self._add(gate_up, x, self._lora[number].gate_up, lora)
         gate, up = gate_up.tensor_split(2, 1)
         active = silu(gate).mul_(up)
-        hidden = layer.down.added_to(hidden, active, layer.down_bias)
+        return self._added_to(
+            hidden, active, layer.down, layer.down_bias, () if lora is None else self._lora[number].down, lora
+        )
+
+    def _added_to(  # noqa: PLR0917
+        self,
+        hidden: torch.Tensor,
+        x: torch.Tensor,
+        weights: TorchWeights,
+        bias: torch.Tensor | None,
+        linears: _Linears | tuple[()],
+        lora: LoraBatch | None,
+    ) -> torch.Tensor:
+        """hidden + x · Wᵀ, with LoRA"""
+        if lora is not None and lora.scales:  # it scales the product, and not the sum
+            y = weights.all_of(x, bias)
+            self._add(y, x, linears, lora)
+            return hidden + y
+        hidden = weights.added_to(hidden, x, bias)
         if lora is not None:
-            self._add(hidden, active, self._lora[number].down, lora)
+            self._add(hidden, x, linears, lora)
         return hidden
 
     def _rotated(
@@ -117,7 +135,7 @@ class TorchDecoder:
         normed: torch.Tensor = rms_norm(x, weight.shape, weight, self._weights.epsilon)
         return normed
 
-    def _add(self, y: torch.Tensor, x: torch.Tensor, linears: _Linears, lora: LoraBatch) -> None:
+    def _add(self, y: torch.Tensor, x: torch.Tensor, linears: _Linears | tuple[()], lora: LoraBatch) -> None:
         assert self._backend is not None, "use_lora was not called"
         self._backend.add_lora_together(y, x, linears, lora)
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 import torch
 from torch.nn.functional import embedding, linear
 
-from motet_kernels.decoder_weights import PACKED_TYPES
+from motet_kernels.decoder_weights import PACKED_TYPES, squares_of_rows
 
 SAME = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """The largest allowed error of a result in the trial. The exact results are below 1."""
@@ -76,6 +76,10 @@ class TorchWeights:
         if self._reordered:
             raise ValueError("the rows have another order")
         return embedding(of, self._weight)
+
+    def squares(self, index: int) -> torch.Tensor:
+        weight = self._weight.to_dense() if self._reordered else self._weight
+        return squares_of_rows(weight[self.columns[index] : self.columns[index + 1]])
 
     def _as_usual(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self._reordered:  # there are no rows

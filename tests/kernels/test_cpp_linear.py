@@ -58,6 +58,14 @@ def test_rows_of_a_packed_matrix_are_what_they_were(library: Library, dtype: tor
     assert torch.equal(PackedWeights(library, [weight]).rows(ids), weight[ids])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_squares_of_each_packed_matrix_are_those_of_its_rows(library: Library, dtype: torch.dtype) -> None:
+    weights = [numbers(outputs, 70, dtype=dtype, seed=outputs) for outputs in (37, 300)]
+    packed = PackedWeights(library, weights)
+    for index, weight in enumerate(weights):
+        torch.testing.assert_close(packed.squares(index), weight.double().square().sum(1).float())
+
+
 @pytest.mark.parametrize("rows", [9, 41])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_strided_and_transposed_tensors_are_taken(library: Library, dtype: torch.dtype, rows: int) -> None:

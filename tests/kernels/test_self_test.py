@@ -10,6 +10,7 @@ import pytest
 from motet_kernels.cpp import CppBackend, self_test
 from motet_kernels.cpp.attention import PAGE_TOKENS
 from motet_kernels.cpp.builder import SOURCE
+from motet_kernels.run_layout import SCALE_ROWS
 from motet_runner.execute.gate import allowed_error
 from testbed.compiled_kernels import compiled_library
 
@@ -58,10 +59,15 @@ def test_the_self_test_adds_second_blocks_of_rows_and_of_columns_for_adapters() 
 
 
 def test_the_self_test_has_a_linear_that_adapters_leave_as_it_is() -> None:
-    def first_for_others(self: CppBackend, rank: int, changed: frozenset[str]) -> Any:
+    def first_for_others(self: CppBackend, rank: int, changed: frozenset[str], *, scales: bool) -> Any:
         """As if the library took an offset that is negative for 0"""
-        of_rank = self.layout(rank).offsets
-        return np.array([of_rank[one] if one in changed else (0, 0) for one in self._linears], dtype=np.int64)
+        layout = self.layout(rank)
+        found = []
+        for linear, (_, _, outputs) in self._linears.items():
+            a, b = layout.offsets[linear]
+            scaling = b + (rank - SCALE_ROWS) * outputs * layout.dtype.itemsize if scales else -1
+            found.append((a, b, scaling) if linear in changed else (0, 0, -1))
+        return np.array(found, dtype=np.int64)
 
     library = compiled_library()
     with (

@@ -27,10 +27,11 @@ def linear(*, dtype: torch.dtype = torch.float32, stride: int = INPUTS, rows: in
                    OUTPUTS, 1)  # fmt: skip
 
 
-def add_lora(*, rank: int = RANK, run: int = RANK * (INPUTS + OUTPUTS), stop: int = ROWS) -> None:
+def add_lora(*, rank: int = RANK, run: int = RANK * (INPUTS + OUTPUTS), stop: int = ROWS, scaled: bool = False) -> None:
     memory, products = torch.ones(run), torch.ones(rank * stop)
     x, y = torch.ones(ROWS, INPUTS), torch.ones(ROWS, OUTPUTS)
-    offsets = np.array([[0, 4 * rank * INPUTS]], dtype=np.int64)
+    scales = 4 * rank * (INPUTS + OUTPUTS) if scaled else -1
+    offsets = np.array([[0, 4 * rank * INPUTS, scales]], dtype=np.int64)
     segments = np.array([[0, stop, rank, memory.data_ptr(), offsets.ctypes.data]], dtype=np.int64)
     LIBRARY.add_lora(0, segments.ctypes.data, 1, products.data_ptr(), 1, 0, INPUTS, OUTPUTS, x.data_ptr(), INPUTS,
                      y.data_ptr(), OUTPUTS)  # fmt: skip
@@ -52,7 +53,12 @@ def largest() -> None:
     LIBRARY.largest(0, logits.data_ptr(), ROWS, OUTPUTS, chosen.data_ptr())
 
 
-RIGHT: list[Callable[[], None]] = [linear, add_lora, attention]
+RIGHT: list[Callable[[], None]] = [
+    linear,
+    add_lora,
+    lambda: add_lora(run=RANK * (INPUTS + OUTPUTS) + 2 * OUTPUTS, scaled=True),
+    attention,
+]
 WRONG: dict[str, Callable[[], None]] = {
     "x of a linear is not what": lambda: linear(stride=INPUTS - 1),
     "x of a linear has numbers of another type": lambda: linear(dtype=torch.bfloat16),
@@ -60,6 +66,9 @@ WRONG: dict[str, Callable[[], None]] = {
     "the bias of a linear ends before": lambda: linear(bias=OUTPUTS - 1),
     "the rank of a segment": lambda: add_lora(rank=RANK - 2),
     "A and B of an adapter ends before": lambda: add_lora(run=RANK * (INPUTS + OUTPUTS) - 1),
+    "the scales of an adapter ends before": lambda: add_lora(
+        run=RANK * (INPUTS + OUTPUTS) + 2 * OUTPUTS - 1, scaled=True
+    ),
     "x of add_lora ends before": lambda: add_lora(stop=ROWS + 1),
     "a page that a sequence writes into": lambda: attention(pages=(1, 1)),
     "the number of a page": lambda: attention(pages=(0, -1)),

@@ -6,6 +6,7 @@ from itertools import accumulate
 import torch
 
 from motet_kernels.cpp.library import TYPES, Library
+from motet_kernels.decoder_weights import ROWS_AT_ONCE, squares_of_rows
 
 Allocate = Callable[[int, torch.dtype], torch.Tensor]
 """Allocates this number of elements of the type"""
@@ -103,9 +104,17 @@ class PackedWeights:
 
     def rows(self, of: torch.Tensor) -> torch.Tensor:
         """Unpacks rows of the first weight: for an embedding that shares its matrix with a linear."""
+        return self._rows(of, 0)
+
+    def squares(self, index: int) -> torch.Tensor:
+        every = torch.arange(self.outputs[index])
+        return torch.cat([squares_of_rows(self._rows(some, index)) for some in every.split(ROWS_AT_ONCE)])
+
+    def _rows(self, of: torch.Tensor, index: int) -> torch.Tensor:
         into = torch.empty((*of.shape, self.inputs), dtype=self.dtype)
         of = of.contiguous()
-        if of.numel() and not 0 <= int(of.min()) <= int(of.max()) < self.outputs[0]:
+        if of.numel() and not 0 <= int(of.min()) <= int(of.max()) < self.outputs[index]:
             raise IndexError("there is no such row")
-        self._library.unpack(self._type, self.address, self.inputs, of.data_ptr(), of.numel(), into.data_ptr())
+        begin = self.address_of(index)
+        self._library.unpack(self._type, begin, self.inputs, of.data_ptr(), of.numel(), into.data_ptr())
         return into

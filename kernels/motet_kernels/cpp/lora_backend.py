@@ -10,7 +10,7 @@ import torch
 
 from motet_kernels.cpp.library import TYPES, Library
 from motet_kernels.lora_batch import PlacedAdapter, Segment
-from motet_kernels.run_layout import LinearGroup, RunLayout
+from motet_kernels.run_layout import SCALE_ROWS, LinearGroup, RunLayout
 
 MAX_RANK = 512
 """The highest rank that the library has room for"""
@@ -79,12 +79,13 @@ class CppBackend:
             if last is not None and (last.stop, last.adapter) == (segment.start, adapter):
                 rows[-1][1] = segment.stop
             else:
-                if adapter.rank > MAX_RANK:
-                    raise ValueError(f"rank {adapter.rank} is above {MAX_RANK}")
+                rank = adapter.product_rank or adapter.rank
+                if rank > MAX_RANK:
+                    raise ValueError(f"rank {rank} is above {MAX_RANK}")
                 begin = self._memory.data_ptr() + adapter.offset
-                kept.append(self._offsets_of(adapter.rank, adapter.linears))
-                rows.append([segment.start, segment.stop, adapter.rank, begin, kept[-1].ctypes.data])
-            used += count * adapter.rank
+                kept.append(self._offsets_of(adapter.rank, adapter.linears, scales=adapter.scales))
+                rows.append([segment.start, segment.stop, rank, begin, kept[-1].ctypes.data])
+            used += count * rows[-1][2]
             last = segment
         if len(self._products) < used * LINEARS_AT_ONCE:
             self._products = torch.empty(used * LINEARS_AT_ONCE, dtype=torch.float32)
@@ -127,7 +128,14 @@ class CppBackend:
             y.stride(0),
         )
 
-    def _find_offsets(self, rank: int, changed: frozenset[str]) -> npt.NDArray[np.int64]:
-        """[linears, 2] the offsets of A and B of each linear in a run; -1 if the adapter does not change the linear."""
-        of_rank = self._layout(rank).offsets
-        return np.array([of_rank[one] if one in changed else (-1, -1) for one in self._linears], dtype=np.int64)
+    def _find_offsets(self, rank: int, changed: frozenset[str], *, scales: bool) -> npt.NDArray[np.int64]:
+        """[linears, 3] the offsets of A, of B, and of what scales the linear's own result, in a run; -1 if the adapter
+        does not change the linear, or does not scale."""
+        layout = self._layout(rank)
+        found = np.full((len(self._linears), 3), -1, dtype=np.int64)
+        for of_linear, (linear, (_, _, outputs)) in zip(found, self._linears.items(), strict=True):
+            if linear in changed:
+                a, b = layout.offsets[linear]
+                of_scales = b + (rank - SCALE_ROWS) * outputs * self._dtype.itemsize
+                of_linear[:] = a, b, of_scales if scales else -1
+        return found

@@ -18,7 +18,7 @@ from motet_kernels.cpp.program import CompiledProgram
 from motet_kernels.cpp.steps import Compute, Place, Value
 from motet_kernels.decoder_weights import PACKED_TYPES
 from motet_kernels.lora_batch import PlacedAdapter, Segment
-from motet_kernels.run_layout import LinearGroup
+from motet_kernels.run_layout import SCALE_ROWS, LinearGroup
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.01}
 """The largest allowed error of a result: a number left out or counted twice would cause a larger one"""
@@ -77,23 +77,30 @@ def _check_add_lora(
     random = torch.Generator().manual_seed(0)
     group = LinearGroup(INPUTS, {"other": outputs, "linear": outputs})
     sizes = CppBackend([group], torch.empty(0, dtype=torch.uint8), dtype, library=library)
-    memory = torch.zeros(sum(sizes.layout(rank).bytes for rank, _ in ranks_and_rows), dtype=torch.uint8)
+    memory = torch.zeros(sum(sizes.layout(rank + SCALE_ROWS).bytes for rank, _ in ranks_and_rows), dtype=torch.uint8)
     backend = CppBackend([group], memory, dtype, library=library)
-    segments, matrices, offset, row = [], {}, 0, 0
+    segments, matrices, scales, offset, row = [], {}, {}, 0, 0
     for number, (rank, rows) in enumerate(ranks_and_rows):
-        layout = backend.layout(rank)
+        scaled = number % 2 == 1
+        layout = backend.layout(rank + SCALE_ROWS if scaled else rank)
         a = torch.randn(rank, INPUTS, generator=random, dtype=torch.float32) / INPUTS**0.5
         b = torch.randn(outputs, rank, generator=random, dtype=torch.float32) / rank**0.5
         a, b = a.to(dtype), b.to(dtype)
+        of_scale, shift = torch.randn(2, outputs, generator=random, dtype=torch.float32).to(dtype).float()
         for linear in group.outputs:  # the adapter changes one linear, and has numbers for both
-            layout.write(memory[offset : offset + layout.bytes], linear, a, b, 1.0)
-        adapter = PlacedAdapter(str(number), offset, rank, frozenset({"linear"}))
+            run = memory[offset : offset + layout.bytes]
+            layout.write(run, linear, a, b, 1.0)
+            if scaled:
+                layout.write_scaling(run, linear, 1 + of_scale, shift)
+        adapter = PlacedAdapter(str(number), offset, layout.rank, frozenset({"linear"}), rank if scaled else 0)
+        if scaled:
+            scales[adapter.name] = 1 + of_scale, shift
         segments.append(Segment(row, row + rows, adapter))
         matrices[adapter.name] = a, b, 1.0
         offset += layout.bytes
         row += rows + 1  # and one row without an adapter
     x, y = (torch.randn(row, width, generator=random, dtype=torch.float32).to(dtype) for width in (INPUTS, outputs))
-    unchanged, expected = y.clone(), reference.add_lora(y, x, segments, matrices)
+    unchanged, expected = y.clone(), reference.add_lora(y, x, segments, matrices, scales)
     batch = backend.make_batch(segments)
     backend.add_lora(y, x, "linear", batch)
     compare("add_lora", y, expected, TOLERANCE[dtype])

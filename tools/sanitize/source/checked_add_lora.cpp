@@ -18,21 +18,23 @@ void walk_segments(Walk &walk, int64_t type, const void *&segments, int64_t coun
         walk.expect(s->rank > 0 && s->rank % RANKS_AT_ONCE == 0 && s->rank <= MOST_RANK, "the rank of a segment");
         last = s->stop;
         factors += s->rank * (s->stop - s->start);
-        walk.all(s->offsets, known * 2 * (int64_t)sizeof(int64_t), Use::READ, "offsets in a run");
+        walk.all(s->offsets, known * OFFSETS * (int64_t)sizeof(int64_t), Use::READ, "offsets in a run");
         int64_t end = 0;
         const auto with_matrices = [&](const auto &with) {
             for (const Adapted &linear : linears)
-                for (int which : {0, 1}) {
-                    const int64_t offset = s->offsets[2 * linear.index + which];
-                    const int64_t numbers = s->rank * (which ? linear.outputs : linear.inputs);
-                    if (offset >= 0) with(offset, numbers * size_of_type(type));
+                for (int which = 0; which < OFFSETS; ++which) {
+                    const int64_t offset = s->offsets[OFFSETS * linear.index + which];
+                    const int64_t numbers = which == SCALES ? 2 * linear.outputs
+                                                            : s->rank * (which ? linear.outputs : linear.inputs);
+                    if (offset >= 0) with(offset, numbers * size_of_type(type), which);
                 }
         };
-        with_matrices([&](int64_t offset, int64_t bytes) { end = std::max(end, offset + bytes); });
+        with_matrices([&](int64_t offset, int64_t bytes, int) { end = std::max(end, offset + bytes); });
         walk.around(s->run, end);
-        with_matrices([&](int64_t offset, int64_t bytes) {
+        with_matrices([&](int64_t offset, int64_t bytes, int which) {
             walk.expect(offset % size_of_type(type) == 0, "offsets in a run");
-            walk.part(s->run + offset, bytes, Use::READ, "A and B of an adapter", type);
+            walk.part(s->run + offset, bytes, Use::READ,
+                      which == SCALES ? "the scales of an adapter" : "A and B of an adapter", type);
         });
     }
     walk.all(products, factors * at_once * (int64_t)sizeof(float), Use::WRITTEN, "room for products", FLOATS);

@@ -19,11 +19,14 @@ constexpr int64_t LEAST_COLUMNS = 256;
 struct Segment {
     int64_t start, stop, rank;
     const uint8_t *run;       // the adapter's bytes
-    const int64_t *offsets;   // of each linear's A and B in the run; negative: the adapter does not change the linear
+    // Of each linear's A, B and SCALES in the run; negative: the adapter does not change the linear, or does not scale.
+    const int64_t *offsets;
 };
 
+constexpr int SCALES = 2, OFFSETS = 3;
+
 template <typename T> const T *matrix(const Segment &segment, int64_t linear, int which) {
-    int64_t offset = segment.offsets[2 * linear + which];
+    int64_t offset = segment.offsets[OFFSETS * linear + which];
     return offset < 0 ? nullptr : reinterpret_cast<const T *>(segment.run + offset);
 }
 
@@ -91,6 +94,8 @@ template <typename T> struct Work {
         const int64_t rank = piece.segment.rank;
         const float *factors = products_of(number, linear) + row * rank;
         T *y = static_cast<T *>(of.y) + (piece.row + row) * of.y_stride;
+        if (const T *scales = matrix<T>(piece.segment, of.index, SCALES))
+            scale_rows(Matrix<T>{y, of.y_stride}, rows, scales, scales + of.outputs, from, to);
         if (piece.rows == 1)
             add_row(y, factors, rank, b, of.outputs, from, to, next);
         else

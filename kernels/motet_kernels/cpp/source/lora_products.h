@@ -124,6 +124,19 @@ void shrink(Matrix<const T> x, int64_t rows, const T *a, int64_t inputs, float *
 
 // -- expand ----------------------------------------------------------------------------------------------------------
 
+// y += d · y + e for the columns [from, to) of some rows.
+template <typename T>
+void scale_rows(Matrix<T> y, int64_t rows, const T *d, const T *e, int64_t from, int64_t to) {
+    by_pairs(to - from, [&](int64_t i, auto count) {
+        const Pair of_d = load(d + from + i, count), of_e = load(e + from + i, count);
+        for (int64_t row = 0; row < rows; ++row) {
+            T *at = y.row(row) + from + i;
+            const Pair own = load(at, count);
+            store(at, own + Pair{own.a * of_d.a + of_e.a, own.b * of_d.b + of_e.b}, count);
+        }
+    });
+}
+
 // Adds R rows of products · B to C Pairs of columns; a row has `steps` factors. `cold`: B's columns were not read
 // before.
 template <int R, int C, typename T, typename Count>
