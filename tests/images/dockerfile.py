@@ -59,8 +59,8 @@ class Dockerfile:
         return str(found).split(",")
 
 
-def read(folder: Path) -> Dockerfile:
-    text = (folder / "Dockerfile").read_text()
+def read(folder: Path, name: str = "Dockerfile") -> Dockerfile:
+    text = (folder / name).read_text()
     joined = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", text))
     made = Dockerfile(text, {}, [])
     for line in filter(None, map(str.strip, joined.splitlines())):

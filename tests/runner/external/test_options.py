@@ -1,34 +1,29 @@
 """A request's sampling options as vLLM's, and what is refused."""
 
 import time
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from motet.errors import InvalidRequest, StructuredOutputUnavailable, UnsupportedParameter
-from motet.grammars.grammar import Grammar, GrammarForm
+from motet.errors import InvalidRequest, ParameterUnavailable
 from motet_runner.external.vllm.engine import Engine
-from motet_runner.external.vllm.options import REFUSED, check_served, options_of
-from motet_runner.interface import EngineConfig, NewSequence, Sampling
+from motet_runner.external.vllm.options import REFUSED, check_served, options_of, seed_of
+from motet_runner.interface import EngineConfig, Sampling
 from tests.runner.engines import ask
 from tests.runner.external.fake_driven import FakeDriven
 
 SET = {
-    "presence_penalty": 0.5,
-    "frequency_penalty": -0.5,
     "prompt_logprobs": 0,
 }
 
 
-MASKED = {"allowed_token_ids": frozenset({3}), "bad_words": ((3, 4),)}
+BEFORE_VLLM_DRAWS = {"allowed_token_ids", "bad_words", "presence_penalty", "frequency_penalty"}
 
 
-def options(output_tokens: int = 0, *, seed: int = 0, choice: int = 0, **sampling) -> dict[str, object]:
+def options(output_tokens: int = 0, *, seed: int | None = 0, **sampling) -> dict[str, object]:
     of = Sampling(**({"max_tokens": 40} | sampling))
-    return options_of(
-        of, seed=seed, choice=choice, output_tokens=output_tokens, eos_token_ids=frozenset({1, 2, 600}), vocabulary=600
-    )
+    return options_of(of, seed=seed, output_tokens=output_tokens, eos_token_ids=frozenset({1, 2, 600}), vocabulary=600)
 
 
 def test_every_option_is_computed_or_refused() -> None:
@@ -37,36 +32,33 @@ def test_every_option_is_computed_or_refused() -> None:
     )
     by_another_name = {"top_logprobs": "logprobs"}
     names = {by_another_name.get(one.name, one.name) for one in fields(Sampling)}
-    assert names - REFUSED.keys() - MASKED.keys() <= given.keys()
+    assert names - REFUSED.keys() - BEFORE_VLLM_DRAWS <= given.keys()
     assert REFUSED.keys() == SET.keys()
+
+
+def test_options_keep_their_values() -> None:
+    given = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "logit_bias": {3: 1.0},
+    }
+    assert options(**given).items() >= given.items()
+    assert options()["ignore_eos"], "the model's own ends are stops"
 
 
 @pytest.mark.parametrize("name", SET)
 def test_an_option_that_is_not_computed_is_refused_by_its_name(name: str) -> None:
-    with pytest.raises(UnsupportedParameter, match=rf"^{name} is not supported .* Leave it out\.$") as refused:
+    with pytest.raises(ParameterUnavailable, match=rf"^{name} is not supported .* Leave it out\.$") as refused:
         check_served(ask("a", **{name: SET[name]}))
     assert refused.value.param == name
 
 
-@pytest.mark.parametrize(
-    "sequence",
-    [
-        replace(ask("a"), grammar=Grammar(GrammarForm.REGEX, "[a-z]+")),
-        *(ask("a", **{name: MASKED[name]}) for name in MASKED),
-    ],
-)
-def test_what_needs_a_mask_is_for_another_runner_of_the_group(sequence: NewSequence) -> None:
-    engine = Engine(
-        EngineConfig(model=Path()), FakeDriven(), target_modules={}, eos_token_ids=(1,), clock=time.perf_counter
-    )
-    for asked in (engine.add, engine.mask_of, check_served):
-        with pytest.raises(StructuredOutputUnavailable, match="serves no grammars"):
-            asked(sequence)
-
-
 def test_a_temperature_above_vllms_highest_is_refused() -> None:
     check_served(ask("a", temperature=2.0))
-    with pytest.raises(UnsupportedParameter, match=r"^temperature must be at most 2 in this pool") as refused:
+    with pytest.raises(ParameterUnavailable, match=r"^temperature must be at most 2 in this pool") as refused:
         check_served(ask("a", temperature=2.1))
     assert refused.value.param == "temperature"
 
@@ -74,7 +66,7 @@ def test_a_temperature_above_vllms_highest_is_refused() -> None:
 def test_a_bias_with_a_repetition_penalty_is_refused() -> None:
     for alone in ({"logit_bias": {3: 1.0}}, {"repetition_penalty": 1.1}):
         check_served(ask("a", **alone))
-    with pytest.raises(UnsupportedParameter, match=r"^logit_bias and repetition_penalty together") as refused:
+    with pytest.raises(ParameterUnavailable, match=r"^logit_bias and repetition_penalty together") as refused:
         check_served(ask("a", logit_bias={3: 1.0}, repetition_penalty=1.1))
     assert refused.value.param == "logit_bias"
 
@@ -91,9 +83,28 @@ def test_what_vllm_does_not_take_is_a_refusal_of_that_request() -> None:
         eos_token_ids=(1,),
         clock=time.perf_counter,
     )
-    with pytest.raises(InvalidRequest, match=r"vLLM does not take this request: .*is too large") as refused:
+    with pytest.raises(ParameterUnavailable, match=r"vLLM does not take this request: .*is too large") as refused:
         engine.add(ask("a", repetition_penalty=9.0))
     assert refused.value.param == "repetition_penalty"
+    assert not engine.has_work()
+
+
+def test_what_no_engine_takes_is_an_invalid_request() -> None:
+    """And not placed on runners with another engine"""
+
+    def checks(options: dict[str, object]) -> None:
+        raise ValueError(f"vLLM refuses {options}")
+
+    engine = Engine(
+        EngineConfig(model=Path()),
+        FakeDriven(checks=checks),
+        target_modules={},
+        eos_token_ids=(1,),
+        clock=time.perf_counter,
+    )
+    for wrong in ({"temperature": float("inf")}, {"stop_token_ids": frozenset({10**6})}, {"min_tokens": 10**6}):
+        with pytest.raises(InvalidRequest):
+            engine.add(ask("a", **wrong))
     assert not engine.has_work()
 
 
@@ -115,13 +126,9 @@ def test_top_k_of_all_tokens_has_one_form() -> None:
 
 
 def test_an_answer_that_goes_on_does_not_repeat_its_noise() -> None:
-    seeds = [
-        options(temperature=1.0, seed=7)["seed"],
-        options(12, temperature=1.0, seed=7)["seed"],
-        options(temperature=1.0, seed=7, choice=1)["seed"],
-        options(temperature=1.0, seed=8)["seed"],
-    ]
+    seeds = [seed_of(7, 0, 0), seed_of(7, 0, 12), seed_of(7, 1, 0), seed_of(8, 0, 0)]
     assert len(set(seeds)) == 4
     assert all(0 <= one < 2**63 for one in seeds)
-    assert options(12, temperature=1.0, seed=7)["seed"] == seeds[1]
+    assert seed_of(7, 0, 12) == seeds[1]
     assert "seed" not in options(), "nothing is drawn"
+    assert options(temperature=1.0, seed=None)["seed"] is None

@@ -13,7 +13,7 @@ from motet_runner.adapters.certification import EngineLimits, certify
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.external.vllm.linears import by_kind, linears_of
 from motet_runner.external.vllm.plain_adapter import write_adapter
-from tests.runner.random_models import EIGHT, save_adapter, save_base
+from tests.runner.random_models import EIGHT, RandomAdapter, save_adapter, save_base
 
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 PROMPT = torch.tensor([[5, 9, 14, 3, 77, 21]])
@@ -34,9 +34,12 @@ def logits(base: Path, adapter: Path) -> torch.Tensor:
         return PeftModel.from_pretrained(model, str(adapter)).eval()(PROMPT).logits
 
 
-@pytest.mark.parametrize("number", range(len(EIGHT)))
+VARIANTS = (*EIGHT, RandomAdapter(8, 16, rank_pattern=((r"q_proj", 2),)))
+
+
+@pytest.mark.parametrize("number", range(len(VARIANTS)))
 def test_it_computes_what_the_tenants_own_does(base: Path, tmp_path: Path, number: int) -> None:
-    theirs = save_adapter(base, "llama", EIGHT[number], tmp_path / "theirs", seed=number)
+    theirs = save_adapter(base, "llama", VARIANTS[number], tmp_path / "theirs", seed=number)
     layout = layout_of(base, theirs)
     (plain := tmp_path / "plain").mkdir()
     write_adapter(layout, plain)

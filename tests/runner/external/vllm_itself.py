@@ -52,11 +52,17 @@ class VllmItself:
     def add(self, ask: Ask) -> None:
         self._call("add", ask)
 
+    def allow(self, name: str, allowed: bytes) -> None:
+        self._call("allow", name, allowed)
+
     def abort(self, names: list[str]) -> None:
         self._call("abort", names)
 
     def step(self) -> list[Produced]:
         return self._call("step")
+
+    def stops(self) -> int:
+        return self._call("stops")
 
     def load_adapter(self, number: int, folder: Path) -> None:
         self._call("load_adapter", number, folder)
@@ -96,6 +102,9 @@ class OneTest:
         self.itself.add(ask._replace(name=self._named(ask.name), adapter=adapter, salt=self._named(ask.salt)))
         self.asked.add(ask.name)
 
+    def allow(self, name: str, allowed: bytes) -> None:
+        self.itself.allow(self._named(name), allowed)
+
     def abort(self, names: list[str]) -> None:
         self.itself.abort([self._named(name) for name in names])
         self.asked -= set(names)
@@ -104,6 +113,9 @@ class OneTest:
         made = [one._replace(name=one.name.partition(" ")[2]) for one in self.itself.step()]
         self.asked -= {one.name for one in made if one.ended}
         return made
+
+    def stops(self) -> int:
+        return self.itself.stops()
 
     def load_adapter(self, number: int, folder: Path) -> None:
         self.itself.load_adapter(self._own(number), folder)

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import requires, version
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,8 @@ import motet
 import motet_runner
 from motet.errors import SetupError
 from motet_runner.engine_client import ENGINE_COMMAND, NO_VARIABLES
+from motet_runner.external.vllm.grammar_package import service_package
+from motet_runner.external.vllm.names import differing
 from motet_runner.external.vllm.versions import SETTING, check_version
 from motet_runner.settings import Settings
 
@@ -26,6 +28,8 @@ from importlib.metadata import distributions
 print(json.dumps({one.name: one.version for one in distributions()}))
 """
 ANSWER_SECONDS = 60.0
+VLLMS_ALONE = ("tensor_parallel", "stages", "kv_cache_dtype", "enforce_eager", "attention_backend")
+"""Settings"""
 
 
 class EngineStart(NamedTuple):
@@ -36,12 +40,13 @@ class EngineStart(NamedTuple):
 def engine_start(settings: Settings) -> EngineStart:
     """Raises SetupError if the environment of the pool's engine is not as it must be."""
     if settings.backend == "motet":
+        check_own(settings)
         return EngineStart(ENGINE_COMMAND, NO_VARIABLES)
     python = settings.engine_python
     if python is None:
         raise SetupError(f"engine.backend is vllm, and {SETTING} is not set. Set it to the Python of its environment.")
     installed = packages_of(python)
-    check_version(installed, str(python))
+    check_version(installed, str(python), lambda: differing(sources_of_vllm(python)))
     path = source_path()
     if not path:
         check_same_motet(installed, python)
@@ -49,8 +54,16 @@ def engine_start(settings: Settings) -> EngineStart:
     if missing:
         raise SetupError(f"{python} lacks packages that Motet needs. Install them there: {' '.join(missing)}.")
     paths = [*path, *filter(None, [os.environ.get("PYTHONPATH", "")])]
-    variables = {"PYTHONPATH": os.pathsep.join(paths)} if paths else NO_VARIABLES
+    variables = {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+    variables |= service_package()
     return EngineStart((str(python), "-P", "-W", "ignore", "-m", "motet_runner.external.vllm"), variables)
+
+
+def check_own(settings: Settings) -> None:
+    """Raises SetupError for what only vLLM can do."""
+    for name in VLLMS_ALONE:
+        if getattr(settings, name) != Settings.model_fields[name].default:
+            raise SetupError(f"MOTET_RUNNER_{name.upper()} is for engine.backend vllm, and this runner's is motet.")
 
 
 def dependencies() -> list[str]:
@@ -73,6 +86,26 @@ def packages_of(python: Path) -> dict[str, str]:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it does not run"
         raise SetupError(f"{SETTING} is {python}, which is no Python of an environment: {reason}.") from None
+
+
+def sources_of_vllm(python: Path) -> Callable[[str], str | None]:
+    """Reads a file of the vLLM of this interpreter."""
+    code = "import importlib.util as u; print(u.find_spec('vllm').submodule_search_locations[0])"
+    try:
+        said = subprocess.run(
+            [python, "-P", "-c", code], capture_output=True, timeout=ANSWER_SECONDS, check=True, text=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return lambda _: None
+    folder = Path(said.stdout.strip())
+
+    def read(file: str) -> str | None:
+        try:
+            return (folder / file).read_text()
+        except OSError:
+            return None
+
+    return read
 
 
 def source_path() -> list[str]:

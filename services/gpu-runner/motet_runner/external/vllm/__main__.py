@@ -6,10 +6,12 @@ import os
 import sys
 
 from motet_runner.engine_process import main
+from motet_runner.external.vllm.grammar_package import VARIABLE, use_package, withhold_package
 from motet_runner.interface import Engine, EngineConfig, LoadProgress
 
 VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine steps in this process, when it is told to
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a worker has none of this process's files
     "VLLM_PLUGINS": "",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CONFIGURE_LOGGING": "0",  # it would write requests to stdout
@@ -22,10 +24,14 @@ VARIABLES = {
 def load(config: EngineConfig, on_progress: LoadProgress) -> Engine:  # noqa: ARG001 - vLLM does not say how far it is
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print
     os.environ |= VARIABLES
+    grammars = use_package(os.environ.get(VARIABLE, ""))
     logging.getLogger("vllm").setLevel(logging.ERROR)
     from motet_runner.external.vllm.load_vllm import load_vllm
 
-    return load_vllm(config)
+    engine = load_vllm(config)
+    if not grammars:
+        withhold_package()
+    return engine
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ HURRY_SECONDS = 0.01
 class AdapterLoads:
     driven: Driven
     clock: Clock
+    parts: int = 0
+    """How often more of an adapter had been read"""
     _loading: dict[int, "_Writing"] = field(default_factory=dict)
     _numbers: dict[Digest, int] = field(default_factory=dict)
     """By adapter that vLLM has"""
@@ -52,14 +54,19 @@ class AdapterLoads:
         for number in self._loading.keys() - loading.keys():
             del self._loading[number]
         for number, writing in self._loading.items():
-            if not writing.ended.wait(HURRY_SECONDS if hurry else 0.0):
+            ended = writing.ended.wait(HURRY_SECONDS if hurry else 0.0)
+            self.parts += writing.read > writing.seen
+            writing.seen = writing.read
+            if not ended:
                 continue
             del self._loading[number]
+            began = self.clock()
             try:
                 self._read(writing)
             except Exception as error:  # vLLM raises many things, and each concerns this adapter alone
                 return [], [*failed, LoadFailed(number, _as_motet_error(error))]
-            return [LoadArrived(number, self.clock() - writing.began)], failed
+            now = self.clock()
+            return [LoadArrived(number, now - writing.began, 0.0 if hurry else now - began)], failed
         return [], failed
 
     def _read(self, writing: "_Writing") -> None:
@@ -79,14 +86,19 @@ class _Writing:
         self.folder = temporary_folder()
         self.ended = threading.Event()
         self.error: Exception | None = None
+        self.read = self.seen = 0
+        """How many linears the thread has read, and how many of them were counted"""
         threading.Thread(target=self._write, name="adapter-load", daemon=True).start()
 
     def _write(self) -> None:
         try:
-            write_adapter(self.load.layout, Path(self.folder.name))
+            write_adapter(self.load.layout, Path(self.folder.name), self._note_read)
         except Exception as error:  # raised where the folder is read
             self.error = error
         self.ended.set()
+
+    def _note_read(self) -> None:
+        self.read += 1
 
 
 def _as_motet_error(error: Exception) -> MotetError:

@@ -8,23 +8,23 @@ from collections.abc import Mapping
 from motet_runner.external.vllm.options import REFUSED
 
 DIFFERENCES: Mapping[str, str] = {
-    "structured output": "A request with a grammar, `allowed_token_ids` or `bad_words` goes to a runner with Motet's "
-    "engine, and is refused if its group has none.",
     **{name: f"`{name}` is refused: {why}." for name, why in REFUSED.items()},
     "high temperature": "A `temperature` above 2 is refused.",
     "bias and penalty": "`logit_bias` together with `repetition_penalty` is refused: vLLM computes them in another "
     "order.",
-    "groups": "These are refused too if another runner of the group has Motet's engine, and would serve them.",
+    "groups": "A request that is refused goes to a runner with Motet's engine, if the group has one.",
+    "scales": "DoRA (`use_dora`), biases on lora_B (`lora_bias`) and trained biases are refused: the plain adapter "
+    "that vLLM gets does not hold them yet.",
     "temperature": "A temperature between 0 and 0.01 counts as 0.01.",
-    "seed": "The same seed gives the same answer while the answer is neither parked nor moved. Afterwards it goes on "
-    "with other noise.",
+    "seed": "The same seed gives the same answer while the answer is neither parked, moved nor left out of an "
+    "iteration. Afterwards it goes on with other noise.",
     "host memory": "A parked request is computed again; its KV is not copied to host memory.",
     "prefix cache": "vLLM finds the prefixes. `motet status` and the scheduler know nothing of them, and "
-    "`cached_tokens` is 0.",
+    "`cached_tokens` is 0. With `engine.prefixCache: false`, a request finds only what was computed for itself.",
+    "no prefix cache": "A model for which vLLM has no prefix cache is refused at the start.",
     "settings": "`decode_slowdown`, `kernels`, `adapter_dtype`, `host_kv_mib` and `step_trace` of a runner have no "
     "effect.",
     "numbers": "Results that are not finite are not noticed.",
     "layers": "A model with layers of several kinds, as with and without a sliding window, is refused at the start.",
-    "parallel": "One runner uses one GPU.",
 }
 """By what it is about"""

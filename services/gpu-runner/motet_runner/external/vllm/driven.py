@@ -23,11 +23,20 @@ class Facts:
     vocabulary: int
     max_model_length: int
     bytes_per_token: int
-    """Of KV, in all layers"""
+    """Of KV, on each device"""
     dtype: str
     device: str
     shares_prefixes: bool
-    """True if a request that begins with the tokens of an earlier one finds their KV."""
+    """A request that begins with the tokens of an earlier one finds their KV, if both have the same salt."""
+    noise_by_position: bool = False
+    """True if the noise of a seed depends on the place of the token that is drawn, as a number of the whole request."""
+
+
+class Penalties(NamedTuple):
+    """Of the tokens that the answer has"""
+
+    presence: float = 0.0
+    frequency: float = 0.0
 
 
 class Ask(NamedTuple):
@@ -42,6 +51,11 @@ class Ask(NamedTuple):
     """Its number; 0: the base model"""
     salt: str
     """Only requests with the same salt share KV."""
+    masked: bool = False
+    """It draws only from what `allow` said last."""
+    penalties: Penalties = Penalties()
+    output_tokens: int = 0
+    """How many of `tokens` are the answer's, and not the prompt's"""
 
 
 class Produced(NamedTuple):
@@ -60,10 +74,18 @@ class Driven(Protocol):
 
     def add(self, ask: Ask) -> None: ...
 
+    def allow(self, name: str, allowed: bytes) -> None:
+        """The next tokens that a masked request may have, at least one: a bit for each token of the vocabulary, the
+        first one in the lowest bit. To be called before each step that computes it."""
+
     def abort(self, names: list[str]) -> None: ...
 
     def step(self) -> list[Produced]:
-        """One more token of each request whose tokens are all computed. An error that is raised ends this process."""
+        """One more token of each request whose tokens are all computed, or nothing yet: then it is to be called again,
+        because iterations overlap. An error that is raised ends this process."""
+
+    def stops(self) -> int:
+        """How many requests vLLM has stopped because it lacked blocks"""
 
     def load_adapter(self, number: int, folder: Path) -> None:
         """Raises what vLLM raises for an adapter that it does not take. The folder may be removed afterwards."""

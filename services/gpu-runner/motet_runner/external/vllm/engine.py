@@ -1,18 +1,25 @@
 """The engine: our planner decides, iteration by iteration, and vLLM computes."""
 
+from dataclasses import replace
+
 from motet.clock import Clock
-from motet.errors import InvalidRequest, ModelFolderError
+from motet.errors import ModelFolderError, ParameterUnavailable
+from motet_runner.adapters.layout import WITH_VLLM
 from motet_runner.external.vllm.driven import Driven
-from motet_runner.external.vllm.options import check_served, no_masks, options_of
+from motet_runner.external.vllm.options import check_served, options_of, seed_of
 from motet_runner.external.vllm.reason import reason_of
 from motet_runner.external.vllm.worker import Worker
-from motet_runner.interface import EngineConfig, EngineInfo, NewSequence, StepOutput
+from motet_runner.interface import EngineConfig, EngineInfo, EngineReport, NewSequence, StepOutput
 from motet_runner.plan import Planner, StepPlan, preset_named
 from motet_runner.planned_engine import PlannedEngine
 from motet_runner.row_mask import RowMask
+from motet_runner.sequence_masks import SequenceMasks
 from motet_runner.step_costs import StepCosts
 
 Shapes = dict[str, tuple[int, int]]
+
+LATE_WAIT_SECONDS = 0.002
+"""How long an engine without other work waits for a mask."""
 
 
 class Engine(PlannedEngine):
@@ -32,7 +39,8 @@ class Engine(PlannedEngine):
         facts = driven.facts
         self._driven = driven
         self._clock = clock
-        self._worker = Worker(driven, clock, frozenset(eos_token_ids))
+        self._worker = Worker(driven, clock, frozenset(eos_token_ids), share_prefixes=config.prefix_cache)
+        self._masks = SequenceMasks(config.model / "tokenizer.json", facts.vocabulary, eos_token_ids)
         self._newest_end: float | None = None
         """When the newest iteration ended; None: the engine has been idle since."""
         if facts.groups > 1:
@@ -44,6 +52,11 @@ class Engine(PlannedEngine):
         if facts.blocks < 1:
             raise ModelFolderError(
                 f"The memory for KV holds no block of {facts.block_tokens} tokens. Raise engine.kvCacheMiB."
+            )
+        if not facts.shares_prefixes:
+            raise ModelFolderError(
+                f"This vLLM has no prefix cache for {facts.architecture}, so each row that comes again would be "
+                "computed from its beginning. Use a pool whose engine.backend is motet, or another model."
             )
         preset = preset_named(config.preset, contiguous=config.contiguous)
         self.costs = StepCosts(prefill_seconds_per_token=0.0, swap_seconds_per_page=0.0)
@@ -82,9 +95,13 @@ class Engine(PlannedEngine):
             adapter_rank_bytes=adapter_pages * page_bytes // config.max_lora_rank,
             adapter_rank_tile=config.max_lora_rank,
             by_forecast=preset.admission == "forecast",
+            no_scales=WITH_VLLM,
+            backend="vllm",
+            version=facts.version,
         )
 
     def add(self, sequence: NewSequence) -> None:
+        sequence.sampling.checked(self.info.vocabulary)  # what no engine takes needs no other runner
         check_served(sequence)
         self._check_options(sequence)
         super().add(sequence)
@@ -93,8 +110,7 @@ class Engine(PlannedEngine):
         """What vLLM refuses later, in an iteration, ends this process."""
         options = options_of(
             sequence.sampling,
-            seed=sequence.seed,
-            choice=sequence.choice,
+            seed=seed_of(sequence.seed, sequence.choice, 0),
             output_tokens=0,
             eos_token_ids=frozenset(self.info.eos_token_ids),
             vocabulary=self.info.vocabulary,
@@ -103,28 +119,35 @@ class Engine(PlannedEngine):
             self._driven.check(options)
         except Exception as error:
             named = next((name for name in options if name in str(error)), None)
-            raise InvalidRequest(f"vLLM does not take this request: {reason_of(error)}", param=named) from error
+            raise ParameterUnavailable(f"vLLM does not take this request: {reason_of(error)}", param=named) from error
 
-    def mask_of(self, sequence: NewSequence) -> RowMask:  # noqa: ARG002
-        raise no_masks()
+    def mask_of(self, sequence: NewSequence) -> RowMask:
+        return self._masks.mask_of(sequence)
 
     def step(self) -> StepOutput:
         plan = self.planner.plan()
         if plan is None:
             self._newest_end = None
+            if self.planner.any_late:
+                self._worker.wait_for_masks(LATE_WAIT_SECONDS)  # nobody else has something to do
         else:
             self._compute(plan)
         decoded = self.planner.take_decoded()
-        return StepOutput(self.steps, *self.planner.take_outputs(), decoded)
+        return StepOutput(self.steps, *self.planner.take_outputs(), decoded, late=self.planner.any_late)
 
     def _compute(self, plan: StepPlan) -> None:
         result = self._worker.compute(plan)
         self.planner.collect(result)
-        self.costs.learn(plan, result)
         now, before = self._clock(), self._newest_end
         self._newest_end = now
+        if plan.count and not result.model_calls:
+            return  # all masks are late
+        self.costs.learn(plan, result)
         if before is not None and self.planner.cap is not None:
             self.planner.cap.learn(plan, result, now - before)
+
+    def report(self) -> EngineReport:
+        return replace(super().report(), stopped_by_itself=self._driven.stops(), load_parts=self._worker.loads.parts)
 
     def idle(self) -> float | None:
         self._newest_end = None

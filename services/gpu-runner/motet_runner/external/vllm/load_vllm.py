@@ -4,7 +4,6 @@ import json
 import time
 
 import structlog
-from safetensors import SafetensorError
 
 from motet.errors import ModelFolderError
 from motet_runner.external.vllm.engine import Engine
@@ -21,12 +20,14 @@ log = structlog.get_logger(__name__)
 
 def load_vllm(config: EngineConfig) -> Engine:
     remove_left()
+    raw = json.loads((config.model / "config.json").read_text())
     try:
         surface = Surface(config)
         began = time.monotonic()
         served = Trial(surface, linears_of(config.model), config.max_lora_rank).run()
-    except (ValueError, RuntimeError, OSError, SafetensorError) as error:  # vLLM says why it does not serve this model
-        raise ModelFolderError(f"vLLM cannot serve {config.model}: {reason_of(error)}") from error
+    except Exception as error:  # vLLM says why it does not serve this model; a worker that fails is a bare Exception
+        quantised = " (quantised; not all builds compute adapters beside that)" if "quantization_config" in raw else ""
+        raise ModelFolderError(f"vLLM cannot serve {config.model}{quantised}: {reason_of(error)}") from error
     facts = surface.facts
     log.info(
         "vllm_loaded",
@@ -37,6 +38,5 @@ def load_vllm(config: EngineConfig) -> Engine:
         adapted=sorted(by_kind(served)),
         trial_seconds=round(time.monotonic() - began, 2),
     )
-    raw = json.loads((config.model / "config.json").read_text())
     eos = eos_token_ids(config.model, raw.get("eos_token_id"))
     return Engine(config, surface, target_modules=served, eos_token_ids=eos, clock=time.perf_counter)

@@ -5,20 +5,21 @@ that some version of vLLM does not know cannot change what an adapter computes.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from motet_runner.adapters.layout import AdapterLayout
+from motet.errors import AdapterIncompatible
+from motet_runner.adapters.layout import WITH_VLLM, AdapterLayout
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME
 from motet_runner.adapters.weight_reader import WeightReader, has_changed
 
 
-def write_adapter(layout: AdapterLayout, folder: Path) -> None:
-    """Raises AdapterFetchFailed if the file is not the one that was checked, and OSError if the folder can't be
-    written."""
+def write_adapter(layout: AdapterLayout, folder: Path, note_read: Callable[[], object] = lambda: None) -> None:
+    """`note_read` is called after each linear. Raises AdapterIncompatible for what scales or shifts a linear,
+    AdapterFetchFailed if the file is not the one that was checked, and OSError if the folder can't be written."""
     try:
         linears = layout.linears
     except (OSError, ValueError) as error:
@@ -26,7 +27,13 @@ def write_adapter(layout: AdapterLayout, folder: Path) -> None:
     halves = {}
     with WeightReader(layout) as matrices:
         for linear in linears:
+            if linear.a is None or linear.b is None or linear.scales:
+                raise AdapterIncompatible(
+                    f"{linear.module} has DoRA, a bias on lora_B or a trained bias, which Motet does not serve "
+                    f"{WITH_VLLM} yet."
+                )
             halves[linear.module] = matrices.read(linear.a), matrices.read(linear.b).float() * linear.scale
+            note_read()
     write_plain(halves, layout.rank, folder)
 
 

@@ -8,6 +8,12 @@ FIELDS = {
     "max_num_seqs": "engine.maxConcurrentSequences",
     "max_loras": "engine.maxResidentAdapters",
     "max_lora_rank": "engine.maxLoraRank",
+    "tensor_parallel_size": "engine.parallel.tensor",
+    "tensor parallel size": "engine.parallel.tensor",
+    "pipeline_parallel_size": "engine.parallel.stages",
+    "pipeline parallel size": "engine.parallel.stages",
+    "kv_cache_dtype": "engine.vllm.kvCacheDtype",
+    "attention_backend": "engine.vllm.attentionBackend",
 }
 """vLLM's words in its errors → ours"""
 

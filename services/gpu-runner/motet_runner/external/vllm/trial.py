@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from motet.errors import ModelFolderError
-from motet_runner.external.vllm.driven import Ask, Driven, Produced
+from motet_runner.external.vllm.driven import Ask, Driven, Penalties, Produced
 from motet_runner.external.vllm.linears import by_kind
 from motet_runner.external.vllm.plain_adapter import write_plain
 from motet_runner.external.vllm.temporary_folders import temporary_folder
@@ -23,6 +24,8 @@ FIRST_NUMBER = 1 << 20
 MAX_STEPS = 100
 LEAST_EFFECT = 1e-3
 """By how much an adapter of large numbers changes the log probability of a token"""
+HUGE = 1e6
+"""A penalty or reward that no logit outweighs"""
 NEAR = 1e-4
 """The most by which the same numbers may differ in another batch. With types of fewer bits than 32, more."""
 
@@ -41,6 +44,7 @@ class Trial:
     def run(self) -> dict[str, tuple[int, int]]:
         """The linears that adapters change. Raises ModelFolderError if something is not as the plan needs it."""
         self._try_to_go_on()
+        self._try_to_change_logits()
         served = self._adapted()
         if served:
             self._try_base_beside(served)
@@ -55,6 +59,19 @@ class Trial:
         rest = self._answer([*self._prompt, *half], TOKENS - len(half))
         if [*half, *rest] != whole and self._driven.facts.dtype == "float32":
             raise ModelFolderError("This vLLM gives other tokens after a request was aborted and came again.")
+
+    def _try_to_change_logits(self) -> None:
+        """A masked request gets what its mask allows, and one whose delivered token is rewarded gets it again."""
+        vocabulary = self._driven.facts.vocabulary
+        allowed, delivered = vocabulary // 2, vocabulary // 3
+        self._add(self._prompt, 1)  # theirs are not the first rows
+        masked = self._add(self._prompt, 1, masked=True)
+        self._driven.allow(masked, (1 << allowed).to_bytes((vocabulary + 7) // 8, "little"))
+        tokens = [*self._prompt, delivered]
+        rewarded = self._add(tokens, 1, penalties=Penalties(presence=-HUGE), output_tokens=1)
+        found = self._next(masked, rewarded)
+        if (found[masked].token, found[rewarded].token) != (allowed, delivered):
+            raise ModelFolderError("This vLLM does not draw from the logits that Motet's logits processor leaves.")
 
     def _adapted(self) -> list[str]:
         """The linears of the kinds for which an adapter has an effect. vLLM drops some kinds silently."""
@@ -112,10 +129,10 @@ class Trial:
         token = max(one, key=one.__getitem__)
         return abs(one[token] - other.get(token, min(other.values())))
 
-    def _add(self, tokens: list[int], count: int, *, adapter: int = 0) -> str:
+    def _add(self, tokens: list[int], count: int, *, adapter: int = 0, **more: Any) -> str:
         name = f"trial {next(self._names)}"
         options = {"max_tokens": count, "temperature": 0.0, "ignore_eos": True, "detokenize": False, "logprobs": 4}
-        self._driven.add(Ask(name, tokens, options, adapter, SALT))
+        self._driven.add(Ask(name, tokens, options, adapter, SALT, **more))
         return name
 
     def _next(self, *names: str) -> dict[str, Produced]:
