@@ -102,7 +102,7 @@ def engine_of(request: pytest.FixtureRequest) -> Callable[[Size], object]:
         return make(replace(size, ahead=ahead, page_tokens=page_tokens, length=size.length * factor))
 
     engine_of.ahead = ahead
-    engine_of.lacks = frozenset(DIFFERENCES) if kind.startswith("vllm") else frozenset()
+    engine_of.lacks = {"vllm": frozenset(DIFFERENCES), "fake": frozenset({"masks"})}.get(kind[:4], frozenset())
     """What it does not do; every test of the rest holds for it."""
     engine_of.factor = factor
     engine_of.ask = partial(longer, factor)

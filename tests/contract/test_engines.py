@@ -14,7 +14,8 @@ from motet.errors import (
     Declined,
     InvalidRequest,
     MotetError,
-    UnsupportedParameter,
+    ParameterUnavailable,
+    StructuredOutputUnavailable,
 )
 from motet_runner.interface import (
     AdapterEvicted,
@@ -620,7 +621,7 @@ def test_a_prompt_is_scored_before_its_answer_and_none_of_it_twice(engine_of):
     engine.set_supervised(True)
     prompt = tuple(2 + i % 300 for i in range(30))
     if "prompt_logprobs" in engine_of.lacks:
-        with pytest.raises(UnsupportedParameter, match=r"^prompt_logprobs is not supported"):
+        with pytest.raises(ParameterUnavailable, match=r"^prompt_logprobs is not supported"):
             engine.add(ask("a", prompt=prompt, prompt_logprobs=2))
         return
     ran = run(engine, ask("a", prompt=prompt, prompt_logprobs=2), ask("plain", prompt=prompt))
@@ -632,3 +633,66 @@ def test_a_prompt_is_scored_before_its_answer_and_none_of_it_twice(engine_of):
     rest = run(engine, ask("a", prompt=prompt, prompt_logprobs=2, scored=12))
     assert [one.logprob for one in rest.scores["a"]] == pytest.approx([one.logprob for one in ran.scores["a"][11:]])
     assert next(one for one in rest.outputs if one.prompt_logprobs).prompt_index == 12
+
+
+# ------------------------------------------------------------------------------------------------ masks and penalties
+
+
+LISTED = [
+    {"allowed_token_ids": frozenset(range(100, 108))},
+    {"bad_words": ((100,), (101, 102))},
+    {"allowed_token_ids": frozenset(range(100, 104)), "bad_words": ((100, 100), (101, 101), (102, 102), (103, 103))},
+]
+
+
+@pytest.mark.parametrize("listed", LISTED)
+def test_an_answer_has_only_tokens_that_its_request_allows(engine_of, listed):
+    if "masks" in engine_of.lacks:
+        with pytest.raises(StructuredOutputUnavailable):
+            engine_of(Size(pages=16)).add(ask("a", **listed))
+        return
+    plain = run(engine_of(Size(pages=16)), ask("b")).tokens["b"]
+    ran = run(engine_of(Size(pages=16)), ask("a", **listed), ask("b"))
+    whole = ran.tokens["a"]
+    assert len(whole) == 40
+    assert set(whole) <= listed.get("allowed_token_ids", set(whole))
+    words = {tuple(whole[at : at + length]) for at in range(40) for length in (1, 2)}
+    assert not words & set(listed.get("bad_words", ()))
+    assert ran.tokens["b"] == plain
+    moved = run(engine_of(Size(pages=16)), ask("a", epoch=2, delivered=tuple(whole[:7]), **listed))
+    assert moved.tokens["a"] == whole[7:]
+
+
+def test_a_masked_sequence_that_was_parked_goes_on_with_the_same_tokens(engine_of):
+    if "masks" in engine_of.lacks:
+        return
+    asked = engine_of.ask("a", **LISTED[2])
+    whole = run(engine_of(Size()), asked).tokens["a"]
+    engine = engine_of(Size())
+    engine.set_supervised(True)
+    ran = run(engine, asked, steps=10)
+    promise = book_of(engine)["a"].promise
+    assert engine.park(R("a"), 1, promise, promise, ParkMethod.RECOMPUTE)
+    run(engine, ran=ran)
+    assert engine.resume(R("a"), 1, promise)
+    run(engine, ran=ran)
+    assert ran.tokens["a"] == whole
+
+
+def test_an_answer_for_which_no_token_is_left_ends_alone(engine_of):
+    if "masks" in engine_of.lacks:
+        return
+    dead = ask("a", allowed_token_ids=frozenset({100, 101}), bad_words=((100, 101), (101, 100), (100, 100), (101, 101)))
+    ran = run(engine_of(Size(pages=16)), dead, ask("b"))
+    assert isinstance(ran.last["a"].error, InvalidRequest)
+    assert len(ran.tokens["a"]) == 1
+    assert len(ran.tokens["b"]) == 40
+
+
+@pytest.mark.parametrize(
+    "penalties", [{"presence_penalty": 2.0}, {"frequency_penalty": 1.5}, {"frequency_penalty": -2.0}]
+)
+def test_penalties_count_what_another_engine_has_delivered(engine_of, penalties):
+    whole = run(engine_of(Size()), ask("a", **penalties)).tokens["a"]
+    moved = run(engine_of(Size()), ask("a", epoch=2, delivered=tuple(whole[:17]), **penalties))
+    assert moved.tokens["a"] == whole[17:]

@@ -60,13 +60,16 @@ TARGETS = {
 }
 
 
-def save_base(family: str, folder: Path, *, seed: int = 0, config: PreTrainedConfig | None = None) -> Path:
-    """A base of random weights, spread widely enough that its greedy choices are seldom near ties."""
+def save_base(
+    family: str, folder: Path, *, seed: int = 0, config: PreTrainedConfig | None = None, biased: bool = False
+) -> Path:
+    """A base of random weights, spread widely enough that its greedy choices are seldom near ties. `biased`: its biases
+    are not zeros."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config or configs()[family], dtype=torch.float32)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or (biased and name.endswith("bias")):
                 parameter.normal_(0, 0.08)
     model.save_pretrained(folder)
     return folder
@@ -79,6 +82,9 @@ class RandomAdapter:
     rslora: bool = False
     targets: tuple[str, ...] | str | None = None
     rank_pattern: tuple[tuple[str, int], ...] = ()
+    dora: bool = False
+    lora_bias: bool = False
+    bias: str = "none"
 
 
 EIGHT = (
@@ -110,6 +116,9 @@ def save_adapter(base: Path, family: str, spec: RandomAdapter, folder: Path, *, 
             use_rslora=spec.rslora,
             target_modules=targets if isinstance(targets, str) else list(targets),
             rank_pattern=dict(spec.rank_pattern),
+            use_dora=spec.dora,
+            lora_bias=spec.lora_bias,
+            bias=spec.bias,
             task_type="CAUSAL_LM",
         )
         adapted = get_peft_model(model, config)
@@ -119,5 +128,9 @@ def save_adapter(base: Path, family: str, spec: RandomAdapter, folder: Path, *, 
                     parameter.normal_(0, 0.1)
                 if "lora_B" in name:
                     parameter.normal_(0, 0.05)
+                if "magnitude" in name:
+                    parameter.mul_(torch.empty_like(parameter).uniform_(0.7, 1.4))
+                if name.endswith("bias") and parameter.requires_grad:
+                    parameter.normal_(0, 0.1)
         adapted.save_pretrained(str(folder))
     return folder

@@ -224,6 +224,14 @@ def test_running_out_of_memory_while_loading_fails_that_adapter_only(
     assert len(run(engine, ask("again", adapter=Digest("16"))).tokens["again"]) == 40
 
 
+def test_an_adapter_larger_than_all_pages_is_refused_by_its_check(llama: Path, ranks: dict[int, Path]) -> None:
+    engine = make_engine(llama, **pool(60))
+    with pytest.raises(AdapterIncompatible, match=r"rank is 64.*has memory for 5\d\..*engine\.kvCacheMiB") as refused:
+        certify(ranks[64], engine.info)
+    assert refused.value.reason == "RankTooLarge"
+    assert certify(ranks[16], engine.info).certificate.device_rank == 16
+
+
 def test_an_adapter_larger_than_all_pages_is_refused(llama: Path, ranks: dict[int, Path]) -> None:
     layout = certify(ranks[64], make_engine(llama).info).layout
     engine = make_engine(llama, **pool(60))

@@ -205,6 +205,37 @@ def test_others_go_on_while_an_adapter_is_read_and_nobody_reads_it_twice(
     assert set(threads).isdisjoint({threading.get_ident()})
 
 
+def test_a_slow_disk_is_progress_and_one_that_does_not_answer_is_none(
+    llama: Path, adapters: list[Path], monkeypatch
+) -> None:
+    """Sequences that all wait for an adapter take no steps. An engine without progress counts as hung."""
+    answers, read = threading.Semaphore(0), WeightReader.read
+
+    def slow(self: WeightReader, matrix: StoredTensor) -> torch.Tensor:
+        assert answers.acquire(timeout=60)
+        return read(self, matrix)
+
+    monkeypatch.setattr(WeightReader, "read", slow)
+    engine = make_engine(llama)
+    load(engine, A, adapters[0])
+    ran = run(engine, ask("tuned", adapter=A), steps=5)
+    seen = []
+    for _ in range(3):
+        before = engine.report().progress
+        run(engine, ran=ran, steps=5)
+        assert engine.report().progress == before, "nothing was read"
+        answers.release(8)  # A and B of all linears that are copied together
+        deadline = time.monotonic() + 20
+        while engine.report().progress == before and time.monotonic() < deadline:
+            ran.take(engine)
+        run(engine, ran=ran, steps=5)  # it takes what is left of the eight
+        seen.append(engine.report().progress > before)
+    assert seen == [True, True, True]
+    assert engine.report().steps == 0
+    answers.release(1000)
+    assert len(run(engine, ran=ran).tokens["tuned"]) == 40
+
+
 def test_an_adapter_is_read_no_faster_than_iterations_allow(llama: Path, adapters: list[Path], monkeypatch) -> None:
     """Its thread and the engine's share a processor."""
     monkeypatch.setattr("motet_runner.execute.adapters.adapter_uploads.SLICE_BYTES", 1)

@@ -23,12 +23,14 @@ LOADED = ("GPT-2", "Llama, dynamic rope", "BioGPT")
 )
 def test_the_linears_are_those_of_the_loaded_model(family: Family, tmp_path: Path) -> None:
     folder = save_model(family.config, tmp_path / "model")
-    found = {path: features(module) for path, module in load(folder, "float32", "cpu").linears.items()}
+    linears = load(folder, "float32", "cpu").linears
+    found = {path: features(module) for path, module in linears.items()}
     if family.name not in LOADED:
         for weights in folder.glob("*.safetensors"):
             weights.unlink()
     limits = base_outline.limits_of(EngineConfig(model=folder, max_lora_rank=7, device="cpu"))
     assert limits.target_modules == found
+    assert limits.biased_modules == tuple(path for path, module in linears.items() if module.bias is not None)
     assert (limits.max_lora_rank, limits.dtype) == (7, "float32")
 
 

@@ -63,9 +63,10 @@ def begun(stream: LateCopies) -> AdapterLoads:
         read_bytes=64,
         layout=SimpleNamespace(bytes=64, rank=8),
         linears=frozenset({"q"}),
+        scales=False,
     )
     layout = SimpleNamespace(bytes=64)
-    loads = AdapterLoads(torch.zeros(4, 64, dtype=torch.uint8), lambda _: layout, lambda: 0.0, stream)
+    loads = AdapterLoads(torch.zeros(4, 64, dtype=torch.uint8), lambda _: layout, lambda: 0.0, stream=stream)
     with patch("motet_runner.execute.adapters.adapter_uploads.HostLoad", lambda *_, **__: host):
         assert not loads.advance([AdapterLoad(1, A, SimpleNamespace(rank=8))], {1: 2}, hurry=False).arrived
     assert stream.launched == 1

@@ -370,3 +370,17 @@ def test_torch_packs_here(dtype: torch.dtype) -> None:
     assert weights.all_of(torch.zeros(0, 8, dtype=dtype)).shape == (0, 4), "an iteration may keep no row"
     with pytest.raises(ValueError, match="another order"):
         weights.rows(torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("reordered", [False, True])
+@pytest.mark.parametrize("dtype", PACKED_TYPES)
+def test_the_squares_of_weights_that_torch_has_packed_are_those_of_their_rows(
+    dtype: torch.dtype, reordered: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    pair = [torch.randn(rows, 40, generator=generator, dtype=torch.float32).to(dtype) for rows in (300, 24)]
+    weights = TorchWeights(pair, reordered=reordered)
+    for _ in weights.parts(pair):
+        pass
+    for index, weight in enumerate(pair):
+        torch.testing.assert_close(weights.squares(index), weight.double().square().sum(1).float())

@@ -480,10 +480,10 @@ def test_the_threads_that_are_judged_are_those_that_may_be_chosen(monkeypatch: p
     assert threads_to_judge(None) == [1]
 
 
-def first_linear_for_others(_: Any, self: CppBackend, rank: int, changed: frozenset[str]) -> Any:
+def first_linear_for_others(_: Any, self: CppBackend, rank: int, changed: frozenset[str], *, scales: bool) -> Any:
     """As if an offset that is negative, which a linear has that the adapter does not change, were 0"""
     of_rank = self.layout(rank).offsets
-    return np.array([of_rank[one] if one in changed else (0, 0) for one in self._linears], dtype=np.int64)
+    return np.array([(*(of_rank[one] if one in changed else (0, 0)), -1) for one in self._linears], dtype=np.int64)
 
 
 def test_an_adapter_that_changes_some_linears_is_judged(right: Callable[[str, str], Judged]) -> None:

@@ -51,3 +51,26 @@ def test_an_engine_knows_the_groups_of_its_model(llama: Path) -> None:
         [path.rsplit(".", 1)[1] for path in group.outputs] for group in engine.diagnostics.linears.layout(8).groups
     ]
     assert groups[:4] == [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
+
+
+def test_a_load_multiplies_with_a_linear_whose_weights_are_packed_at_this_moment() -> None:
+    linear = torch.nn.Linear(8, 4)
+    weight = linear.weight.detach().clone()
+
+    def packed(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, weight, linear.bias)
+
+    def old(x: torch.Tensor) -> torch.Tensor:
+        linear.forward = packed
+        linear.weight = torch.nn.Parameter(weight.new_empty(0))
+        return torch.nn.functional.linear(x, linear.weight, linear.bias)
+
+    linear.forward = old
+    linears = LoraLinears({"o": linear}, torch.float32, by_role(torch_back_end(packed=False)).add_lora)
+    linears.follow()
+    with torch.inference_mode():
+        x = torch.randn(3, 8)
+        base = linears.base("o")
+        torch.testing.assert_close(base.multiply(x), x @ weight.t())
+        linears.follow()
+        torch.testing.assert_close(base.multiply(x), x @ weight.t())

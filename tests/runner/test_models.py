@@ -21,6 +21,7 @@ from motet_runner.execute.load.model_check import ModelCheck
 from motet_runner.interface import Finish
 from motet_runner.memory.paged import PagedStore
 from motet_runner.plan import DecodeRows, RowStep, StepPlan
+from motet_runner.supported_models import read_supported_config
 from testbed.compiled_kernels import compiled_library
 from tests.runner.engines import ask, make_engine, run
 from tests.runner.families import BY_NAME, FAMILIES, GROUPED, MORE, SMALL, save_model
@@ -261,8 +262,9 @@ def test_a_type_that_the_device_lacks_is_refused_or_another_one_chosen(monkeypat
 def test_a_quantised_base_is_refused(llama: Path, tmp_path: Path) -> None:
     raw = json.loads((llama / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(ModelFolderError, match="awq"):
+    with pytest.raises(ModelFolderError, match=r"\(awq\), .* or a pool whose engine\.backend is vllm"):
         execute.load(tmp_path, "auto", "cpu")
+    assert read_supported_config(tmp_path, with_vllm=True)["quantization_config"]
 
 
 def test_a_folder_without_a_model_says_what_is_missing(llama: Path, tmp_path: Path) -> None:

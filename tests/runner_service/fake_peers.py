@@ -141,6 +141,7 @@ class CheckingGateway:
         parent: str = "",
         base: str = "",
         traceparent: str = "",
+        prompt_number: int = 0,
     ) -> None:
         await self.send(
             submit=runner_pb2.Submit(
@@ -159,6 +160,7 @@ class CheckingGateway:
                 parent=parent,
                 base_digest=base,
                 traceparent=traceparent,
+                prompt_number=prompt_number,
             )
         )
 

@@ -4,12 +4,15 @@ import asyncio
 import errno
 import os
 from contextlib import suppress
+from itertools import accumulate
 from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import FakeClock
@@ -17,6 +20,7 @@ from motet.digest import ADAPTER_FILES, ADAPTER_OPTIONAL_FILES, adapter_digest
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
 from motet.runner_info import Failure
+from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
@@ -317,6 +321,85 @@ def test_without_room_the_time_to_the_next_attempt_does_not_grow() -> None:
     failures, request = SourceFailures(), FetchRequest(source="https://acme/1/", namespace="acme")
     full = Failure.of(no_space("There is no room."))
     assert {failures.note(request, full, 0.0).retry_after for _ in range(6)} == {full.retry_after}
+
+
+def grants(done: list[Any]) -> list[int]:
+    return [one.fetch for one in done if isinstance(one, effects.GrantRoom)]
+
+
+def test_of_fetches_that_hold_room_and_wait_for_each_other_the_youngest_ends() -> None:
+    told = Told(CacheLimits(99, 100))
+    first, second, third = (told.order(one).number for one in (1, 2, 3))
+    for fetch, size in ((first, 1), (second, 1), (second, 60)):
+        (listing,) = told.tell(told.policy.needs, fetch, size)
+        assert grants(told.tell(told.policy.answered, listing.number, contents())) == [fetch]
+    (listing,) = told.tell(told.policy.needs, first, 60)
+    told.tell(told.policy.answered, listing.number, contents())
+    (listing,) = told.tell(told.policy.needs, third, 1)
+    assert told.tell(told.policy.answered, listing.number, contents()) == [], "it comes after the first"
+    (listing,) = told.tell(told.policy.needs, second, 61)
+    assert grants(told.tell(told.policy.answered, listing.number, contents())) == [second], "it does not wait for them"
+    (listing,) = told.tell(told.policy.needs, second, 100)
+    (refused,) = told.tell(told.policy.answered, listing.number, contents())
+    assert (refused.fetch, refused.failure.reason) == (second, "NoSpace")
+    listing, *_ = told.tell(told.policy.answered, second, refused.failure)
+    assert grants(told.tell(told.policy.answered, listing.number, contents())) == [first, third]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=6), st.randoms())
+def test_fetches_that_ask_several_times_all_end_in_any_order_within_the_limit(
+    grows: list[list[int]], random: Random
+) -> None:
+    told, limit = Told(CacheLimits(99, 100)), 100
+    steps = {told.order(one).number: list(accumulate(each)) for one, each in enumerate(grows)}
+    may_write, cached, asking, asks = dict.fromkeys(steps, 0), dict[int, int](), set[int](), list[Any]()
+    for _ in range(1000):
+        if not steps:
+            break
+        at = random.choice([*asks, *(steps.keys() - asking)] or [0])
+        if isinstance(at, effects.ListCache):
+            found = tuple(Cached(digest(one), size) for one, size in cached.items())
+            done = told.tell(told.policy.answered, at.number, CacheContents(found))
+            asks.remove(at)
+        elif isinstance(at, effects.Evict):
+            del cached[int(at.digest[-8:], 16)]
+            done = told.tell(told.policy.answered, at.number, None)
+            asks.remove(at)
+        elif at == 0:
+            done = told.tell(told.policy.tick)
+        elif steps[at]:
+            asking.add(at)
+            done = told.tell(told.policy.needs, at, steps[at][0])
+        else:
+            del steps[at]
+            cached[at] = may_write.pop(at)
+            done = told.tell(told.policy.answered, at, held(at))
+        for one in done:
+            match one:
+                case effects.ListCache() | effects.Evict():
+                    asks.append(one)
+                case effects.GrantRoom(fetch):
+                    asking.remove(fetch)
+                    may_write[fetch] = steps[fetch].pop(0)
+                case effects.RefuseRoom(fetch):
+                    asking.remove(fetch)
+                    del steps[fetch], may_write[fetch]
+                    asks += told.tell(told.policy.answered, fetch, one.failure)
+        asks = [one for one in asks if isinstance(one, effects.ListCache | effects.Evict)]
+        assert sum(may_write.values()) + sum(cached.values()) <= limit
+    assert not steps, "a fetch never ends"
+
+
+def test_an_adapter_that_goes_while_it_is_listed_and_comes_again_has_its_bytes(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache", max_adapter_bytes=1 << 20)
+    cache.prepare()
+    folder = cache.folder / f"{1:064x}"
+    folder.mkdir()
+    assert cache.contents(10, 1000.0).bytes == 0, "its files have gone"
+    for name in ADAPTER_FILES:
+        (folder / name).write_bytes(b"x" * 100)
+    assert cache.contents(10, 1000.0).bytes == 100 * len(ADAPTER_FILES)
 
 
 async def test_adapters_that_come_together_all_find_room_in_turn(tmp_path, one_size):

@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
-from motet.api.v1 import scheduler_pb2
+from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import FakeClock
+from motet.domain import BASE
 from motet.health import Health
+from motet_runner.accepted_requests import AcceptedRequest, AcceptedRequests
 from motet_runner.hang_detector import HangDetector
-from motet_simulator.fake_engine import SlowEngines, tokens_of
+from motet_runner.interface import EngineSequenceReport, State
+from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
 from tests.common.waiting import PATIENCE_S
 from tests.runner_service.fake_peers import gateway_to, scheduler_at
 from tests.support.in_process_runner import in_process_runner
@@ -67,6 +71,18 @@ async def test_waiting_requests_are_returned_at_once(folder):
         await gateway.finished("first")
         await draining
         assert len(gateway.tokens["first", 1]) == 300
+
+
+def test_a_request_whose_adapter_is_still_read_is_handed_back():
+    """On a slow disk it would hold up the drain."""
+    accepted, entries = AcceptedRequests(), []
+    for name, state in (("l", State.LOADING), ("w", State.WAITING), ("p", State.PARKED), ("d", State.DECODE)):
+        standard = common_pb2.REQUEST_CLASS_STANDARD
+        promise = common_pb2.Promise(pages=2)
+        accepted.add(AcceptedRequest(name, 1, promise, 3, 0, "t", BASE, standard, "g0", 1, in_engine=True))
+        entries.append(EngineSequenceReport(name, 1, 2, 1, state, 3, 4, BASE, "t", 0, 0, promise_number=1))
+    idle = accepted.idle(replace(FakeEngine().report(), sequences=entries))
+    assert [one.request for one in idle] == ["l", "w", "p"]
 
 
 async def test_a_scheduler_that_connects_during_a_drain_is_told(folder):

@@ -13,7 +13,7 @@ import pytest
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
 from motet_runner.adapters import cache as cache_module
-from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.cache import MAX_ORIGINS, DiskCache
 from motet_runner.adapters.folder_lease import FolderLease
 from motet_runner.adapters.policy.values import FetchRequest
 from testbed.machine import lacking
@@ -261,3 +261,20 @@ async def test_two_runners_that_fetch_the_same_bytes_do_not_disturb_each_other(t
     assert one.lease.is_live()
     assert two.lease.is_live()
     assert contents(cache) == [Path(one.folder).name]
+
+
+async def test_of_many_origins_of_an_adapter_those_used_last_are_known(tmp_path, cache):
+    """A tenant may name the same files in any number of ways. That costs no other tenant anything."""
+    fetcher, source = Fetcher(cache), write_adapter(tmp_path / "a").as_uri()
+
+    def named(number, namespace="many"):
+        return FetchRequest(source=source, revision=f"{number}", namespace=namespace, digest_verified=False)
+
+    fetched = await fetcher.fetch(named(0, "another"))
+    for number in range(MAX_ORIGINS + 3):
+        await fetcher.fetch(named(number))
+        assert cache.find(fetched.digest, named(0)) is not None
+    assert len(list(fetched.folder.glob(".origin-*"))) == MAX_ORIGINS + 1
+    known = [named(0), named(MAX_ORIGINS + 2), named(0, "another")]
+    assert all(cache.find(fetched.digest, one) for one in known)
+    assert not any(cache.find(fetched.digest, named(number)) for number in (1, 3))

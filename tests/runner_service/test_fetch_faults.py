@@ -31,7 +31,7 @@ from motet_runner.daemon_threads import CallHangs, DaemonThreads
 from motet_runner.engine_messages import DropAdapter
 from motet_runner.interface import AdapterFailed
 from motet_runner.settings import Settings
-from motet_runner.sources import process_pool
+from motet_runner.sources import fetch_errors, process_pool
 from motet_runner.sources.fetch_order import FetchOrder
 from motet_runner.sources.folder import AdapterFolder
 from motet_runner.sources.metrics import FetchMetrics
@@ -384,6 +384,169 @@ async def test_a_fetch_process_that_cannot_be_killed_holds_up_nobody(tmp_path, m
     assert process.returncode is None
     kill(process)
     await process.wait()
+
+
+NEEDS_ROOM = """
+import sys, time
+from pathlib import Path
+from motet_runner.sources import fetch_process as child
+from motet_runner.sources.fetch_order import FetchOrder
+order = FetchOrder.decode(sys.stdin.buffer.readline())
+if order.uri.endswith("slow/"):
+    time.sleep(1.3)
+watch = child.TransferWatch(order)
+watch.start()
+if order.uri.endswith("ends/"):
+    child.send(needs=[1000], came=0)
+    sys.exit(1)
+child.RoomOnDisk(watch).need({"adapter_model.safetensors": 1000})
+child.send(bytes=1000, done=True)
+"""
+
+
+async def fetch_that_needs_room(folder, monkeypatch, uri, room):
+    monkeypatch.setattr(process_pool, "COMMAND", (sys.executable, "-c", NEEDS_ROOM))
+    pool = process_pool.FetchProcessPool(FetchMetrics(CollectorRegistry()), max_processes=1)
+    async with asyncio.timeout(20):
+        await pool.fetch(needs_room(folder, uri), lambda *_: None, room=room)
+
+
+def needs_room(folder, uri="https://acme/a/"):
+    return FetchOrder(
+        what="adapter",
+        uri=uri,
+        into=str(folder),
+        max_bytes=1,
+        stall_seconds=0.5,
+        min_average_bytes_per_second=1000,
+        asks_room=True,
+    )
+
+
+async def test_a_source_is_not_too_slow_while_there_is_no_room(tmp_path, monkeypatch):
+    waited = []
+
+    async def room(size):
+        await asyncio.sleep(3)  # longer than the source may stall, and than the whole fetch may take
+        waited.append(size)
+
+    await fetch_that_needs_room(tmp_path, monkeypatch, "https://acme/a/", room)
+    assert waited == [1000]
+
+
+async def test_a_fetch_that_waits_for_room_takes_no_place_from_others(tmp_path, monkeypatch):
+    """There may be room for a smaller one, and a base model needs none."""
+    monkeypatch.setattr(process_pool, "COMMAND", (sys.executable, "-c", NEEDS_ROOM))
+    pool = process_pool.FetchProcessPool(FetchMetrics(CollectorRegistry()), max_processes=1)
+    may_go_on, asked = asyncio.Event(), []
+
+    async def room(size):
+        asked.append(size)
+        await may_go_on.wait()
+
+    async def at_once(_): ...
+
+    async with asyncio.timeout(20):
+        waits = asyncio.create_task(pool.fetch(needs_room(tmp_path / "a"), lambda *_: None, room=room))
+        while not asked:
+            await asyncio.sleep(0.01)
+        await pool.fetch(needs_room(tmp_path / "b"), lambda *_: None, room=at_once)
+        assert not waits.done()
+        may_go_on.set()
+        await waits
+    assert asked == [1000], "what it was granted stays"
+
+
+UNKNOWN_SIZE = """
+import sys
+from pathlib import Path
+import httpx2
+from motet_runner.sources import fetch_process as child
+from motet_runner.sources.fetch_order import FetchOrder
+from motet_runner.sources.file_selection import WantedFile
+from motet_runner.sources.web_folder import WebFolder
+order = FetchOrder.decode(sys.stdin.buffer.readline())
+def body():
+    for _ in range(7):
+        with open(order.into + ".sent", "ab") as sent:
+            sent.write(b"x")
+        yield b"x" * (1 << 20)
+client = httpx2.Client(transport=httpx2.MockTransport(lambda _: httpx2.Response(200, content=body())))
+need = child.RoomOnDisk(child.TransferWatch(order)).need
+WebFolder("https://acme/a/", client, {}, need).fetch(WantedFile("weights", limit=1 << 30), Path(order.into))
+child.send(bytes=7 << 20, done=True)
+"""
+
+
+async def fetch_of_unknown_size(folder, monkeypatch, room):
+    folder.mkdir()
+    monkeypatch.setattr(process_pool, "COMMAND", (sys.executable, "-c", UNKNOWN_SIZE))
+    monkeypatch.setattr(process_pool, "ROOM_SECONDS", 0.05)
+    pool = process_pool.FetchProcessPool(FetchMetrics(CollectorRegistry()), max_processes=1)
+    async with asyncio.timeout(60):
+        await pool.fetch(needs_room(folder), lambda *_: None, room=room)
+
+
+async def test_a_file_of_unknown_size_does_not_come_again_each_time_that_it_waits_for_room(tmp_path, monkeypatch):
+    async def room(size):
+        await asyncio.sleep(2)  # in all, longer than the whole fetch may take
+
+    await fetch_of_unknown_size(tmp_path / "a", monkeypatch, room)
+    assert (tmp_path / "a.sent").stat().st_size <= 7 + 2
+
+
+async def test_a_fetch_has_no_more_time_because_it_has_waited_for_room(tmp_path, monkeypatch):
+    async def room(size):
+        await asyncio.sleep(3)
+
+    with pytest.raises(AdapterFetchFailed, match="did not arrive completely in 2 s"):
+        await fetch_that_needs_room(tmp_path, monkeypatch, "https://acme/slow/", room)
+
+
+async def test_a_file_of_unknown_size_that_fits_is_not_refused(tmp_path, monkeypatch):
+    """Although there is no room for more than it takes."""
+
+    async def room(size):
+        if size > limit:
+            raise fetch_errors.no_space("There is no room.")
+
+    limit = 7 << 20
+    await fetch_of_unknown_size(tmp_path / "a", monkeypatch, room)
+    limit -= 1
+    with pytest.raises(AdapterFetchFailed, match="no room"):
+        await fetch_of_unknown_size(tmp_path / "b", monkeypatch, room)
+
+
+async def test_a_fetch_that_is_stopped_asks_for_no_room_any_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(process_pool, "COMMAND", (sys.executable, "-c", NEEDS_ROOM))
+    pool = process_pool.FetchProcessPool(FetchMetrics(CollectorRegistry()), max_processes=1)
+    asks, stopped = asyncio.Event(), asyncio.Event()
+
+    async def room(_):
+        asks.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    for wait in (0.0, 2 * process_pool.ROOM_SECONDS):
+        asks.clear()
+        stopped.clear()
+        async with asyncio.timeout(20):
+            fetching = asyncio.create_task(pool.fetch(needs_room(tmp_path), lambda *_: None, room=room))
+            await asks.wait()
+            await asyncio.sleep(wait)
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+            await stopped.wait()
+
+
+async def test_a_fetch_process_that_has_ended_waits_for_no_room(tmp_path, monkeypatch):
+    async def room(_):
+        await asyncio.Event().wait()
+
+    with pytest.raises(AdapterFetchFailed, match="the fetch process ended with status 1"):
+        await fetch_that_needs_room(tmp_path, monkeypatch, "https://acme/ends/", room)
 
 
 async def test_a_call_waits_for_its_turn_as_long_as_those_before_it_do_not_hang():

@@ -22,7 +22,7 @@ from motet_runner import generate_service
 from motet_runner.engine_client import EngineClient
 from motet_runner.engine_messages import Add, EngineOutputs, SequenceRefused
 from motet_runner.generate_service import sequence_of
-from motet_simulator.fake_engine import FakeEngine, SlowEngines, tokens_of
+from motet_simulator.fake_engine import FakeEngine, SlowEngines, token_at, tokens_of
 from tests.common.waiting import PATIENCE_S
 from tests.runner_service.fake_peers import gateway_to, scheduler_at, until
 from tests.support.deadly_engine import DEADLY, dying_engine, exits_with_the_drivers_status, fails, fails_and_stays
@@ -285,25 +285,60 @@ async def test_a_runner_that_still_loads_serves_nothing(folder):
 def test_quantiles_that_no_lengths_have_are_no_estimate(said, read):
     estimate = common_pb2.Estimate(**dict(zip(("q50", "q80", "q90", "q95"), said, strict=True)))
     submit = runner_pb2.Submit(request="a", choices=[runner_pb2.Choice()], prompt_ids=[1], estimate=estimate)
-    assert generate_service.sequence_of(submit, base_digest="").quantiles == read
+    assert generate_service.sequence_of(submit, tuple(submit.prompt_ids), base_digest="").quantiles == read
 
 
 def test_the_most_tokens_of_an_answer_are_no_estimate_of_its_length():
     submit = runner_pb2.Submit(request="a", choices=[runner_pb2.Choice()], prompt_ids=[1], estimate=longest(100))
-    assert generate_service.sequence_of(submit, base_digest="").quantiles is None
+    assert generate_service.sequence_of(submit, tuple(submit.prompt_ids), base_digest="").quantiles is None
+
+
+def test_a_gateway_that_does_not_say_who_drew_a_seed_has_it_from_the_client():
+    submit = runner_pb2.Submit(request="a", choices=[runner_pb2.Choice()], prompt_ids=[1], seed=7)
+    for said, drawn in ((b"", False), (runner_pb2.Submit(seed_is_drawn=True).SerializeToString(), True)):
+        submit.MergeFromString(said)
+        sequence = generate_service.sequence_of(submit, tuple(submit.prompt_ids), base_digest="")
+        assert (sequence.seed, sequence.seed_is_drawn) == (7, drawn)
 
 
 @pytest.mark.parametrize(("said", "counts"), [(0, 1), (7, 7), (2**32 - 1, 1000)])
 def test_a_weight_of_an_earlier_gateway_is_1_and_none_is_above_the_largest(said, counts):
     submit = runner_pb2.Submit(request="a", choices=[runner_pb2.Choice()], prompt_ids=[1], tenant="acme", weight=said)
-    sequence = generate_service.sequence_of(submit, base_digest="")
+    sequence = generate_service.sequence_of(submit, tuple(submit.prompt_ids), base_digest="")
     assert (sequence.tenant, sequence.weight) == ("acme", counts)
+
+
+async def test_choices_of_one_prompt_get_it_once(folder):
+    """Also if the first one has ended or was refused."""
+    prompt = tuple(range(5, 45))
+    async with in_process_runner(folder) as runner, gateway_to(runner.address) as gateway:
+        await gateway.submit("a", prompt=prompt, prompt_number=7)
+        await gateway.finished("a")
+        await gateway.submit("b", prompt=(), pages=4, prompt_number=7)
+        await gateway.finished("b")
+        assert gateway.tokens["a", 1] == gateway.tokens["b", 1] == [token_at(prompt, 7, n) for n in range(8)]
+        await gateway.submit("c", prompt=prompt, base="sha256:another", prompt_number=8)
+        await gateway.refusal("c")
+        await gateway.submit("d", prompt=(), pages=4, prompt_number=8)
+        assert (await gateway.finished("d")).finish == common_pb2.FINISH_REASON_LENGTH
+
+
+async def test_a_prompt_belongs_to_its_stream(folder):
+    async with (
+        in_process_runner(folder) as runner,
+        gateway_to(runner.address) as gateway,
+        gateway_to(runner.address, "another") as another,
+    ):
+        await gateway.submit("a", prompt_number=7)
+        await gateway.finished("a")
+        await another.submit("b", prompt=(), pages=1, prompt_number=7)
+        assert (await another.refusal("b")).failure.code == "declined"
 
 
 async def test_a_request_that_cannot_be_sent_to_the_engine_fails_alone(folder, monkeypatch):
 
-    def sequence(submit, **base):
-        made = sequence_of(submit, **base)
+    def sequence(submit, *prompt, **base):
+        made = sequence_of(submit, *prompt, **base)
         return replace(made, parent=lambda: "no process can be sent this") if made.request == "a" else made
 
     monkeypatch.setattr(generate_service, "sequence_of", sequence)

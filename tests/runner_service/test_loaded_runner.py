@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, runner_pb2
+from motet.clock import FakeClock
 from motet.domain import BASE, Digest, RequestId
 from motet.settings import Addresses
 from motet.transport.over_grpc import GrpcServerStream
@@ -69,7 +71,7 @@ class NoAdapters:
 
 
 class Running:
-    def __init__(self, step_seconds: float = 0.0) -> None:
+    def __init__(self, step_seconds: float, hang_detector: HangDetector) -> None:
         engine = FakeEngine()
         self.engine = EngineProcess(engine, clock=REAL.clock, step_seconds=step_seconds)
         identity = common_pb2.RunnerIdentity(pool="default/demo", group="default/demo", instance="r0", incarnation="1")
@@ -92,7 +94,7 @@ class Running:
             settings=Settings(instance="r0", pool="default/demo"),
             addresses=Addresses(scheduler_address=NOWHERE, supervisor_address=NOWHERE),
             metrics=metrics,
-            hang_detector=HangDetector(60, REAL.clock),
+            hang_detector=hang_detector,
             surroundings=REAL,
             time_scale=0.05,
         )
@@ -114,8 +116,8 @@ class Running:
 
 
 @asynccontextmanager
-async def running(step_seconds: float = 0.0) -> AsyncIterator[Running]:
-    one = Running(step_seconds)
+async def running(step_seconds: float = 0.0, hang_detector: HangDetector | None = None) -> AsyncIterator[Running]:
+    one = Running(step_seconds, hang_detector or HangDetector(60, REAL.clock))
     try:
         yield one
     finally:
@@ -166,6 +168,24 @@ async def test_gateways_hear_why_an_engine_died():
         assert "signal 9" in gateway.engine_died
         with pytest.raises(EngineDied):
             await one.task
+
+
+async def test_a_slow_load_is_no_hang_for_the_runner_and_its_supervisor(monkeypatch):
+    """All its requests wait for one adapter, and the disk is slow."""
+    clock = FakeClock()
+    detector = HangDetector(60, clock)
+    async with running(hang_detector=detector) as one:
+        told = []
+        monkeypatch.setattr(one.runner.supervisor.link, "send", lambda up: told.append(up.memory))
+        waiting = replace(FakeEngine().report(), steps=7, waiting=1)
+        for parts in range(4):
+            one.runner.on_batch(EngineOutputs(report=replace(waiting, load_parts=parts)))
+            assert detector.hung_reason() == ""
+            clock.advance(50)
+        assert [(it.steps, it.load_parts) for it in told if it.steps] == [(7, 0), (7, 1), (7, 2), (7, 3)]
+        one.runner.on_batch(EngineOutputs(report=replace(waiting, load_parts=3)))
+        clock.advance(11)
+        assert detector.hung_reason(), "the disk does not answer"
 
 
 async def test_a_report_lists_each_request_once_for_both_links_and_an_overflow_only_its_own(monkeypatch):

@@ -233,6 +233,19 @@ def test_a_grammar_that_cannot_be_served_ends_its_own_request():
     assert [one.request for one in turns_until(loop, lambda batch: batch.ended).ended] == ["a"]
 
 
+def test_a_defect_that_comes_up_when_a_grammar_is_done_ends_its_own_request(monkeypatch):
+    engine = GrammarEngine()
+    engine.may_compile.set()
+    loop = EngineLoop(engine, clock=monotonic, grammars=CompileThread(engine.mask_of))
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "add", {}.__getitem__)
+        loop.apply([with_grammar("a")])
+        batch = turns_until(loop, lambda batch: batch.refused)
+    assert [one.request for one in batch.refused] == ["a"]
+    loop.apply([with_grammar("a")])
+    assert [one.request for one in turns_until(loop, lambda batch: batch.ended).ended] == ["a"]
+
+
 def test_a_request_that_is_cancelled_or_placed_again_while_its_grammar_is_compiled():
     engine = GrammarEngine()
     loop = EngineLoop(engine, clock=monotonic, grammars=CompileThread(engine.mask_of))
@@ -325,6 +338,31 @@ def test_a_grammar_that_is_cancelled_before_its_turn_takes_none():
     for _ in range(3):
         assert begins.acquire(timeout=20)
     assert begun == ["a", "y", "z", "b"]
+
+
+def test_what_is_cancelled_before_its_turn_is_not_kept():
+    """With its prompt and its grammar, while another one is compiled."""
+    begins, may_end = threading.Semaphore(0), threading.Event()
+
+    def mask_of(_sequence):
+        begins.release()
+        assert may_end.wait(20)
+        return AnyToken()
+
+    class Text(str):
+        __slots__ = ("__weakref__",)
+
+    grammars, texts = CompileThread(mask_of), []
+    grammars.begin(with_grammar("slow"))
+    assert begins.acquire(timeout=20)
+    for number in range(100):
+        texts.append(weakref.ref(text := Text("a")))
+        grammars.begin(with_grammar(f"a{number}", text))
+        grammars.forget(f"a{number}")
+        del text
+    kept = sum(text() is not None for text in texts)
+    may_end.set()
+    assert kept <= 1
 
 
 def test_a_turn_does_not_look_at_each_request_that_waits_for_its_grammar():

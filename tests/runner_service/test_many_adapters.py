@@ -189,6 +189,70 @@ def test_leases_get_their_locks_as_soon_as_there_is_a_lock_file(cached, monkeypa
     assert DigestLeases(folder).lease(digest).become_exclusive()
 
 
+def test_a_full_disk_without_lock_files_gets_room_again(cached, monkeypatch):
+    """Nobody has a lock there, and nothing else would ever be removed."""
+    folder, digest = cached
+    shutil.rmtree(f"{folder}.leases")
+    cache = DiskCache(folder, max_adapter_bytes=1 << 20)
+    monkeypatch.setattr(Path, "mkdir", full)
+    used = cache.find(digest)
+    assert not cache.evict(digest, None), "this process uses it"
+    used.lease.release()
+    lease = DigestLeases(folder).lease(digest)
+    assert lease.become_exclusive()
+    lease.become_shared()
+    lease.release()
+    assert cache.evict(digest, None)
+    assert not cache.path_of(digest).exists()
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_on_a_full_disk_without_lock_files_an_adapter_that_is_used_stays(cached, monkeypatch, both):
+    """Also if the other runner can make a lock file meanwhile."""
+    folder, digest = cached
+    shutil.rmtree(f"{folder}.leases")
+    one, other = (DiskCache(folder, max_adapter_bytes=1 << 20) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", full)
+        used, twice = other.find(digest), other.find(digest)
+        assert not (both and one.evict(digest, None))
+    assert not one.evict(digest, None)
+    used.lease.release()
+    assert not one.evict(digest, None)
+    assert twice.lease.is_live()
+    other.renew_leases()
+    assert not one.evict(digest, None)
+    twice.lease.release()
+    assert one.evict(digest, None)
+
+
+def test_an_adapter_that_another_runner_uses_on_a_full_disk_stays_in_use_here(cached, monkeypatch):
+    folder, digest = cached
+    shutil.rmtree(f"{folder}.leases")
+    one, other = (DiskCache(folder, max_adapter_bytes=1 << 20) for _ in range(2))
+    monkeypatch.setattr(Path, "mkdir", full)
+    held, theirs = one.find(digest), other.find(digest)
+    assert not one.evict(digest, held)
+    theirs.lease.release()
+    assert not other.evict(digest, None)
+    held.lease.release()
+    assert other.evict(digest, None)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_disk_that_takes_no_lock_files_keeps_its_adapters(cached, monkeypatch, number):
+    """Another runner may use them."""
+    folder, digest = cached
+    shutil.rmtree(f"{folder}.leases")
+
+    def not_writable(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "mkdir", not_writable)
+    assert not DiskCache(folder, max_adapter_bytes=1 << 20).evict(digest, None)
+    assert (folder / digest.removeprefix("sha256:")).exists()
+
+
 def test_leases_hold_by_each_path_to_the_cache(cached):
     folder, digest = cached
     link = folder.parent / "elsewhere" / "adapters"

@@ -163,3 +163,16 @@ def test_a_runner_accepts_no_more_requests_than_its_reports_may_list():
     with pytest.raises(Declined, match="the most that it accepts"):
         book.check(runner_pb2.Submit(request="one more", epoch=1))
     book.check(runner_pb2.Submit(request="0", epoch=2))
+
+
+def test_the_users_of_an_adapter_are_counted_as_requests_come_and_go():
+    def accepted(request, epoch, adapter):
+        return AcceptedRequest(request, epoch, common_pb2.Promise(pages=1), 1, 0, "acme", adapter, 0, "gateway", 1)
+
+    book = AcceptedRequests()
+    for one in (accepted("a", 1, "x"), accepted("b", 1, "x"), accepted("a", 2, "y"), accepted("b", 2, "x")):
+        book.add(one)
+    assert [book.users_of(adapter) for adapter in "xyz"] == [1, 1, 0]
+    assert book.remove("a", 1, 1) is None
+    assert book.remove("b", 2, 1) is not None
+    assert [book.users_of(adapter) for adapter in "xyz"] == [0, 1, 0]

@@ -4,7 +4,7 @@ Pure. The engine knows the pages and states of its sequences. This record knows 
 belongs to. An entry begins before the engine has the request, and ends after the engine has reported the request's end.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,6 +26,9 @@ MAX_CANCELLED_REMEMBERED = 4
 MAX_ACCEPTED = MAX_LISTED // 2
 """Requests at once: as many as the largest engine has places for. Reports list them all, beside those whose ends are
 not known everywhere, and nobody reads a report that lists too many."""
+
+_IDLE = (State.LOADING, State.WAITING, State.PARKED)
+"""States in which a request gets no tokens."""
 
 
 class Latest(NamedTuple):
@@ -71,6 +74,7 @@ class AcceptedRequests:
     def __init__(self) -> None:
         self.highest_term = 0
         self._placements: dict[RequestId, AcceptedRequest] = {}
+        self._users: Counter[Digest] = Counter()
         self._latest: OrderedDict[RequestId, Latest] = OrderedDict()
         self._report: EngineReport | None = None
         self._in_engine: dict[tuple[RequestId, int], EngineSequenceReport] = {}
@@ -166,22 +170,33 @@ class AcceptedRequests:
     def add(self, placement: AcceptedRequest) -> None:
         """Record a placement, in place of the request's earlier one."""
         self.expect(placement.request, placement.epoch)
+        before = self._placements.get(placement.request)
         self._placements[placement.request] = placement
+        self._users[placement.adapter] += 1
+        if before is not None:
+            self._forget_user(before)
 
     def remove(self, request: str, epoch: int, stream: int) -> AcceptedRequest | None:
         """Remove a placement. None if the record does not have the placement, or it came over another stream."""
         placement = self._placements.get(RequestId(request))
         if placement is None or (placement.epoch, placement.stream) != (epoch, stream):
             return None
+        self._forget_user(placement)
         return self._placements.pop(placement.request)
 
+    def _forget_user(self, placement: AcceptedRequest) -> None:
+        self._users[placement.adapter] -= 1
+        if not self._users[placement.adapter]:
+            del self._users[placement.adapter]
+
     def users_of(self, adapter: Digest) -> int:
-        return sum(placement.adapter == adapter for placement in self._placements.values())
+        """Counted as they come and go: for each listing of the disk cache, it is asked of every cached adapter."""
+        return self._users[adapter]
 
     def idle(self, report: EngineReport | None) -> Iterator[AcceptedRequest]:
-        """Waiting or parked requests: they get no tokens here now."""
+        """Requests that wait, for their adapters also, or are parked: they get no tokens here now."""
         entries = report.sequences if report is not None else []
-        idle = {(one.request, one.epoch) for one in entries if one.state in (State.WAITING, State.PARKED)}
+        idle = {(one.request, one.epoch) for one in entries if one.state in _IDLE}
         return (one for one in self if not one.in_engine or (one.request, one.epoch) in idle)
 
     def runner_requests(self, report: EngineReport | None) -> list[common_pb2.RunnerRequest]:

@@ -8,8 +8,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 import torch
@@ -17,9 +16,10 @@ import torch
 from motet.clock import Clock
 from motet.domain import PAGE_TOKENS
 from motet.errors import SetupError, StructuredOutputUnavailable
+from motet_runner.adapters.layout import ON_A_GPU, SCALE_ROWS
 from motet_runner.diagnostics import Diagnostics
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
-from motet_runner.execute.adapters.lora_linears import LoraLinears
+from motet_runner.execute.adapters.lora_linears import LoraLinears, biased_modules
 from motet_runner.execute.exact import exact_mode
 from motet_runner.execute.exact.tiles import Tiles
 from motet_runner.execute.forward.program import SWITCHED_ON
@@ -33,6 +33,7 @@ from motet_runner.execute.load.checkpoint_reader import ignore_progress
 from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.load_model import load
 from motet_runner.execute.memory_budget.page_budget import copy_bytes_of, whole_pages
+from motet_runner.execute.pack.linear_packing import squares_of
 from motet_runner.execute.tune.dtype_choice import DtypeChoice
 from motet_runner.execute.tune.thread_choice import choose_threads, threads_to_begin_with, threads_to_judge
 from motet_runner.execute.worker.base_worker import LogitsTap
@@ -46,7 +47,6 @@ from motet_runner.interface import (
     NewSequence,
     StepOutput,
 )
-from motet_runner.listed_tokens import ListedTokens
 from motet_runner.machine import machine_name
 from motet_runner.memory.copy_stream import copy_stream_for
 from motet_runner.memory.host_limit import available_host_bytes, default_host_bytes
@@ -55,12 +55,10 @@ from motet_runner.memory.paged import PagedStore
 from motet_runner.memory.tiers import PageTiers
 from motet_runner.plan import Planner, StepPlan, StepResult, preset_named
 from motet_runner.planned_engine import PlannedEngine
-from motet_runner.row_mask import RowMask, TokenRules
+from motet_runner.row_mask import RowMask
+from motet_runner.sequence_masks import SequenceMasks
 from motet_runner.step_costs import StepCosts
 from motet_runner.step_trace import StepTrace
-
-if TYPE_CHECKING:
-    from motet.grammars.kept import KeptGrammars
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +119,9 @@ class Engine(PlannedEngine):
         page_bytes = loaded.shape.bytes_per_page()
         gate = Gate(loaded, threads=threads_to_judge(config.threads))
         kernels = choice.begin(lambda kernels: fault_of(loaded, kernels, gate))
-        linears = LoraLinears(loaded.linears, loaded.dtype, kernels.add_lora, loaded.linear_groups)
+        linears = LoraLinears(
+            loaded.linears, loaded.dtype, kernels.add_lora, loaded.linear_groups, squares_of=squares_of
+        )
         self._linears = linears
         pages = whole_pages(loaded, kernels, linears, config)
         host_pages = int(self._host_bytes(pages * page_bytes) // page_bytes)
@@ -129,7 +129,7 @@ class Engine(PlannedEngine):
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
         tiers = PageTiers(self._store, host_pages, clock=clock)
-        loads = AdapterLoads(self._store.bytes, linears.layout, clock, copy_stream_for(loaded.device))
+        loads = AdapterLoads(self._store.bytes, linears.layout, clock, linears.base, copy_stream_for(loaded.device))
         self._worker: LocalWorker | DeviceWorker
         by_itself = computes_by_itself(loaded.device) and not exact
         self._ahead = int(by_itself) if config.plan_ahead is None else config.plan_ahead
@@ -178,7 +178,7 @@ class Engine(PlannedEngine):
             beside=None if config.decode_slowdown is None else costs.prompt_tokens_beside,
             tpot_seconds=config.tpot_seconds,
         )
-        self._grammars = _grammars_of(config.model / "tokenizer.json", loaded.vocabulary, loaded.eos_token_ids)
+        self._masks = SequenceMasks(config.model / "tokenizer.json", loaded.vocabulary, loaded.eos_token_ids)
         self._launched: deque[tuple[StepPlan, float]] = deque()
         """Launched plans that are not yet collected, and when they began."""
         self._steps = 0
@@ -205,6 +205,9 @@ class Engine(PlannedEngine):
             adapter_rank_tile=kernels.add_lora.tile,
             kernels=choice.state,
             by_forecast=preset.admission == "forecast",
+            no_scales="" if loaded.device.type == "cpu" else ON_A_GPU,
+            biased_modules=biased_modules(loaded.linears),
+            max_device_rank=linears.largest_rank(pages * page_bytes, config.max_lora_rank + SCALE_ROWS),
         )
 
     @property
@@ -232,15 +235,7 @@ class Engine(PlannedEngine):
     def mask_of(self, sequence: NewSequence) -> RowMask:
         if isinstance(self._worker, DeviceWorker):  # its host learns tokens after the next iteration has begun
             raise StructuredOutputUnavailable("An engine on a GPU serves no structured output yet.")
-        sampling = sequence.sampling.checked(self.info.vocabulary)
-        rules: TokenRules | None = None
-        if sequence.grammar is not None:
-            if self._grammars is None:
-                raise StructuredOutputUnavailable("This runner lacks the package llguidance: install motet[grammars].")
-            rules = self._grammars.mask(sequence.grammar, sequence.delivered, tenant=sequence.tenant)
-        if rules is None or sampling.allowed_token_ids or sampling.bad_words:
-            rules = ListedTokens(sampling, self.info.vocabulary, sequence.delivered, rules)
-        return RowMask(rules)
+        return self._masks.mask_of(sequence)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -317,7 +312,9 @@ class Engine(PlannedEngine):
         return self._steps
 
     def report(self) -> EngineReport:
-        return replace(super().report(), kernels=self._kernel_choice.state)
+        loads = self._worker.loads
+        parts = 0 if loads is None else loads.parts
+        return replace(super().report(), kernels=self._kernel_choice.state, load_parts=parts)
 
     def _what_is_timed(self) -> dict[str, Any]:
         """For the step trace: machine, model, kernels, and what bounds the batches."""
@@ -376,14 +373,3 @@ class Engine(PlannedEngine):
                 f"engine.maxModelLength is {wanted}, but the model's context has {possible} tokens. Lower it."
             )
         return min(wanted or possible, pages * PAGE_TOKENS)
-
-
-def _grammars_of(tokenizer: Path, vocabulary: int, eos: Collection[int]) -> "KeptGrammars | None":
-    """None: what compiles them is an extra, and is not installed."""
-    try:
-        from motet.grammars.compiler import Grammars
-        from motet.grammars.kept import KeptGrammars
-    except ImportError:
-        log.warning("grammars_unavailable", reason="llguidance is not installed", result="no structured output")
-        return None
-    return KeptGrammars(Grammars(tokenizer, vocabulary, eos))

@@ -232,6 +232,9 @@ class EngineLoop:
         except MotetError as error:
             del self._live[new.request]
             self._batch.refused.append(SequenceRefused(new.request, new.epoch, command.stream, error))
+        except Exception as error:
+            del self._live[new.request]
+            self._give_up(command, known_error(error, command="Add"))
 
     def _cancel(self, command: Cancel) -> None:
         live = self._live.get(command.request)

@@ -86,11 +86,11 @@ def _freeze_gc(engine: Engine) -> Engine:
     return engine
 
 
-def _die_with_parent(parent: int) -> None:
-    # If the service dies in any way, Linux kills the engine, even in the middle of an iteration.
+def die_with_parent(parent: int) -> None:
+    """If the parent dies in any way, Linux kills this process, even in the middle of an iteration."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit(1)  # the service died before that call
+        sys.exit(1)  # it died before that call
 
 
 def main(load: Callable[[EngineConfig, LoadProgress], Engine] = load_engine) -> NoReturn:
@@ -100,7 +100,7 @@ def main(load: Callable[[EngineConfig, LoadProgress], Engine] = load_engine) -> 
         pipe = Pipe(connection)
         try:
             start: Start = pipe.receive()
-            _die_with_parent(start.parent)
+            die_with_parent(start.parent)
             configure_logging("runner-engine", start.process)
 
             def report(read_bytes: int, total_bytes: int) -> None:

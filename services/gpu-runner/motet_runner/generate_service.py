@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -18,6 +18,7 @@ from motet.clock import Clock
 from motet.domain import BASE, Digest, RequestId
 from motet.errors import Declined, InvalidRequest, MotetError
 from motet.grammars.grammar import MAX_GRAMMAR_BYTES, Grammar
+from motet.kept_prompts import KeptPrompts
 from motet.prefix_hints import prefix_salt
 from motet.promises import LENGTH_OF_MAX_TOKENS
 from motet.rpc import Session, Sessions, known_error
@@ -43,6 +44,7 @@ class GatewayStream:
 
     number: int
     gateway: str
+    prompts: KeptPrompts = field(default_factory=KeptPrompts, compare=False)
 
 
 GatewaySession = Session[GatewayStream, bytes | runner_pb2.GenerateDown]
@@ -151,11 +153,12 @@ class GenerateService:
 
     def _submit(self, stream: GatewayStream, submit: runner_pb2.Submit) -> None:
         try:
+            prompt = stream.prompts.note(submit.prompt_number, tuple(submit.prompt_ids))
             if self.refusal_reason:
                 raise Declined(self.refusal_reason)
             self._accepted.check_owner(submit.request, stream.gateway)
             self._accepted.check(submit)
-            sequence = sequence_of(submit, base_digest=self._base_digest)
+            sequence = sequence_of(submit, prompt, base_digest=self._base_digest)
         except MotetError as error:  # also an impossible term: the gateway's other requests may have a possible term
             self._refuse(stream.number, submit.request, submit.epoch, submit.term, error)
             return
@@ -299,7 +302,7 @@ class GenerateService:
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequence:
+def sequence_of(submit: runner_pb2.Submit, prompt: tuple[int, ...], *, base_digest: Digest) -> NewSequence:
     """The one sequence of a Submit to a runner of this base. Raises InvalidRequest if no runner could accept it, and
     Declined if only a runner of another base could."""
     if submit.base_digest not in ("", base_digest):
@@ -319,7 +322,7 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
         request=RequestId(submit.request),
         epoch=submit.epoch,
         choice=choice.choice,
-        prompt=tuple(submit.prompt_ids),
+        prompt=prompt,
         delivered=tuple(choice.delivered_ids),
         scored=choice.scored,
         adapter=adapter,
@@ -327,6 +330,7 @@ def sequence_of(submit: runner_pb2.Submit, *, base_digest: Digest) -> NewSequenc
         quantiles=_quantiles(submit.estimate),
         sampling=Sampling.from_proto(submit.sampling),
         seed=submit.seed,
+        seed_is_drawn=submit.seed_is_drawn,
         priority=RequestClass.from_proto(submit.request_class),
         tenant=submit.tenant,
         weight=weight_said(submit.weight),

@@ -22,10 +22,11 @@ class CompileThread:
         self._mask_of = mask_of
         self._thread = ThreadPoolExecutor(1, "grammars")
         self._waiting: dict[RequestId, Add] = {}
-        """Those that are wanted. Only the engine's thread changes it; the other one looks who is there."""
+        """Those that are wanted. Only the engine's thread uses it."""
         self._lock = Lock()
-        self._turns: OrderedDict[str, deque[Add]] = OrderedDict()
-        """What has not begun, by tenant. The first tenant is the next one, and stays so while its own is compiled."""
+        self._turns: OrderedDict[str, dict[RequestId, Add]] = OrderedDict()
+        """What is wanted and has not begun, by tenant. The first tenant is the next one, and stays so while its own is
+        compiled."""
         self._done: deque[tuple[Add, RowMask | MotetError]] = deque()
         """What `done` has not returned: each turn of the engine looks at these alone, not at all that wait."""
 
@@ -40,12 +41,14 @@ class CompileThread:
     def begin(self, command: Add) -> None:
         self._waiting[command.sequence.request] = command
         with self._lock:
-            self._turns.setdefault(command.sequence.tenant, deque()).append(command)
+            self._turns.setdefault(command.sequence.tenant, {})[command.sequence.request] = command
         self._thread.submit(self._compile_next)
 
     def forget(self, request: RequestId) -> None:
         """It is not wanted any more."""
-        self._waiting.pop(request, None)
+        if (command := self._waiting.pop(request, None)) is not None:
+            with self._lock:
+                self._turns.get(command.sequence.tenant, {}).pop(request, None)
 
     def done(self) -> Iterator[tuple[Add, RowMask | MotetError]]:
         """In the order in which they were done."""
@@ -61,7 +64,7 @@ class CompileThread:
     def _compile_next(self) -> None:
         """Once for each that has begun."""
         with self._lock:
-            command = self._next_wanted()
+            command = self._next()
         if command is None:
             return
         self._done.append((command, self._compiled(command.sequence)))
@@ -72,14 +75,12 @@ class CompileThread:
             else:
                 del self._turns[tenant]
 
-    def _next_wanted(self) -> Add | None:
+    def _next(self) -> Add | None:
         """Of the first tenant that has one. None: all that have begun are done or forgotten."""
         while self._turns:
             tenant, own = next(iter(self._turns.items()))
-            while own:
-                command = own.popleft()
-                if self._is_wanted(command):
-                    return command
+            if own:
+                return own.pop(next(iter(own)))
             del self._turns[tenant]
         return None
 

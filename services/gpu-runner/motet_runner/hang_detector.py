@@ -1,4 +1,4 @@
-"""Detects that an engine hangs: the engine has work and completes no step. A slow engine does not hang."""
+"""Detects that an engine hangs: the engine has work and makes no progress. A slow engine does not hang."""
 
 from motet.clock import Clock
 
@@ -7,16 +7,16 @@ class HangDetector:
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._steps = -1
+        self._progress = -1
         self._moved_at: float | None = None
 
-    def observe(self, steps: int, *, work: bool) -> None:
-        """Note the number of steps so far, and whether the engine has work."""
-        if steps != self._steps or not work or self._moved_at is None:
-            self._steps, self._moved_at = steps, self._clock()
+    def observe(self, progress: int, *, work: bool) -> None:
+        """Note the progress so far (see `EngineReport`), and whether the engine has work."""
+        if progress != self._progress or not work or self._moved_at is None:
+            self._progress, self._moved_at = progress, self._clock()
 
     def hung_reason(self) -> str:
-        """Empty while the engine completes steps or has no work, and before its first report."""
+        """Empty while the engine makes progress or has no work, and before its first report."""
         if self._moved_at is None:
             return ""
         still = self._clock() - self._moved_at

@@ -58,6 +58,8 @@ class NewSequence:
     """The estimate of the whole answer's length: q50, q80, q90 and q95. None: there is no estimate."""
     sampling: Sampling
     seed: int = 0
+    seed_is_drawn: bool = False
+    """The client has set none, and is told none: an engine with random numbers of its own may use these."""
     priority: int = 1
     """The class as a number: smaller is more urgent."""
     tenant: str = ""
@@ -218,6 +220,8 @@ class AdapterLoaded:
     digest: Digest
     bytes: int
     seconds: float
+    pause: float = 0.0
+    """For how long iterations stood still for it, in all"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +293,18 @@ class EngineReport:
     """Hints (`motet.prefix_hints`) of the pages in the prefix cache, the most valuable first, at most
     `MAX_CACHED_HINTS`."""
     kernels: KernelState | None = None
+    stopped_by_itself: int = 0
+    """How many requests the engine has stopped that the plan has not"""
     batch_cap: BatchCap | None = None
     """None: the pool has no SLO for the time of a token."""
+    load_parts: int = 0
+    """How often more of an adapter had been read when the engine looked."""
+
+    @property
+    def progress(self) -> int:
+        """Stands still while the engine hangs. Sequences that all wait for an adapter take no steps, and a slow disk is
+        no hang."""
+        return self.steps + self.load_parts
 
 
 @dataclass(slots=True)
@@ -335,8 +349,17 @@ class EngineInfo:
     """An adapter's rank counts as the next multiple of this."""
     kernels: KernelState | None = None
     """The first kernels"""
+    backend: str = "motet"
+    version: str = ""
+    """Of the backend. Empty: Motet's own"""
     by_forecast: bool = False
     """True if the engine admits sequences by a forecast. Its charges are then parts of the forecast."""
+    no_scales: str = ""
+    """Where Motet can't scale and shift a linear's own result yet, as DoRA and trained biases need; empty if it can"""
+    biased_modules: tuple[str, ...] = ()
+    """Those of `target_modules` that have a bias: only these can get a trained one."""
+    max_device_rank: int = 0
+    """The largest rank on the device for which it has pages; 0: it has them for every rank that the pool serves."""
 
     def capacity(self, promise_rule: PromiseRule, promise_quantile: int = USUAL_PROMISE_QUANTILE) -> Capacity:
         """As the runner tells scheduler and supervisor."""
@@ -388,6 +411,15 @@ class EngineConfig:
     """The longest mean time of a token. As many sequences run at once as keep it, at least one. None: no limit."""
     threads: int | None = None
     step_trace: Path | None = None
+    kv_cache_dtype: str = "auto"
+    """This and the next four are vLLM's alone."""
+    enforce_eager: bool = False
+    attention_backend: str | None = None
+    """None: vLLM's choice"""
+    tensor_parallel: int = 1
+    """How many devices share each layer"""
+    stages: int = 1
+    """How many groups of devices share the layers"""
     prefix_cache: bool = True
     """True if sequences with a `prefix_salt` share the pages of equal tokens."""
     plan_ahead: int | None = None

@@ -7,6 +7,7 @@ commands and returns outputs, also with an engine in this process.
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Protocol
 
 import structlog
@@ -91,6 +92,7 @@ class LoadedRunner:
         self._model = model
         self._engine = engine
         self._metrics = metrics
+        metrics.engine.labels(facts.info.backend, facts.info.version or version("motet")).set(1)
         self._hang_detector = hang_detector
         self._report_seconds = settings.report_seconds * time_scale
         self._scale = time_scale
@@ -221,6 +223,7 @@ class LoadedRunner:
             case OrderRefused():
                 self.supervisor.refused(event)
             case AdapterLoaded():
+                self._metrics.adapter_pause_seconds.observe(event.pause)
                 if (one := self.adapters.on_loaded(event)) is not None and not self.scheduler.adapter_changed(one):
                     self._engine.post(ReportNow())
             case AdapterEvicted():
@@ -244,7 +247,7 @@ class LoadedRunner:
 
     def _publish(self, report: EngineReport, *, again: bool = False) -> None:
         work_pending = has_work(report, self.accepted)
-        self._hang_detector.observe(report.steps, work=work_pending)
+        self._hang_detector.observe(report.progress, work=work_pending)
         self._metrics.on_report(report, model=self._model)
         running = {entry.adapter for entry in report.sequences if entry.adapter and entry.pages_used}
         wanted = {one.adapter for one in self.accepted if one.adapter}

@@ -7,6 +7,7 @@ from motet.surroundings import WallClock
 from motet_runner.interface import EngineReport
 
 _LOAD_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_PAUSE_BUCKETS = (0.0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _FREE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 
@@ -47,6 +48,12 @@ class Metrics:
         self.steps = counter(
             "motet_engine_steps",
             "Iterations of the engine. If this number stands still while sequences run, the engine hangs.",
+        )
+        self.engine = gauge("motet_engine_info", "The engine: 1, with its name and version.", "backend", "version")
+        self.stopped_by_itself = counter(
+            "motet_engine_preemptions",
+            "Requests that the engine stopped although Motet had counted enough memory for them. More than 0 is a "
+            "defect.",
         )
         self.step_seconds = gauge("motet_engine_step_seconds", "Median seconds of the latest iterations.")
         self.running = gauge("motet_sequences_running", "Sequences that are being computed.")
@@ -93,6 +100,11 @@ class Metrics:
         self.adapter_load_seconds = histogram(
             "motet_adapter_load_seconds", "Seconds to load an adapter from disk into device memory.", _LOAD_BUCKETS
         )
+        self.adapter_pause_seconds = histogram(
+            "motet_adapter_load_pause_seconds",
+            "Seconds for which the other requests stood still while an adapter was loaded into device memory.",
+            _PAUSE_BUCKETS,
+        )
         self.adapter_fetch_seconds = histogram(
             "motet_adapter_fetch_seconds",
             "Seconds to fetch an adapter from its source to disk and to check it.",
@@ -136,7 +148,7 @@ class Metrics:
         self.vllm_prefix_hits = counter(
             "vllm:prefix_cache_hits", "Tokens that were found in the prefix cache.", "model_name"
         )
-        self._steps_seen = 0
+        self._steps_seen, self._stopped_seen = 0, 0
         self._queried_seen, self._hit_seen = 0, 0
         self._names = names
         self._wall = wall
@@ -144,6 +156,8 @@ class Metrics:
     def on_report(self, report: EngineReport, *, model: str) -> None:
         self.steps.inc(max(0, report.steps - self._steps_seen))
         self._steps_seen = report.steps
+        self.stopped_by_itself.inc(max(0, report.stopped_by_itself - self._stopped_seen))
+        self._stopped_seen = report.stopped_by_itself
         self.step_seconds.set(report.step_seconds)
         self.running.set(report.running)
         self.waiting.set(report.waiting)

@@ -11,7 +11,7 @@ from motet.addresses import Address, host_and_port
 from motet.domain import MAX_LORA_RANK
 from motet.errors import ModelFolderError, SetupError
 from motet.promises import USUAL_PROMISE_QUANTILE, PromiseQuantile
-from motet.runner_info import MAX_TPOT_MILLISECONDS
+from motet.runner_info import MAX_TPOT_MILLISECONDS, AttentionBackend, KvCacheDtype
 from motet.sources import EXAMPLES, folder_of
 from motet_runner.interface import EngineConfig
 
@@ -70,6 +70,22 @@ class Settings(BaseSettings):
     engine_python: Path | None = None
     """The Python of an environment with vLLM, for the backend `vllm`. The environment of the runner itself stays as it
     is."""
+
+    tensor_parallel: int = Field(1, ge=1)
+    """How many GPUs share each layer. For the backend `vllm`, like the next four."""
+
+    stages: int = Field(1, ge=1)
+    """How many groups of GPUs share the layers, one after the other."""
+
+    kv_cache_dtype: KvCacheDtype = "auto"
+    """Data type of KV. `auto`: the model's. With `fp8` a page takes half of the memory of bfloat16, and answers may
+    change."""
+
+    enforce_eager: bool = False
+    """Whether vLLM compiles nothing and records no graphs: it starts sooner, and is slower."""
+
+    attention_backend: AttentionBackend | None = None
+    """What computes attention on a GPU. Unset: vLLM's choice."""
 
     preset: str = "paged-chunk"
     """How the engine forms batches and reserves memory: one of the engine's presets."""
@@ -281,7 +297,7 @@ class Settings(BaseSettings):
 
     hang_seconds: float = Field(60.0, gt=0)
     """When the engine has work and completes no step for this long, /livez says that it hangs, and Kubernetes restarts
-    the pod."""
+    the pod. A slow read of an adapter is no hang."""
 
     outbox_kib: int = Field(16 * 1024, ge=1)
     """The most KiB that may wait for a gateway that does not read. Beyond this, the gateway's stream is closed."""

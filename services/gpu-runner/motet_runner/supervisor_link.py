@@ -86,6 +86,7 @@ class SupervisorLink:
             pages_promised=report.pages_promised,
             host_bytes_free=report.host_bytes_free,
             steps=report.steps,
+            load_parts=report.load_parts,
             work_pending=work_pending,
             prefill_seconds_per_token=report.prefill_seconds_per_token,
             swap_seconds_per_page=report.swap_seconds_per_page,

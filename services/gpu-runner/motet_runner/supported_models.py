@@ -14,8 +14,9 @@ other requests in its batch. `execute.load.length_rope` computes these ropes per
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
-def read_supported_config(folder: Path) -> dict[str, Any]:
-    """The model's configuration. Raises ModelFolderError if Motet cannot serve a model with this configuration."""
+def read_supported_config(folder: Path, *, with_vllm: bool = False) -> dict[str, Any]:
+    """The model's configuration. Raises ModelFolderError if Motet cannot serve a model with this configuration.
+    `with_vllm`: with vLLM as the engine, which says itself which quantised weights it loads."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelFolderError(f"{folder} has no config.json. spec.model.uri must name a Hugging Face model folder.")
@@ -25,19 +26,20 @@ def read_supported_config(folder: Path) -> dict[str, Any]:
         raise ModelFolderError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
         raise ModelFolderError(f"{path} must contain a JSON object.")
-    _refuse(raw)
+    _refuse(raw, with_vllm=with_vllm)
     return raw
 
 
-def _refuse(raw: dict[str, Any]) -> None:
+def _refuse(raw: dict[str, Any], *, with_vllm: bool) -> None:
     name = (raw.get("architectures") or [raw.get("model_type", "this model")])[0]
     text = raw.get("text_config") or raw
     if raw.get("is_encoder_decoder"):
         raise ModelFolderError(f"{name} is an encoder-decoder. Motet serves only decoders.")
-    if raw.get("quantization_config"):
+    if raw.get("quantization_config") and not with_vllm:
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise ModelFolderError(
-            f"{name} is quantised ({method}), which Motet does not serve yet. Use the unquantised weights."
+            f"{name} is quantised ({method}), which Motet's own engine does not serve yet. Use the unquantised "
+            "weights, or a pool whose engine.backend is vllm."
         )
     layers = set(text.get("layer_types") or ()) - ATTENTION_LAYERS
     if layers:

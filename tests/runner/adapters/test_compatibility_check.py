@@ -17,6 +17,7 @@ from motet.resources.pool import EngineSpec
 from motet_kernels.cpp import lora_backend as cpp_lora
 from motet_kernels.gpu import lora_tiles
 from motet_runner.adapters import compatibility_check, peft_config, tensor_names
+from motet_runner.adapters.certification import EngineLimits
 from motet_runner.adapters.compatibility_check import CHECK_VERSION, check
 from motet_runner.adapters.tensor_names import Shapes
 from motet_runner.settings import Settings
@@ -26,7 +27,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-RULES_OF_VERSION = (6, "5fd1cfda3e66707b")
+RULES_OF_VERSION = (8, "f775081e0e0dab92")
 """The version of the checks, and the hash of the constants that decide."""
 
 
@@ -150,12 +151,11 @@ def test_trained_biases_of_a_model_without_biases_are_none(folder: Path, shapes:
 @pytest.mark.parametrize(
     ("tensor", "advice"),
     [
-        ("base_model.model.model.layers.1.self_attn.q_proj.bias", "bias='none'"),
+        ("base_model.model.model.norm.bias", "bias='none'"),
         ("base_model.model.lm_head.lora_A.weight", "output layer"),
         ("base_model.model.model.embed_tokens.lora_embedding_A", "LoRA on embeddings"),
         ("base_model.model.model.layers.1.mlp.experts.base_layer.lora_A.weight", "LoRA on experts"),
         ("base_model.model.model.layers.1.mlp.experts.3.up_proj.lora_A.weight", "LoRA on experts"),
-        ("base_model.model.model.layers.1.mlp.up_proj.lora_magnitude_vector", "use_dora=False"),
         ("base_model.model.lm_head.weight", "save_embedding_layers=False"),
         ("base_model.model.model.embed_tokens.weight", "save_embedding_layers=False"),
         ("base_model.model.model.norm.modules_to_save.weight", "replaces a module"),
@@ -331,3 +331,13 @@ def test_the_check_needs_no_torch() -> None:
         "import sys; sys.modules['torch'] = None; import motet_runner.adapters.compatibility_check, motet_runner.plan"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_kept_check_counts_only_for_an_engine_that_adapts_the_same_linears() -> None:
+    both = {"q_proj": (16, 16), "up_proj": (16, 32)}
+    kept = str(EngineLimits(both, 64, "float32"))
+    assert kept == str(EngineLimits(dict(reversed(both.items())), 64, "float32"))
+    others = ({"q_proj": (16, 16)}, both | {"up_proj": (16, 64)})
+    assert kept not in {str(EngineLimits(other, 64, "float32")) for other in others}
+    assert kept != str(EngineLimits(both, 64, "float32", biased_modules=("q_proj",)))
+    assert kept != str(EngineLimits(both, 64, "float32", max_device_rank=16))

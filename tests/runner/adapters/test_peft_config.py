@@ -165,9 +165,9 @@ def test_layers_are_refused_with_a_pattern_of_targets_as_in_peft(field: str) -> 
     ("field", "value"),
     [
         ("peft_type", "LOHA"),
-        ("use_dora", True),
+        ("use_dora", "yes"),
         ("modules_to_save", ["lm_head"]),
-        ("lora_bias", True),
+        ("lora_bias", 1),
         ("bias", "some"),
         ("init_lora_weights", "pissa"),
         ("init_lora_weights", "pissa_niter_16"),

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -217,6 +218,70 @@ async def test_a_model_of_another_digest_is_checked_again_after_a_restart(web, l
     web.put("/base/", changed)
     assert base_digest(await loader.load(uri)) == base_digest(changed)
     assert len(web.asked) > asked
+
+
+CUT_OFF = pytest.mark.parametrize("file", ["model-00002-of-00003.safetensors", "tokenizer.json"])
+"""After its fetch, by a machine that failed, for example. A runner that could not load it would end again and again."""
+
+
+@CUT_OFF
+async def test_a_file_from_the_web_that_was_cut_off_is_fetched_again(web, loader, model, file):
+    await check_fetched_again(web, loader, web.put("/base/", model), model, file)
+
+
+@CUT_OFF
+async def test_a_file_from_a_hub_that_was_cut_off_is_fetched_again(hub, loader, model, file):
+    hub.publish("org/base", model)
+    await check_fetched_again(hub, loader, "hf://org/base", model, file)
+
+
+async def check_fetched_again(server, loader, uri, model, file):
+    folder = await loader.load(uri)
+    os.truncate(folder / file, (model / file).stat().st_size // 2)
+    assert await loader.load(uri) == folder
+    assert (folder / file).read_bytes() == (model / file).read_bytes()
+    asked = len(server.asked)
+    await loader.load(uri)
+    assert len(server.asked) == asked
+
+
+async def test_a_fetch_that_was_interrupted_leaves_no_complete_model(web, loader, model):
+    """Although the files that have come are larger than all of the earlier ones."""
+    uri, last = web.put("/base/", model), "model-00003-of-00003.safetensors"
+    folder = await loader.load(uri)
+    os.truncate(folder / last, 10)
+    web.files["/base/tokenizer.json"] += b" " * (1 << 18)
+    web.faults[f"/base/{last}"] = ErrorStatus(400, times=1)
+    with pytest.raises(ModelFolderError):
+        await loader.load(uri)
+    assert (folder / "tokenizer.json").stat().st_size > 1 << 18
+    await loader.load(uri)
+    assert (folder / last).read_bytes() == (model / last).read_bytes()
+
+
+@pytest.mark.parametrize("mark", [b"", b"{}", b"[1]"])
+async def test_a_mark_that_was_cut_off_says_nothing(web, loader, model, mark):
+    uri = web.put("/base/", model)
+    folder = await loader.load(uri)
+    (folder / ".complete.json").write_bytes(mark)
+    asked = len(web.asked)
+    await loader.load(uri)
+    assert len(web.asked) > asked
+
+
+async def test_a_model_is_on_the_disk_before_it_counts_as_complete(web, loader, model, monkeypatch):
+    synced, fsync = set(), os.fsync
+
+    def noted(file):
+        path = Path(f"/proc/self/fd/{file}").readlink()
+        folder = path if path.is_dir() else path.parent
+        assert not (folder / ".complete.json").exists()
+        synced.add(path.name)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    folder = await loader.load(web.put("/base/", model))
+    assert {folder.name, *(path.name for path in folder.iterdir())} - {".complete.json"} == synced
 
 
 @pytest.mark.parametrize("names", [["../../etc/passwd"], ["/etc/shadow.safetensors"], ["model.bin"], [7], []])

@@ -12,6 +12,7 @@ from motet.errors import AdapterFetchFailed
 from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.daemon_threads import DaemonThreads
 from motet_runner.sources.partial_fetch import KEPT_SECONDS, PartialFetches, locked
+from motet_runner.sources.source_access import RemoteFiles
 from tests.runner_service.fake_peers import until
 from tests.support.adapter_fetches import settle
 from tests.support.in_process_runner import write_adapter
@@ -183,6 +184,26 @@ async def test_what_never_fits_is_refused_before_its_weights_come(web, hub, fetc
     assert not fetch_setup.partial()
     if served == "web":
         assert str(size_of(adapter)) in failed.value.message
+
+
+async def test_what_an_interrupted_fetch_has_left_counts_until_its_next_one_asks_for_room(web, fetch_setup, adapter):
+    """Before, it may wait long for its turn."""
+    source = await interrupted(web, fetch_setup, adapter, "left")
+    web.faults.clear()
+    sources, counted = fetch_setup.sources, []
+    left = await sources.partial_bytes()
+    assert left > 0
+
+    async def room(_):
+        counted.append(await sources.partial_bytes())
+
+    remote = RemoteFiles(uri=source, namespace="tenant-a", max_bytes=1 << 20)
+    async with sources.partial_folder(remote) as folder:
+        assert [*folder.iterdir()], "it goes on in the same folder"
+        counted.append(await sources.partial_bytes())
+        await sources.fetch_into("adapter", remote, folder, lambda *_: None, room)
+    assert counted[0] == left
+    assert set(counted[1:]) == {0}
 
 
 def bytes_in(folder):

@@ -5,11 +5,14 @@ import gzip
 import hashlib
 import json
 
+import httpx2
 import pytest
 
 from motet.digest import ADAPTER_OPTIONAL_FILES, adapter_digest
 from motet.errors import AdapterFetchFailed, AdapterIncompatible
+from motet_runner.sources.file_selection import WantedFile
 from motet_runner.sources.source_access import RemoteFiles
+from motet_runner.sources.web_folder import WebFolder
 from tests.common.waiting import PATIENCE_S
 from tests.support.in_process_runner import write_adapter
 from tests.support.source_servers import (
@@ -51,6 +54,16 @@ async def test_an_optional_file_that_may_be_there_is_not_left_out_because_the_se
     source = web.put("/pirate/", adapter)
     web.faults["/pirate/chat_template.jinja"] = ErrorStatus(503)
     with pytest.raises(AdapterFetchFailed, match="the server answers 503"):
+        await fetch_setup.fetch(source)
+    assert fetch_setup.cached() == []
+
+
+async def test_a_file_is_not_taken_to_be_missing_when_the_server_answers_416_to_a_request_for_all_of_it(
+    web, fetch_setup, adapter
+):
+    source = web.put("/pirate/", adapter)
+    web.faults["/pirate/chat_template.jinja"] = ErrorStatus(416)
+    with pytest.raises(AdapterFetchFailed, match="the server answers 416"):
         await fetch_setup.fetch(source)
     assert fetch_setup.cached() == []
 
@@ -328,3 +341,15 @@ async def test_repeated_orders_for_an_unfetchable_adapter_do_not_overload_its_so
     web.faults.clear()
     checked = await fetch_setup.fetch(source, expected=digest)  # a changed spec is tried at once
     assert checked.digest == digest
+
+
+def test_a_file_of_unknown_size_asks_seldom_for_room_and_not_for_much_more_than_it_takes(tmp_path):
+    """Each time, the service lists its whole cache."""
+    chunk, count, asked = b"x" * (1 << 20), 160, []
+    client = httpx2.Client(
+        transport=httpx2.MockTransport(lambda _: httpx2.Response(200, content=iter([chunk] * count)))
+    )
+    source = WebFolder("https://acme/a/", client, {}, lambda files, less=(): asked.extend(files.values()) or 0)
+    assert source.fetch(WantedFile("weights", limit=1 << 30), tmp_path)
+    assert len(asked) < count / 2
+    assert count << 20 <= asked[-1] < 1.1 * (count << 20)

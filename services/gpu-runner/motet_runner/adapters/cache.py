@@ -36,6 +36,10 @@ log = structlog.get_logger(__name__)
 
 CERTIFICATE = "certificate.json"
 
+MAX_ORIGINS = 64
+"""How many origins of an adapter are known in each namespace, those that were used last. From another one it is fetched
+again."""
+
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 _counter = itertools.count()
@@ -133,8 +137,8 @@ class DiskCache:
         return tuple(Cached(digest, size) for _, digest, size in sorted(found))
 
     def _size_of(self, name: str) -> int:
-        """The bytes of an adapter's files. These never change, so each folder is read once."""
-        if (size := self._sizes.get(name)) is not None:
+        """The bytes of an adapter's files. These never change, so each folder is read once, if it was there."""
+        if size := self._sizes.get(name):
             return size
         with suppress(FileNotFoundError, NotADirectoryError):
             return _size_of_adapter(self.folder / name)
@@ -233,7 +237,11 @@ class DiskCache:
         return Held(digest, _size_of_adapter(lease.folder), lease.inode, lease)
 
     def _may_use(self, held: Held, request: FetchRequest) -> bool:
-        known = request.digest_verified or (held.folder / _origin(request)).exists()
+        origin = held.folder / _origin(request)
+        known = request.digest_verified or origin.exists()
+        if known:
+            with suppress(OSError):
+                os.utime(origin)
         return known and (held.folder / WEIGHTS).stat().st_size <= self.bound(request.max_bytes)
 
     def _store(self, fill: Fill, request: FetchRequest, name: str) -> Held:
@@ -263,6 +271,10 @@ class DiskCache:
         with suppress(OSError):
             # Records the origin beside the files: a tenant who may read this origin may use the files.
             (held.folder / _origin(request)).touch()
+            of_namespace = held.folder.glob(f"{_origins_of(request)}*")
+            origins = sorted(of_namespace, key=lambda one: one.stat().st_mtime_ns)
+            for old in origins[:-MAX_ORIGINS]:
+                old.unlink()
         return held
 
     def _earlier(self, digest: Digest) -> Held | None:
@@ -337,7 +349,11 @@ class DiskCache:
 
 
 def _origin(request: FetchRequest) -> str:
-    return f".origin-{key_of(*request.origin)}"
+    return f"{_origins_of(request)}{key_of(*request.origin)}"
+
+
+def _origins_of(request: FetchRequest) -> str:
+    return f".origin-{key_of(request.namespace)}-"
 
 
 def _remove(path: Path) -> None:

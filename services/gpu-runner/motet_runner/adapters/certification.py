@@ -4,6 +4,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,24 +25,42 @@ class EngineLimits(NamedTuple):
     target_modules: dict[str, tuple[int, int]]
     max_lora_rank: int
     dtype: str
+    no_scales: str = ""
+    """Where Motet can't scale and shift a linear's own result yet, as DoRA and trained biases need; empty if it can"""
+    biased_modules: tuple[str, ...] = ()
+    """The linears that have a bias"""
+    max_device_rank: int = 0
+    """The largest rank on the device, with what scales take; 0: no adapter of `max_lora_rank` has more."""
 
     @classmethod
     def of_engine(cls, info: EngineInfo) -> "EngineLimits":
-        return cls(info.target_modules, info.max_lora_rank, info.dtype)
+        return cls(
+            info.target_modules,
+            info.max_lora_rank,
+            info.dtype,
+            info.no_scales,
+            info.biased_modules,
+            info.max_device_rank,
+        )
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> "EngineLimits":
         """From the JSON of `encode`."""
-        modules, rank, dtype = values
-        return cls({module: (inputs, outputs) for module, (inputs, outputs) in modules.items()}, rank, dtype)
+        modules, rank, dtype, no_scales, biased, device_rank = values
+        shapes = {module: (inputs, outputs) for module, (inputs, outputs) in modules.items()}
+        return cls(shapes, rank, dtype, no_scales, tuple(biased), device_rank)
 
     def encode(self) -> bytes:
         return orjson.dumps(tuple(self))
 
     def __str__(self) -> str:
-        """What the check depends on besides the base model: data types overflow at different numbers, and pools serve
-        different ranks."""
-        return f"{self.dtype}, rank {self.max_lora_rank}"
+        """What the check depends on besides the base model: data types overflow at different numbers, pools serve
+        different ranks, and engines adapt different linears of one model."""
+        linears = (self.target_modules, sorted(self.biased_modules))
+        modules = sha256(orjson.dumps(linears, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        text = f"{self.dtype}, rank {self.max_lora_rank}, linears {modules}"
+        text += f", device rank {self.max_device_rank}" if self.max_device_rank else ""
+        return text + (", no scales" if self.no_scales else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +117,19 @@ def certify(folder: Path, engine: EngineInfo | EngineLimits) -> Certification:
     """Check an adapter's files and weights against the base model. Raises AdapterIncompatible, which says what is
     wrong."""
     limits = engine if isinstance(engine, EngineLimits) else EngineLimits.of_engine(engine)
-    found = check(folder, limits.target_modules, max_rank=limits.max_lora_rank)
+    found = check(
+        folder,
+        limits.target_modules,
+        max_rank=limits.max_lora_rank,
+        no_scales=limits.no_scales,
+        biased=limits.biased_modules,
+        max_device_rank=limits.max_device_rank,
+    )
     check_values(found.layout.file, found.tensors)
     check_products(found.layout, limits.dtype)
     certificate = scheduler_pb2.Certificate(
         rank=found.rank,
+        device_rank=found.layout.rank,
         alpha=found.alpha,
         target_modules=found.modules,
         mapped=len(found.tensors),

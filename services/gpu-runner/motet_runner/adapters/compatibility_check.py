@@ -4,17 +4,18 @@ It refuses an adapter with a tensor that belongs to no module, a shape that does
 tensors at all.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from motet.domain import MAX_LORA_RANK
 from motet.errors import AdapterIncompatible
-from motet_runner.adapters.layout import AdapterLayout, FileStamp, LoraLinear, StoredTensor
+from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout, FileStamp, LoraLinear, StoredTensor
 from motet_runner.adapters.peft_config import CONFIG_NAME, GENERATES, WEIGHTS_NAME, LoraConfig, read_config
 from motet_runner.adapters.safetensors_header import read_header
 from motet_runner.adapters.tensor_names import MAX_NAME_CHARS, LoraPlace, Shapes, place_of, why_it_has_no_place
 
-CHECK_VERSION = 6
+CHECK_VERSION = 8
 """The version of the checks. Every certificate names its version; an adapter with another version is checked again.
 
 Raise this number when a check in this folder could now refuse an adapter that passed before, or when the kept result
@@ -45,7 +46,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class LoraTensor:
-    """One tensor, as matrix A or B of one linear's LoRA."""
+    """One tensor of the adapter, and what it is of which linear."""
 
     place: LoraPlace
     tensor: StoredTensor
@@ -57,11 +58,20 @@ class _Lora:
 
     own_paths: tuple[str, ...]
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
-    """By half: A and B."""
+    """By what they are."""
 
 
-def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
-    """Check an adapter's files. Raises AdapterIncompatible, which says why the adapter is refused."""
+def check(
+    folder: Path,
+    shapes: Shapes,
+    *,
+    max_rank: int,
+    no_scales: str = "",
+    biased: Collection[str] = (),
+    max_device_rank: int = 0,
+) -> CheckResult:
+    """Check an adapter's files. Raises AdapterIncompatible, which says why the adapter is refused. The others are
+    fields of `certification.EngineLimits`; `biased` are the linears that have a bias."""
     config = read_config(folder)
     weights = weights_of(folder)
     stamp = FileStamp.of(weights)  # before anything is read, so that any later change is noticed
@@ -70,16 +80,47 @@ def check(folder: Path, shapes: Shapes, *, max_rank: int) -> CheckResult:
     ranks = _fit(loras, config, shapes, max_rank)
     rank = max(ranks.values())
     linears = tuple(
-        LoraLinear(module, lora.tensors["A"], lora.tensors["B"], config.scale_of(lora.own_paths[0]))
+        LoraLinear(
+            module,
+            lora.tensors.get("A"),
+            lora.tensors.get("B"),
+            config.scale_of(lora.own_paths[0]),
+            lora.tensors.get("magnitude"),
+            lora.tensors.get("lora_bias"),
+            lora.tensors.get("bias"),
+        )
         for module, lora in sorted(loras.items())
     )
+    scaled = next((linear for linear in linears if linear.scales), None)
+    if scaled is not None and no_scales:
+        raise AdapterIncompatible(
+            f"{scaled.module} has DoRA, a bias on lora_B or a trained bias, which Motet does not serve {no_scales} "
+            "yet. Train with use_dora=False, lora_bias=False and bias='none', or serve it in a pool on CPUs, with "
+            "Motet's own engine.",
+            reason="FormatRejected",
+        )
+    without = next((linear.module for linear in linears if linear.bias and linear.module not in biased), None)
+    if without is not None:
+        raise AdapterIncompatible(
+            f"The adapter has a bias for {without}, which has no bias in this base model. Train with bias='none'. Was "
+            "the adapter trained on another model?",
+            reason="UnmappedTensors",
+        )
+    device_rank = rank if scaled is None else rank + SCALE_ROWS
+    if 0 < max_device_rank < device_rank:
+        raise AdapterIncompatible(
+            f"The adapter's rank is {rank}, and it takes {device_rank} rows of device memory. This runner has memory "
+            f"for {max_device_rank}. Raise the pool's engine.kvCacheMiB; where that is not set, raise "
+            "engine.maxResidentAdapters. Or train a smaller rank.",
+            reason="RankTooLarge",
+        )
     return CheckResult(
         tensors=tensors,
-        modules=tuple(sorted(ranks)),
+        modules=tuple(sorted(loras)),
         rank=rank,
         alpha=config.alpha,
         method=config.method,
-        layout=AdapterLayout.of(weights, stamp, rank, linears),
+        layout=AdapterLayout.of(weights, stamp, device_rank, linears),
         warnings=_warnings(config, loras),
     )
 
@@ -156,11 +197,48 @@ def _loras(mapped: dict[str, LoraTensor]) -> dict[str, _Lora]:
         lora = loras.setdefault(module, _Lora(own_paths))
         if half in lora.tensors or own_paths != lora.own_paths:
             raise AdapterIncompatible(
-                f"{module} has two lora_{half} tensors, or halves under different names. Remove one of them.",
+                f"{module} has two {_NAME_OF[half]} tensors, or halves under different names. Remove one of them.",
                 reason="ShapeMismatch",
             )
         lora.tensors[half] = one.tensor
     return loras
+
+
+_NAME_OF = {
+    "A": "lora_A",
+    "B": "lora_B",
+    "magnitude": "lora_magnitude_vector",
+    "lora_bias": "lora_B.bias",
+    "bias": "bias",
+}
+
+
+def _fit_vectors(module: str, found: dict[str, StoredTensor], config: LoraConfig, outputs: int) -> None:
+    """Raises AdapterIncompatible if a magnitude or a bias is missing, does not fit the linear, or is there although the
+    config says that there is none."""
+    fields = {"magnitude": ("use_dora", config.dora), "lora_bias": ("lora_bias", config.lora_bias)}
+    with_lora = "A" in found or "B" in found
+    for kind, (name, said) in (fields | {"bias": ("bias", config.biases)}).items():
+        if said and with_lora and kind in fields and kind not in found:
+            raise AdapterIncompatible(
+                f"{module} has no {_NAME_OF[kind]} tensor, but {name} in {CONFIG_NAME} is true. Save the adapter "
+                "again, with the config of its training.",
+                reason="UnmappedTensors",
+            )
+        if kind not in found:
+            continue
+        if not said:
+            raise AdapterIncompatible(
+                f"{module} has a {_NAME_OF[kind]} tensor, but {name} in {CONFIG_NAME} says that there is none. Save "
+                "the adapter again, with the config of its training.",
+                reason="UnmappedTensors",
+            )
+        if found[kind].shape != (outputs,):
+            raise AdapterIncompatible(
+                f"{_NAME_OF[kind]} of {module} has the shape {found[kind].shape}. With this base model, it must be "
+                f"{(outputs,)}. Was the adapter trained on another model?",
+                reason="ShapeMismatch",
+            )
 
 
 def _settings(module: str, lora: _Lora, config: LoraConfig) -> tuple[int, float, str | None]:
@@ -183,12 +261,15 @@ def _fit(loras: dict[str, _Lora], config: LoraConfig, shapes: Shapes, max_rank: 
     ranks = {}
     for module, lora in loras.items():
         found = lora.tensors
-        if found.keys() != {"A", "B"}:
-            missing = "B" if "A" in found else "A"
-            raise AdapterIncompatible(
-                f"{module} has no lora_{missing} tensor. Save the adapter again.", reason="UnmappedTensors"
-            )
         inputs, outputs = shapes[module]
+        _fit_vectors(module, found, config, outputs)
+        if found.keys() == {"bias"}:
+            continue
+        for half in ("A", "B"):
+            if half not in found:
+                raise AdapterIncompatible(
+                    f"{module} has no lora_{half} tensor. Save the adapter again.", reason="UnmappedTensors"
+                )
         rank, _, unselected_by = _settings(module, lora, config)
         if found["A"].shape != (rank, inputs) or found["B"].shape != (outputs, rank):
             raise AdapterIncompatible(
@@ -204,6 +285,10 @@ def _fit(loras: dict[str, _Lora], config: LoraConfig, shapes: Shapes, max_rank: 
                 reason="UnmappedTensors",
             )
         ranks[module] = rank
+    if not ranks:
+        raise AdapterIncompatible(
+            f"{WEIGHTS_NAME} has no LoRA tensors. Save the adapter again after training.", reason="NoEffect"
+        )
     largest = max(ranks.values())
     served = min(max_rank, MAX_LORA_RANK)
     if largest > served:

@@ -2,6 +2,8 @@
 
 An adapter's lock is one byte of a lock file, at a place that its digest gives. So thousands of leases keep only the
 lock files open. These are never removed: later processes would make others.
+
+On a full disk there may be no lock file. Then an adapter's lock is one of its folder, as in earlier versions.
 """
 
 import errno
@@ -17,18 +19,23 @@ from pathlib import Path
 
 from motet.digest import hex_of
 from motet.domain import Digest
+from motet_runner.adapters.folder_lease import FolderLease
 from motet_runner.sources.file_selection import WEIGHTS
 
 LOCK_FILES = ".leases"
 """The end of the name of the folder with the lock files, which is beside the cache. There are 16 files, by the digest's
 first character: the kernel looks through all locks of a file for each new one."""
 
+MAX_FOLDERS = 256
+"""Folders that are locked themselves. Each keeps a file open, so those beyond have no lock."""
+
 _NAMES = "0123456789abcdef"
 
 _FLOCK = struct.Struct("hhqqi")
 """The kernel's `struct flock`: type, whence, start, length, process."""
 
-_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, *_NO_SPACE)
 
 
 class DigestLeases:
@@ -41,12 +48,15 @@ class DigestLeases:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, int] = {}
+        self._not_made = errno.EROFS
+        """Why the newest lock file could not be made"""
         self._opened: list[int] = []
         self._counts: Counter[Digest] = Counter()
         self._exclusive: set[Digest] = set()
+        self._folders: dict[Digest, FolderLease] = {}
         self.changed = threading.Condition()
         """Its lock guards the counts and all leases."""
-        weakref.finalize(self, _close, self._opened)
+        weakref.finalize(self, _close, self._opened, self._folders)
 
     def path_of(self, digest: Digest) -> Path:
         """Raises ValueError if this is not a digest."""
@@ -76,6 +86,7 @@ class DigestLeases:
                 del self._counts[digest]
                 self._exclusive.discard(digest)
                 self.changed.notify_all()
+                self._unlock_folder(digest)
                 if (file := self._files.get(_name_of(digest))) is not None:
                     _lock(file, digest, fcntl.F_UNLCK)
 
@@ -85,18 +96,26 @@ class DigestLeases:
                 return False
             file = self._file(_name_of(digest))
             if file is None:
-                raise OSError(errno.EROFS, "Read-only file system", str(self._folder))
-            if not _lock(file, digest, fcntl.F_WRLCK):
+                # If only space is missing, what is removed makes room: whoever uses it has locked its folder.
+                if self._not_made not in _NO_SPACE:
+                    raise OSError(self._not_made, os.strerror(self._not_made), str(self._folder))
+            elif not _lock(file, digest, fcntl.F_WRLCK):
                 return False
+            self._unlock_folder(digest)  # whoever removes it locks it for himself
             self._exclusive.add(digest)
             return True
 
     def become_shared(self, digest: Digest) -> None:
         with self.changed:
-            if digest in self._exclusive:
-                _lock(self._files[_name_of(digest)], digest, fcntl.F_RDLCK)
-                self._exclusive.discard(digest)
-                self.changed.notify_all()
+            if digest not in self._exclusive:
+                return
+            if (file := self._files.get(_name_of(digest))) is not None:
+                _lock(file, digest, fcntl.F_RDLCK)
+            self._exclusive.discard(digest)
+            self.changed.notify_all()
+        if file is None:
+            with suppress(FileNotFoundError, NotADirectoryError):  # then the lease is not live any more
+                self._lock_folder(digest)
 
     def _acquire(self, digest: Digest) -> None:
         with self.changed:
@@ -106,17 +125,37 @@ class DigestLeases:
         try:
             if file is not None:
                 _lock(file, digest, fcntl.F_RDLCK, wait=True)  # while another process removes the adapter
+            else:
+                self._lock_folder(digest)
         except BaseException:
             self.release(digest)
             raise
 
+    def _lock_folder(self, digest: Digest) -> None:
+        """Where no lock file can be made because the disk is full. Elsewhere nobody removes anything without one."""
+        if self._not_made in _NO_SPACE and digest not in self._folders and len(self._folders) < MAX_FOLDERS:
+            lease = FolderLease(self.path_of(digest))
+            with self.changed:
+                if self._folders.setdefault(digest, lease) is not lease:
+                    lease.release()
+
+    def _unlock_folder(self, digest: Digest) -> None:
+        if (lease := self._folders.pop(digest, None)) is not None:
+            lease.release()
+
     def _file(self, name: str) -> int | None:
-        """The lock file. None: it cannot be made. Until it can, this process protects nothing, and removes nothing."""
+        """The lock file. None: it cannot be made. Until it can, this process locks and removes adapters only if the
+        disk is full."""
         file = self._files.get(name)
         if file is None or not os.fstat(file).st_nlink:  # somebody has removed it
             # Beside the real folder: several paths may lead to it.
-            file = _open(Path(os.path.realpath(self._folder) + LOCK_FILES) / name)
-            if file is not None:
+            try:
+                file = _open(Path(os.path.realpath(self._folder) + LOCK_FILES) / name)
+            except OSError as error:
+                if error.errno not in _NOT_WRITABLE:
+                    raise
+                file, self._not_made = None, error.errno
+            else:
                 self._opened.append(file)  # also one that was removed: a thread may wait for its lock
                 self._files[name] = file
                 self._lock_again(file, name)
@@ -127,6 +166,7 @@ class DigestLeases:
         process removes at this moment gets none, and its lease is not live any more."""
         for digest in [one for one in self._counts if _name_of(one) == name]:
             _lock(file, digest, fcntl.F_WRLCK if digest in self._exclusive else fcntl.F_RDLCK)
+            self._unlock_folder(digest)
 
 
 class DigestLease:
@@ -201,18 +241,20 @@ def _lock(file: int, digest: Digest, how: int, *, wait: bool = False) -> bool:
     return True
 
 
-def _open(path: Path) -> int | None:
+def _open(path: Path) -> int:
     """Makes the file if it is missing."""
-    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):
+    try:
+        path.parent.mkdir(exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
         try:
-            path.parent.mkdir(exist_ok=True)
-            return os.open(path, flags | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            if error.errno not in _NOT_WRITABLE:
-                raise
-    return None
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            raise error from None
 
 
-def _close(files: list[int]) -> None:
+def _close(files: list[int], folders: dict[Digest, FolderLease]) -> None:
     for file in files:
         os.close(file)
+    for lease in folders.values():
+        lease.release()

@@ -5,17 +5,33 @@ end's layout. The part that has been read may be copied while the rest is read.
 """
 
 import threading
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from motet.errors import AdapterIncompatible
 from motet_kernels import RunLayout
-from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.layout import AdapterLayout, LoraLinear
 from motet_runner.adapters.weight_reader import WeightReader, has_changed
 
 PACE_SECONDS = 1.0
 """The thread waits at most this time for the engine's next iteration, and then reads on."""
+
+
+class BaseLinear(NamedTuple):
+    """What DoRA and trained biases need to know of a linear."""
+
+    squares: Callable[[], torch.Tensor]
+    """Gives [outputs] of each row of the weight, the sum of its squares, in fp32. The first call reads the weight."""
+    bias: torch.Tensor | None
+    multiply: Callable[[torch.Tensor], torch.Tensor]
+    """Gets rows [n, inputs] → their products with the weight, without the bias [n, outputs]"""
+
+
+BaseLinearOf = Callable[[str], BaseLinear]
+"""Gets the path of a linear"""
 
 
 class HostLoad:
@@ -25,16 +41,22 @@ class HostLoad:
     thread is a daemon: if the file system hangs, the load never ends, and the process can still exit.
     """
 
-    def __init__(self, adapter: AdapterLayout, layout: RunLayout, *, pinned: bool) -> None:
+    def __init__(
+        self, adapter: AdapterLayout, layout: RunLayout, base: BaseLinearOf | None = None, *, pinned: bool
+    ) -> None:
+        """`base`: needed if the adapter scales the linears' own results"""
         self.layout = layout
         self.run: torch.Tensor | None = None
         """[bytes] in `layout`, in pinned memory if the device is a GPU; None before anything is read. It holds zeros
         for linears that the adapter does not change."""
         self.linears: frozenset[str] = frozenset()
         """The linears that the adapter changes; known once `run` is set"""
+        self.scales = False
+        """True if the adapter scales the linears' own results; known once `run` is set"""
         self.read_bytes = 0
         """The first `read_bytes` bytes of `run` are final."""
         self._adapter = adapter
+        self._base = base
         self._pinned = pinned
         self._condition = threading.Condition()
         self._done = 0
@@ -85,6 +107,7 @@ class HostLoad:
         with WeightReader(self._adapter) as matrices:
             run = _zeros(self.layout.bytes, pinned=self._pinned)
             self.linears = frozenset(linears)
+            self.scales = any(linear.scales for linear in linears.values())
             self.run = run
             for group in self.layout.groups:
                 self.read_bytes = self.layout.begin(group)
@@ -93,15 +116,58 @@ class HostLoad:
                     if linear is None:
                         continue
                     self._keep_pace()
-                    self.layout.write(run, module, matrices.read(linear.a), matrices.read(linear.b), linear.scale)
-                    self._done += linear.a.bytes + linear.b.bytes
+                    self._read(linear, matrices, run)
+                    self._done += sum(tensor.bytes for tensor in linear.tensors)
             self.read_bytes = self.layout.bytes
+
+    def _read(self, linear: LoraLinear, matrices: WeightReader, run: torch.Tensor) -> None:
+        module = linear.module
+        if not linear.scales:
+            assert linear.a is not None
+            assert linear.b is not None
+            self.layout.write(run, module, matrices.read(linear.a), matrices.read(linear.b), linear.scale)
+            return
+        assert self._base is not None, "the adapter scales, and nothing is known of the base"
+        base = self._base(module)
+        outputs = len(self.layout.scaling(run, module)[0])
+        c, e = torch.ones(outputs, dtype=torch.float32), torch.zeros(outputs, dtype=torch.float32)
+        if linear.a is not None and linear.b is not None:
+            a, b = matrices.read(linear.a), matrices.read(linear.b).float()
+            if linear.magnitude is not None:
+                norms = norms_of_changed(base, a.float(), linear.scale * b)
+                c = matrices.read(linear.magnitude).float() / norms
+                b = c.unsqueeze(1) * b
+                if base.bias is not None:  # DoRA scales the product without the bias
+                    e = base.bias.float() * (1 - c)
+            if linear.lora_bias is not None:
+                e = e + linear.scale * c * matrices.read(linear.lora_bias).float()
+            self.layout.write(run, module, a, b, linear.scale)
+        if linear.bias is not None:
+            assert base.bias is not None, "the check refuses a bias for a linear without one"
+            e = e + matrices.read(linear.bias).float() - base.bias.float()
+        self.layout.write_scaling(run, module, c, e)
+        if not bool(self.layout.matrices(run, module)[1].isfinite().all()):  # DoRA scales B, too
+            raise AdapterIncompatible(
+                f"What changes the result of {module} can't be computed in {self.layout.dtype}: it is infinite or not "
+                "a number. The training has diverged. Use an earlier checkpoint."
+            )
 
     def _keep_pace(self) -> None:
         with self._condition:
             self._condition.wait_for(lambda: self._done < self._allowed or self._given_up, PACE_SECONDS)
             if self._given_up:
                 raise _GivenUp
+
+
+def norms_of_changed(base: BaseLinear, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """[outputs] the lengths of the rows of W + B · A, for A [rank, inputs] and B [outputs, rank] in fp32.
+
+    Of the weight this needs only a product with a few rows, as any iteration computes it: for row w of W and row b of
+    B, ‖w + bA‖² = ‖w‖² + 2 b(Aw) + b(AAᵀ)b.
+    """
+    with_weight = base.multiply(a).t().float()
+    squares = base.squares() + (b * (2 * with_weight + b @ (a @ a.t()))).sum(1)
+    return squares.clamp_min(0).sqrt()
 
 
 class _GivenUp(Exception):

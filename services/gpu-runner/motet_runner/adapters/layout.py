@@ -11,9 +11,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
+
+SCALE_ROWS = 2
+"""As `motet_kernels.run_layout` says: this module needs no torch"""
+
+ON_A_GPU = "on a GPU"
+WITH_VLLM = "with vLLM"
+"""Where adapters that scale and shift are not served yet"""
 
 _NAME = re.compile(r"layout-[0-9a-f]{32}\.json")
 
@@ -29,12 +36,29 @@ class StoredTensor(NamedTuple):
 
 
 class LoraLinear(NamedTuple):
-    """The LoRA of one linear of the base model."""
+    """What an adapter changes in one linear of the base model."""
 
     module: str
-    a: StoredTensor
-    b: StoredTensor
+    a: StoredTensor | None
+    b: StoredTensor | None
+    """A and B are None if only the linear's bias was trained."""
     scale: float
+    magnitude: StoredTensor | None = None
+    """Of DoRA: the lengths of the rows of the changed weight"""
+    lora_bias: StoredTensor | None = None
+    """The bias of lora_B"""
+    bias: StoredTensor | None = None
+    """It takes the place of the linear's own bias."""
+
+    @property
+    def tensors(self) -> tuple[StoredTensor, ...]:
+        every = (self.a, self.b, self.magnitude, self.lora_bias, self.bias)
+        return tuple(one for one in every if one is not None)
+
+    @property
+    def scales(self) -> bool:
+        """True if the linear's own result is scaled or shifted"""
+        return self.magnitude is not None or self.lora_bias is not None or self.bias is not None
 
 
 class FileStamp(NamedTuple):
@@ -60,7 +84,7 @@ class AdapterLayout:
     """Of the weights. A Path would take three times the memory."""
     stamp: FileStamp
     rank: int
-    """The largest rank of the linears."""
+    """The rank that the adapter takes on the device: the largest of the linears and, if it scales, SCALE_ROWS more."""
     size: int
     """Bytes of all matrices."""
     linears_file: str
@@ -71,7 +95,7 @@ class AdapterLayout:
     @classmethod
     def of(cls, file: Path, stamp: FileStamp, rank: int, linears: Iterable[LoraLinear]) -> "AdapterLayout":
         linears = tuple(linears)
-        size = sum(linear.a.bytes + linear.b.bytes for linear in linears)
+        size = sum(tensor.bytes for linear in linears for tensor in linear.tensors)
         packed = json.dumps(linears, separators=(",", ":")).encode()
         return cls(str(file), stamp, rank, size, _name_of(packed), packed)
 
@@ -84,7 +108,8 @@ class AdapterLayout:
         """Raises OSError if their file can't be read, and ValueError if it holds something else."""
         packed = self.packed or self._stored()
         return tuple(
-            LoraLinear(module, _matrix(*a), _matrix(*b), float(scale)) for module, a, b, scale in orjson.loads(packed)
+            LoraLinear(module, _tensor(a), _tensor(b), float(scale), *map(_tensor, others))
+            for module, a, b, scale, *others in orjson.loads(packed)
         )
 
     def stored(self) -> "AdapterLayout":
@@ -123,6 +148,8 @@ def _name_of(packed: bytes) -> str:
     return f"layout-{hashlib.blake2b(packed, digest_size=16).hexdigest()}.json"
 
 
-def _matrix(start: int, shape: list[int], dtype: str, size: int) -> StoredTensor:
-    rows, columns = shape
-    return StoredTensor(start, (rows, columns), dtype, size)
+def _tensor(packed: list[Any] | None) -> StoredTensor | None:
+    if packed is None:
+        return None
+    start, shape, dtype, size = packed
+    return StoredTensor(start, tuple(shape), dtype, size)

@@ -48,12 +48,10 @@ IGNORED = frozenset(
 )
 SUPPORTED = frozenset(
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "bias",
-     "exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights"}
+     "use_dora", "lora_bias", "exclude_modules", "layers_to_transform", "layers_pattern", "init_lora_weights"}
 )  # fmt: skip
 REFUSED = {
-    "use_dora": f"Motet does not serve DoRA yet: {MERGE}.",
     "modules_to_save": f"It replaces whole modules of the base model, which other tenants share: {MERGE}.",
-    "lora_bias": "Motet does not serve a bias on lora_B yet. Train with lora_bias=False.",
     "layer_replication": f"It changes the layers of the base model: {MERGE}.",
     "use_qalora": f"Motet does not serve QALoRA: {MERGE}.",
     "use_bdlora": f"Motet does not serve BD-LoRA: {MERGE}.",
@@ -77,7 +75,7 @@ GENERATES = ("", "CAUSAL_LM")
 """The tasks of adapters that generate text. The LoRA of another task is served with a warning: the same tensors mean
 the same, but it was trained for something else."""
 BIASES = (None, "none", "all", "lora_only")
-"""Which biases were trained. An adapter of a model without biases has no tensors for them, and is served."""
+"""Which biases were trained. An adapter of a model without biases has no tensors for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +83,10 @@ class LoraConfig:
     r: int
     alpha: float
     rslora: bool = False
+    dora: bool = False
+    lora_bias: bool = False
+    biases: bool = False
+    """True if biases of the base model were trained"""
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     modules: ModuleSelection
@@ -93,7 +95,7 @@ class LoraConfig:
 
     @property
     def method(self) -> str:
-        return "rslora" if self.rslora else "lora"
+        return ("dora, rslora" if self.rslora else "dora") if self.dora else "rslora" if self.rslora else "lora"
 
     def rank_of(self, module: str) -> int:
         return self.matcher.first(self.rank_pattern, module, self.r)
@@ -137,6 +139,9 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
             raise _refused(name, value, "Motet does not know this field. Remove it if the adapter does not need it.")
     if raw.get("bias") not in BIASES:
         raise _refused("bias", raw["bias"], "PEFT knows none, all and lora_only.")
+    for name in ("use_dora", "lora_bias"):
+        if not isinstance(raw.get(name), bool | None):
+            raise _refused(name, raw[name], "It must be true or false.")
     start = raw.get("init_lora_weights")
     if not (start is None or isinstance(start, bool) or (isinstance(start, str) and start.lower() in STARTS)):
         raise _refused(
@@ -158,6 +163,9 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
             r=_positive("r", raw.get("r")),
             alpha=_alpha("lora_alpha", raw.get("lora_alpha")),
             rslora=bool(raw.get("use_rslora")),
+            dora=bool(raw.get("use_dora")),
+            lora_bias=bool(raw.get("lora_bias")),
+            biases=raw.get("bias") in {"all", "lora_only"},
             rank_pattern={accept(k): _positive("rank_pattern", v) for k, v in (raw.get("rank_pattern") or {}).items()},
             alpha_pattern={accept(k): _alpha("alpha_pattern", v) for k, v in (raw.get("alpha_pattern") or {}).items()},
             modules=_selection(raw, accept),

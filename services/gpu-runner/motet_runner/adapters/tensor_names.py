@@ -30,15 +30,21 @@ TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
 """Where the decoder of text is: in models of text and images, now and in earlier versions of transformers, and in
 models of text alone. An adapter of the one fits the other: the linears have the same shapes."""
 
-TENSOR_NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
+TENSOR_NAME = re.compile(
+    r"(?P<module>.+?)\."
+    r"(?:lora_(?P<half>[AB])(?:\.default)?\.weight|(?P<magnitude>lora_magnitude_vector(?:\.default)?(?:\.weight)?)"
+    r"|(?P<of_b>lora_B(?:\.default)?\.bias)|(?P<bias>(?:base_layer\.)?bias))"
+)
+
+Kind = Literal["A", "B", "magnitude", "lora_bias", "bias"]
 
 UNSERVED = {
     r"\.lora_embedding_[AB]": f"Motet does not serve LoRA on embeddings. Train without them, or {MERGE}.",
     r"(?:^|\.)(?:lm_head|embed_out)\.lora_": "Motet does not serve LoRA on the output layer. Train with target_modules "
     f"that leave it out, or {MERGE}.",
     r"\.experts\.": f"Motet does not serve LoRA on experts. Train the linears of the attention alone, or {MERGE}.",
-    r"\.lora_magnitude_vector": f"Motet does not serve DoRA yet. Train with use_dora=False, or {MERGE}.",
-    r"\.bias$": f"Other tenants share the biases of the base model. Train with bias='none', or {MERGE}.",
+    r"\.bias$": "Motet serves the biases of linears, and other tenants share all others. Train with bias='none', or "
+    f"{MERGE}.",
     r"\.modules_to_save\.": f"It replaces a module of the base model, which other tenants share: {MERGE}.",
     r"(?:^|\.)(?:lm_head|embed_out|embed_tokens|embed_in|wte)\.": "It is a whole matrix of the base model, which other "
     f"tenants share. If training has not changed it, save the adapter with save_embedding_layers=False. Else {MERGE}.",
@@ -54,7 +60,7 @@ MAX_NAME_CHARS = 200
 class LoraPlace(NamedTuple):
     module: str
     """The linear, as the base model calls it."""
-    half: Literal["A", "B"]
+    half: Kind
     own_paths: tuple[str, ...]
     """The linear, as the adapter's config may call it: its patterns are about these names. There are several if nothing
     says whether a model was compiled before PEFT came or after it, or whether PEFT had the model without its head."""
@@ -70,7 +76,7 @@ def place_of(name: str, shapes: Shapes) -> LoraPlace | None:
         path = path.removeprefix(outer)
     path = _without(AFTER_PEFT, path)
     plain = _without(WRAPPERS, path)
-    half: Literal["A", "B"] = "A" if match["half"] == "A" else "B"
+    half = _kind(match)
     for prefix in PREFIXES:
         if plain.startswith(prefix):
             found = plain.removeprefix(prefix)
@@ -79,6 +85,12 @@ def place_of(name: str, shapes: Shapes) -> LoraPlace | None:
                     of_peft = next(path.removeprefix(prefix) for prefix in PREFIXES if path.startswith(prefix))
                     return LoraPlace(module, half, tuple(dict.fromkeys((of_peft, _without(WRAPPERS, of_peft), found))))
     return None
+
+
+def _kind(match: re.Match[str]) -> Kind:
+    if match["half"]:
+        return "A" if match["half"] == "A" else "B"
+    return "magnitude" if match["magnitude"] else "lora_bias" if match["of_b"] else "bias"
 
 
 def _without(left_out: frozenset[str], path: str) -> str:

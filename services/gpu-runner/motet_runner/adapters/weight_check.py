@@ -27,6 +27,8 @@ _TYPES: dict[str, type[np.generic]] = {"F64": np.float64, "F32": np.float32, "F1
 def check_values(path: Path, tensors: Mapping[str, LoraTensor]) -> None:
     """Raises AdapterIncompatible for weights that are not finite, and for a LoRA that is zero everywhere."""
     acting: set[str] = set()
+    shifted: set[str] = set()
+    """Those whose own result may be scaled or shifted"""
     idle: set[tuple[str, str]] = set()
     for name, half in tensors.items():
         values = _values(path, half.tensor)
@@ -36,10 +38,18 @@ def check_values(path: Path, tensors: Mapping[str, LoraTensor]) -> None:
                 "Use an earlier checkpoint.",
                 reason="FormatRejected",
             )
+        if half.place.half == "magnitude" and not values.all():
+            raise AdapterIncompatible(
+                f"{name} in {WEIGHTS_NAME} has a magnitude of 0, so the linear would have no result. The training has "
+                "diverged. Use an earlier checkpoint.",
+                reason="FormatRejected",
+            )
+        if half.place.half in {"magnitude", "lora_bias", "bias"} and values.any():
+            shifted.add(half.place.module)
         if not values.any():
             idle.add((half.place.module, half.place.half))
         acting.add(half.place.module)
-    if all((module, "A") in idle or (module, "B") in idle for module in acting):
+    if not shifted and all((module, "A") in idle or (module, "B") in idle for module in acting):
         raise AdapterIncompatible(
             f"{WEIGHTS_NAME} changes nothing: in every module, lora_A or lora_B is all zeros. Save the adapter again "
             "after training.",
@@ -48,10 +58,14 @@ def check_values(path: Path, tensors: Mapping[str, LoraTensor]) -> None:
 
 
 def check_products(layout: AdapterLayout, dtype: str) -> None:
-    """Raises AdapterIncompatible, with the name of the first linear whose LoRA overflows in an engine of `dtype`."""
+    """Raises AdapterIncompatible, with the name of the first linear whose LoRA, magnitudes or biases overflow in an
+    engine of `dtype`."""
     with np.errstate(over="ignore", invalid="ignore"):
         for linear in layout.linears:
-            reached = _reach(layout, linear)
+            _check_vectors(layout, linear, dtype)
+            if linear.a is None or linear.b is None:
+                continue
+            reached = _reach(layout, linear.a, linear.b, linear.scale)
             if not reached <= MAX_NUMBERS[dtype]:
                 fault = f"may reach {reached:.1e}, but {dtype} ends at {MAX_NUMBERS[dtype]:.1e}"
                 if math.isinf(reached):
@@ -63,14 +77,33 @@ def check_products(layout: AdapterLayout, dtype: str) -> None:
                 )
 
 
-def _reach(layout: AdapterLayout, linear: LoraLinear) -> float:
+def _check_vectors(layout: AdapterLayout, linear: LoraLinear, dtype: str) -> None:
+    """Magnitudes are divided by norms in float32, and with them what is added to the result."""
+    of_result = "float32" if linear.magnitude is not None else dtype
+    for name, vector, scale, kind in (
+        ("lora_magnitude_vector", linear.magnitude, 1.0, "float32"),
+        ("lora_B.bias", linear.lora_bias, linear.scale, of_result),
+        ("bias", linear.bias, 1.0, dtype),
+    ):
+        if vector is None:
+            continue
+        reached = float((_magnitudes(layout, vector) * np.float32(abs(scale))).max())
+        if not reached <= MAX_NUMBERS[kind]:
+            raise AdapterIncompatible(
+                f"{name} of {linear.module} in {WEIGHTS_NAME} can't be computed in {kind}: it reaches {reached:.1e}, "
+                f"but {kind} ends at {MAX_NUMBERS[kind]:.1e}. The training has diverged. Use an earlier checkpoint.",
+                reason="FormatRejected",
+            )
+
+
+def _reach(layout: AdapterLayout, lora_a: StoredTensor, lora_b: StoredTensor, scale: float) -> float:
     """The largest number in the computation of the LoRA's result; infinite if the sum of the result's squares is
     infinite.
 
     The sum of squares is computed in float32: the next operation on the result, a norm or the product of queries and
     keys, also computes in float32 at least.
     """
-    a, b = _magnitudes(layout, linear.a), _magnitudes(layout, linear.b) * np.float32(abs(linear.scale))
+    a, b = _magnitudes(layout, lora_a), _magnitudes(layout, lora_b) * np.float32(abs(scale))
     inner = a.sum(axis=1)
     added = b @ inner
     if not np.isfinite(np.square(added).sum()):

@@ -232,14 +232,14 @@ class ResidentAdapters:
 
     # -- what a worker says ------------------------------------------------------------------------------------------
 
-    def arrived(self, number: int, seconds: float) -> Digest | None:
+    def arrived(self, number: int, seconds: float, pause: float = 0.0) -> Digest | None:
         """All of an adapter is on the device. None if the load was given up meanwhile."""
         if self._loading is None or self._loading.number != number:
             return None
         digest, self._loading = self._loading.digest, None
         known = self._known[digest]
         known.arrived = True
-        self._table.events.append(AdapterLoaded(digest, known.layout.size, seconds))
+        self._table.events.append(AdapterLoaded(digest, known.layout.size, seconds, pause))
         return digest
 
     def failed(self, number: int) -> tuple[Digest, tuple[Effect, ...]] | None:

@@ -66,6 +66,7 @@ class RowAssignment:
                 adapter=new.adapter,
                 sampling=new.sampling,
                 seed=new.seed,
+                seed_is_drawn=new.seed_is_drawn,
                 choice=new.choice,
                 to_score=None if sequence.scored else sequence.to_score,
                 mask=new.mask,

@@ -31,6 +31,8 @@ class RowJoin:
     sampling: Sampling
     seed: int
     choice: int
+    seed_is_drawn: bool = False
+    """See `NewSequence.seed_is_drawn`."""
     to_score: int | None = None
     """The place in the prompt of the first token whose log probability is wanted; None: none is wanted."""
     mask: RowMask | None = None
@@ -108,6 +110,8 @@ class AdapterLoad:
 class LoadArrived:
     number: int
     seconds: float
+    pause: float = 0.0
+    """For how long iterations stood still for it, in all"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Finds the base model's folder before the engine starts. A model from a remote source is fetched first."""
 
 import asyncio
+import os
 import random
 import time
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 import orjson
 import structlog
 
+from motet.disk import sync_folder
 from motet.errors import AdapterFetchFailed, ModelFolderError, SetupError
 from motet.sources import EXAMPLES
 from motet_runner.settings import Settings
@@ -39,12 +41,13 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
         source = parse(settings.model_uri, settings.model_revision)
         if isinstance(source, FolderUri):
             inside = snapshot_in(source.path, settings.model_revision)
-            return _checked(settings.model_folder() if inside is None else settings.check_model(inside))
+            return _checked(settings, settings.model_folder() if inside is None else settings.check_model(inside))
         folder = root / key_of(settings.model_uri, settings.model_revision)
         async with locked_across_machines(folder):
-            if not (folder / COMPLETE).exists():
+            if not await asyncio.to_thread(_is_complete, folder):
+                await asyncio.to_thread(_mark_incomplete, folder)
                 await _fetch(settings, sources, folder)
-        return _checked(settings.check_model(folder))
+        return _checked(settings, settings.check_model(folder))
     except AdapterFetchFailed as failure:
         message = failure.message
         for field in ("uri", "credentialsSecretRef", "revision"):
@@ -54,8 +57,8 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
         ) from None
 
 
-def _checked(folder: Path) -> Path:
-    read_supported_config(folder)
+def _checked(settings: Settings, folder: Path) -> Path:
+    read_supported_config(folder, with_vllm=settings.backend == "vllm")
     return folder
 
 
@@ -81,9 +84,7 @@ async def _fetch(settings: Settings, sources: Sources, folder: Path) -> None:
             log.warning("model_fetch_failed", reason=failure.message, seconds=round(pause, 1))
             await asyncio.sleep(pause * sources.time_scale)
         else:
-            (folder / COMPLETE).write_bytes(
-                orjson.dumps({"source": settings.model_uri, "bytes": progress.fetched_bytes})
-            )
+            await asyncio.to_thread(_mark_complete, folder, settings.model_uri)
             log.info("model_fetched", folder=str(folder), bytes=progress.fetched_bytes)
             return
 
@@ -102,6 +103,36 @@ class _FetchLog:
         if time.monotonic() - self._logged >= self._log_seconds:
             self._logged = time.monotonic()
             log.info("model_fetch_progress", bytes=fetched_bytes, total=total or None)
+
+
+def _mark_complete(folder: Path, source: str) -> None:
+    """After all that was fetched is on the disk: if the machine fails, files that are not may be shorter then."""
+    for path in folder.iterdir():
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
+    (folder / COMPLETE).write_bytes(orjson.dumps({"source": source, "bytes": _fetched_bytes(folder)}))
+
+
+def _mark_incomplete(folder: Path) -> None:
+    """Before a fetch: if it is interrupted, the new files may have as many bytes as all of the earlier ones."""
+    with suppress(FileNotFoundError):
+        (folder / COMPLETE).unlink()
+        sync_folder(folder)
+
+
+def _is_complete(folder: Path) -> bool:
+    """False also if files have become shorter since: then the source is asked, and what is missing is fetched."""
+    try:
+        fetched: int = orjson.loads((folder / COMPLETE).read_bytes())["bytes"]
+        return _fetched_bytes(folder) >= fetched
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _fetched_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.name != COMPLETE and path.is_file())
 
 
 def mark_unverified(folder: Path) -> None:

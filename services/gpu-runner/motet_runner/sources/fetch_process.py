@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def fetch(order: FetchOrder, source: RemoteSource, secret: SourceCredentials) ->
     browser = client(order.access, NetworkGuard(allowed), timeout=order.stall_seconds)
     watch = TransferWatch(order)
     watch.start()
-    need: NeedRoom = RoomOnDisk().need if order.asks_room else lambda _: None
+    need: NeedRoom = RoomOnDisk(watch).need if order.asks_room else lambda *_: 0
     opened = source.open(Opening(order=order, secret=secret, client=browser, on_checked=watch.check, need=need))
     if opened.revision:
         send(revision=opened.revision)
@@ -118,19 +118,30 @@ def _fetch_all(
 class RoomOnDisk:
     """Asks the service for room before a file is written. Files of an adapter come one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: "TransferWatch") -> None:
+        self._watch = watch
         self._files: dict[str, int] = {}
         self._granted = 0
+        self._before = watch.size()
 
-    def need(self, files: Mapping[str, int]) -> None:
-        """Wait until there is room for these files. If there is none, the service ends this process."""
+    def need(self, files: Mapping[str, int], less: Sequence[int] = ()) -> int:
+        """See `NeedRoom`. If there is no room, the service ends this process. If it has to wait for long and little has
+        come, the service begins another one later."""
         self._files |= files
         total = sum(self._files.values())
-        if total > self._granted:
-            send(needs=total)
-            if not sys.stdin.buffer.readline():
-                os._exit(1)  # the service has gone
-            self._granted = total
+        if total <= self._granted:
+            return 0
+        self._watch.paused = True
+        send(needs=[total, *(total - one for one in less)], came=self._watch.size() - self._before)
+        if not (answer := sys.stdin.buffer.readline()):
+            os._exit(1)  # the service has gone
+        self._granted = int(answer)
+        self._watch.paused = False
+        missing = max(0, total - self._granted)
+        if missing:
+            (name,) = files
+            self._files[name] -= missing
+        return missing
 
 
 class TransferWatch(threading.Thread):
@@ -146,14 +157,25 @@ class TransferWatch(threading.Thread):
         self.checked = 0
         """Bytes that were read again to verify their digest. They count as progress, although no file grows."""
 
+        self.paused = False
+        """While there is no room on the disk: the source is not to blame."""
+
     def check(self, count: int) -> None:
         self.checked += count
+
+    def size(self) -> int:
+        """The bytes that are in the folder now."""
+        return _size_of(self._folder)
 
     def run(self) -> None:
         poll_seconds = min(1.0, self._stall_seconds / 10)
         seen: deque[tuple[float, int]] = deque()
         while True:
-            now, size = time.monotonic(), _size_of(self._folder)
+            if self.paused:
+                seen.clear()
+                time.sleep(poll_seconds)
+                continue
+            now, size = time.monotonic(), self.size()
             if size > self._limit:
                 self._end(too_large(f"{self._uri} has more than {self._limit} bytes, which is the limit."))
             done = size + self.checked

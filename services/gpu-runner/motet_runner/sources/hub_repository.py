@@ -49,6 +49,9 @@ class HubRepository:
         from huggingface_hub import hf_hub_download
 
         path = into / file.name
+        size = self.sizes[file.name]
+        if size is not None and path.exists() and path.stat().st_size != size:
+            path.unlink()  # the library takes a file of this name for the whole one
         self._call(
             lambda: hf_hub_download(
                 self._repository,

@@ -3,8 +3,8 @@
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from weakref import WeakValueDictionary
 
 import orjson
@@ -29,6 +29,13 @@ OnProgress = Callable[[int, int], None]
 """Called with the bytes that have arrived, and the bytes in total (0 if the source does not say)."""
 
 
+ROOM_SECONDS = 0.5
+"""A process waits for room on the disk for so long. Then it ends, and its fetch goes on when there is room: meanwhile
+it takes no place from others."""
+
+MAX_LOST_BYTES = 1 << 20
+"""If more has come in a process, it waits on: the next one might have to fetch it again."""
+
 Room = Callable[[int], Awaitable[None]]
 """Awaited before a fetch writes files of this many bytes in all. Raises AdapterFetchFailed if there is no room."""
 
@@ -46,28 +53,37 @@ class FetchProcessPool:
     ) -> None:
         """Fetch an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the fetch process."""
         namespace_limit = self._namespace_limits.setdefault(namespace, asyncio.Semaphore(self._max_per_namespace))
-        async with namespace_limit, self._limit:
-            self._metrics.under_way.labels(order.what).inc()
-            try:
-                await self._run_in_time(order, on_progress, room)
-            except AdapterFetchFailed as failure:
-                self._metrics.failures.labels(order.what, failure.reason or "FetchFailed").inc()
-                raise
-            finally:
-                self._metrics.under_way.labels(order.what).dec()
-
-    async def _run_in_time(self, order: FetchOrder, on_progress: OnProgress, room: Room | None) -> None:
-        seconds = order.max_seconds
+        under_way = self._metrics.under_way.labels(order.what)
+        asked = None if room is None else _Asked(room)
+        time = _TimeLeft(order.max_seconds)
         try:
-            async with asyncio.timeout(seconds):
-                await self._run(order, on_progress, room)
+            while True:
+                try:
+                    async with namespace_limit, self._limit:
+                        with under_way.track_inprogress():
+                            return await self._run_in_time(order, on_progress, asked, time)
+                except _WaitsForRoom as waits:
+                    await waits.granted
+        except AdapterFetchFailed as failure:
+            self._metrics.failures.labels(order.what, failure.reason or "FetchFailed").inc()
+            raise
+        finally:
+            if asked is not None:
+                asked.close()
+
+    async def _run_in_time(
+        self, order: FetchOrder, on_progress: OnProgress, room: "_Asked | None", time: "_TimeLeft"
+    ) -> None:
+        try:
+            async with time.runs():
+                await self._run(order, on_progress, room, time)
         except TimeoutError:
             raise temporary(
-                f"{order.uri} did not arrive completely in {seconds:.0f} s. Motet continues the fetch later. Put the "
-                "files on a faster server, or the platform can lower MOTET_RUNNER_FETCH_KIB_PER_SECOND."
+                f"{order.uri} did not arrive completely in {order.max_seconds:.0f} s. Motet continues the fetch later. "
+                "Put the files on a faster server, or the platform can lower MOTET_RUNNER_FETCH_KIB_PER_SECOND."
             ) from None
 
-    async def _run(self, order: FetchOrder, on_progress: OnProgress, room: Room | None) -> None:
+    async def _run(self, order: FetchOrder, on_progress: OnProgress, room: "_Asked | None", time: "_TimeLeft") -> None:
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             stdin=asyncio.subprocess.PIPE,
@@ -81,7 +97,7 @@ class FetchProcessPool:
             process.stdin.write(order.encoded())
             if room is None:
                 process.stdin.close()
-            if not await self._listen(process, order, on_progress, room):
+            if not await self._listen(process, order, on_progress, room, time):
                 raise temporary(
                     f"{order.uri} was not fetched: the fetch process ended with status {await process.wait()}. Motet "
                     "tries again automatically."
@@ -98,7 +114,12 @@ class FetchProcessPool:
                     await process.wait()
 
     async def _listen(
-        self, process: asyncio.subprocess.Process, order: FetchOrder, on_progress: OnProgress, room: Room | None
+        self,
+        process: asyncio.subprocess.Process,
+        order: FetchOrder,
+        on_progress: OnProgress,
+        room: "_Asked | None",
+        time: "_TimeLeft",
     ) -> bool:
         """Read the messages of a fetch process. Returns True if it reported that it is done."""
         assert process.stdin is not None
@@ -116,8 +137,11 @@ class FetchProcessPool:
                     message["failure"], reason=message["reason"], retry_after=message["retry_after"]
                 )
             if "needs" in message and room is not None:
-                await room(message["needs"])
-                process.stdin.write(b"\n")
+                granted, patience = room(message["needs"]), ROOM_SECONDS if message["came"] <= MAX_LOST_BYTES else None
+                with time.stands():
+                    if not await _before(process, granted, patience):
+                        continue  # it has said why it ended
+                process.stdin.write(b"%d\n" % granted.result())
             if "total" in message:
                 total = message["total"]
             if "bytes" in message:
@@ -128,6 +152,88 @@ class FetchProcessPool:
                 on_progress(fetched, total)
             if message.get("done"):
                 return True
+
+
+class _Asked:
+    """The room that a fetch has asked for, in all its processes."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._size = 0
+        self._asking: asyncio.Task[int] | None = None
+
+    def __call__(self, sizes: Sequence[int]) -> "asyncio.Task[int]":
+        """The bytes that there is room for: the first of the sizes that is not refused, or more."""
+        self._asking = asyncio.create_task(self._ask(sizes), name="ask for room")
+        return self._asking
+
+    async def _ask(self, sizes: Sequence[int]) -> int:
+        for size in sizes:
+            if size <= self._size:
+                break
+            try:
+                await self._room(size)
+            except AdapterFetchFailed:
+                if size == sizes[-1]:
+                    raise
+            else:
+                self._size = size
+                break
+        return self._size
+
+    def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+
+
+class _TimeLeft:
+    """To a fetch, in all its processes. It stands while the fetch waits for room."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._timeout = asyncio.timeout(None)
+
+    @asynccontextmanager
+    async def runs(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._left) as self._timeout:
+                yield
+        finally:
+            self._note()
+
+    @contextmanager
+    def stands(self) -> Iterator[None]:
+        self._note()
+        self._timeout.reschedule(None)
+        try:
+            yield
+        finally:
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._left)
+
+    def _note(self) -> None:
+        if (ends := self._timeout.when()) is not None:
+            self._left = ends - asyncio.get_running_loop().time()
+
+
+class _WaitsForRoom(Exception):
+    def __init__(self, granted: "asyncio.Task[int]") -> None:
+        super().__init__()
+        self.granted = granted
+
+
+async def _before(process: asyncio.subprocess.Process, granted: "asyncio.Task[int]", patience: float | None) -> bool:
+    """Wait for room while the process lives. False: it has ended. Raises _WaitsForRoom if that takes longer."""
+    ends = asyncio.ensure_future(process.wait())
+    try:
+        done, _ = await asyncio.wait((granted, ends), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise _WaitsForRoom(granted)
+        if granted in done:
+            granted.result()
+        return granted in done
+    finally:
+        ends.cancel()
+        await asyncio.wait((ends,))
 
 
 def _environment() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The interface of a network source's module: a parsed URI, which a fetch process can open."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,8 +14,12 @@ if TYPE_CHECKING:  # only a fetch process has these
     from motet_runner.sources.secret import SourceCredentials
 
 
-NeedRoom = Callable[[Mapping[str, int]], None]
-"""Called with files and their bytes before they are written: waits until there is room for them."""
+class NeedRoom(Protocol):
+    """Called with files and their bytes before they are written: waits until there is room for them."""
+
+    def __call__(self, files: Mapping[str, int], less: Sequence[int] = ()) -> int:
+        """If there is no room for all bytes of one file, it may be for as many less: the first number that can be is
+        returned. 0: there is room for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

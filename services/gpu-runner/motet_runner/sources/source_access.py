@@ -56,7 +56,7 @@ class Sources:
             max_bytes=settings.max_partial_mib << 20,
         )
         self._running: set[Path] = set()
-        """The folders that fetches of this process write to."""
+        """The folders of this process's fetches that have asked for room: what is in them is a part of that."""
         self._files = DaemonThreads("partial fetches", 1, seconds=self.disk_stall_seconds)
         self._processes = FetchProcessPool(self.metrics, max_processes=settings.fetches_at_once)
         self._settings = settings
@@ -84,7 +84,6 @@ class Sources:
         folder = self.partial.folder_of(*remote.words)
         keep = True  # also if the fetch is stopped
         async with locked(folder, self._files):
-            self._running.add(folder)
             try:
                 yield folder
                 keep = False
@@ -105,7 +104,7 @@ class Sources:
         await self._files.run(partial(self.partial.clear, all_of_them=all_of_them))
 
     async def partial_bytes(self) -> int:
-        """The bytes of all unfinished fetches but those that run in this process."""
+        """The bytes of all unfinished fetches but those of this process that have asked for room."""
         return await self._files.run(partial(self.partial.total_bytes, but=frozenset(self._running)))
 
     async def forget_partial(self, remote: RemoteFiles) -> None:
@@ -136,7 +135,14 @@ class Sources:
             asks_room=room is not None,
             access=self._access,
         )
-        await self._processes.fetch(order, on_progress, namespace=remote.namespace, room=room)
+
+        async def counted(size: int) -> None:
+            assert room is not None
+            self._running.add(into)
+            await room(size)
+
+        wanted = None if room is None else counted
+        await self._processes.fetch(order, on_progress, namespace=remote.namespace, room=wanted)
 
 
 def may_continue(failure: AdapterFetchFailed) -> bool:

@@ -27,7 +27,10 @@ MAX_ATTEMPTS = 5
 MAX_REDIRECTS = 5
 
 ROOM_STEP = 1 << 20
-"""For how many bytes at a time there must be room, while a file comes whose size the server has not told."""
+ROOM_SHARE = 16
+"""While a file comes whose size the server has not told, there must be room for `ROOM_STEP` more bytes, or for a
+sixteenth of what has come, if that is more. Each time the service lists its cache. If there is no room for so much,
+room for what has come is enough."""
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -100,6 +103,8 @@ class WebFolder:
         headers = {"range": f"bytes={have}-", "if-range": etag} if have and etag else {}
         with self._open(file, headers) as response:
             if response.status_code == 416:
+                if not headers:
+                    raise _Interrupted("the server answers 416, although it was asked for the whole file")
                 if response.headers.get("content-range", "").endswith(f"/{have}"):
                     return  # the part was already the whole file
                 part.unlink()
@@ -122,15 +127,17 @@ class WebFolder:
                 raise _Interrupted(f"the download ended after {_size(part)} of {total} bytes")
 
     def _write(self, response: httpx2.Response, file: WantedFile, part: Path, start: int, total: int | None) -> None:
-        written = start
+        written, room = start, 0
         with part.open("ab") as out:
             for chunk in response.iter_raw():  # a larger chunk would be lost if the connection breaks
                 written += len(chunk)
                 if written > file.limit:
                     out.truncate(0)
                     raise too_large(f"{self.url}{file.name} has more than {file.limit} bytes, which is the limit.")
-                if total is None:
-                    self.need({file.name: min(file.limit, -(-written // ROOM_STEP) * ROOM_STEP)})
+                if total is None and written > room:
+                    ahead = (max(ROOM_STEP, written // ROOM_SHARE), ROOM_STEP, 0)
+                    most, *others = (min(file.limit, written + one) for one in ahead)
+                    room = most - self.need({file.name: most}, [most - one for one in others])
                 out.write(chunk)
             out.flush()
             os.fsync(out.fileno())

@@ -446,11 +446,11 @@ class AdapterPolicy:
         elif self._eviction.ask(fetch, size):
             self._list()
 
-    def _refuse_fetches(self) -> None:
-        for fetch in self._eviction.refused():
+    def _refuse(self, fetches: list[int]) -> None:
+        for fetch in fetches:
             text = (
-                f"There is no room for {self._named(fetch)}: what is used now and cannot be removed leaves too little "
-                "of engine.adapterDiskMiB. Raise it, or use fewer adapters at once. Motet tries again automatically."
+                f"There is no room for {self._named(fetch)}: what is used now or fetched leaves too little of "
+                "engine.adapterDiskMiB. Raise it, or use fewer adapters at once. Motet tries again automatically."
             )
             self._emit(effects.RefuseRoom(fetch, Failure.of(no_space(text))))
 
@@ -462,11 +462,12 @@ class AdapterPolicy:
         self._emit(effects.ListCache(self.pending.add(Listing()), self._eviction.limits.adapters, self._eviction.room))
 
     def _evict_next(self) -> None:
-        self._refuse_fetches()  # first, so that nothing leaves for a fetch that gets no room anyway
+        self._refuse(self._eviction.refused())  # first, so that nothing leaves for a fetch that gets no room anyway
         digest = self._eviction.next(self._in_use)
         if digest is None:
             for fetch in self._eviction.granted():
                 self._emit(effects.GrantRoom(fetch))
+            self._refuse(self._eviction.stuck())
             self._eviction_ended()
             return
         life = self._life(digest)

@@ -78,29 +78,45 @@ class Eviction:
         return bool(self._asked) and self._begin()
 
     def granted(self) -> list[int]:
-        """The fetches that get the room that they asked for, in the order in which they asked: a large one is not
-        passed by the small ones that come later. The others wait until fetches or orders end."""
-        granted = []
-        for fetch, size in list(self._asked.items()):
-            others = sum(self._granted.values()) - self._granted.get(fetch, 0)
-            if self._bytes + others + size > self._limit:
-                break
+        """The fetches that get the room that they asked for. The others wait until fetches or orders end."""
+        fitting = self._fitting(self._bytes)
+        granted = [fetch for fetch, size in self._asked.items() if fitting.get(fetch) == size]
+        for fetch in granted:
             self._granted[fetch] = self._asked.pop(fetch)
-            granted.append(fetch)
         return granted
+
+    def _fitting(self, kept: int) -> dict[int, int]:
+        """Fetch → the bytes that it may write if the cache keeps this many. A large one is not passed by the small ones
+        that ask later. But those that hold room come first, each if it can: nobody else gets it before they end."""
+        fitting = dict(self._granted)
+        free, passed = self._limit - kept - sum(fitting.values()), False
+        for fetch, size in sorted(self._asked.items(), key=lambda one: one[0] not in self._granted):
+            more = size - fitting.get(fetch, 0)
+            if more > free:
+                passed = True
+            elif fetch in self._granted or not passed:
+                fitting[fetch] = size
+                free -= more
+        return fitting
+
+    def stuck(self) -> list[int]:
+        """The youngest of the fetches that hold room, if all of them wait for more. One alone waits for what orders and
+        calls use."""
+        all_wait = self._granted.keys() <= self._asked.keys() & self._considered
+        return self._refuse(list(self._granted)[1:][-1:]) if all_wait else []
 
     def refused(self) -> list[int]:
         """The fetches for which there would be no room even if all that may leave had left. A fetch that has asked
         since the listing began waits for the next one."""
-        return self._refuse(lambda size: self._fixed + size > self._limit)
+        return self._refuse([fetch for fetch, size in self._asked.items() if self._fixed + size > self._limit])
 
     def listing_failed(self) -> list[int]:
         """Nothing is known about the cache. Returns the fetches that get no room for this reason."""
         self._candidates = []
-        return self._refuse(lambda _: True)
+        return self._refuse(list(self._asked))
 
-    def _refuse(self, hopeless: Callable[[int], bool]) -> list[int]:
-        refused = [fetch for fetch, size in self._asked.items() if fetch in self._considered and hopeless(size)]
+    def _refuse(self, hopeless: list[int]) -> list[int]:
+        refused = [fetch for fetch in hopeless if fetch in self._considered]
         for fetch in refused:
             del self._asked[fetch]
         return refused
@@ -111,13 +127,8 @@ class Eviction:
 
     @property
     def _too_many_bytes(self) -> bool:
-        """Whether more must leave for the first fetches that ask: for those that can run together."""
-        wanted = sum(self._granted.values())
-        for size in self._asked.values():
-            if self._fixed + wanted + size > self._limit:
-                break
-            wanted += size
-        return self._bytes > self._limit - wanted
+        """Whether more must leave for the fetches that can run together."""
+        return self._bytes + sum(self._fitting(self._fixed).values()) > self._limit
 
     # ------------------------------------------------------------------------------------------------------ a listing
 

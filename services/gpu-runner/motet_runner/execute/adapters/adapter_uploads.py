@@ -14,7 +14,8 @@ from motet.clock import Clock
 from motet.domain import Digest
 from motet.errors import AdapterError, MotetError, Overloaded
 from motet_kernels import PlacedAdapter, RunLayout
-from motet_runner.adapters.host_load import HostLoad
+from motet_runner.adapters.host_load import BaseLinearOf, HostLoad
+from motet_runner.adapters.layout import SCALE_ROWS
 from motet_runner.memory.copy_stream import CopyStream
 from motet_runner.memory.marks import Mark
 from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memory
@@ -37,9 +38,14 @@ class LoadResults:
 @dataclass(slots=True)
 class _Loading:
     digest: Digest
+    rank: int
     host: HostLoad
     began: float
+    seen_bytes: int = 0
+    """Of the bytes that have been read"""
     copied_bytes: int = 0
+    pause: float = 0.0
+    """For how long sequences have waited for its copies"""
     copied: Mark | None = None
     """A mark after the last copy, once that copy is launched"""
 
@@ -48,6 +54,7 @@ class _Loading:
 class _Arrived:
     rank: int
     linears: frozenset[str]
+    product_rank: int
 
 
 @dataclass(slots=True)
@@ -59,7 +66,10 @@ class AdapterLoads:
     layout: Callable[[int], RunLayout]
     """The back end's layout by rank"""
     clock: Clock
+    base: BaseLinearOf | None = None
     stream: CopyStream = field(default_factory=CopyStream)
+    parts: int = 0
+    """How often more of an adapter had been read"""
     _arrived: dict[Digest, _Arrived] = field(default_factory=dict)
     _loading: dict[int, _Loading] = field(default_factory=dict)
 
@@ -71,7 +81,9 @@ class AdapterLoads:
     def placed(self, digest: Digest, first_page: int) -> PlacedAdapter:
         """A loaded adapter, whose run begins at this page."""
         arrived = self._arrived[digest]
-        return PlacedAdapter(digest, first_page * self.memory.shape[1], arrived.rank, arrived.linears)
+        return PlacedAdapter(
+            digest, first_page * self.memory.shape[1], arrived.rank, arrived.linears, arrived.product_rank
+        )
 
     def advance(self, begin: Iterable[AdapterLoad], first_page_of: Mapping[int, int], *, hurry: bool) -> LoadResults:
         """Begin loads, and copy the next part of each current load. `hurry`: no sequence has to wait. So wait a moment
@@ -79,17 +91,18 @@ class AdapterLoads:
         results = LoadResults()
         for load in begin:
             try:
-                host = HostLoad(load.layout, self.layout(load.layout.rank), pinned=self.memory.is_cuda)
+                host = HostLoad(load.layout, self.layout(load.layout.rank), self.base, pinned=self.memory.is_cuda)
             except RuntimeError as error:  # no more threads available
                 results.failed += (LoadFailed(load.number, _as_motet_error(error)),)
             else:
-                self._loading[load.number] = _Loading(load.digest, host, self.clock())
+                self._loading[load.number] = _Loading(load.digest, load.layout.rank, host, self.clock())
         for number, loading in list(self._loading.items()):
             if number not in first_page_of:
                 loading.host.give_up()
                 del self._loading[number]
                 self.stream.let_model_wait()  # the adapter's pages may get other contents at once
                 continue
+            began = self.clock()
             try:
                 complete = self._has_arrived(loading, first_page_of[number], hurry=hurry)
             except (AdapterError, OSError, MemoryError, RuntimeError) as error:
@@ -99,10 +112,14 @@ class AdapterLoads:
                 self.stream.let_model_wait()
                 results.failed += (LoadFailed(number, _as_motet_error(error)),)
                 continue
+            if not hurry:
+                loading.pause += self.clock() - began
             if complete:
                 del self._loading[number]
-                self._arrived[loading.digest] = _Arrived(loading.host.layout.rank, loading.host.linears)
-                results.arrived += (LoadArrived(number, self.clock() - loading.began),)
+                host = loading.host
+                products = self.layout(loading.rank - SCALE_ROWS).rank if host.scales else 0
+                self._arrived[loading.digest] = _Arrived(host.layout.rank, host.linears, products)
+                results.arrived += (LoadArrived(number, self.clock() - loading.began, loading.pause),)
         return results
 
     def before_copies(self) -> None:
@@ -128,6 +145,8 @@ class AdapterLoads:
         if host.run is None:
             return False
         begin, end = loading.copied_bytes, host.read_bytes
+        self.parts += end > loading.seen_bytes
+        loading.seen_bytes = end
         if not hurry:
             end = min(end, begin + SLICE_BYTES)
         offset = first_page * self.memory.shape[1]

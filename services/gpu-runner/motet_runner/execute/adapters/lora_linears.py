@@ -4,6 +4,7 @@ After a module's own `forward`, `add_lora` adds to the result of the same rows. 
 iteration without adapters takes no extra work.
 """
 
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from motet_kernels import LinearGroup, LoraBackend, RunLayout
+from motet_runner.adapters.host_load import BaseLinear
 from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.batch.flat_batch import CURRENT
 
@@ -24,6 +26,11 @@ def features(module: nn.Module) -> tuple[int, int] | None:
     if isinstance(module, Conv1D):
         return module.nx, module.nf
     return None
+
+
+def biased_modules(linears: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Those of the linears that have a bias"""
+    return tuple(path for path, module in linears.items() if module.bias is not None)
 
 
 def linears_with_lora(model: Any, fed: Mapping[str, Sequence[int]], *, tokens: int) -> dict[str, nn.Module]:
@@ -42,18 +49,29 @@ class LoraLinears:
     memory exists."""
 
     def __init__(
-        self, linears: dict[str, nn.Module], dtype: torch.dtype, add_lora: AddLora, groups: Sequence[Sequence[str]] = ()
+        self,
+        linears: dict[str, nn.Module],
+        dtype: torch.dtype,
+        add_lora: AddLora,
+        groups: Sequence[Sequence[str]] = (),
+        *,
+        squares_of: Callable[[nn.Module], torch.Tensor] | None = None,
     ) -> None:
         """`add_lora`: the back end that is bound first. `groups`: linears with the same input tensor. A linear without
-        a group becomes a group of its own."""
+        a group becomes a group of its own. `squares_of`: gives the sums of the squares of the rows of a linear's
+        weight, in any thread; None: no adapter has DoRA."""
         self.shapes = {path: _shape(path, module) for path, module in linears.items()}
         self._linears = linears
+        self._squares_of = squares_of
+        self._squares = cache(self._find_squares)
         self._dtype = dtype
         self._tile = add_lora.tile
         self.groups = _groups(self.shapes, groups)
         self._layout = cache(lambda rounded: add_lora.make_layout(rounded, self.groups, dtype))
         self._backend: LoraBackend[Any] | None = None
         self._forwards: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+        self._own: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+        """The forwards without LoRA"""
 
     def layout(self, rank: int) -> RunLayout:
         """The places of an adapter's matrices in its run, by rank. All back ends that are bound share this layout."""
@@ -62,6 +80,13 @@ class LoraLinears:
     def run_bytes(self, rank: int) -> int:
         """The bytes of an adapter's run at this rank."""
         return self.layout(rank).bytes
+
+    def largest_rank(self, room: int, wanted: int) -> int:
+        """The largest rank whose run fits into `room` bytes; 0 if that of `wanted` does."""
+        tile, most = self._tile, -(-wanted // self._tile)
+        if self.run_bytes(most * tile) <= room:
+            return 0
+        return tile * (bisect(range(1, most + 1), room, key=lambda tiles: self.run_bytes(tiles * tile)))
 
     def bind(self, add_lora: AddLora, memory: torch.Tensor, copy_bytes: int) -> LoraBackend[Any]:
         """Let a back end that reads adapters from `memory` [bytes] add LoRA to the linears' results. The back end takes
@@ -75,7 +100,35 @@ class LoraLinears:
         """Let LoRA follow each linear that is new or whose weights were packed since the last call."""
         for path, module in self._linears.items():
             if module.forward is not self._forwards.get(path):
-                module.forward = self._forwards[path] = self._followed(module.forward, path, *self.shapes[path])
+                self._own[path] = module.forward
+                self._forwards[path] = self._followed(module.forward, path, *self.shapes[path])
+                module.forward = self._forwards[path]
+
+    def base(self, path: str) -> BaseLinear:
+        """May be called in any thread, also while weights are packed."""
+        module = self._linears[path]
+        bias: torch.Tensor | None = module.bias  # type: ignore[assignment] # a tensor
+
+        def own(rows: torch.Tensor) -> torch.Tensor:
+            forward = module.forward
+            if forward is self._forwards[path]:
+                forward = self._own[path]
+            product: torch.Tensor = forward(rows)
+            return product
+
+        def multiply(rows: torch.Tensor) -> torch.Tensor:
+            rows = rows.to(self._dtype)
+            try:
+                product = own(rows)
+            except RuntimeError:  # maybe the weights were packed since `forward` was read; there is another one now
+                product = own(rows)
+            return product if bias is None else product.float() - bias.float()
+
+        return BaseLinear(lambda: self._squares(path), bias, multiply)
+
+    def _find_squares(self, path: str) -> torch.Tensor:
+        assert self._squares_of is not None, "nothing gives the squares of weights"
+        return self._squares_of(self._linears[path])
 
     def _followed(
         self, forward: Callable[[torch.Tensor], torch.Tensor], path: str, inputs: int, outputs: int

@@ -14,7 +14,8 @@ from torch import nn
 
 from motet.errors import MotetError
 from motet_runner.adapters.certification import EngineLimits
-from motet_runner.execute.adapters.lora_linears import features, linears_with_lora
+from motet_runner.adapters.layout import ON_A_GPU, WITH_VLLM
+from motet_runner.execute.adapters.lora_linears import biased_modules, features, linears_with_lora
 from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.dtype import dtype_named
 from motet_runner.execute.load.load_model import load, read_config, without_weights
@@ -24,16 +25,17 @@ TOKENS = 21
 """Of the run without numbers"""
 
 
-def limits_of(config: EngineConfig) -> EngineLimits:
+def limits_of(config: EngineConfig, *, with_vllm: bool = False) -> EngineLimits:
     """What an engine with this configuration would check adapters against. Raises ModelFolderError for a model that
-    Motet does not serve."""
-    raw = read_config(config.model)
+    Motet does not serve. `with_vllm`: the engine is vLLM."""
+    raw = read_config(config.model, with_vllm=with_vllm)
     dtype = _dtype(config, raw)
     linears = _linears(config.model)
     if linears is None:
         linears = load(config.model, dtype, config.device).linears
     shapes = {path: shape for path, module in linears.items() if (shape := features(module)) is not None}
-    return EngineLimits(shapes, config.max_lora_rank, dtype)
+    no_scales = WITH_VLLM if with_vllm else "" if device_named(config.device).type == "cpu" else ON_A_GPU
+    return EngineLimits(shapes, config.max_lora_rank, dtype, no_scales, biased_modules(linears))
 
 
 def _dtype(config: EngineConfig, raw: dict[str, Any]) -> str:

@@ -71,11 +71,11 @@ def load(
         raise ModelFolderError(f"not yet: {name} does not run with our attention ({reason}).") from error
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, *, with_vllm: bool = False) -> dict[str, Any]:
     """The model's config.json, once transformers can make such a model. Raises ModelFolderError if Motet does not serve
     it."""
     attention.register()
-    raw = read_supported_config(folder)
+    raw = read_supported_config(folder, with_vllm=with_vllm)
     if raw.get("model_type") == "gptj":
         from motet_runner.execute.load import gptj
 

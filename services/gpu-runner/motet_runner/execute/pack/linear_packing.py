@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from motet_kernels.cpp import Library
 from motet_kernels.cpp.linear import PackedWeights
-from motet_kernels.decoder_weights import PACKED_TYPES, PackedLinears
+from motet_kernels.decoder_weights import PACKED_TYPES, PackedLinears, squares_of_rows
 from motet_kernels.huge_pages import Chunks
 from motet_kernels.torch_linear import TorchWeights, reorders
 from motet_runner.memory.gpu_memory import GpuMemory
@@ -156,7 +156,7 @@ class LinearPacking:
                 continue
             for index, path in enumerate(group):
                 self.packed[path] = Packed(together, index)
-                _replace(self._linears[path], together, index)
+                _replace(self._linears[path], self.packed[path])
             del weights, together
             yield
         yield from self._pack_head()
@@ -190,10 +190,10 @@ class LinearPacking:
             if not torch.equal(looks_up(some), embedding(some)):  # not a plain look-up, so both keep their weights
                 return
             embedding.forward = looks_up
-        _replace(head, weights, 0)
+        self.packed[HEAD] = Packed(weights, 0)
+        _replace(head, self.packed[HEAD])
         if tied:
             embedding.weight = head.weight
-        self.packed[HEAD] = Packed(weights, 0)
         yield
 
 
@@ -222,8 +222,18 @@ def weight_of(linear: nn.Module) -> torch.Tensor:
     return weight.t() if isinstance(linear, Conv1D) else weight
 
 
-def _replace(linear: nn.Module, weights: PackedLinears, index: int) -> None:
+def squares_of(linear: nn.Module) -> torch.Tensor:
+    """As `squares_of_rows` of the linear's weight, which may be packed; in any thread, also while it is being packed"""
+    weight = weight_of(linear)
+    if weight.numel():
+        return squares_of_rows(weight)
+    packed: Packed = linear.packed  # type: ignore[assignment] # `_replace` has set it
+    return packed.weights.squares(packed.index)
+
+
+def _replace(linear: nn.Module, packed: Packed) -> None:
     bias: torch.Tensor | None = linear.bias  # type: ignore[assignment] # nn.Module's attributes are tensors or modules
-    linear.forward = partial(weights.linear, bias=bias, index=index)
+    linear.forward = partial(packed.weights.linear, bias=bias, index=packed.index)
+    linear.packed = packed  # type: ignore[assignment] # a module keeps any attribute
     own: torch.Tensor = linear.weight  # type: ignore[assignment] # as above
-    linear.weight = nn.Parameter(own.new_empty(0, dtype=weights.dtype), requires_grad=False)
+    linear.weight = nn.Parameter(own.new_empty(0, dtype=packed.weights.dtype), requires_grad=False)
