@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,6 +32,7 @@ from motet.api.v1 import (
 from motet.digest import ContentDigest
 from motet.domain import Digest
 from motet.errors import BaseModelReplaced, ModelNotFound, MotetError
+from motet.kept_prompts import KeptPrompts
 from motet.rpc import Session, Sessions
 from motet.transport.over_grpc import GrpcServerStream, serving
 from motet_runner.accepted_requests import AcceptedRequests
@@ -132,6 +133,8 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         self.cached_tokens: int | None = 0
         """Of a prompt, as it says with the first token. None: as a runner of an earlier version, which does not."""
         self.submits: list[runner_pb2.Submit] = []
+        self.prompt_tokens = 0
+        """That came over its streams"""
         self.cancels: list[runner_pb2.CancelGeneration] = []
         self.asset_requests = 0
         self.keeps_record = True
@@ -149,6 +152,8 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         """That it says it knows."""
         self.requests: dict[str, Running] = {}
         self._book = AcceptedRequests()
+        self._prompts = defaultdict[int, KeptPrompts](KeptPrompts)
+        """Of each stream"""
         self._numbers = itertools.count(1)
         self.sessions: Sessions[int, runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Sessions(
             hello=lambda up: next(self._numbers) if up.hello.gateway else None, received=self._hear, closed=self._lose
@@ -230,8 +235,11 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
         if self.keeps_record:
             self.submits.append(submit)
         try:
+            self.prompt_tokens += len(submit.prompt_ids)
+            prompt = self._prompts[session.peer].note(submit.prompt_number, tuple(submit.prompt_ids))
+            submit.prompt_ids[:] = prompt
             self._book.check(submit)
-            sequence_of(submit, base_digest=Digest(self.base_digest))
+            sequence_of(submit, prompt, base_digest=Digest(self.base_digest))
         except MotetError as error:
             self._decline(submit, error.to_proto(), session)
             return

@@ -252,6 +252,18 @@ def test_a_late_restore_adds_nothing_to_an_adapter_whose_lengths_have_changed_si
     assert model.estimate("acme", "acme/pirate", 0).q50 > 2500
 
 
+def test_an_adapter_whose_lengths_have_changed_stays_so_when_it_is_forgotten_and_learns_again() -> None:
+    kept = learned(*[60] * 800).changes()
+    model = LengthModel(max_scopes=4)
+    model.restart("acme", "acme/pirate", [(3000, False)] * 8)
+    teach(model, *[10] * 4, tenant="other", adapter="other/a")
+    teach(model, *[10] * 4, tenant="another", adapter="another/a")
+    assert model.count(Scope("adapter", "acme", "acme/pirate")) == 0
+    model.observe("acme", "acme/pirate", 3000)
+    assert list(model.restore(kept)) == []
+    assert model.count(Scope("adapter", "acme", "acme/pirate")) == 1
+
+
 def test_damaged_statistics_are_named_and_the_rest_is_restored() -> None:
     kept = learned(10, 20).changes()
     broken = [(kept[0][0], b"junk"), *kept[1:]]

@@ -1,6 +1,7 @@
 """The predictor over real gRPC, with a real database, as an object and as a process."""
 
 import asyncio
+import itertools
 import os
 import signal
 import sqlite3
@@ -23,6 +24,7 @@ from motet.transport.over_grpc import GrpcNetwork, is_healthy, open_channel
 from motet_gateway.estimator import OUTCOMES_AT_ONCE, PROBE_TIMEOUT_SECONDS
 from motet_predictor import sample_features
 from motet_predictor import service as service_module
+from motet_predictor.learned_requests import MAX_LEARNED, LearnedRequests
 from motet_predictor.length_model import VERSION, LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.persistence import ROWS_PER_WRITE, Persistence
@@ -32,6 +34,9 @@ from motet_predictor.sample_features import MAX_SAMPLE_BYTES
 from motet_predictor.service import MAX_REST_SECONDS, MIN_REST_SECONDS, PROMPTS_TOGETHER, PredictorService, rest_between
 from tests.common.waiting import PATIENCE_S
 from tests.support.hostile_messages import hostile
+
+NUMBERS = itertools.count()
+"""Of requests"""
 
 
 class Predictor:
@@ -59,7 +64,9 @@ async def predict(address: str, *adapters: str, max_tokens: int = 1000) -> predi
 
 async def observe(address: str, *tokens: int, adapter: str = "acme/pirate", **more: object) -> int:
     outcomes = [
-        predictor_pb2.Outcome(request="r", tenant="acme", adapter=adapter, output_tokens=one, **more)  # type: ignore[arg-type]
+        predictor_pb2.Outcome(
+            **({"request": f"r{next(NUMBERS)}", "tenant": "acme", "adapter": adapter, "output_tokens": one} | more)  # type: ignore[arg-type]
+        )
         for one in tokens
     ]
     async with open_channel(address) as channel:
@@ -77,13 +84,19 @@ async def running(
 ) -> AsyncIterator[Predictor]:
     """A predictor in this process, writing only when told to: `persistence.flush()`."""
     registry = CollectorRegistry()
-    metrics, model = Metrics(registry), PromptModel(LengthModel())
+    metrics, model, learned = Metrics(registry), PromptModel(LengthModel()), LearnedRequests()
     address = f"unix:{folder}/p.sock"
     async with open_store(url or database(folder), busy_seconds=0.05) as store:
         persistence = Persistence(
-            store, model.lengths, metrics, load_scopes=load_scopes, queued_samples=queued_samples, keep_samples=1000
+            store,
+            model.lengths,
+            metrics,
+            learned,
+            load_scopes=load_scopes,
+            queued_samples=queued_samples,
+            keep_samples=1000,
         )
-        service = PredictorService(model, persistence, metrics, monotonic)
+        service = PredictorService(model, persistence, metrics, monotonic, learned)
         async with GrpcNetwork().serving(address, service.handlers):
             await persistence.flush()
             yield Predictor(address, persistence, model, registry)
@@ -131,7 +144,9 @@ async def test_a_call_with_more_prompts_than_are_estimated_together_has_an_answe
 async def test_many_outcomes_at_once_delay_no_estimate(tmp_path: Path) -> None:
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor:
-        service = PredictorService(predictor.model, predictor.persistence, Metrics(CollectorRegistry()), monotonic)
+        service = PredictorService(
+            predictor.model, predictor.persistence, Metrics(CollectorRegistry()), monotonic, LearnedRequests()
+        )
         outcomes = [predictor_pb2.Outcome(tenant="acme", adapter="acme/pirate", output_tokens=25)] * 512
         observed = service.handlers[OBSERVE](predictor_pb2.ObserveRequest(outcomes=outcomes))
         observing = asyncio.create_task(observed)
@@ -149,7 +164,9 @@ async def test_a_call_ends_before_its_gateway_gives_up_and_says_what_was_learned
     monkeypatch.setattr(service_module, "rest_between", lambda _: 0.02)
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor:
-        service = PredictorService(predictor.model, predictor.persistence, Metrics(CollectorRegistry()), monotonic)
+        service = PredictorService(
+            predictor.model, predictor.persistence, Metrics(CollectorRegistry()), monotonic, LearnedRequests()
+        )
         outcomes = [predictor_pb2.Outcome(tenant="acme", output_tokens=25)] * OUTCOMES_AT_ONCE
         calls = [service.handlers[OBSERVE](predictor_pb2.ObserveRequest(outcomes=outcomes)) for _ in range(8)]
         started = monotonic()
@@ -166,7 +183,9 @@ async def test_an_estimate_waits_for_one_outcome_and_not_for_one_in_each_turn_of
     monkeypatch.setattr(service_module, "rest_between", lambda outcomes: 10 * rest_between(outcomes))
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor:
-        service = PredictorService(predictor.model, predictor.persistence, Metrics(CollectorRegistry()), monotonic)
+        service = PredictorService(
+            predictor.model, predictor.persistence, Metrics(CollectorRegistry()), monotonic, LearnedRequests()
+        )
         outcomes = [predictor_pb2.Outcome(tenant="acme", adapter="acme/pirate", output_tokens=25)] * 20
         observing = asyncio.create_task(service.handlers[OBSERVE](predictor_pb2.ObserveRequest(outcomes=outcomes)))
         await asyncio.sleep(0)
@@ -214,13 +233,41 @@ async def test_a_restart_keeps_what_was_learned(tmp_path: Path) -> None:
         assert_alike(await predictor.estimate(), learned)
 
 
+async def test_an_outcome_that_is_sent_again_is_learned_once(tmp_path: Path) -> None:
+    """As after a call that broke, also if the predictor has died meanwhile."""
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor, open_store(database(tmp_path)) as store:
+        for _ in range(2):
+            assert await observe(predictor.address, 25, request="sent twice") == 1
+        assert predictor.metric("outcomes_total", censored="false") == predictor.model.answers == 1
+        await observe(predictor.address, 25, request="")
+        await observe(predictor.address, 25, request="")
+        assert predictor.model.answers == 3, "without a name nobody knows"
+        await predictor.persistence.flush()
+        assert await length_samples.count_samples(store) == 3
+    async with running(tmp_path) as predictor:
+        assert await observe(predictor.address, 25, request="sent twice") == 1
+        assert await observe(predictor.address, 25, request="another") == 1
+        assert predictor.metric("outcomes_total", censored="false") == 1
+
+
+def test_so_many_requests_are_remembered_and_no_more() -> None:
+    learned = LearnedRequests()
+    assert all(learned.add(f"r{number}") for number in range(MAX_LEARNED + 1))
+    assert not learned.add(f"r{MAX_LEARNED}")
+    assert not learned.add("r1")
+    assert learned.add("r0")
+    learned.recall(["before"])
+    assert learned.add("before"), "the newest are remembered"
+
+
 async def test_samples_hold_counts_and_hashes(tmp_path: Path) -> None:
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor, open_store(database(tmp_path)) as store:
         believed = common_pb2.Estimate(q50=10, q80=20, q90=30, q95=40, source=f"model:{VERSION}")
         how = {"promised_tokens": 48, "parks": 2, "finish": common_pb2.FINISH_REASON_LENGTH}
         prompt = {"features": [2**32 - 1, 1], "feature_space": 7, "prompt_tokens": 9}
-        await observe(predictor.address, 25, estimate=believed, **how, **prompt)
+        await observe(predictor.address, 25, request="r", estimate=believed, **how, **prompt)
         await predictor.persistence.flush()
         (sample,) = await length_samples.newest_samples(store, 10)
         assert sample == length_samples.LengthSample(
@@ -245,9 +292,9 @@ async def test_samples_hold_counts_and_hashes(tmp_path: Path) -> None:
 async def test_a_sample_has_at_most_a_kibibyte_however_long_its_names_are(tmp_path: Path) -> None:
     await migrate(database(tmp_path))
     async with running(tmp_path) as predictor, open_store(database(tmp_path)) as store:
-        for name in ("acme/pirate", "a" * 2000):
+        for request, name in (("r1", "acme/pirate"), ("r2", "a" * 2000)):
             believed = common_pb2.Estimate(source=f"model:{name}")
-            known = {"features": range(500), "feature_space": 7, "estimate": believed}
+            known = {"request": request, "features": range(500), "feature_space": 7, "estimate": believed}
             await observe(predictor.address, 25, adapter=name, **known)
         await predictor.persistence.flush()
         for sample in await length_samples.newest_samples(store, 10):
@@ -263,10 +310,10 @@ async def test_answers_to_one_prompt_keep_the_same_features(tmp_path: Path) -> N
     await migrate(database(tmp_path))
     tenant, adapter = "customer-support-prod", "customer-support-prod/ticket-summaries-german-v2"
     async with running(tmp_path) as predictor, open_store(database(tmp_path)) as store:
-        for request in ("a" * 24, "a" * 24 + ".1", "a" * 24 + "-2.11"):
-            for source in ("tenant", "model:quantiles-2", "model:prompts-3.123"):
+        for choice in ("", ".1", "-2.11"):
+            for letter, source in (("a", "tenant"), ("b", "model:quantiles-2"), ("c", "model:prompts-3.123")):
                 outcome = predictor_pb2.Outcome(
-                    request=request,
+                    request=letter * 24 + choice,
                     tenant=tenant,
                     adapter=adapter,
                     features=range(280),

@@ -7,8 +7,8 @@ import pytest
 
 from motet.domain import BASE
 from motet.runner_info import Failure, Tier
-from motet_scheduler.policy import effects
-from motet_scheduler.policy.cold_waits import ColdWait
+from motet_scheduler.policy import effects, events
+from motet_scheduler.policy.cold_waits import LOOKED_AT_ONCE, ColdWait
 from motet_scheduler.policy.deadlines import SLACK
 from motet_scheduler.policy.values import AdapterStage
 from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, pool, ready, resident
@@ -59,6 +59,20 @@ def test_a_request_whose_adapter_does_not_load_in_time_is_refused_and_its_runner
     assert driver.of(effects.CancelAtRunner)
     assert not driver.scheduler.requests
     assert driver.ledger() == driver.ledger("r1") == {}
+
+
+def test_many_waits_that_end_together_do_not_delay_everything_else() -> None:
+    driver = with_cold_pirate(cold_wait=3.0)
+    driver.attach("r2", pages=1000, max_sequences=1000)
+    for n in range(2 * LOOKED_AT_ONCE):
+        driver.enqueue(f"{n}", digest=PIRATE)
+    driver.wait(3.1)
+    refused = [len(driver.of(effects.SendRefused))]
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+        refused.append(len(driver.of(effects.SendRefused)))
+    assert refused == [LOOKED_AT_ONCE, LOOKED_AT_ONCE, 1]
+    assert not driver.scheduler.requests
 
 
 def test_the_usual_wait_is_twenty_seconds() -> None:
@@ -164,7 +178,7 @@ def test_whoever_comes_and_goes_is_remembered_no_longer_than_others() -> None:
         driver.cancel(f"r{number}")
     driver.wait(1.0)
     gc.collect()
-    assert sum(isinstance(one, ColdWait) for one in gc.get_objects()) <= SLACK + 2
+    assert sum(type(one) is ColdWait for one in gc.get_objects()) <= SLACK + 2
 
 
 def test_requests_that_have_ended_leave_nothing_behind() -> None:

@@ -136,6 +136,13 @@ def test_the_first_request_of_an_adapter_takes_the_adapters_pages_and_the_next_o
     assert (driver.where("a"), driver.where("b"), driver.where("c")) == ("r0", "r0", ""), "5 + 5 + 3 pages on 12"
 
 
+def test_an_adapter_that_scales_results_takes_the_pages_of_its_rank_on_the_device():
+    driver = runner_of_unknown_adapters()
+    driver.certify(certificate=Certificate(digest=PIRATE, rank=16, device_rank=18))
+    driver.enqueue("a", digest=PIRATE)
+    assert capacity_of(driver) == 10
+
+
 def test_a_request_waits_until_its_promise_and_its_adapter_fit():
     driver = runner_with_adapters()
     driver.enqueue("a")

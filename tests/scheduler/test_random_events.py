@@ -139,8 +139,11 @@ class RandomEvents(RuleBasedStateMachine):
                 assert effect.instance in self.attached, "placed on a runner whose stream is gone"
                 runner = self.driver.scheduler.runners[effect.instance]
                 assert runner.drain is None, "placed on a runner that drains"
-                adapters = {line.digest for line in runner.entries.values()} - {BASE}
-                assert len(adapters) <= ADAPTER_SLOTS, "placed without a free slot for its adapter"
+                lines = dict(runner.entries)
+                own = lines.pop((effect.request, effect.epoch)).digest
+                # A gateway may come back with more than there are slots: their entries count, whoever wrote them.
+                others = {line.digest for line in lines.values()} - {BASE}
+                assert own in {BASE, *others} or len(others) < ADAPTER_SLOTS, "placed without a slot for its adapter"
                 if self.gateway_stream_broken:
                     return
                 assert effect.base == self.bases[effect.instance]

@@ -188,37 +188,39 @@ def test_a_final_decline_is_a_refusal_whether_gateway_or_runner_reports_it_first
     assert not driver.scheduler.requests
 
 
-UNABLE = "structured_output_unavailable"
+UNABLE = ("structured_output_unavailable", "parameter_unavailable")
 
 
+@pytest.mark.parametrize("code", UNABLE)
 @pytest.mark.parametrize("other", [{"base": "sha256:new"}, {"pages": 3}], ids=["another base model", "too small"])
-def test_a_request_that_a_runner_can_never_take_waits_for_none_that_cannot_either(other):
+def test_a_request_that_a_runner_can_never_take_waits_for_none_that_cannot_either(other, code):
     driver = ready()
     driver.attach("r0")
     driver.enqueue("a")
-    driver.attach("r1", **other)
-    decline(driver, "a", code=UNABLE)
+    driver.attach("r1", pool="default/other", **other)
+    decline(driver, "a", code=code)
     driver.lose("a", 1)
-    assert driver.of(effects.SendRefused)[-1].failure.code == UNABLE
+    assert driver.of(effects.SendRefused)[-1].failure.code == code
 
 
+@pytest.mark.parametrize("code", UNABLE)
 @pytest.mark.parametrize("first", ["the runner", "the gateway"])
-def test_a_request_that_a_runner_can_never_take_waits_for_another_one(first):
+def test_a_request_that_a_runner_can_never_take_waits_for_another_one(first, code):
     """Mutation: it avoids that runner for a while only."""
     driver = ready()
     driver.attach("r0")
-    driver.attach("r1")
+    driver.attach("r1", pool="default/other")
     driver.enqueue("a")
     unable = driver.where("a")
     other = {"r0": "r1", "r1": "r0"}[unable]
 
     def refuse(epoch: int, instance: str) -> None:
         if first == "the runner":
-            decline(driver, "a", code=UNABLE, epoch=epoch, instance=instance)
+            decline(driver, "a", code=code, epoch=epoch, instance=instance)
             driver.lose("a", epoch)
         else:
             driver.lose("a", epoch)
-            decline(driver, "a", code=UNABLE, epoch=epoch, instance=instance)
+            decline(driver, "a", code=code, epoch=epoch, instance=instance)
 
     refuse(1, unable)
     assert driver.where("a") == other
@@ -229,8 +231,100 @@ def test_a_request_that_a_runner_can_never_take_waits_for_another_one(first):
     assert driver.where("a") == other
     assert not driver.of(effects.SendRefused)
     refuse(3, other)
-    assert driver.of(effects.SendRefused)[-1].failure.code == UNABLE
+    assert driver.of(effects.SendRefused)[-1].failure.code == code
     assert not driver.scheduler.requests
+
+
+@pytest.mark.parametrize("code", UNABLE)
+def test_a_request_that_a_runner_can_never_take_is_tried_on_no_other_of_its_pool(code):
+    driver = ready()
+    for number in range(10):
+        driver.attach(f"r{number}")
+    driver.attach("new", revision="2")
+    driver.enqueue("a")
+    runners = []
+    for epoch in range(1, 10):
+        runners.append(driver.where("a"))
+        decline(driver, "a", code=code, epoch=epoch, instance=runners[-1])
+        driver.lose("a", epoch)
+        if driver.of(effects.SendRefused):
+            break
+    assert len(runners) == 2
+    assert "new" in runners, "its pool's template has changed"
+    assert driver.of(effects.SendRefused)[-1].failure.code == code
+
+
+V, M = "default/v", "default/m"
+
+
+def two_pools() -> SchedulerDriver:
+    driver = ready()
+    driver.state(pools=(pool(pool=V, replicas=1), pool(pool=M, replicas=1)))
+    return driver
+
+
+def unable(driver: SchedulerDriver, epoch: int = 1) -> list[str]:
+    decline(driver, "a", code="parameter_unavailable", epoch=epoch, instance="v0")
+    driver.lose("a", epoch)
+    return refusals(driver)
+
+
+def refusals(driver: SchedulerDriver) -> list[str]:
+    return [one.failure.code for one in driver.of(effects.SendRefused)]
+
+
+def test_what_a_runner_can_never_take_waits_for_those_that_are_missed_after_a_start():
+    driver = two_pools()
+    driver.attach("v0", pool=V)
+    driver.enqueue("a")
+    assert unable(driver) == []
+    driver.attach("m0", pool=M)
+    assert driver.where("a") == "m0"
+
+
+def test_what_a_runner_can_never_take_is_refused_when_none_is_missed_any_more():
+    driver = two_pools()
+    driver.attach("v0", pool=V)
+    driver.enqueue("a")
+    assert unable(driver) == []
+    driver.state(pools=(pool(pool=V, replicas=1),))
+    assert refusals(driver) == ["parameter_unavailable"]
+
+
+def away(driver: SchedulerDriver) -> None:
+    driver.detach("m0")
+
+
+def drained(driver: SchedulerDriver) -> None:
+    leaves = events.DrainRequested(RunnerIdentity(instance="m0", incarnation="1"), 600.0)
+    driver.send(events.DrainsDeclared((leaves,)))
+
+
+@pytest.mark.parametrize("leave", [away, drained])
+def test_what_a_runner_can_never_take_waits_for_one_that_is_only_away(leave):
+    driver = two_pools()
+    driver.attach("v0", pool=V)
+    driver.attach("m0", pool=M)
+    driver.wait(60)  # nobody is missed
+    leave(driver)
+    driver.enqueue("a")
+    assert driver.where("a") == "v0"
+    assert unable(driver) == []
+    driver.attach("m0", pool=M, incarnation="2")
+    driver.wait(5)
+    assert driver.where("a") == "m0"
+
+
+def test_what_a_runner_can_never_take_is_refused_when_the_other_one_is_forgotten():
+    driver = ready(forget_runner=10.0)
+    driver.attach("v0", pool=V)
+    driver.attach("m0", pool=M)
+    driver.wait(60)
+    driver.detach("m0")
+    driver.enqueue("a")
+    assert unable(driver) == []
+    driver.wait(11)
+    assert refusals(driver) == ["parameter_unavailable"]
 
 
 def test_finishing_under_an_earlier_epoch_cancels_the_later_placement():

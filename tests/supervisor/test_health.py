@@ -349,6 +349,31 @@ def test_the_slowest_step_decays_by_a_tenth_with_each_report_of_steps():
     assert driver.wait(0.2)
 
 
+def test_an_engine_that_reads_an_adapter_does_not_hang():
+    driver = SupervisorDriver(heartbeat=100.0, hang=8.0, hang_steps=10.0)
+    driver.connect()
+    for part in range(1, 5):
+        driver.clock.advance(7.0)
+        driver.report(load_parts=part, work_pending=True)
+        assert not driver.of(effects.ReportRunnerLost)
+    assert not driver.wait(8.0)
+    (lost,) = driver.wait(0.1)
+    assert lost.hung
+
+
+@pytest.mark.parametrize("parts", [0, 1, 5])
+def test_adapters_that_are_read_beside_steps_do_not_change_how_long_a_step_takes(parts):
+    driver = SupervisorDriver(heartbeat=100.0, hang=8.0, hang_steps=10.0)
+    driver.connect()
+    driver.clock.advance(4.0)
+    driver.report(steps=1, load_parts=parts, work_pending=True)
+    for second in range(1, 21):
+        driver.clock.advance(1.0)
+        driver.report(steps=1 + second // 4, load_parts=(1 + second) * parts, work_pending=True)
+    assert not driver.wait(40.0)
+    assert driver.wait(0.1)
+
+
 def test_an_engine_whose_work_begins_is_given_its_whole_time():
     driver = SupervisorDriver(heartbeat=100.0, hang=10.0)
     driver.connect()

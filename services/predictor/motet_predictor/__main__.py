@@ -15,6 +15,7 @@ with without_collections():
     from motet.surroundings import real_surroundings
     from motet_predictor.fitted_bytes import MAX_FITTED_BYTES
     from motet_predictor.kept_versions import KeptVersions
+    from motet_predictor.learned_requests import LearnedRequests
     from motet_predictor.metrics import Metrics
     from motet_predictor.persistence import Persistence
     from motet_predictor.refits import PAUSE_AFTER_START_SECONDS, Refits
@@ -45,12 +46,13 @@ def main() -> None:
 
     async def predict(stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         metrics = Metrics(registry)
-        model = empty_model(settings, metrics)
+        model, learned = empty_model(settings, metrics), LearnedRequests()
         async with open_store(database.url(process)) as store:
             persistence = Persistence(
                 store,
                 model.lengths,
                 metrics,
+                learned,
                 load_scopes=settings.max_scopes,
                 queued_samples=settings.queued_samples,
                 keep_samples=settings.keep_samples,
@@ -66,7 +68,7 @@ def main() -> None:
                 pause_after_start=PAUSE_AFTER_START_SECONDS * process.time_scale,
                 clock=surroundings.clock,
             )
-            service = PredictorService(model, persistence, metrics, surroundings.clock)
+            service = PredictorService(model, persistence, metrics, surroundings.clock, learned)
 
             async def save() -> None:
                 await persistence.flush(int(MAX_WRITE_BYTES_A_SECOND * save_seconds))

@@ -87,7 +87,7 @@ class LengthModel:
         self._known: OrderedDict[Scope, LengthStatistics] = OrderedDict()
         self._changed: dict[Scope, None] = {}
         self._restarted: dict[Scope, None] = {}
-        """Adapters of which nothing counts that was saved before"""
+        """Adapters of which nothing counts that was saved before, also if they were forgotten and learn again"""
         self._distributions: dict[Scope, _Distribution] = {}
         self._mean = MeanOverTenants(PRIOR, self._shares_in_mean)
         self._overall: BucketShares = PRIOR
@@ -130,6 +130,8 @@ class LengthModel:
         self._known[scope] = statistics
         self._known.move_to_end(scope)
         self._restarted[scope] = None
+        if len(self._restarted) > self._max_scopes:
+            del self._restarted[next(iter(self._restarted))]
         self._distributions.pop(scope, None)
         self._changed[scope] = None
         self._forget_least_recent()
@@ -211,7 +213,6 @@ class LengthModel:
         while len(self._known) > self._max_scopes:
             scope, _ = self._known.popitem(last=False)
             self._changed.pop(scope, None)
-            self._restarted.pop(scope, None)
             self._distributions.pop(scope, None)
             if scope.level == "tenant":
                 self._mean.forget(scope.tenant)

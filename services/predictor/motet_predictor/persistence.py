@@ -9,6 +9,7 @@ from motet.errors import StoreRefused, StoreUnavailable
 from motet.room_per_tenant import RoomPerTenant
 from motet.store import Store
 from motet.store import length_samples as table
+from motet_predictor.learned_requests import MAX_LEARNED, LearnedRequests
 from motet_predictor.length_model import LengthModel, Scope
 from motet_predictor.metrics import Metrics
 from motet_predictor.sample_features import MAX_SAMPLE_BYTES
@@ -30,6 +31,7 @@ class Persistence:
         store: Store,
         model: LengthModel,
         metrics: Metrics,
+        learned: LearnedRequests,
         *,
         load_scopes: int,
         queued_samples: int,
@@ -38,6 +40,7 @@ class Persistence:
         self._store = store
         self._model = model
         self._metrics = metrics
+        self._learned = learned
         self._load_scopes = load_scopes
         self._keep_samples = keep_samples
         self._samples = RoomPerTenant[table.LengthSample](queued_samples)
@@ -79,11 +82,14 @@ class Persistence:
 
     async def _load(self) -> None:
         states = await table.load_states(self._store, self._model.version, limit=self._load_scopes)
+        # Before any is restored: if this fails, all of it comes again, and would be merged with itself.
+        learned = await table.newest_requests(self._store, MAX_LEARNED)
         kept = [(Scope(state.level, state.tenant, state.adapter), state.statistics) for state in reversed(states)]
         for start in range(0, len(kept), ROWS_PER_WRITE):
             for scope, why in self._model.restore(kept[start : start + ROWS_PER_WRITE]):
                 log.warning("statistics_unreadable", scope=scope, reason=why, hint="They are learned again.")
             await asyncio.sleep(0)
+        self._learned.recall(learned)
         self._loaded = True
         log.info("statistics_loaded", version=self._model.version, scopes=len(states))
 

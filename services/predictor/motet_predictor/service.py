@@ -11,6 +11,7 @@ from motet.store.length_samples import LengthSample
 from motet.transport import Handlers
 from motet.transport.methods import EXPLAIN_ESTIMATE, OBSERVE, PREDICT
 from motet_predictor.explanation import explain
+from motet_predictor.learned_requests import LearnedRequests
 from motet_predictor.length_model import LengthEstimate, LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.prompt_model import Asked, PromptModel
@@ -21,7 +22,7 @@ from motet_predictor.versions import Change
 log = structlog.get_logger(__name__)
 
 _SOURCE = "model:"
-_TENANT, _ADAPTER = 253, 512
+_TENANT, _ADAPTER, _REQUEST = 253, 512, 128
 _ROOM_OF_ANSWER = 64
 """Bytes of a sample for the request's name and the estimate's source, which differ from answer to answer. A refit tells
 prompts apart by their features, so these must not decide how many of them are kept."""
@@ -58,11 +59,14 @@ def empty_model(settings: Settings, metrics: Metrics) -> PromptModel:
 
 
 class PredictorService:
-    def __init__(self, model: PromptModel, samples: KeepsSamples, metrics: Metrics, clock: Clock) -> None:
+    def __init__(
+        self, model: PromptModel, samples: KeepsSamples, metrics: Metrics, clock: Clock, learned: LearnedRequests
+    ) -> None:
         self._model = model
         self._samples = samples
         self._metrics = metrics
         self._clock = clock
+        self._learned = learned
         self._ignored_by = ""
 
     @property
@@ -86,6 +90,9 @@ class PredictorService:
         rest, until = rest_between(len(request.outcomes)), self._clock() + OBSERVE_SECONDS
         accepted = 0
         for outcome in request.outcomes:
+            accepted += 1
+            if not self._learned.add(_text(outcome.request, _REQUEST)):
+                continue
             self._count_coverage(outcome)
             tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)
             features = features_of(outcome.features)
@@ -101,7 +108,6 @@ class PredictorService:
                 self._report(change)
             self._samples.add(_sample(outcome, features))
             self._metrics.outcomes.labels("true" if outcome.censored else "false").inc()
-            accepted += 1
             await asyncio.sleep(rest)
             if self._clock() >= until:
                 break
@@ -189,7 +195,7 @@ def _bytes(*names: str) -> int:
 
 
 def _sample(outcome: predictor_pb2.Outcome, features: Features) -> LengthSample:
-    request, source = _text(outcome.request, 128), _text(outcome.estimate.source, 128)
+    request, source = _text(outcome.request, _REQUEST), _text(outcome.estimate.source, 128)
     tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)
     beside = max(_ROOM_OF_ANSWER, _bytes(request, source)) + _bytes(tenant, adapter)
     return LengthSample(

@@ -108,6 +108,7 @@ def _read_certificate(it: scheduler_pb2.Certificate) -> Certificate:
         max_delta_to_reference=it.max_delta_to_reference,
         checker=it.checker,
         warnings=tuple(it.warnings),
+        device_rank=it.device_rank,
     )
 
 
@@ -126,6 +127,7 @@ def _write_certificate(it: Certificate) -> scheduler_pb2.Certificate:
         max_delta_to_reference=it.max_delta_to_reference,
         checker=it.checker,
         warnings=it.warnings,
+        device_rank=it.device_rank,
     )
 
 

@@ -44,6 +44,7 @@ def watch_event(instance: InstanceName, up: supervisor_pb2.WatchUp) -> events.Ev
                 pages_free=it.pages_free,
                 host_bytes_free=it.host_bytes_free,
                 steps=it.steps,
+                load_parts=it.load_parts,
                 work_pending=it.work_pending,
                 prefill_seconds_per_token=it.prefill_seconds_per_token,
                 swap_seconds_per_page=it.swap_seconds_per_page,

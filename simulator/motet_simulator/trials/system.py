@@ -16,6 +16,7 @@ from motet.settings import LeaseSettings
 from motet.surroundings import Surroundings
 from motet.transport.methods import GENERATE
 from motet_gateway.catalog import Target
+from motet_predictor.learned_requests import LearnedRequests
 from motet_predictor.metrics import Metrics as PredictorMetrics
 from motet_predictor.service import PredictorService, empty_model
 from motet_predictor.settings import Settings as PredictorSettings
@@ -369,7 +370,9 @@ class System:
     async def _run_predictor(self, process: Process) -> None:
         around = self._surroundings(process)
         metrics = PredictorMetrics(CollectorRegistry())
-        service = PredictorService(empty_model(_predictor_settings(), metrics), _NoStore(), metrics, around.clock)
+        service = PredictorService(
+            empty_model(_predictor_settings(), metrics), _NoStore(), metrics, around.clock, LearnedRequests()
+        )
         async with around.network.serving(PREDICTOR, service.handlers):
             await asyncio.Event().wait()
 

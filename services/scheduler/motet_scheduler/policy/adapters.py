@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from itertools import chain, count
+from itertools import count
 
 from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
@@ -54,6 +54,10 @@ class Revision:
     def rank(self) -> int:
         return self.certificate.rank if self.certificate is not None else 0
 
+    @property
+    def device_rank(self) -> int:
+        return (self.certificate.device_rank if self.certificate is not None else 0) or self.rank
+
 
 @dataclass(frozen=True, slots=True)
 class DigestSource:
@@ -64,6 +68,7 @@ class DigestSource:
     bytes: int = 0
     max_bytes: int = 0
     rank: int = 0
+    """What counts in device memory"""
     pinned: bool = False
     """Its owner wants it resident, also without requests."""
 
@@ -244,12 +249,11 @@ class Adapters:
         Several adapters may have the same bytes, each from a source and with a Secret of its own. With `adapter`, as
         namespace/name, only that one's counts: no tenant depends on the source of another one, or learns of it.
         """
-        sources = self._serving_sources().get(digest, {})
-        retired = self.retired.get(digest, {})
-        if adapter:
-            name = ObjectName.parse(adapter)
-            return sources.get(name) or retired.get(name)
-        return next(chain(sources.values(), retired.values()), None)
+        name = ObjectName.parse(adapter) if adapter else None
+        for sources in (self._serving_sources().get(digest), self.retired.get(digest)):
+            if sources and (name is None or name in sources):
+                return next(iter(sources.values())) if name is None else sources[name]
+        return None
 
     def _serving_sources(self) -> dict[Digest, dict[ObjectName, DigestSource]]:
         if self._serving is None:
@@ -272,7 +276,8 @@ class Adapters:
             yield self.by_name[name]
 
     def rank_of(self, digest: Digest) -> int:
-        """The rank of an adapter; 0 for the base model, and for an adapter that was not checked for this scheduler."""
+        """The rank of an adapter in device memory; 0 for the base model, and for an adapter that was not checked for
+        this scheduler."""
         source = self.source_of(digest)
         return source.rank if source is not None else 0
 
@@ -485,14 +490,14 @@ class Adapters:
 
     def take_loaded(self) -> dict[tuple[GroupName, Digest], None]:
         """What has come to a device since this was called last."""
-        if not self.loaded:
-            return self.loaded
         loaded, self.loaded = self.loaded, {}
         return loaded
 
     def is_on_a_device(self, digest: Digest, group: GroupName, runners: Mapping[InstanceName, Runner]) -> bool:
         """Whether a runner of the group that is connected has it on its device."""
-        on_device = (one for one, tier in self._holders.get(digest, {}).items() if tier is Tier.DEVICE)
+        if not (holders := self._holders.get(digest)):  # mostly, where this is asked
+            return False
+        on_device = (one for one, tier in holders.items() if tier is Tier.DEVICE)
         return any(runners[one].attached and runners[one].group == group for one in on_device)
 
     def bytes_come(self, runner: Runner, event: AdapterStateChanged, now: float) -> None:
@@ -642,4 +647,6 @@ def _ensure(order: int, runner: Runner, source: DigestSource, digest: str, stage
 
 
 def _source_of(spec: AdapterSpec, revision: Revision) -> DigestSource:
-    return DigestSource(spec.ref, revision.key, revision.bytes, spec.max_bytes, revision.rank, spec.min_replicas > 0)
+    return DigestSource(
+        spec.ref, revision.key, revision.bytes, spec.max_bytes, revision.device_rank, spec.min_replicas > 0
+    )

@@ -201,13 +201,13 @@ class ClassQueue:
                 yield from takewhile(lambda head: head[0] <= counter, islice(waiting.heads, examined))
 
     def to_try(self, fit: Collection[Head], after: Head | None, untried: int) -> list[Head]:
-        """In order: untried requests, and those that may fit. `after`: only later ones.
+        """In order: untried requests, and those that may fit, each once. `after`: only later ones.
 
         The work is bounded: at most `untried` untried ones. None is later than an untried one that is left.
         """
         if not fit and not self.untried_heads.of:  # mostly
             return []
-        found = list(set(fit)) if len(fit) > 1 else [*fit]
+        found = [*fit]
         if self.untried_heads.of:
             heads = list(islice(self.untried_heads, untried + 1))
             found += heads[:untried]
@@ -260,7 +260,7 @@ class ClassQueue:
                 first = passes.first = head[3] if head is not None and passes.overdue(head) else None
             if first is not None:
                 found.append(first)
-        return sorted(found, key=order_of)
+        return sorted(found, key=order_of) if len(found) > 1 else found
 
     def overdue_alike(self, runners_of: str, most: int) -> Iterator[Request]:
         """The first `most` overdue ones that wait for the same."""

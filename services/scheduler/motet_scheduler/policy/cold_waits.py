@@ -21,6 +21,9 @@ MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
 UNKNOWN_SECONDS = 1.0
 """After which a request is looked at again whose runner is not connected."""
 
+LOOKED_AT_ONCE = 32
+"""In one event: thousands may wait for adapters that do not come, so `TryMore` goes on."""
+
 
 @dataclass(slots=True, eq=False)
 class ColdWait:
@@ -59,9 +62,17 @@ class ColdWaits:
     def next_due(self) -> float:
         return self._due.next_due()
 
+    @property
+    def more_to_end(self) -> bool:
+        return self._due.next_due() <= self._state.now
+
     def tick(self) -> None:
         self._due.sweep(len(self._state.requests))
-        for wait in self._due.expired(self._state.now, len(self._due)):
+        self.end_some()
+
+    def end_some(self) -> None:
+        """Of those that have lasted too long."""
+        for wait in self._due.expired(self._state.now, LOOKED_AT_ONCE):
             if self._may_run_unseen(wait.request):
                 self._due.add(self._state.now + UNKNOWN_SECONDS, wait)
                 continue

@@ -21,7 +21,7 @@ from motet_scheduler.policy.state import SchedulerState
 from motet_scheduler.policy.values import Promise
 from motet_scheduler.policy.waiting_reasons import STARTING, explain
 
-PLACED_AT_ONCE = 64
+PLACED_AT_ONCE = 16
 """In one event, of all groups: when a scheduler has started, or runners get more pages, thousands may fit at once.
 Placing all of them would delay everything else, so `TryMore` goes on."""
 
@@ -129,6 +129,9 @@ class Placer:
             found = None  # none of these, but another could hold it
         if isinstance(found, NeverFits) and not runners and state.may_refuse(request.group):
             self._refuse(request, found)
+            return Outcome.REFUSED
+        if request.unable is not None and not runners and self._lifecycle.is_unable(request):
+            self._lifecycle.refuse(request, request.unable)
             return Outcome.REFUSED
         limited = state.limited_to(request)
         if limited is not None and not limited and state.may_refuse(request.group):

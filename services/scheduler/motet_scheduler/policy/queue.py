@@ -248,6 +248,8 @@ class Queue:
 
     def reserved_from(self, request: Request) -> Collection[Runner]:
         """The runners that this request has to leave to overdue ones."""
+        if not self.reserved:
+            return ()
         return [
             runner
             for runner, overdue in self.reserved.items()
@@ -341,16 +343,19 @@ class Queue:
         them."""
         class_queue = self.class_queues[request_class]
         found: list[Head] = []
+        sources = 0
         if class_queue.waiting and (rooms or self._behind):
             standing, lowest = self.headroom.standing()
             if request_class is standing:
                 first = class_queue.first_for(lowest, config.tenants_examined)
                 found += [head for head in first if self._behind or _may_have_last_place(head[3], rooms)]
+                sources += bool(found)
             for runner, room in rooms.items():
                 free = room.beside if standing is not None else room.whole
-                if free > 0:
-                    found += class_queue.that_fit(runner, free, config.tenants_examined)
-        return class_queue.to_try(found, last, untried)
+                if free > 0 and (fit := class_queue.that_fit(runner, free, config.tenants_examined)):
+                    found += fit
+                    sources += 1
+        return class_queue.to_try(set(found) if sources > 1 else found, last, untried)
 
     def remove(self, request: Request) -> None:
         """Remove a request that was not placed."""

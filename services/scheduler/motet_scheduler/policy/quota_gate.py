@@ -20,7 +20,7 @@ from motet_scheduler.policy.request_lifecycle import RequestLifecycle
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.state import SchedulerState
 
-LET_IN_AT_ONCE = 32
+LET_IN_AT_ONCE = 16
 """Tried in one event: when limits are raised, thousands may come in at once. `TryMore` goes on."""
 
 MIN_WAIT = 0.001

@@ -86,28 +86,28 @@ class RequestLifecycle:
 
     def end(self, request: Request) -> None:
         """Forget a request: it has ended, or its gateway will send it again."""
+        state, forgotten = self._state, request.forgotten
         if request.waiting:
             self.leave_queue(request)
         else:
             self.release_promise(request)
         if request.share is not None:
             # What ran of one whose gateway has gone is not known: its tenant stays charged for what was expected.
-            self._state.queues[request.group].end(request, known=not request.forgotten)
+            state.queues[request.group].end(request, known=not forgotten)
         if request.draw is not None:
-            self._state.quotas.end(request, self._state.now)
-        if request.forgotten:
-            self._state.note_event(request.id, Happening.GATEWAY_GONE)
-        del self._state.requests[request.id]
-        if request.forgotten:
+            state.quotas.end(request, state.now)
+        del state.requests[request.id]
+        if forgotten:
+            state.note_event(request.id, Happening.GATEWAY_GONE)
             request.asked.requests.pop(request.id, None)
         else:
-            self._state.of_gateways[request.gateway].leave(request)
-        self._state.families.end(request)
-        self._state.timelines.end(request.id)
+            state.of_gateways[request.gateway].leave(request)
+        state.families.end(request)
+        state.timelines.end(request.id)
         if request.digest != BASE:
-            self._state.adapter_uses[request.digest] -= 1
-            if not self._state.adapter_uses[request.digest]:
-                self._state.adapter_uses.pop(request.digest)  # `del` of a Counter is slow
+            state.adapter_uses[request.digest] -= 1
+            if not state.adapter_uses[request.digest]:
+                state.adapter_uses.pop(request.digest)  # `del` of a Counter is slow
 
     def leave_queue(self, request: Request) -> None:
         if request.held:
@@ -209,9 +209,10 @@ class RequestLifecycle:
 
     def placed(self, request: RequestId, epoch: int) -> None:
         """Expect the runner to list this placement soon."""
-        self.ended.pop((request, epoch), None)
-        self.unlisted.pop((request, epoch), None)
-        self.unlisted[request, epoch] = self._state.now
+        key = request, epoch
+        self.ended.pop(key, None)
+        self.unlisted.pop(key, None)
+        self.unlisted[key] = self._state.now
 
     def runner_lost(self, runner: Runner) -> None:
         """The runner is gone. Gateways report what they lost; placements that they don't report are placed again."""
@@ -233,12 +234,22 @@ class RequestLifecycle:
         request.avoid[instance] = max(self._state.now + pause, request.avoid.get(instance, 0.0))
         self._retry_at(request.avoid[instance], request)
 
-    def avoid_for_good(self, request: Request, instance: str) -> bool:
-        """This runner can never take it → whether no runner that may serve it, and takes work, can."""
-        request.avoid[instance] = inf
+    def avoid_for_good(self, request: Request, runner: Runner, failure: Failure) -> None:
+        """This runner can never take it, and neither can those of its pool that were made alike."""
+        request.unable = failure
+        pool, revision = runner.identity.pool, runner.identity.revision
+        for one in self._state.runners_of(runner.group):
+            if (one.identity.pool, one.identity.revision) == (pool, revision):
+                request.avoid[one.instance] = inf
+
+    def is_unable(self, request: Request) -> bool:
+        """Whether runners can never take it, and there is no other one that may, not even one that is away."""
+        if request.unable is None:
+            return False
         others = [one for one in self._state.runners_for(request) if request.avoid.get(one.instance) != inf]
-        able = [one for one in others if one.takes_work]
-        return not able or never_fits(request, able, self._state.config) is not None
+        if others and never_fits(request, others, self._state.config) is None:
+            return False
+        return self._state.may_refuse(request.group)
 
     def _forget_avoided(self, request: Request) -> None:
         """Runners that it need not avoid any more. The queue offers it only room elsewhere than on the others."""

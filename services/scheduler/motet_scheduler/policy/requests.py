@@ -6,7 +6,7 @@ from math import inf, log2
 
 from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
-from motet.runner_info import Capacity, RequestClass, RunnerIdentity
+from motet.runner_info import Capacity, Failure, RequestClass, RunnerIdentity
 from motet.value import value
 from motet_scheduler.policy.gateway_requests import NOT_OVER, Asked
 from motet_scheduler.policy.quotas.draws import Draw
@@ -122,6 +122,8 @@ class Request:
     """How often runners declined it for lack of room, since it last got a token."""
     declined_epoch: int = 0
     """Of the placement that was declined last."""
+    unable: Failure | None = None
+    """Why some runners can never take it: with it the request is refused if no other one may."""
     final_failure: object | None = None
     """The failure of a runner that applies to all runners."""
     waiting_reason: str = ""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from math import inf
 
 from motet.domain import Digest, InstanceName
-from motet.errors import TABLE, TOO_FEW_PAGES, AdapterError, InvalidRequest, StructuredOutputUnavailable
+from motet.errors import NEVER_HERE, TABLE, TOO_FEW_PAGES, AdapterError, InvalidRequest
 from motet.runner_info import Capacity, Failure, RunnerRequest, SequenceState, Tier
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.catalog import CatalogPublisher
@@ -143,8 +143,8 @@ class RunnerEvents:
         # Its gateway, which is told too, may have said before that it lost this placement.
         if not (here or request.has_left(runner.identity, event.epoch)) or event.epoch == request.declined_epoch:
             return
-        never_here = event.failure.code == StructuredOutputUnavailable.mapping.code
-        nowhere = never_here and self._lifecycle.avoid_for_good(request, event.instance)
+        if TABLE.get(event.failure.code) in NEVER_HERE:
+            self._lifecycle.avoid_for_good(request, runner, event.failure)
         if not (here or request.waiting):
             return
         self._state.note_event(request.id, Happening.DECLINED, event.instance, event.failure.message)
@@ -152,7 +152,7 @@ class RunnerEvents:
         request.declined_epoch = event.epoch
         if event.failure.reason == TOO_FEW_PAGES:
             request.room_lacked += 1
-        if nowhere or _is_final(event.failure):
+        if _is_final(event.failure) or self._lifecycle.is_unable(request):
             request.final_failure = event.failure
         if request.placement is not None:
             # The promise is released. The runner tells the gateway too, which reports how many tokens it delivered.

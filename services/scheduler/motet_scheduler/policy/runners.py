@@ -250,17 +250,21 @@ class Runner:
     def load_is_awaited(self, digest: Digest, adapter: AdapterRef, now: float, patience: float) -> bool:
         """Whether a load was ordered not long ago from this adapter's own source. Another one's may fail where this one
         does not."""
-        load = self._loads.get(digest, {}).get(adapter.object)
+        load = self._last_load(digest, adapter)
         return load is not None and load.at + patience > now
 
     def load_may_be_retried(self, digest: Digest, adapter: AdapterRef, now: float) -> bool:
         """Whether its last load did not fail just now."""
-        load = self._loads.get(digest, {}).get(adapter.object)
+        load = self._last_load(digest, adapter)
         return load is None or now >= load.retry_at
+
+    def _last_load(self, digest: Digest, adapter: AdapterRef) -> Load | None:
+        loads = self._loads.get(digest)
+        return loads.get(adapter.object) if loads is not None else None
 
     def load_reported(self, event: AdapterStateChanged, now: float, load_retry: float) -> bool:
         """Apply the runner's report about a load. False if no load is known that it can be about."""
-        load = self._loads.get(event.digest, {}).get(event.ref.object)
+        load = self._last_load(event.digest, event.ref)
         if load is None or event.order not in (load.order, 0):
             return False
         if event.failure is not None:

@@ -120,7 +120,7 @@ class Scheduler:
             events.RunnerUnhealthy: self._supervisor_events.unhealthy,
             events.OvercommitSet: self._runner_events.overcommit_set,
             events.Tick: self._tick,
-            events.TryMore: lambda _: self.lifecycle.expire_deadlines(),  # each event tries some, and ends some
+            events.TryMore: self._try_more,
         }
 
     @property
@@ -131,7 +131,7 @@ class Scheduler:
     @property
     def more_to_try(self) -> bool:
         """Whether requests are left that should be tried or ended: doing all at once would delay everything else."""
-        if self.lifecycle.more_to_end or self._quota_gate.more_to_let_in:
+        if self.lifecycle.more_to_end or self._cold_waits.more_to_end or self._quota_gate.more_to_let_in:
             return True
         return self.state.may_place and any(queue.changed for queue in self.queues.values())
 
@@ -145,7 +145,8 @@ class Scheduler:
         state.now = now
         state.effects = []
         self._handlers[type(event)](event)
-        self._cold_waits.end_of_loaded()
+        if state.adapters.loaded:
+            self._cold_waits.end_of_loaded()
         self.lifecycle.end_forgotten()
         self.lifecycle.move_some()
         if state.bases_changed:
@@ -193,6 +194,11 @@ class Scheduler:
         """From when on something waits for what has no time of its own, or may have to wait longer than its own time.
         It is looked at now and then, as long as it waits."""
         return min(part.look_from() for part in self._looked_at)
+
+    def _try_more(self, _event: events.TryMore) -> None:
+        """Each event tries some, and ends some."""
+        self.lifecycle.expire_deadlines()
+        self._cold_waits.end_some()
 
     def _tick(self, _event: events.Tick) -> None:
         for timed in self._timed:

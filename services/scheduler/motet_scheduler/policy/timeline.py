@@ -3,7 +3,7 @@
 The number of ended requests is bounded. Timelines are kept in memory only.
 """
 
-from motet.domain import NO_TENANT, RequestId, Tenant
+from motet.domain import RequestId, Tenant
 from motet.last_of_each import LastOfEach
 from motet.timeline import Timeline
 from motet_scheduler.policy.happenings import Happening
@@ -42,7 +42,7 @@ class Timelines:
             self._ended.add(story.tenant, request, story)
 
     def note(
-        self, request: RequestId, now: float, kind: Happening, *arguments: object, tenant: Tenant = NO_TENANT
+        self, request: RequestId, now: float, kind: Happening, arguments: tuple[object, ...], tenant: Tenant
     ) -> None:
         """`tenant`: whose it is, if it may be unknown."""
         story = self._known.get(request) or self._ended.get(request)

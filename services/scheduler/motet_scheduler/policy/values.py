@@ -223,6 +223,8 @@ class Certificate:
     max_delta_to_reference: float = 0.0
     checker: int = 0
     warnings: tuple[str, ...] = ()
+    device_rank: int = 0
+    """What counts in device memory: more than `rank` if the adapter scales results; 0 means `rank`"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

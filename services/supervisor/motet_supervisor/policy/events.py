@@ -42,6 +42,8 @@ class MemoryReported:
     """Whether a scheduler has welcomed it on their present stream. None: runners of earlier versions do not say."""
     sequence: int = 0
     """The same again: the engine has not reported since. 0: not known"""
+    load_parts: int = 0
+    """How often more of an adapter had been read: progress, too, but no steps"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class TrackedRequest:
 
 @dataclass(slots=True)
 class EngineProgress:
-    """Whether the engine takes steps. A slow engine is not hung."""
+    """Whether the engine takes steps, or reads adapters. A slow engine is not hung."""
 
     steps: int
     moved_at: float
@@ -60,19 +60,23 @@ class EngineProgress:
     """Seconds per step; the slowest recent one. Decays by a tenth with each report that shows steps."""
     was_hung: bool = False
     """Whether it counted as hung before its last step"""
+    load_parts: int = 0
+    only_loaded: bool = False
+    """It has read of adapters since its last step, and `moved_at` is the time of that."""
 
-    def see(self, steps: int, pending: bool, now: float, *, hung: bool, slowest: float) -> bool:
-        """Whether it took a step since the last report, or has no work. `hung`: whether it counts as hung; `slowest`:
-        what a step counts for at the most."""
-        taken = steps - self.steps
-        if taken > 0:
+    def see(self, steps: int, load_parts: int, *, pending: bool, now: float, hung: bool, slowest: float) -> bool:
+        """Whether it took a step since the last report, or read more of an adapter, or has no work. `hung`: whether it
+        counts as hung; `slowest`: what a step counts for at the most."""
+        taken, loaded = steps - self.steps, load_parts != self.load_parts
+        if taken > 0 and not self.only_loaded:
             # The end of one hang does not show that steps are slow. Two in a row do.
             step = 0.0 if hung and not self.was_hung else min(slowest, (now - self.moved_at) / taken)
             self.slowest_step = max(step, 0.9 * self.slowest_step)
             self.was_hung = hung
-        self.steps = steps
-        if taken == 0 and pending:
+        self.steps, self.load_parts = steps, load_parts
+        if taken == 0 and not loaded and pending:
             return False
+        self.only_loaded = loaded and taken == 0 and pending
         self.moved_at = now
         return True
 

@@ -130,7 +130,8 @@ class Supervisor:
         elif runner.no_scheduler_since is None:
             runner.no_scheduler_since = self._now
         hung, slowest = bool(runner.hung_reason), self.config.slowest_step * self.config.hang
-        if runner.progress.see(event.steps, event.work_pending, self._now, hung=hung, slowest=slowest):
+        done = event.steps, event.load_parts
+        if runner.progress.see(*done, pending=event.work_pending, now=self._now, hung=hung, slowest=slowest):
             runner.hung_reason = ""
         again = 0 < event.sequence == runner.last_sequence
         runner.last_sequence = event.sequence
