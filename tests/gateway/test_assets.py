@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,76 @@ async def test_files_that_could_not_be_used_are_tried_again_later_and_not_with_e
         store.fetch(runner.asset_digest, lambda: [runner.address])
         await until(lambda: store.get(runner.asset_digest))
         await store.close()
+
+
+async def test_what_nothing_wants_any_more_is_not_asked_for_or_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutations: a digest that no runner has is asked for without end; a tokenizer is kept for good."""
+    monkeypatch.setattr(assets, "UNWANTED_SECONDS", 0.3)
+    async with fake_services() as cluster:
+        (runner,) = cluster.runners
+        ended: list[bool] = []
+        store = AssetStore(tmp_path, lambda: ended.append(True), network=GrpcNetwork())
+        store.fetch("sha256:" + "0" * 64, lambda: [runner.address])
+        store.fetch(runner.asset_digest, lambda: [runner.address])
+        await until(lambda: len(ended) == 2)
+        store.fetch(runner.asset_digest, list)
+        store.forget_unwanted()
+        assert store.get(runner.asset_digest) is not None
+        await asyncio.sleep(0.4)
+        store.forget_unwanted()
+        assert store.get(runner.asset_digest) is None
+        store.fetch(runner.asset_digest, list)
+        await until(lambda: store.get(runner.asset_digest))
+        await store.close()
+
+
+async def test_files_that_nobody_has_used_for_long_leave_the_disk(tmp_path: Path) -> None:
+    """When others come: each revision of an adapter may have files of its own."""
+    async with fake_services() as cluster:
+        (runner,) = cluster.runners
+        loaded: list[bool] = []
+        store = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork())
+        folders = []
+        for content, age in (("old", 1e9), ("new", 0.0), ("used", 1e9)):
+            (tmp_path / content).mkdir()
+            (tmp_path / content / "tokenizer.json").write_text(content)
+            digest = asset_digest(tmp_path / content)
+            folders.append((tmp_path / content).rename(tmp_path / hex_of(digest)))
+            os.utime(folders[-1], (time.time() - age,) * 2)
+        _, new, used = folders
+        store.fetch(digest, list)
+        store.fetch(runner.asset_digest, lambda: [runner.address])
+        await until(lambda: loaded[1:])
+        assert {*tmp_path.iterdir()} == {new, used, tmp_path / hex_of(runner.asset_digest)}
+        assert time.time() - used.stat().st_mtime < 100
+        await store.close()
+
+
+async def test_files_that_are_used_stay_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although they came long ago, and another gateway on this disk removes what nobody uses."""
+    async with fake_services() as cluster:
+        (runner,) = cluster.runners
+        await fetched(cluster, tmp_path)
+        kept, other = tmp_path / hex_of(runner.asset_digest), tmp_path / "old"
+        for folder in (kept, other):
+            folder.mkdir(exist_ok=True)
+            os.utime(folder, (0, 0))
+        # A fetch that gets nothing removes nothing.
+        loaded: list[bool] = []
+        another = AssetStore(tmp_path, lambda: loaded.append(True), network=GrpcNetwork())
+        monkeypatch.setattr(assets, "UNWANTED_SECONDS", 0.1)
+        another.fetch("sha256:" + "0" * 64, list)
+        await until(lambda: loaded)
+        assert kept.exists()
+        assert other.exists()
+        monkeypatch.setattr(assets, "UNWANTED_SECONDS", 600.0)
+        await fetched(cluster, tmp_path)
+        another.fetch("sha256:" + "0" * 64, lambda: [runner.address])
+        await until(lambda: not other.exists())
+        assert kept.exists()
+        await another.close()
 
 
 async def test_what_a_killed_gateway_has_left_of_a_fetch_is_removed(tmp_path: Path) -> None:

@@ -75,6 +75,48 @@ async def test_each_choice_but_the_first_names_the_first_one_with_its_prompt(ser
     }
 
 
+async def test_a_runner_gets_a_prompt_once_for_all_its_choices(served: Served) -> None:
+    """128 copies of a long one take a tenth of a second of the gateway's loop."""
+    runner = served.cluster.runners[0]
+    whole = await complete(served, n=20, max_tokens=4)
+    assert runner.prompt_tokens == count(served, PROMPT)
+    assert {tuple(submit.prompt_ids) for submit in runner.submits} == {
+        tuple(served.cluster.tokenizer.encode(PROMPT).ids)
+    }
+    assert {choice["text"] for choice in whole["choices"]} == {PROMPT[: len(whole["choices"][0]["text"])]}
+    await complete(served, prompt=[PROMPT, "Other words"], n=2, max_tokens=4)
+    assert runner.prompt_tokens == 2 * count(served, PROMPT) + count(served, "Other words")
+    assert len({submit.prompt_number for submit in runner.submits}) == 3
+
+
+async def test_a_runner_that_starts_again_gets_the_prompt_again(served: Served) -> None:
+    runner = served.cluster.runners[0]
+    runner.step_seconds = 0.05
+    asking = asyncio.create_task(complete(served, n=3, max_tokens=40, ignore_eos=True))
+    await eventually(lambda: len(runner.submits) == 3)
+    await runner.restart()
+    assert (await asking)["usage"]["completion_tokens"] == 3 * 40
+    assert len(runner.submits) == 6
+    assert len({tuple(submit.prompt_ids) for submit in runner.submits}) == 1
+
+
+async def test_a_runner_that_declines_a_choice_gets_the_prompt_again(served: Served) -> None:
+    """Or it would decline each next choice, too, if it had not kept the prompt."""
+    runner = served.cluster.runners[0]
+    runner.declines.append(common_pb2.Failure(code="declined", message="no room"))
+    await complete(served, n=2, max_tokens=2)
+    assert len(runner.submits) == 3
+    assert runner.prompt_tokens == 2 * count(served, PROMPT)
+
+
+async def test_a_runner_of_an_earlier_version_gets_the_prompt_with_each_choice(cluster: FakeServices) -> None:
+    runner = cluster.runners[0]
+    runner.fields.remove("prompt_number")
+    async with serve(cluster) as served:
+        await complete(served, n=3, max_tokens=4)
+        assert runner.prompt_tokens == 3 * count(served, PROMPT)
+
+
 async def test_the_scheduler_is_told_the_hints_of_the_first_pages_of_a_prompt(served: Served) -> None:
     await complete(served, prompt=list(range(40)), max_tokens=2)
     await complete(served, model="legal", prompt=list(range(40)), max_tokens=2)
@@ -258,8 +300,11 @@ async def test_every_sampling_parameter_reaches_the_runner(served: Served) -> No
 async def test_a_request_without_a_seed_gets_one(served: Served) -> None:
     await complete(served)
     await complete(served)
-    first, second = (submit.seed for submit in served.cluster.runners[0].submits)
-    assert first != second
+    first, second = served.cluster.runners[0].submits
+    assert first.seed != second.seed
+    assert first.seed_is_drawn
+    await complete(served, seed=0)
+    assert not submitted(served).seed_is_drawn
 
 
 @pytest.mark.parametrize(

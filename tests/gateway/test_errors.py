@@ -1,5 +1,6 @@
 """Every refusal has OpenAI's shape, names the field, and says what would be right."""
 
+import asyncio
 from typing import Any
 
 import httpx2
@@ -165,6 +166,32 @@ async def test_too_many_live_requests_are_refused_with_a_hint(cluster: FakeServi
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "1"
         assert error_of(answer)["code"] == "overloaded"
+
+
+async def test_parallel_requests_never_have_more_choices_than_may_be_live(
+    cluster: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutation: choices are only counted before their lengths are estimated."""
+    live: list[int] = []
+    async with serve(cluster, max_live_requests=4) as served:
+        dispatcher, estimator = served.gateway.dispatcher, served.gateway.estimator
+        start, estimate, all_ask = dispatcher.start, estimator.estimate, asyncio.Barrier(3)
+
+        async def estimated(*arguments: Any, **more: Any) -> Any:
+            found = await estimate(*arguments, **more)
+            await all_ask.wait()
+            return found
+
+        def noted(*arguments: Any, **more: Any) -> None:
+            start(*arguments, **more)
+            live.append(dispatcher.live)
+
+        monkeypatch.setattr(estimator, "estimate", estimated)
+        monkeypatch.setattr(dispatcher, "start", noted)
+        body = {"model": "tiny", "prompt": "x", "n": 3, "max_tokens": 100}
+        answers = await asyncio.gather(*(served.http.post("/v1/completions", json=body) for _ in range(3)))
+        assert max(live) <= 4
+        assert sorted(answer.status_code for answer in answers) == [200, 503, 503]
 
 
 async def test_a_model_without_a_tokenizer_holds_no_request() -> None:

@@ -245,6 +245,23 @@ async def test_a_predictor_that_learns_slowly_still_estimates_and_learns_each_ou
         assert [one.request for one in predictor.outcomes[:100]] == [f"{number}" for number in range(100)]
 
 
+async def test_outcomes_of_a_call_that_took_too_long_are_sent_again(
+    cluster: FakeServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The predictor knows which it has learned."""
+    monkeypatch.setattr("motet_gateway.estimator.OBSERVE_TIMEOUT_SECONDS", 0.2)
+    cluster.predictor.slow_seconds_an_outcome = 1.0
+    async with serve(cluster) as served:
+        estimator = served.gateway.estimator
+        for number in range(3):
+            estimator.observe(predictor_pb2.Outcome(request=f"{number}", tenant="acme", output_tokens=9))
+        await asyncio.sleep(1.0)
+        assert estimator.up, "it may estimate"
+        cluster.predictor.slow_seconds_an_outcome = 0.0
+        await eventually(lambda: len(cluster.predictor.outcomes) == 3)
+        assert served.registry.get_sample_value("motet_length_outcomes_lost_total") == 0
+
+
 async def test_a_tenant_with_many_answers_takes_no_room_from_outcomes_of_the_others(
     served: Served,
 ) -> None:

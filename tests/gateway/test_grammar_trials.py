@@ -146,6 +146,7 @@ async def test_a_grammar_is_tried_once_for_each_tenant(tried: GrammarTrials, mon
 
 
 async def test_one_tenant_has_few_that_wait(tried: GrammarTrials, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many requests with one grammar count once. Mutation: requests are counted."""
     goes_on = asyncio.Event()
 
     async def waits(*_: object) -> str:
@@ -153,7 +154,8 @@ async def test_one_tenant_has_few_that_wait(tried: GrammarTrials, monkeypatch: p
         return ""
 
     monkeypatch.setattr(TrialProcesses, "tried", waits)
-    waiting = [asyncio.create_task(tried.check(schema({"title": str(n)}), "a", MODEL)) for n in range(MAX_WAITING)]
+    titles = [str(n) for n in range(MAX_WAITING)] + ["0"] * 2 * MAX_WAITING
+    waiting = [asyncio.create_task(tried.check(schema({"title": title}), "a", MODEL)) for title in titles]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded):
         await tried.check(schema({"title": "one more"}), "a", MODEL)
@@ -161,6 +163,25 @@ async def test_one_tenant_has_few_that_wait(tried: GrammarTrials, monkeypatch: p
     goes_on.set()
     await asyncio.gather(*waiting, other)
     await tried.check(schema({"title": "one more"}), "a", MODEL)
+
+
+async def test_whoever_comes_waits_for_one_trial_of_each_other_tenant(
+    tried: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = [], asyncio.Event()
+
+    async def noted(_: TrialProcesses, grammar: Grammar, __: TrialModel) -> str:
+        begun.append(json.loads(grammar.text)["title"])
+        await goes_on.wait()
+        return ""
+
+    monkeypatch.setattr(TrialProcesses, "tried", noted)
+    wanted = [("busy", f"{n}") for n in range(MAX_WAITING)] + [("b", "of b"), ("c", "of c")]
+    trials = [asyncio.create_task(tried.check(schema({"title": title}), tenant, MODEL)) for tenant, title in wanted]
+    await asyncio.sleep(0.01)
+    goes_on.set()
+    await asyncio.gather(*trials)
+    assert begun == ["0", "of b", "of c", "1", "2", "3"]
 
 
 async def test_a_refusal_names_the_field_and_the_keyword(served: Served) -> None:

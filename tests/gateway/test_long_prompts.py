@@ -335,7 +335,7 @@ class _SlowModel:
 async def test_long_texts_wait_in_order_and_a_cancelled_one_leaves() -> None:
     encoder, model = Encoder(threaded_bytes=10), _SlowModel()
     size = LANES[-2][0] + 1
-    encode = lambda sign, size: asyncio.create_task(encoder.encode([sign * size], model, special=False))  # type: ignore[arg-type]  # noqa: E731
+    encode = lambda sign, size: asyncio.create_task(encoder.encode([sign * size], model, special=False, tenant="t"))  # type: ignore[arg-type]  # noqa: E731
     try:
         long = [encode(sign, size) for sign in "abcd"]
         short = encode("s", 100)
@@ -353,6 +353,24 @@ async def test_long_texts_wait_in_order_and_a_cancelled_one_leaves() -> None:
         encoder.close()
 
 
+async def test_tenants_have_their_turns() -> None:
+    """Mutation: all texts begin in the order in which they came."""
+    encoder, model = Encoder(threaded_bytes=10), _SlowModel()
+    size = LANES[-2][0] + 1
+    try:
+        texts = [asyncio.ensure_future(_encoded(encoder, model, sign, size)) for sign in ("a1", "a2", "a3", "b4")]
+        for _ in texts:
+            model.now.release()
+        await asyncio.gather(*texts)
+        assert model.begun == ["1", "2", "4", "3"]
+    finally:
+        encoder.close()
+
+
+async def _encoded(encoder: Encoder, model: Any, sign: str, size: int) -> None:
+    await encoder.encode([sign[1] * size], model, special=False, tenant=sign[0])
+
+
 MEMORY = """
 import asyncio, random, resource
 from tokenizers import Tokenizer
@@ -368,7 +386,7 @@ async def main():
     model = ModelTokenizer(Tokenizer.from_file(PATH), None, 1536, 4_000_000)
     encoder = Encoder(threaded_bytes=4096)
     before = peak()
-    await asyncio.gather(*(encoder.encode([text], model, special=False) for _ in range(4)))
+    await asyncio.gather(*(encoder.encode([text], model, special=False, tenant="") for _ in range(4)))
     print(peak() - before)
     encoder.close()
 

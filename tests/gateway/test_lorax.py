@@ -107,6 +107,7 @@ async def test_the_adapter_is_named_in_the_parameters(served: Served) -> None:
     [
         ({}, {"temperature": 0.0}),
         ({"do_sample": False}, {"temperature": 0.0}),
+        ({"typical_p": 1.0}, {"temperature": 0.0}),
         ({"do_sample": True}, {"temperature": 1.0}),
         ({"top_k": 5}, {"temperature": 1.0, "top_k": 5}),
         ({"temperature": 0.5}, {"temperature": 0.5}),
@@ -143,6 +144,7 @@ async def test_alternatives_are_shown(served: Served) -> None:
     [
         ({"inputs": ""}, "inputs"),
         ({"inputs": 5}, "inputs"),
+        ({"parameters": {"seed": 1 << 64}}, "parameters.seed"),
         *(
             ({"parameters": {name: value}}, f"parameters.{name}")
             for name, value in {
@@ -189,7 +191,11 @@ async def test_what_belongs_into_the_parameters_is_refused_beside_them(served: S
 
 async def test_a_drawn_answer_names_its_seed(served: Served) -> None:
     details = (await generate(served, details=True, do_sample=True)).json()["details"]
-    assert served.cluster.runners[0].submits[-1].seed == details["seed"]
+    submit = served.cluster.runners[0].submits[-1]
+    assert submit.seed == details["seed"]
+    assert not submit.seed_is_drawn, "the same seed must give the same answer"
+    largest = (1 << 64) - 1
+    assert (await generate(served, details=True, seed=largest)).json()["details"]["seed"] == largest
     greedy = (await generate(served, details=True)).json()["details"]
     assert greedy["seed"] is None
 

@@ -1,6 +1,8 @@
 """/openapi.json describes what the gateway does: paths, bodies, answers, errors and headers."""
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx2
@@ -9,6 +11,7 @@ from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 from prometheus_client import CollectorRegistry
 
+from motet_gateway import openapi
 from motet_gateway.app import build_app
 from motet_gateway.openapi import document
 from motet_gateway.openapi.document import OPERATIONS
@@ -312,3 +315,21 @@ async def test_the_description_takes_what_the_gateway_takes(served: Served) -> N
         if allowed is not (status == 200 or (path, body) == (CHAT, ROLE_ALONE)):
             unlike.append((path, body, status))
     assert unlike == []
+
+
+async def test_others_are_answered_while_the_description_is_made(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutation: it is made on the event loop."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def made(**_: bool) -> Json:
+        begun.set()
+        return {"in time": goes_on.wait(10)}
+
+    monkeypatch.setattr(openapi, "document", made)
+    description = asyncio.create_task(served.http.get("/openapi.json"))
+    await asyncio.to_thread(begun.wait)
+    assert (await served.http.get("/version")).status_code == 200
+    goes_on.set()
+    assert (await description).json() == {"in time": True}

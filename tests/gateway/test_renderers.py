@@ -127,6 +127,20 @@ async def test_long_conversations_do_not_stand_before_short_ones() -> None:
         await asyncio.gather(long, return_exceptions=True)
 
 
+async def test_long_conversations_of_tenants_have_their_turns() -> None:
+    """Mutation: all are rendered in the order in which they came."""
+    said: list[str] = []
+
+    async def render(renderers: RenderPool, tenant: str) -> None:
+        context = encoded([{"role": "user", "content": "x" * 100_000}])
+        await renderers.render(SAYS, context, tenant=tenant)
+        said.append(tenant)
+
+    async with rendering() as renderers:
+        await asyncio.gather(*(render(renderers, tenant) for tenant in ("a", "a", "a", "b")))
+    assert said == ["a", "b", "a", "a"]
+
+
 async def test_one_process_renders_several_requests_in_turn() -> None:
     async with rendering() as renderers:
         texts = [[{"role": "user", "content": f"é{i}"}] for i in range(50)]

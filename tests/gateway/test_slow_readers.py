@@ -116,6 +116,20 @@ async def test_an_answer_that_is_ended_frees_its_runner_before_its_client_reads_
     assert (await client.rest()).done
 
 
+async def test_a_choice_that_fails_frees_the_runner_of_the_others_before_the_client_reads_on(served: Served) -> None:
+    """Mutation: the others go on until the error is written."""
+    (runner,), scheduler = served.cluster.runners, served.cluster.scheduler
+    runner.step_seconds = 0.05
+    client = SlowReader(served, max_tokens=400, n=2)
+    await client.waits.wait()
+    scheduler.say(scheduler.refusal(scheduler.enqueued[-1].request, 1, AdapterFetchFailed("gone").to_proto()))
+    await eventually(lambda: len(runner.cancels) == 2 and not runner.running, seconds=10)
+    assert not client.task.done()
+    stream = await client.rest()
+    assert stream.error is not None
+    assert stream.error["code"] == "adapter_fetch_failed"
+
+
 async def test_an_answer_whose_client_sends_no_more_frees_its_runner_before_the_client_reads_on(served: Served) -> None:
     runner = served.cluster.runners[0]
     runner.step_seconds = 0.05

@@ -16,6 +16,7 @@ from motet_gateway.answers.choice import ChoiceText
 from testbed.fake_services import FakeServices, fake_services
 from tests.common.waiting import PATIENCE_S
 from tests.gateway.conftest import Served, eventually, serve
+from tests.support.metric_values import value_of
 
 PROMPT = "The quick brown fox"
 
@@ -396,6 +397,20 @@ async def test_a_refused_move_ends_the_request_at_once_and_frees_its_runner(serv
     assert result.error is not None
     assert result.error["message"] == "no other runner takes it"
     await eventually(lambda: not runner.running)
+
+
+async def test_a_placement_that_comes_once_more_is_no_news(served: Served) -> None:
+    """Mutation: it is noted, and the answer's pause begins, before its epoch is looked at."""
+    (runner,), scheduler = served.cluster.runners, served.cluster.scheduler
+    runner.step_seconds = 0.05
+    task = asyncio.create_task(read(served, long_request(20)))
+    await eventually(lambda: runner.running)
+    request = scheduler.enqueued[0].request
+    (live,) = served.gateway.dispatcher.choices.values()
+    scheduler.say(scheduler_pb2.ServeDown(placed=scheduler.placed(request, 1, runner)))
+    await eventually(lambda: value_of(served.gateway.metrics.dropped.labels("stale epoch")) == 1)
+    assert live.pause is None
+    assert (await task).finishes == ["length"]
 
 
 async def test_a_refusal_of_an_earlier_scheduler_is_ignored(served: Served) -> None:

@@ -113,6 +113,18 @@ async def test_what_comes_behind_the_only_call_is_not_counted(hermes: Served) ->
     assert answer.usage.completion_tokens == len(choice.logprobs.content or []) <= size
 
 
+@pytest.mark.parametrize("at_once", [1, 500])
+async def test_the_only_call_may_take_all_tokens_of_an_answer(hermes: Served, at_once: int) -> None:
+    """Mutation: the runner's reason is told, as the limit is reached with the call's last token."""
+    call = '<tool_call>{"name": "send", "arguments": {}}</tool_call>'
+    most = len(hermes.cluster.tokenizer.encode(call).ids)
+    hermes.cluster.runners[0].tokens_per_step = at_once
+    answer = await hermes.openai.chat.completions.create(
+        model="tiny", messages=says(call), tools=TOOLS, parallel_tool_calls=False, max_tokens=most
+    )
+    assert of(answer)[1:] == ([("send", {})], "tool_calls")
+
+
 async def test_an_answer_that_is_cut_within_a_call_says_so(asked: tuple[str, Served]) -> None:
     form, served = asked
     text = ANSWERS[form]

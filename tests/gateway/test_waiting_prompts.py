@@ -23,7 +23,7 @@ def busy(served: Served) -> Iterator[threading.Event]:
     """All threads for short texts work until the event is set."""
     free = threading.Event()
     most, threads = LANES[0]
-    work = [asyncio.ensure_future(served.gateway.encoder.run(most, free.wait)) for _ in range(threads)]
+    work = [asyncio.ensure_future(served.gateway.encoder.run(most, free.wait, tenant="")) for _ in range(threads)]
     try:
         yield free
     finally:
@@ -53,9 +53,18 @@ async def test_a_prompt_waits_no_longer_than_the_deadline(cluster: FakeServices)
             assert "its prompt waits behind others" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", long_request(prompt="left")),
+        ("/tokenize", {"prompt": "left"}),
+        ("/v1/messages/count_tokens", {"model": "tiny", "messages": [{"role": "user", "content": "left"}]}),
+    ],
+)
 async def test_the_prompt_of_a_client_that_has_left_is_not_tokenised(
-    cluster: FakeServices, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeServices, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
+    """Mutation: who asks for a count is answered to the end."""
     encoded: list[Any] = []
     encode = ModelTokenizer.encode
 
@@ -67,10 +76,12 @@ async def test_the_prompt_of_a_client_that_has_left_is_not_tokenised(
     async with serve(cluster, threaded_prompt_bytes=1) as served:
         with busy(served) as free:
             await asyncio.sleep(0)
-            left = asyncio.create_task(served.http.post("/v1/completions", json=long_request(prompt="left")))
-            await eventually(lambda: len(served.gateway.answers) == 1)
+            left = asyncio.create_task(served.http.post(path, json=body))
+            await eventually(lambda: served.gateway.bodies.held and len(served.gateway.answers) == 1)
             left.cancel()
-            await eventually(lambda: value_of(served.gateway.metrics.cancelled) == 1)
+            await eventually(lambda: not served.gateway.answers)
+            assert served.gateway.bodies.held == 0
+            assert value_of(served.gateway.metrics.cancelled) == (path == "/v1/completions")
             free.set()
             stayed = await served.http.post("/v1/completions", json=long_request(prompt="stayed", stream=False))
             assert stayed.status_code == 200

@@ -1,5 +1,6 @@
 """The ASGI application: routes, middleware, and one shape for every error."""
 
+import asyncio
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -20,6 +21,7 @@ from motet_gateway.gateway import Gateway
 from motet_gateway.identity.authentication import Authentication
 from motet_gateway.middleware import CRASHED, LocalHostsOnly, RequestContext
 from motet_gateway.routes.generate import GenerateRoutes
+from motet_gateway.routes.json_response import json_response
 from motet_gateway.routes.lorax import LoraxRoutes
 from motet_gateway.routes.models import model_routes
 from motet_gateway.routes.probes import probe_routes
@@ -54,12 +56,12 @@ FOR_PAGES = (
 
 
 def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
-    app = FastAPI(title="Motet", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Motet", openapi_url=None, redirect_slashes=False)
+    app.add_route("/openapi.json", partial(_description, metrics=gateway.settings.metrics_dir is not None), ["GET"])
     app.include_router(model_routes(gateway))
     app.include_router(token_routes(gateway))
     app.include_router(request_routes(gateway))
     app.include_router(probe_routes(gateway, registry))
-    app.openapi = partial(_description, metrics=gateway.settings.metrics_dir is not None)  # type: ignore[method-assign]
     add_error_handlers(app)
     answering = LoraxRoutes(GenerateRoutes(app, gateway), gateway)
     guarded: ASGIApp = Authentication(answering, gateway.access, gateway.metrics)
@@ -76,10 +78,13 @@ def build_app(gateway: Gateway, registry: CollectorRegistry) -> ASGIApp:
     return RequestContext(guarded)
 
 
-def _description(*, metrics: bool) -> dict[str, Any]:
-    from motet_gateway.openapi import (
-        document,
-    )  # its models take time to make, which nobody should wait for at the start
+async def _description(_: Request, *, metrics: bool) -> Response:
+    # It takes a third of a second to make, which nobody should wait for, neither at the start nor behind who asks.
+    return json_response(await asyncio.to_thread(_document, metrics=metrics))
+
+
+def _document(*, metrics: bool) -> dict[str, Any]:
+    from motet_gateway.openapi import document
 
     return document(metrics=metrics)
 

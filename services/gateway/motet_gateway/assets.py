@@ -5,10 +5,11 @@ So the gateway needs no model folder, and after a restart it needs no runner eit
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from pathlib import Path
 
 import structlog
@@ -26,6 +27,10 @@ log = structlog.get_logger(__name__)
 FETCH_SECONDS = 30.0
 RETRY_SECONDS = 60.0
 """After this time files that could not be used are fetched again: a disk may have been full."""
+UNWANTED_SECONDS = 600.0
+"""For so long a digest that nothing has wanted is asked for, and a tokenizer is kept in memory."""
+KEPT_SECONDS = 24 * 3600.0
+"""For so long files that no gateway on this disk has used stay there. Each revision of an adapter may have its own."""
 UNFINISHED = ".fetching-"
 MAX_ASSET_BYTES = 256 * 1024 * 1024
 
@@ -41,19 +46,31 @@ class AssetStore:
         self._failures: dict[str, tuple[float, MotetError]] = {}
         """With the time from which on a fetch may try again."""
         self._fetching: dict[str, asyncio.Task[None]] = {}
+        self._wanted: dict[str, float] = {}
+        """When each was wanted last: no runner may have the files of a base model that an adapter names."""
 
     def get(self, digest: str) -> ModelTokenizer | None:
         """The model's tokenizer, or None if it is to be fetched. Raises the error that made its files unusable."""
         if (failure := self._failure(digest)) is not None:
             raise failure.again()
-        return self._models.get(digest)
+        if (found := self._models.get(digest)) is not None:
+            self._wanted[digest] = asyncio.get_running_loop().time()
+        return found
 
     def fetch(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
         """Load it from disk or from the first runner that sends it. Each attempt asks `addresses` again."""
+        self._wanted[digest] = asyncio.get_running_loop().time()
         if digest and digest not in self._models and digest not in self._fetching and self._failure(digest) is None:
             task = asyncio.create_task(self._load(digest, addresses), name=f"assets {digest[:19]}")
             self._fetching[digest] = task
             task.add_done_callback(lambda _: self._fetching.pop(digest, None))
+
+    def forget_unwanted(self) -> None:
+        """What is wanted again later is read from the disk."""
+        for digest in [one for one in self._wanted if self._unwanted(one) and one not in self._fetching]:
+            del self._wanted[digest]
+            self._models.pop(digest, None)
+            self._failures.pop(digest, None)
 
     async def close(self) -> None:
         tasks = list(self._fetching.values())
@@ -62,11 +79,11 @@ class AssetStore:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load(self, digest: str, addresses: Callable[[], Iterable[str]]) -> None:
-        folder = self._folder / digest.rpartition(":")[2]
+        folder = self._folder / _name_of(digest)
         try:
-            if not await asyncio.to_thread(_is_whole, folder, digest):
-                await asyncio.to_thread(_remove_unfinished, self._folder)
-                await self._fetch_from_any(digest, addresses, folder)
+            is_whole = await asyncio.to_thread(_is_whole, folder, digest)
+            if not is_whole and not await self._fetch_from_any(digest, addresses, folder):
+                return
             self._models[digest] = await asyncio.to_thread(ModelTokenizer.from_folder, folder)
             self._failures.pop(digest, None)
             log.info("assets_ready", digest=digest)
@@ -86,17 +103,24 @@ class AssetStore:
     def _failed(self, digest: str, error: MotetError) -> None:
         self._failures[digest] = asyncio.get_running_loop().time() + RETRY_SECONDS, error
 
-    async def _fetch_from_any(self, digest: str, addresses: Callable[[], Iterable[str]], folder: Path) -> None:
+    def _unwanted(self, digest: str) -> bool:
+        return asyncio.get_running_loop().time() - self._wanted[digest] > UNWANTED_SECONDS
+
+    async def _fetch_from_any(self, digest: str, addresses: Callable[[], Iterable[str]], folder: Path) -> bool:
+        """False: it is not wanted any more."""
         backoff = Backoff(self._network.spread)
-        while True:
+        while not self._unwanted(digest):
             for address in list(addresses()):
                 try:
                     await self._fetch(digest, address, folder)
                 except (CallFailed, OSError, TimeoutError, ValueError, SetupError) as error:
                     log.warning("assets_fetch_failed", digest=digest, address=address, reason=str(error)[:200])
                 else:
-                    return
+                    return True
+                finally:  # also when it has failed: the disk may be full
+                    await asyncio.to_thread(_tidy, self._folder, {_name_of(one) for one in self._wanted})
             await asyncio.sleep(backoff.next())
+        return False
 
     async def _fetch(self, digest: str, address: str, folder: Path) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -118,6 +142,8 @@ class AssetStore:
 def _is_whole(folder: Path, digest: str) -> bool:
     """Whether it has the files of this digest. If not, it is removed: a power failure may have cut its files."""
     with contextlib.suppress(OSError):
+        os.utime(folder)  # first: another gateway may be about to remove what nobody has used
+    with contextlib.suppress(OSError):
         if asset_digest(folder) == digest:
             return True
     if folder.exists():
@@ -126,12 +152,22 @@ def _is_whole(folder: Path, digest: str) -> bool:
     return False
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """What a gateway that was killed has left. Other processes may be fetching into other folders now."""
-    for unfinished in folder.glob(f"{UNFINISHED}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - unfinished.stat().st_mtime > 2 * FETCH_SECONDS:
-                shutil.rmtree(unfinished, ignore_errors=True)
+def _name_of(digest: str) -> str:
+    return digest.rpartition(":")[2]
+
+
+def _tidy(folder: Path, used: Collection[str]) -> None:
+    """Remove what a gateway that was killed has left of a fetch, and files that nobody has used for long. Other
+    processes may be fetching into other folders now."""
+    with contextlib.suppress(OSError):
+        for one in list(folder.iterdir()):
+            with contextlib.suppress(OSError):
+                unfinished = one.name.startswith(UNFINISHED)
+                if one.name in used:
+                    os.utime(one)
+                elif time.time() - one.stat().st_mtime > (2 * FETCH_SECONDS if unfinished else KEPT_SECONDS):
+                    # Nobody finds half of it.
+                    shutil.rmtree(one if unfinished else one.rename(folder / f"{UNFINISHED}{one.name}"))
 
 
 async def _write_files(chunks: AsyncIterator[runner_pb2.AssetChunk], folder: Path) -> None:

@@ -62,7 +62,8 @@ def live_request(live: LiveChoice, placement: RunnerPlacement, now: float) -> sc
     )
 
 
-def submission(live: LiveChoice, placement: RunnerPlacement) -> runner_pb2.Submit:
+def submission(live: LiveChoice, placement: RunnerPlacement, *, with_prompt: bool = True) -> runner_pb2.Submit:
+    """`with_prompt`: False if the runner has kept it."""
     order = live.order
     return runner_pb2.Submit(
         term=placement.term,
@@ -72,7 +73,8 @@ def submission(live: LiveChoice, placement: RunnerPlacement) -> runner_pb2.Submi
         adapter_digest=order.adapter_digest,
         base_digest=order.base_digest,
         adapter=order.adapter,
-        prompt_ids=list(order.prompt_ids),  # an array takes twice as long
+        prompt_ids=list(order.prompt_ids) if with_prompt else (),  # an array takes twice as long
+        prompt_number=order.prompt_number,
         choices=[
             runner_pb2.Choice(
                 choice=order.choice, delivered_ids=live.generation.delivered, scored=live.generation.scored
@@ -80,6 +82,7 @@ def submission(live: LiveChoice, placement: RunnerPlacement) -> runner_pb2.Submi
         ],
         sampling=order.sampling,
         seed=order.seed,
+        seed_is_drawn=order.seed_is_drawn,
         tenant=order.tenant,
         request_class=order.request_class,
         engines_lost=live.generation.losses.engines_lost,

@@ -270,10 +270,11 @@ class Dispatcher:
             placed.weight,
         )
         if (live := self.choices.get(placed.request)) is not None:
-            live.admitted = True
-            live.record.placed(placed, moved, self._clock())
-            if live.generation.placement is not None:  # the scheduler moves it
-                self._interrupted(live)
+            if placed.epoch > live.generation.epoch:  # otherwise it comes late
+                live.admitted = True
+                live.record.placed(placed, moved, self._clock())
+                if live.generation.placement is not None:  # the scheduler moves it
+                    self._interrupted(live)
             self._carry_out(live, live.generation.placed(placement, engine_hung=engine_hung))
         else:
             # It ended while the scheduler placed it. Release the promise now, not at the runner's next report.
@@ -298,6 +299,7 @@ class Dispatcher:
                     self._progress(progress, address)
             case "declined":
                 declined = message.declined
+                self.runners.forget_prompts(address)
                 live = self.choices.get(declined.request)
                 if live is None or not self._is_from_its_runner(live, declined.epoch, address):
                     return
@@ -380,7 +382,9 @@ class Dispatcher:
                     if live.pause is not None:
                         live.pause.enter(PausePart.RUNNER, self._clock())
                     if not self._leave_if_ignored(live, placement.address):
-                        self.runners.submit(placement, choice_messages.submission(live, placement))
+                        has_prompt = self.runners.has_prompt(placement.address, live.order.prompt_number)
+                        submission = choice_messages.submission(live, placement, with_prompt=not has_prompt)
+                        self.runners.submit(placement, submission)
                 case DeliverScores(logprobs):
                     live.sink.score(logprobs)
                 case PromptFound(tokens):

@@ -1,6 +1,6 @@
 """Errors of HTTP requests, which only the gateway raises. Errors that services share are in `motet.errors`."""
 
-from motet.errors import TABLE, ErrorMapping, MotetError
+from motet.errors import TABLE, ErrorMapping, InvalidRequest, MotetError
 from motet.transport import StatusCode
 
 
@@ -32,6 +32,11 @@ class RequestTimeout(MotetError):
 def errors_by_code() -> dict[str, type[MotetError]]:
     """All errors that this module and `motet.errors` define."""
     return TABLE | {kind.mapping.code: kind for kind in MotetError.__subclasses__() if kind.__module__ == __name__}
+
+
+def wrong(field: str, why: str) -> InvalidRequest:
+    """Of a field of the body."""
+    return InvalidRequest(f"{field}: {why}", param=field)
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -37,7 +37,7 @@ OUTCOMES_AT_ONCE = 64
 """In one call. Each costs the predictor half a millisecond. When it was away, all gateways send what they have kept at
 the same time: then it learns a part of each call, and says how many."""
 OBSERVE_TIMEOUT_SECONDS = 5.0
-"""Much longer than a busy predictor takes. A call that is slower may have been learned, so it is not sent again."""
+"""Much longer than a busy predictor takes."""
 FLUSH_SECONDS = 0.2
 PROBE_SECONDS = 0.2
 PROBE_TIMEOUT_SECONDS = 0.5
@@ -176,9 +176,9 @@ class Estimator:
                     answer = await self._channel.call(OBSERVE, request, seconds=OBSERVE_TIMEOUT_SECONDS)
                     lost = self._outcomes.put_back(batch[answer.accepted :])
                 except CallFailed as error:
-                    # Send again only if it did not arrive: counting a length twice is worse than missing one.
-                    arrived = error.code is not StatusCode.UNAVAILABLE
-                    lost = len(batch) if arrived else self._outcomes.put_back(batch)
+                    # The predictor knows which it has learned. What it cannot read would fail again and again.
+                    again = error.code in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED)
+                    lost = self._outcomes.put_back(batch) if again else len(batch)
                     if error.code is not StatusCode.DEADLINE_EXCEEDED:  # else it learns slowly, and may estimate
                         self._down(error.details)
                 self._metrics.outcomes_lost.inc(lost)

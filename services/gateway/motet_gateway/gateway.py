@@ -223,6 +223,7 @@ class Gateway:
         # Fetch before the first request, so that it does not have to wait.
         for group in self.catalog.current.groups:
             self._fetch(group.asset_digest, group.group)
+        self.assets.forget_unwanted()
         self._notify_listeners()
 
     def _fetch(self, digest: str, group: str) -> None:

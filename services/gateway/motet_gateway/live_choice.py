@@ -52,8 +52,12 @@ class GenerationRequest:
     seed: int
     estimate: common_pb2.Estimate
     deadline_seconds: float
+    seed_is_drawn: bool = False
+    """The client has set none, and is told none."""
     parent: str = ""
     """The first choice with the same prompt; empty: this is it."""
+    prompt_number: int = 0
+    """Of the prompt, if several choices have it: a runner gets it once (`motet.kept_prompts`)."""
     choices: int = 1
     """How many choices have the same prompt, with this one."""
     prefix_hints: Sequence[int] = ()

@@ -100,6 +100,8 @@ class Body(DescribedModel):
     those that a request has."""
     refused_here: ClassVar[Mapping[str, str]] = {}
     """What of these, and of the fields below, this body refuses unless it asks for nothing: the reasons"""
+    tells_seed: ClassVar[bool] = False
+    """The answer names the seed, so that the client can have it again."""
 
     model: Annotated[str, Field(max_length=MAX_MODEL_NAME_LENGTH), BeforeValidator(_or_empty)] = ""
     """A name that `GET /v1/models` lists. May be left out where only one base model is served."""

@@ -8,6 +8,7 @@ from functools import partial
 import structlog
 
 from motet.api.v1 import runner_pb2
+from motet.kept_prompts import KeptPrompts
 from motet.rpc import LAST_RETRY_SECONDS, Link
 from motet.transport import Network
 from motet.transport.methods import GENERATE
@@ -19,6 +20,9 @@ _FIELDS = frozenset(
     [field.name for field in runner_pb2.Sampling.DESCRIPTOR.fields if field.number > 24] + ["cache_salt"]
 )
 """Of Sampling and Submit: what not every runner knows, but only those that say it"""
+
+_HERE = (0,)
+"""In place of a prompt: of those that a runner has, a gateway keeps only the numbers."""
 
 OnMessage = Callable[[str, runner_pb2.GenerateDown], None]
 """Called with a runner's address and each of its messages."""
@@ -46,10 +50,11 @@ class RunnerStreams:
             gateway=gateway,
             network=network,
             on_message=on_message,
-            on_stream_lost=on_stream_lost,
+            on_lost=self._lost,
             on_unreachable=on_unreachable,
             connect_seconds=connect_seconds,
         )
+        self._on_stream_lost = on_stream_lost
         self.streams: dict[str, _Stream] = {}
 
     def set_addresses(self, addresses: Iterable[str], *, busy: Iterable[str] = ()) -> None:
@@ -71,12 +76,23 @@ class RunnerStreams:
     def welcomed(self, address: str, welcome: runner_pb2.GenerateWelcome) -> None:
         if (stream := self.streams.get(address)) is not None:
             stream.unknown = _FIELDS.difference(welcome.fields)
+            stream.keeps_prompts = "prompt_number" in welcome.fields
 
     def unknown_fields(self, address: str) -> frozenset[str]:
         """What the version of the runner there does not know, so that it would ignore it. Before it has said what it
         knows: nothing."""
         stream = self.streams.get(address)
         return frozenset() if stream is None else stream.unknown
+
+    def has_prompt(self, address: str, number: int) -> bool:
+        """Whether the runner there has kept the prompt of this number."""
+        stream = self.streams.get(address)
+        return stream is not None and stream.keeps_prompts and number in stream.prompts
+
+    def forget_prompts(self, address: str) -> None:
+        """The runner there has declined something, perhaps as it had not kept a prompt: it gets each once more."""
+        if (stream := self.streams.get(address)) is not None:
+            stream.prompts = KeptPrompts()
 
     async def close(self) -> None:
         tasks = [stream.close() for stream in self.streams.values()]
@@ -88,6 +104,10 @@ class RunnerStreams:
             stream = self.streams[address] = self._open(address)
         return stream
 
+    def _lost(self, stream: "_Stream", why: str) -> None:
+        if self.streams.get(stream.address) is stream:  # nothing is placed on one that was closed or replaced
+            self._on_stream_lost(stream.address, why)
+
 
 class _Stream:
     def __init__(
@@ -97,15 +117,18 @@ class _Stream:
         gateway: str,
         network: Network,
         on_message: OnMessage,
-        on_stream_lost: OnStreamLost,
+        on_lost: "Callable[[_Stream, str], None]",
         on_unreachable: OnUnreachable,
         connect_seconds: float,
     ) -> None:
-        self._address = address
+        self.address = address
+        self._on_lost = on_lost
         self._on_unreachable = on_unreachable
         self._connect_seconds = connect_seconds
         self.unknown = frozenset[str]()
         """The fields of Submit and Sampling that the runner does not know, as far as it has said what it knows."""
+        self.keeps_prompts = False
+        self.prompts = KeptPrompts()
         self._unsent: dict[str, tuple[RunnerPlacement, runner_pb2.Submit, asyncio.TimerHandle]] = {}
         self.link: Link[runner_pb2.GenerateUp, runner_pb2.GenerateDown] = Link(
             "runner",
@@ -115,12 +138,12 @@ class _Stream:
             greet=lambda: [runner_pb2.GenerateUp(hello=runner_pb2.GenerateHello(gateway=gateway))],
             receive=lambda message: on_message(address, message),
             opened=self._send_waiting,
-            closed=partial(self._lost, on_stream_lost),
+            closed=self._lost,
         )
         self._task = asyncio.create_task(self.link.run(), name=f"runner {address}")
 
     def submit(self, placement: RunnerPlacement, message: runner_pb2.Submit) -> None:
-        if not self.link.send(runner_pb2.GenerateUp(submit=message)):
+        if not self._send(message):
             self._forget(message.request)
             loop = asyncio.get_running_loop()
             # A runner that is cut off from this gateway gets more requests, as the scheduler hears it well.
@@ -139,15 +162,23 @@ class _Stream:
         self._task.cancel()
         return self._task
 
-    def _lost(self, on_stream_lost: OnStreamLost, why: str) -> None:
-        self.unknown = frozenset()
-        on_stream_lost(self._address, why)
+    def _lost(self, why: str) -> None:
+        self.unknown, self.keeps_prompts, self.prompts = frozenset(), False, KeptPrompts()
+        for request in list(self._unsent):  # what came since the stream was full is lost with the rest
+            self._forget(request)
+        self._on_lost(self, why)
 
     def _send_waiting(self) -> None:
         for _, message, timer in self._unsent.values():
             timer.cancel()
-            self.link.send(runner_pb2.GenerateUp(submit=message))
+            self._send(message)
         self._unsent.clear()
+
+    def _send(self, message: runner_pb2.Submit) -> bool:
+        if not self.link.send(runner_pb2.GenerateUp(submit=message)):
+            return False
+        self.prompts.note(message.prompt_number, _HERE)
+        return True
 
     def _forget(self, request: str) -> None:
         if (unsent := self._unsent.pop(request, None)) is not None:
@@ -156,4 +187,4 @@ class _Stream:
     def _give_up(self, request: str) -> None:
         if (unsent := self._unsent.pop(request, None)) is not None:
             unsent[2].cancel()
-            self._on_unreachable(unsent[0], request, f"no stream to the runner at {self._address}")
+            self._on_unreachable(unsent[0], request, f"no stream to the runner at {self.address}")

@@ -189,6 +189,8 @@ class AnswerResponse(Response):
         if self._streaming:
             self._writer.add(choice)
         if choice.over:
+            if choice.error is not None:  # cancel the others now: the writer may wait long for a slow client
+                self.call.cancel(choice.error.code)
             self._changes.wake()
         elif self._direct is not None and self._opened and not self.call.echoes:
             if not self._write_due:

@@ -2,6 +2,7 @@
 of HTTP: `answer.py` drives it, and writes what comes."""
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +50,7 @@ Result = TypeVar("Result")
 Wait = Callable[[], Awaitable[None]]
 """Waits until something has changed. It raises if the call is over."""
 
+_prompt_numbers = itertools.count(1)
 _SEED_MASK = (1 << 64) - 1
 SCORE_BYTES = 40
 """About what a log probability of a prompt takes until it is written."""
@@ -228,7 +230,7 @@ class Call:
             await self._try_grammar(*asked, self.gateway.assets.get(target.group.asset_digest) or text, wait)
         if words := self.body.forbidden_words():
             make = partial(text.words, words)
-            self._bad_words = await self._finished(self.gateway.encoder.run(sum(map(len, words)), make), wait)
+            self._bad_words = await self._finished(self._in_thread(sum(map(len, words)), make), wait)
         await self._start(target, text, limits)
 
     def begin_again(self) -> bool:
@@ -283,6 +285,9 @@ class Call:
             self._tokenising = False
             task.cancel()
 
+    def _in_thread(self, size: int, work: Callable[[], Result]) -> Coroutine[Any, Any, Result]:
+        return self.gateway.encoder.run(size, work, tenant=self.caller.tenant)
+
     def _count_scores(self) -> None:
         body = self.body
         if body.prompt_logprobs_wanted is not None:
@@ -296,7 +301,7 @@ class Call:
         top = body.top_logprobs_wanted or 0
         writer = partial(CompletionLogprobs, text.token_bytes, top, ids=body.tokens_as_ids)
         echo = partial(echoed_prompts, body, self.prompts, text, writer=writer)
-        self.echoes = await self._finished(self.gateway.encoder.run(self.prompt_tokens, echo), wait)
+        self.echoes = await self._finished(self._in_thread(self.prompt_tokens, echo), wait)
 
     async def _try_grammar(self, field: str, grammar: Grammar, text: ModelTokenizer, wait: Wait) -> None:
         size = len(grammar.text) * len(self.prompts) * self.body.choices  # each choice is sent with its own copy
@@ -339,11 +344,13 @@ class Call:
         skips = body.skip_special_tokens is not False
         if skips and (signs := self._signs):  # some of them may be special tokens
             skips, hidden = False, hidden | text.specials_but(signs)
-        parent, separates = "", body.separates_reasoning
+        parent, prompt_number, separates = "", 0, body.separates_reasoning
+        gateway.admission.check_choices(len(self.prompts) * body.choices)  # others have begun since the first check
         for number in range(len(self.prompts) * body.choices):
             at, own = divmod(number, body.choices)
             request = f"{name}.{number}" if number else name
-            parent = parent if own else ""
+            if not own:
+                parent, prompt_number = "", next(_prompt_numbers) if body.choices > 1 else 0
             order = GenerationRequest(
                 request=request,
                 tenant=tenant,
@@ -356,9 +363,11 @@ class Call:
                 choice=own,
                 sampling=wanted[at] if own else with_prompt_logprobs(wanted[at], body),
                 seed=seed,
+                seed_is_drawn=body.seed is None and not body.tells_seed,
                 estimate=estimates[at],
                 deadline_seconds=gateway.settings.deadline_seconds,
                 parent=parent,
+                prompt_number=prompt_number,
                 choices=body.choices,
                 prefix_hints=hints[at],
                 features=features[at],

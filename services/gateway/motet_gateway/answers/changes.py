@@ -10,6 +10,7 @@ class Changes:
     def __init__(self) -> None:
         self._changed = False
         self._due = False
+        """The time has come. A task that is busy then sees it when it waits: its client may not read for long."""
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -36,9 +37,10 @@ class Changes:
     async def wait(self, when_due: Callable[[], Awaitable[None]]) -> None:
         """Wait until something has changed. Meanwhile call `when_due` when its time has come."""
         while not self._changed:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-            self._waiter = None
+            if not self._due:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+                self._waiter = None
             if self._due:
                 self._due = False
                 await when_due()
@@ -48,5 +50,3 @@ class Changes:
         self._due = True
         if (waiter := self._waiter) is not None and not waiter.done():
             waiter.set_result(None)
-        else:  # the task is busy with something short, such as a thread or the predictor
-            self.due_in(MIN_DUE_SECONDS)

@@ -37,7 +37,8 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
     form = known_format(tokenising.formats.tool)
     if form is not None and not await tokenising.renderer.shows_tools(template, tokenising.model):
         tools = offered.said if offered is not None else ()
-        takes_system = not tools or await tokenising.renderer.takes_system(template, extra)
+        renderer, tenant = tokenising.renderer, tokenising.tenant
+        takes_system = not tools or await renderer.takes_system(template, extra, tenant=tenant)
         texts = body.plain_messages() if parts else messages
         messages = written_out(texts, tools, FORMATS[form], takes_system=takes_system)
     elif offered is not None:
@@ -56,7 +57,7 @@ async def chat_prompts(body: Conversation, tokenising: Tokenising) -> list[Token
             continue_final_message=bool(body.continue_final_message),
             extra=extra,
         )
-        rendered = await tokenising.renderer.render(template, context)
+        rendered = await tokenising.renderer.render(template, context, tenant=tokenising.tenant)
     # The chat template adds the special tokens itself.
     (tokens,) = await tokenising.encode([rendered], special=bool(body.add_special_tokens), field=body.prompt_field)
     return [not_empty(tokens, body.prompt_field)]

@@ -302,12 +302,9 @@ class ChoiceText:
         if self._stops is not None and self._stops.stopped:
             return EndReason.STOP
         self._say(self._detokenizer.flush(), stops=True, last=True)
-        if self._stops is not None:
-            if self._stops.stopped:
-                how = EndReason.STOP
-            elif held := self._stops.flush():
-                self._ready.append(held)
-        return how
+        if self._stops is not None and not self._stops.stopped and (held := self._stops.flush()):
+            self._ready.append(held)
+        return EndReason.STOP if self._has_ended() else how  # its last token may be the last that it may have
 
     def take(self) -> list[Part]:
         """What has not been taken yet."""

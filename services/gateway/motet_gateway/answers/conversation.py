@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from motet.errors import InvalidRequest, UnsupportedParameter
+from motet.errors import UnsupportedParameter
+from motet_gateway.errors import wrong
 from motet_gateway.grammars.parameters import FIELDS as GRAMMAR_FIELDS
 from motet_gateway.model_not_found import shown
 from motet_gateway.parameters import Body, ForbiddingBody
@@ -141,7 +142,3 @@ def string(holder: Mapping[str, Any], name: str, where: str) -> str:
     if not isinstance(value := holder.get(name), str) or not value:
         raise wrong(f"{where}.{name}", "must be a string, and not empty")
     return value
-
-
-def wrong(field: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {why}", param=field)

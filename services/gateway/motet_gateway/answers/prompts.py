@@ -34,7 +34,7 @@ class Tokenising:
             for one in texts:
                 _check_bytes(one, self.model, self.keep.most, field)
         try:
-            return await self.encoder.encode(texts, self.model, special=special, keep=self.keep)
+            return await self.encoder.encode(texts, self.model, special=special, tenant=self.tenant, keep=self.keep)
         except TooManyTokens as error:
             raise ContextLengthExceeded(
                 f"The prompt has more than {error.seen - 1} tokens, but this model's context is {self.keep.most} "

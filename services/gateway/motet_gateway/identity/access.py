@@ -11,12 +11,12 @@ import structlog
 from motet.clock import Clock, every
 from motet.errors import MotetError, SetupError, StoreUnavailable
 from motet.keys import ApiKey
+from motet.own_thread import OwnThread
 from motet.settings import Database, ProcessSettings
 from motet_gateway.identity.bounded_call import BoundedCall
 from motet_gateway.identity.caller import Caller
 from motet_gateway.identity.key_sources import Change, DatabaseKeys, FileKeys, KeySource, NoKeys
 from motet_gateway.identity.keyring import Keyring
-from motet_gateway.identity.own_thread import OwnThread
 from motet_gateway.settings import Settings
 
 log = structlog.get_logger(__name__)

@@ -22,7 +22,7 @@ from motet import keys
 from motet.clock import Clock
 from motet.errors import StoreUnavailable
 from motet.keys import ApiKey
-from motet_gateway.identity.own_thread import OwnThread
+from motet.own_thread import OwnThread
 
 if TYPE_CHECKING:
     from motet.store import Store

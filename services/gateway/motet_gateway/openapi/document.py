@@ -28,6 +28,7 @@ from motet.errors import (
     NotFinite,
     NotFound,
     Overloaded,
+    ParameterUnavailable,
     PoolSaturated,
     RateLimited,
     RequestKillsEngines,
@@ -67,6 +68,7 @@ OF_ANSWERS = (
     BaseModelReplaced,
     NotFinite,
     RequestKillsEngines,
+    ParameterUnavailable,
     StructuredOutputUnavailable,
 )
 

@@ -43,7 +43,7 @@ class ChatRenderer:
         self.compiling: set[asyncio.Task[None]] = set()
         self._brought = RequestTemplates(processes)
 
-    async def render(self, template: TemplateText, context: bytes) -> str:
+    async def render(self, template: TemplateText, context: bytes, *, tenant: str = "") -> str:
         """The prompt as text. Raises InvalidRequest if these messages can't be rendered within the limits."""
         if template.brought_by is not None:
             return await self._brought.render(template.brought_by, template, context)
@@ -55,7 +55,7 @@ class ChatRenderer:
                     pass
             elif template.digest not in self.metered:
                 self._start_compiling(template)
-        return await self._processes.render(template, context)
+        return await self._processes.render(template, context, tenant=tenant)
 
     async def shows_tools(self, template: TemplateText, model: ModelTokenizer) -> bool:
         """Whether a template, the model's own or another one, writes the tools that a request offers."""
@@ -63,13 +63,13 @@ class ChatRenderer:
             return model.shows_tools
         return await self._brought.reads(template.brought_by, template, "tools")
 
-    async def takes_system(self, template: TemplateText, extra: Mapping[str, Any] | None) -> bool:
+    async def takes_system(self, template: TemplateText, extra: Mapping[str, Any] | None, *, tenant: str) -> bool:
         """Whether a template shows a system message, with these variables; some refuse it. The answer is not kept: it
         may be another one with the variables of another request."""
         said = [{"role": "system", "content": SYSTEM_PROBE}, {"role": "user", "content": "?"}]
         probe = as_read(template.text, said)
         try:
-            return SYSTEM_PROBE in (await self.render(template, encoded(probe, extra=extra))).lower()
+            return SYSTEM_PROBE in (await self.render(template, encoded(probe, extra=extra), tenant=tenant)).lower()
         except InvalidRequest:
             return False
 

@@ -6,15 +6,16 @@ import os
 import signal
 import socket
 import sys
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import orjson
 import structlog
 
 from motet.errors import Internal, InvalidRequest, MotetError, Overloaded
+from motet.room_per_tenant import RoomPerTenant
 from motet_gateway.tokens.chat_template import CannotRender
 from motet_gateway.tokens.render_process import BROKEN, DONE, LENGTH_BYTES, NO_MEMORY, OUT_OF_TIME, REFUSED
 
@@ -89,15 +90,19 @@ def asks_whether_it_reads(variable: str) -> bytes:
     return orjson.dumps({"reads": variable})
 
 
-_RenderJob = tuple[bytes, "asyncio.Future[bytes]"]
-"""What to render, and the future of its result."""
+@dataclass(slots=True, eq=False)
+class _RenderJob:
+    tenant: str
+    context: bytes
+    """Empty once nobody waits for it: a job stays in the queue for its turn."""
+    answer: "asyncio.Future[bytes]"
 
 
 class _TemplateQueue:
     """The queue of one template, and the task that serves it."""
 
     def __init__(self) -> None:
-        self.jobs: deque[_RenderJob] = deque()
+        self.jobs = RoomPerTenant[_RenderJob](sys.maxsize)
         self.task: asyncio.Task[None] | None = None
 
 
@@ -106,9 +111,9 @@ class _Died(Overloaded):
 
 
 class RenderPool:
-    """Renders each template, short and long messages apart, one after the other: a template or a request that takes its
-    time makes only its own queue wait. A template that a request brings has a process of its own, so that it leaves no
-    memory taken where others are rendered."""
+    """Renders each template, short and long messages apart, one after the other, and in each queue of one tenant after
+    the other: a template or a request that takes its time makes only its own queue wait. A template that a request
+    brings has a process of its own, so that it leaves no memory taken where others are rendered."""
 
     def __init__(self, *, processes: int, cpu_seconds: float, memory_bytes: int) -> None:
         self._cpu_seconds = cpu_seconds
@@ -121,7 +126,7 @@ class RenderPool:
         self._running: dict[_RenderProcess, asyncio.Task[int]] = {}
         self._closed = False
 
-    async def render(self, template: TemplateText, context: bytes) -> str:
+    async def render(self, template: TemplateText, context: bytes, *, tenant: str = "") -> str:
         """The prompt as text, from what `encoded` has made. Raises InvalidRequest when it cannot be rendered within the
         limits."""
         key = (template.digest, len(context) > LONG_BYTES)
@@ -129,11 +134,14 @@ class RenderPool:
             queue = self._queues[key] = _TemplateQueue()
             queue.task = asyncio.create_task(self._serve(key, template, queue), name="render")
         answer = asyncio.get_running_loop().create_future()
-        queue.jobs.append((context, answer))
+        job = _RenderJob(tenant, context, answer)
+        queue.jobs.add(job)
         try:
             return self._text(template, await answer)
         except CannotRender as error:
             raise template.error(error) from None
+        finally:
+            job.context = b""
 
     async def metered_code(self, template: TemplateText) -> bytes:
         """See `metered_template`. Raises ValueError if the template's work can't be counted, OSError, or MotetError."""
@@ -163,38 +171,38 @@ class RenderPool:
         try:
             while queue.jobs:
                 most = 1 if long else MAX_BATCH
-                batch = [queue.jobs.popleft() for _ in range(min(len(queue.jobs), most))]
-                while batch := [job for job in batch if not job[1].done()]:  # some clients may have disconnected
+                batch = queue.jobs.take(most)
+                while batch := [job for job in batch if not job.answer.done()]:  # some clients may have disconnected
                     await self._answer(template, batch)
         finally:
             del self._queues[key]
-            for _, answer in (*batch, *queue.jobs):
-                _resolve(answer, Overloaded(_GAVE_UP))
+            for job in (*batch, *queue.jobs.take(len(queue.jobs))):
+                _resolve(job.answer, Overloaded(_GAVE_UP))
 
     async def _answer(self, template: TemplateText, batch: list[_RenderJob]) -> None:
         """Answer the jobs of a batch that can be answered together; at least the first one."""
         try:
-            answers = await self._ask(template, [context for context, _ in batch])
+            answers = await self._ask(template, [job.context for job in batch])
         except OSError as error:
             log.error("render_process_start_failed", reason=str(error))
-            for _, answer in batch:
-                _resolve(answer, Overloaded(_GAVE_UP))
+            for job in batch:
+                _resolve(job.answer, Overloaded(_GAVE_UP))
             return
         except (MotetError, CannotRender) as error:
             if len(batch) == 1 or self._closed:
-                for _, answer in batch:
-                    _resolve(answer, error)
+                for job in batch:
+                    _resolve(job.answer, error)
                 return
             # One of them caused the error: render each by itself.
             for job in batch:
-                if not job[1].done():
+                if not job.answer.done():
                     await self._answer(template, [job])
             return
         for job, said in zip(batch, answers, strict=False):
             if said[:1] == NO_MEMORY and len(batch) > 1:
                 await self._answer(template, [job])  # others of the batch may have used the memory
             else:
-                _resolve(job[1], said)
+                _resolve(job.answer, said)
 
     async def _ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         """Try once more with a new process if one dies: a signal or a lack of memory may have killed it. Only if the

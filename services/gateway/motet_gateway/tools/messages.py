@@ -7,6 +7,7 @@ import orjson
 from pydantic_core import from_json
 
 from motet.errors import InvalidRequest
+from motet_gateway.errors import wrong
 from motet_gateway.request_bodies import Shape, shape_of
 
 MAX_EXACT = 100_000
@@ -29,7 +30,7 @@ class EarlierArguments:
         """Raises InvalidRequest if they are too many, and ValueError for what is no JSON."""
         self._shape += shape_of(text.encode(errors="replace"))
         if what := self._shape.too_much:
-            raise _wrong(where, f"the arguments of earlier calls have more than {what} together; send fewer")
+            raise wrong(where, f"the arguments of earlier calls have more than {what} together; send fewer")
         return self.exact(from_json(text or "{}", allow_inf_nan=False), where)
 
     def exact(self, arguments: Any, where: str) -> Any:
@@ -61,26 +62,26 @@ def read_calls(message: dict[str, Any], where: str, earlier: EarlierArguments) -
     """Check the message's calls and make their arguments objects. Templates look whether there are `tool_calls`: an
     empty list is left out."""
     if not isinstance(message.get("tool_call_id") or "", str):
-        raise _wrong(f"{where}.tool_call_id", "must be the id of a call, as a string")
+        raise wrong(f"{where}.tool_call_id", "must be the id of a call, as a string")
     calls = message.pop("tool_calls", None)
     if calls is None or calls == []:
         return
     where = f"{where}.tool_calls"
     if not isinstance(calls, list):
-        raise _wrong(where, "must be a list of calls")
+        raise wrong(where, "must be a list of calls")
     if message.get("role") != "assistant":
-        raise _wrong(where, "only messages of the role assistant call tools")
+        raise wrong(where, "only messages of the role assistant call tools")
     message["tool_calls"] = [_call(call, f"{where}[{at}]", earlier) for at, call in enumerate(calls)]
 
 
 def _call(call: Any, where: str, earlier: EarlierArguments) -> dict[str, Any]:
     if not isinstance(call, dict) or call.get("type", "function") != "function":
-        raise _wrong(f"{where}.type", "must be 'function'")
+        raise wrong(f"{where}.type", "must be 'function'")
     if not isinstance(call.get("id") or "", str):
-        raise _wrong(f"{where}.id", "must be a string")
+        raise wrong(f"{where}.id", "must be a string")
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise _wrong(f"{where}.function.name", "this field is required")
+        raise wrong(f"{where}.function.name", "this field is required")
     arguments = arguments_of(function, f"{where}.function", earlier)
     return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
@@ -95,15 +96,11 @@ def arguments_of(call: Mapping[str, Any], where: str, earlier: EarlierArguments)
             arguments = {}
         return arguments if isinstance(arguments, dict) else {}  # a model wrote this: the chat has to go on
     if not isinstance(arguments, dict):
-        raise _wrong(f"{where}.arguments", "must be a JSON object, as a string")
+        raise wrong(f"{where}.arguments", "must be a JSON object, as a string")
     exact: dict[str, Any] = earlier.exact(arguments, f"{where}.arguments")
     return exact
 
 
 def _too_long(where: str, what: str) -> InvalidRequest:
     why = f"the arguments of earlier calls have integers of more than 64 bits {what}; send these integers as strings"
-    return _wrong(where, why)
-
-
-def _wrong(field: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {why}", param=field)
+    return wrong(where, why)

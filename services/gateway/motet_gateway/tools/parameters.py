@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from motet.errors import InvalidRequest, UnsupportedParameter
+from motet.errors import UnsupportedParameter
 from motet.grammars.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarForm
 from motet.tool_calls.formats import ToolFormatName
 from motet.tool_calls.grammar import CallRules, Schema
+from motet_gateway.errors import wrong
 from motet_gateway.grammars.parameters import TOO_LARGE
 from motet_gateway.model_not_found import shown
 
@@ -48,22 +49,22 @@ class OfferedTools:
         try:
             text = rules.to_text()
         except TypeError:  # how deep they are is bounded where the body is read
-            raise _wrong("tools", TOO_LARGE) from None
+            raise wrong("tools", TOO_LARGE) from None
         if len(text.encode()) > MAX_GRAMMAR_BYTES:
-            raise _wrong("tools", f"their schemas have more than {MAX_GRAMMAR_BYTES} bytes; send smaller ones")
+            raise wrong("tools", f"their schemas have more than {MAX_GRAMMAR_BYTES} bytes; send smaller ones")
         return Grammar(GrammarForm.TOOL_CALLS, text)
 
 
 def offered_tools(tools: Any, choice: Any, parallel: Any) -> OfferedTools | None:
     """None: the answer calls nothing. Raises InvalidRequest, or UnsupportedParameter, which name the field."""
     if parallel is not None and not isinstance(parallel, bool):
-        raise _wrong("parallel_tool_calls", "must be true or false")
+        raise wrong("parallel_tool_calls", "must be true or false")
     if tools in (None, []):
         if choice not in (None, "none", "auto"):
-            raise _wrong("tool_choice", "needs tools; send them, or leave it out")
+            raise wrong("tool_choice", "needs tools; send them, or leave it out")
         return None
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise _wrong("tools", f"must be a list of up to {MAX_TOOLS} tools")
+        raise wrong("tools", f"must be a list of up to {MAX_TOOLS} tools")
     functions = named_functions(_function(tool, f"tools[{at}]") for at, tool in enumerate(tools))
     mode, names = _choice(choice, functions.keys())
     if mode == "none":
@@ -100,17 +101,17 @@ def named_functions(
     for where, function in functions:
         name, schema = function.get("name"), function.get("parameters")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise _wrong(f"{where}.name", "must be 1 to 64 letters, digits, '_' and '-'")
+            raise wrong(f"{where}.name", "must be 1 to 64 letters, digits, '_' and '-'")
         if not isinstance(function.get("description"), str | None):
-            raise _wrong(f"{where}.description", "must be a string")
+            raise wrong(f"{where}.description", "must be a string")
         if not isinstance(function.get("strict"), bool | None):
-            raise _wrong(f"{where}.strict", "must be true or false")
+            raise wrong(f"{where}.strict", "must be true or false")
         if schema is not None and not isinstance(schema, dict):
-            raise _wrong(f"{where}.{schema_field}", "must be a JSON schema of an object")
+            raise wrong(f"{where}.{schema_field}", "must be a JSON schema of an object")
         if schema is not None and schema.get("type", "object") != "object":
-            raise _wrong(f"{where}.{schema_field}.type", "must be 'object': arguments have names")
+            raise wrong(f"{where}.{schema_field}.type", "must be 'object': arguments have names")
         if name in named:
-            raise _wrong(f"{where}.name", f"another tool is called {name}, too; rename one")
+            raise wrong(f"{where}.name", f"another tool is called {name}, too; rename one")
         named[name] = function
     return named
 
@@ -123,7 +124,7 @@ def _function(tool: Any, where: str) -> tuple[str, Mapping[str, Any]]:
         )
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise _wrong(f"{where}.function", "must be an object with name and parameters")
+        raise wrong(f"{where}.function", "must be an object with name and parameters")
     return f"{where}.function", function
 
 
@@ -145,12 +146,12 @@ def _choice(choice: Any, names: Collection[str]) -> tuple[str, Collection[str]]:
         where = f"{where}.allowed_tools"
         allowed = choice.get("allowed_tools")
         if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
-            raise _wrong(f"{where}.mode", "must be 'auto' or 'required'")
+            raise wrong(f"{where}.mode", "must be 'auto' or 'required'")
         tools = allowed.get("tools")
         if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
-            raise _wrong(f"{where}.tools", f"must be a list of 1 to {MAX_TOOLS} tools")
+            raise wrong(f"{where}.tools", f"must be a list of 1 to {MAX_TOOLS} tools")
         return allowed["mode"], [_named(tool, f"{where}.tools[{at}]", names) for at, tool in enumerate(tools)]
-    raise _wrong(where, f"must be one of {', '.join(MODES)}, or name a function or allowed_tools")
+    raise wrong(where, f"must be one of {', '.join(MODES)}, or name a function or allowed_tools")
 
 
 def _is_named(choice: Any) -> bool:
@@ -161,11 +162,7 @@ def _named(one: Any, where: str, names: Collection[str]) -> str:
     function = one.get("function") if _is_named(one) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):
-        raise _wrong(f"{where}.function.name", "this field is required")
+        raise wrong(f"{where}.function.name", "this field is required")
     if name not in names:
-        raise _wrong(f"{where}.function.name", f"no tool of the request is called {shown(name)!r}")
+        raise wrong(f"{where}.function.name", f"no tool of the request is called {shown(name)!r}")
     return name
-
-
-def _wrong(field: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {why}", param=field)

@@ -28,7 +28,7 @@ REFUSED: dict[str, Refused] = {
     "watermark": ("it is not supported", (False,)),
 }
 """By name: the reason, and the values that have no effect. null never has one."""
-_SAMPLES = ("temperature", "top_k", "top_p", "typical_p")
+_SAMPLES = ("temperature", "top_k", "top_p")
 """Any of these asks for a draw, as `do_sample` does."""
 BESIDE = ("seed", "truncate_prompt_tokens")
 """Fields of all bodies that LoRAX has within `parameters`"""
@@ -53,7 +53,7 @@ class GenerateParameters(DescribedModel):
     """The most tokens of an answer. Unset: as many as the context has left."""
     do_sample: bool | None = None
     """Draw the tokens. Unset: only if `temperature`, `top_k` or `top_p` is set; otherwise the most likely ones come."""
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[int, Field(ge=0, le=(1 << 64) - 1)] | None = None
     """Makes draws repeatable."""
     stop: Any = None
     """The answer ends with the first of these strings: up to 16."""
@@ -73,6 +73,7 @@ class GenerateParameters(DescribedModel):
 
 class GenerateBody(Body):
     prompt_field = "inputs"
+    tells_seed = True
     streams: ClassVar[bool | None] = None
     """Whether the path says so; None: the body does."""
 
@@ -129,9 +130,8 @@ class GenerateBody(Body):
                 raise _misplaced(name)
         super().refuse_unsupported()
         extra = self.said.model_extra or {}
-        for name in extra.keys() & REFUSED.keys():
-            why, harmless = REFUSED[name]
-            value = extra[name]
+        for name, (why, harmless) in REFUSED.items():
+            value = extra.get(name)
             if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
                 raise UnsupportedParameter(f"parameters.{name}: {why}", param=f"parameters.{name}")
         self.stops()

@@ -9,8 +9,9 @@ from pydantic import BeforeValidator, Field
 from motet.errors import UnsupportedParameter
 from motet.grammars.grammar import Grammar
 from motet.sampling import IN_BODIES
-from motet_gateway.answers.conversation import ConversationBody, Json, string, wrong
+from motet_gateway.answers.conversation import ConversationBody, Json, string
 from motet_gateway.answers.messages.conversation import chat_messages
+from motet_gateway.errors import wrong
 from motet_gateway.grammars.parameters import grammar_of_schema
 from motet_gateway.model_not_found import shown
 from motet_gateway.parameters import Body, Messages, checked_stops, same_as

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from motet_gateway.answers.conversation import ChatMessages, Json, string, text_of, texts, wrong
+from motet_gateway.answers.conversation import ChatMessages, Json, string, text_of, texts
+from motet_gateway.errors import wrong
 from motet_gateway.parameters import MAX_MESSAGES
 from motet_gateway.tools.messages import EarlierArguments
 

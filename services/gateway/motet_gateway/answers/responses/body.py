@@ -10,9 +10,10 @@ from pydantic import Field
 from motet.errors import UnsupportedParameter
 from motet.grammars.grammar import Grammar
 from motet.sampling import MAX_TOP_LOGPROBS
-from motet_gateway.answers.conversation import ConversationBody, Json, wrong
+from motet_gateway.answers.conversation import ConversationBody, Json
 from motet_gateway.answers.responses.conversation import chat_messages
 from motet_gateway.answers.responses.tools import offered_tools
+from motet_gateway.errors import wrong
 from motet_gateway.grammars.parameters import TOO_LARGE, grammar_of, grammar_of_schema
 from motet_gateway.model_not_found import shown
 from motet_gateway.parameters import same_as

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from motet.errors import UnsupportedParameter
-from motet_gateway.answers.conversation import ChatMessages, Json, string, texts, wrong
+from motet_gateway.answers.conversation import ChatMessages, Json, string, texts
+from motet_gateway.errors import wrong
 from motet_gateway.model_not_found import shown
 from motet_gateway.parameters import MAX_MESSAGES
 from motet_gateway.tools.messages import EarlierArguments, arguments_of

@@ -4,8 +4,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from motet.errors import UnsupportedParameter
-from motet_gateway.answers.conversation import string, wrong
+from motet_gateway.answers.conversation import string
 from motet_gateway.answers.responses.conversation import CUSTOM_INPUT
+from motet_gateway.errors import wrong
 from motet_gateway.model_not_found import shown
 from motet_gateway.tools.parameters import MAX_TOOLS, MODES, OfferedTools, named_functions, offer
 
