@@ -26,6 +26,7 @@ class Base:
     config: EngineConfig | None
     """None: its files are not in a folder of this machine."""
     max_bytes: int = MAX_ADAPTER_BYTES
+    with_vllm: bool = False
 
 
 def base_named(model: str | None, data_dir: Path, *, dtype: str | None, max_lora_rank: int | None) -> Base:
@@ -73,17 +74,18 @@ def base_of(pool: Manifest, max_bytes: int) -> Base:
         return Base(uri, None, max_bytes)
     engine = spec.engine
     config = EngineConfig(model=folder, dtype=engine.dtype or "auto", device=engine.device or "auto")
-    return Base(str(folder), replace(config, max_lora_rank=engine.max_lora_rank or config.max_lora_rank), max_bytes)
+    config = replace(config, max_lora_rank=engine.max_lora_rank or config.max_lora_rank)
+    return Base(str(folder), config, max_bytes, with_vllm=engine.backend == "vllm")
 
 
-def limits_of(config: EngineConfig) -> "EngineLimits":
+def limits_of(config: EngineConfig, *, with_vllm: bool = False) -> "EngineLimits":
     try:
         from motet_runner.execute.load import base_outline  # imports torch, which takes seconds
     except ModuleNotFoundError as error:
         raise SetupError(
             f"without {error.name} nothing says which linears a base model has. Install motet[runner]."
         ) from error
-    return base_outline.limits_of(config)
+    return base_outline.limits_of(config, with_vllm=with_vllm)
 
 
 def _model_of(pool: Manifest) -> tuple[str, Path | None]:

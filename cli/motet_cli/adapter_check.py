@@ -71,7 +71,7 @@ def limits_for(base: Base) -> "EngineLimits | None":
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
     )
     with readable(base.config.model):
-        return limits_of(base.config)
+        return limits_of(base.config, with_vllm=base.with_vllm)
 
 
 def print_check(document: dict[str, Any]) -> None:

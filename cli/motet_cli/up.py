@@ -164,6 +164,7 @@ async def _run_in_foreground(
     with StackLock(layout.lock, url=url):
         silent_seconds = read(OperatorSettings).silent_seconds
         parent = Parent(layout, own_environment(), silent_seconds=silent_seconds, time_scale=time_scale)
+        parent.only_adopts = bool(earlier)
         running = asyncio.create_task(parent.run(), name="parent")
         watching = asyncio.create_task(_watch(layout, earlier, progress, wait_seconds), name="watch")
         await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -172,11 +173,14 @@ async def _run_in_foreground(
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             status = INTERRUPTED
+            if parent.leaves:
+                progress.say(f"{GOES_ON} {_how_to_stop(layout)}")
         elif isinstance(outcome := watching.result(), StartupFailed) and not earlier:
             progress.failed(outcome)
             status = outcome.exit_status
             parent.ask_to_stop()
         else:
+            parent.only_adopts = False
             if isinstance(outcome, StartupFailed):
                 progress.failed(outcome)
                 progress.say(f"{GOES_ON} Ctrl-C stops everything.")
@@ -228,7 +232,10 @@ def _detached(
     try:
         outcome = asyncio.run(_watch_detached(layout, earlier, progress, wait_seconds, parent))
     except KeyboardInterrupt:
-        asyncio.run(take_down(layout))
+        if earlier:
+            progress.say(f"{GOES_ON} {_how_to_stop(layout)}")
+        else:
+            asyncio.run(take_down(layout))
         return INTERRUPTED
     if outcome is None:
         raise SetupError(
@@ -241,7 +248,7 @@ def _detached(
             asyncio.run(take_down(layout))
             parent.wait()
             return outcome.exit_status
-    hint = f"{program()} down --data-dir {layout.shell_path}   stops everything."
+    hint = _how_to_stop(layout)
     if isinstance(outcome, StartupFailed):
         progress.say(f"{GOES_ON} {hint}")
     else:
@@ -268,3 +275,7 @@ async def _watch_detached(
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+def _how_to_stop(layout: StateDirectory) -> str:
+    return f"{program()} down --data-dir {layout.shell_path}   stops everything."

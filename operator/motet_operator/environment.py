@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 
+from motet.resources.pool import ParallelSpec, VllmSpec
 from motet_operator.reconcile import RunnerTemplate, base_name
 
 
 def runner_environment(pool: str, revision: str, template: RunnerTemplate) -> dict[str, str]:
     engine = template.engine
+    parallel, vllm = engine.parallel or ParallelSpec(), engine.vllm or VllmSpec()
     named = {
         "POOL": pool,
         "GROUP": str(template.group),
@@ -31,6 +33,11 @@ def runner_environment(pool: str, revision: str, template: RunnerTemplate) -> di
         "KV_CACHE_MIB": engine.kv_cache_mib,
         "PREFILL_CHUNK_TOKENS": engine.prefill_chunk_tokens,
         "PREFIX_CACHE": engine.prefix_cache,
+        "TENSOR_PARALLEL": parallel.tensor,
+        "STAGES": parallel.stages,
+        "KV_CACHE_DTYPE": vllm.kv_cache_dtype,
+        "ENFORCE_EAGER": vllm.enforce_eager,
+        "ATTENTION_BACKEND": vllm.attention_backend,
         "TPOT_MILLISECONDS": template.tpot_milliseconds,
     }
     return {f"MOTET_RUNNER_{name}": str(value) for name, value in named.items() if value not in (None, "")}

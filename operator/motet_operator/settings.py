@@ -41,6 +41,10 @@ class Settings(BaseSettings):
     """How long a runner that died waits before it is started again, while another runner of its pool is ready: that one
     takes over its requests and needs the cores. Multiplied by MOTET_TIME_SCALE."""
 
+    startup_seconds: float = Field(1200.0, ge=0)
+    """How long a runner may take to load its model. Until then, other runners of its pool that hang are not replaced,
+    unless it fails again and again. Multiplied by MOTET_TIME_SCALE."""
+
     silent_seconds: float = Field(30.0, ge=0)
     """When a process answers none of five health checks in a row within this time, it is killed and started again: it
     was stopped, or its event loop hangs. Normal processes can be silent for some seconds on a loaded machine, so

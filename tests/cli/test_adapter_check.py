@@ -93,7 +93,7 @@ def test_a_person_reads_the_verdict_with_warnings(
 @pytest.mark.parametrize(
     ("fields", "reason", "says"),
     [
-        ({"use_dora": True}, "UnknownField", "use_dora"),
+        ({"use_dora": True}, "UnmappedTensors", "use_dora"),
         ({"r": 4}, "ShapeMismatch", "model.layers.0.mlp.down_proj"),
         ({"lora_alpha": "many"}, "UnknownField", "lora_alpha"),
     ],

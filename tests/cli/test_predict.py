@@ -21,6 +21,7 @@ from motet_cli import predict_commands, predict_try
 from motet_gateway.features_key import FEATURES_KEY_FILE
 from motet_gateway.prompt_features import PromptFeatures
 from motet_operator.local.state_directory import StateDirectory
+from motet_predictor.learned_requests import LearnedRequests
 from motet_predictor.length_model import LengthModel
 from motet_predictor.metrics import Metrics
 from motet_predictor.prompt_model import PromptModel
@@ -195,7 +196,7 @@ def test_an_estimate_is_explained_with_the_words_of_the_prompt(
         model.observe("acme", "acme/poet", 10 + number * 37 % 89 * 10)
     for _ in range(7):
         model.observe("acme", "sha256:b", 10)
-    service = PredictorService(model, None, Metrics(CollectorRegistry()), monotonic)  # type: ignore[arg-type]
+    service = PredictorService(model, None, Metrics(CollectorRegistry()), monotonic, LearnedRequests())  # type: ignore[arg-type]
 
     async def serve_and_ask(adapter: str) -> int:
         async with GrpcNetwork().serving(layout.address("predictor"), service.handlers):

@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PosixPath
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,13 +17,16 @@ from motet.clock import FakeClock
 from motet.errors import ManifestError, StateDirectoryError
 from motet.health import Health
 from motet.processes import ProcessRecord, ProcessRecords, ProcessSpec, ProcessStatus
+from motet.processes.lifecycle import Phase
 from motet.processes.linux import boot_id, identity_of
 from motet.settings import ProcessSettings
 from motet_operator.awaited_reports import AWAITED_SECONDS
 from motet_operator.local import local_operator
 from motet_operator.local.local_operator import LocalOperator
 from motet_operator.local.state_directory import StateDirectory
+from motet_operator.reconcile import CatalogSnapshot
 from motet_operator.settings import Settings
+from motet_operator.sync import SchedulerSync
 from tests.operator.builders import name
 from tests.support.surroundings import REAL
 
@@ -36,14 +41,31 @@ kind: LoRAAdapter
 metadata: {name: legal}
 spec: {poolRef: {name: POOL}, source: {uri: "hf://acme/legal"}}
 """
-SERVING = {
-    "type": "Ready",
-    "status": "True",
-    "reason": "Serving",
-    "message": "",
-    "lastTransitionTime": "2026-01-01T00:00:00Z",
-    "observedGeneration": 1,
+
+
+def holds(type_: str, reason: str) -> dict[str, object]:
+    return {
+        "type": type_,
+        "status": "True",
+        "reason": reason,
+        "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "observedGeneration": 1,
+    }
+
+
+SERVED = {
+    "namespace": "default",
+    "name": "legal",
+    "model": "default/legal",
+    "ready": True,
+    "conditions": [holds("Accepted", "Valid"), holds("ArtifactReady", "Verified"), holds("Ready", "Serving")],
+    "certificate": {"rank": 8},
+    "resident": [],
 }
+DEMO = {"namespace": "default", "name": "demo", "model": "base", "replicas": 1, "ready": 1}
+DEMO |= {"adapters": {"registered": 1}}
+DEMO |= {"conditions": [holds("AdaptersHealthy", "NoneFailed") | {"status": "False", "reason": "AdaptersFailed"}]}
 
 
 class NoProcesses:
@@ -57,32 +79,69 @@ class NoProcesses:
     def release(self) -> None: ...
 
 
-class Rounds:
-    """An operator that adopts a stack whose adapter served."""
+class Adopted(NoProcesses):
+    """Every process that is declared is there, and ready or not."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, pool: str) -> None:
-        manifests = folder / "manifests"
-        manifests.mkdir()
-        (manifests / "all.yaml").write_text(MANIFESTS.replace("POOL", pool))
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self._specs: Sequence[ProcessSpec] = ()
+
+    def statuses(self) -> list[ProcessStatus]:
+        return [
+            ProcessStatus(
+                name=one.name, kind=one.kind, pid=None, phase=self._phase, restarts=0, failures=0, exit_status=None,
+                reason="", log=one.log,
+            )
+            for one in self._specs
+        ]  # fmt: skip
+
+    def apply(self, specs: Sequence[ProcessSpec]) -> None:
+        self._specs = specs
+
+
+class Rounds:
+    """An operator that adopts a stack whose adapter served. The phase is that of its runner."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, pool: str = "demo", phase: Phase = Phase.READY
+    ) -> None:
+        self.manifests, self.monkeypatch = folder / "manifests", monkeypatch
+        self.manifests.mkdir()
+        (self.manifests / "all.yaml").write_text(MANIFESTS.replace("POOL", pool))
         self.layout = StateDirectory.of(folder / "state")
         self.layout.prepare()
-        earlier = {"namespace": "default", "name": "legal", "model": "default/legal", "ready": True}
-        document = {"adapters": [earlier | {"conditions": [SERVING], "certificate": None, "resident": []}], "pools": []}
-        self.layout.status.write_text(json.dumps(document))
-        self.operator = LocalOperator(self.layout, ProcessSettings(), Settings(manifests=manifests), REAL)
+        processes = Adopted(phase)
+        self._next(processes).reconcile()  # the last operator: it has started the runner
+        self.layout.status.write_text(json.dumps({"adapters": [SERVED], "pools": [DEMO]}))
+        self.operator = self._next(processes)
         self.clock = FakeClock()
         self.awaited = self.operator.sync.awaited
-        monkeypatch.setattr(self.operator, "objects", self.operator.folder.read())
-        monkeypatch.setattr(self.operator, "processes", NoProcesses())
         monkeypatch.setattr(self.operator.sync, "clock", self.clock)
+
+    def _next(self, processes: NoProcesses) -> LocalOperator:
+        found = LocalOperator(self.layout, ProcessSettings(), Settings(manifests=self.manifests), REAL)
+        self.monkeypatch.setattr(found, "objects", found.folder.read())
+        self.monkeypatch.setattr(found, "processes", processes)
+        return found
 
     def round(self) -> float | None:
         return self.operator.reconcile()
 
+    def runner_is_reported(self) -> None:
+        (runner,) = json.loads((self.layout.run / "runners.json").read_text())
+        self.operator.sync.slots[runner["name"]] = 4
+
+    def status(self, kind: str = "adapters") -> dict[str, Any]:
+        (one,) = json.loads(self.layout.status.read_text())[kind]
+        assert isinstance(one, dict)
+        return one
+
     @property
     def ready(self) -> bool:
-        (one,) = json.loads(self.layout.status.read_text())["adapters"]
-        return bool(one["ready"])
+        return bool(self.status()["ready"])
+
+    def reason(self, type_: str, kind: str = "adapters") -> str:
+        return next(str(one["reason"]) for one in self.status(kind)["conditions"] if one["type"] == type_)
 
 
 async def test_the_next_round_is_due_when_nobody_waits_for_the_scheduler_any_longer(
@@ -91,6 +150,7 @@ async def test_the_next_round_is_due_when_nobody_waits_for_the_scheduler_any_lon
     rounds = Rounds(tmp_path, monkeypatch, "demo")
     rounds.awaited.leader_begins(rounds.clock())
     rounds.awaited.scheduler_speaks(rounds.clock())
+    rounds.runner_is_reported()
     rounds.clock.advance(20.0)
     again = rounds.round()
     assert rounds.ready
@@ -106,6 +166,54 @@ async def test_no_adapter_of_a_group_without_a_pool_is_as_it_was_left(
 ) -> None:
     rounds = Rounds(tmp_path, monkeypatch, "gone")
     rounds.awaited.reported_all([name("demo")])
+    rounds.round()
+    assert not rounds.ready
+
+
+def test_an_adapter_without_any_ready_runner_is_not_served_although_no_scheduler_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = Rounds(tmp_path, monkeypatch, phase=Phase.STARTING)
+    rounds.round()
+    assert (rounds.ready, rounds.reason("Ready")) == (False, "WaitingForRunner")
+    assert (rounds.reason("ArtifactReady"), rounds.status()["certificate"]) == ("Verified", {"rank": 8})
+    rounds.round()
+    assert rounds.reason("ArtifactReady") == "Verified"
+
+
+def test_what_needs_no_scheduler_is_in_the_status_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(tmp_path, monkeypatch)
+    rounds.round()
+    assert rounds.status() == SERVED
+    assert rounds.reason("AdaptersHealthy", "pools") == "AdaptersFailed"
+    suspended = MANIFESTS.replace("POOL", "demo").replace("spec: {poolRef", "spec: {suspend: true, poolRef")
+    (rounds.manifests / "all.yaml").write_text(suspended)
+    monkeypatch.setattr(rounds.operator, "objects", rounds.operator.folder.read())
+    rounds.round()
+    assert (rounds.ready, rounds.reason("Ready")) == (False, "Suspended")
+
+
+def test_a_pool_with_other_adapters_than_before_is_judged_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was said of the earlier ones says nothing of them."""
+    rounds = Rounds(tmp_path, monkeypatch)
+    rounds.round()
+    assert rounds.reason("AdaptersHealthy", "pools") == "AdaptersFailed"
+    another = MANIFESTS.replace("POOL", "demo").split("---")[1].replace("legal", "medical")
+    (rounds.manifests / "more.yaml").write_text(another)
+    monkeypatch.setattr(rounds.operator, "objects", rounds.operator.folder.read())
+    rounds.round()
+    assert rounds.reason("AdaptersHealthy", "pools") == "NoneFailed"
+
+
+def test_a_ready_runner_that_the_scheduler_has_not_reported_may_hold_any_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = Rounds(tmp_path, monkeypatch)
+    rounds.awaited.scheduler_speaks(rounds.clock())
+    rounds.awaited.reported_all([name("demo")])
+    rounds.round()
+    assert rounds.ready
+    rounds.runner_is_reported()
     rounds.round()
     assert not rounds.ready
 
@@ -185,6 +293,135 @@ async def test_a_manifest_that_is_written_while_processes_start_is_read(
     one = operator(tmp_path)
     async with running(one, monkeypatch, processes=Starting()):
         await until(lambda: len(one.objects.pools) == 2)
+
+
+class HangingFolder(PosixPath):
+    """A folder on a volume that does not answer."""
+
+    answers = threading.Event()
+
+    def is_dir(self) -> bool:
+        self.answers.wait()
+        return super().is_dir()
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingFolder]:
+    """With the manifests. It answers until the test says otherwise."""
+    monkeypatch.setattr("motet_operator.local.folder_looks.ANSWER_SECONDS", 0.05)
+    folder = HangingFolder(tmp_path / "manifests")
+    folder.mkdir()
+    (folder / "all.yaml").write_text(MANIFESTS.replace("POOL", "demo"))
+    folder.answers.set()
+    yield folder
+    folder.answers.set()
+
+
+def state_beside(folder: HangingFolder) -> StateDirectory:
+    layout = StateDirectory.of(Path(os.fspath(folder.parent)) / "state")
+    layout.prepare()
+    return layout
+
+
+def operator_of(folder: HangingFolder) -> LocalOperator:
+    layout = state_beside(folder)
+    settings = Settings(manifests=folder, poll_seconds=0.02, quiet_seconds=0.02)
+    return LocalOperator(layout, ProcessSettings(), settings.model_copy(update={"manifests": folder}), REAL)
+
+
+def problems(folder: HangingFolder) -> list[str]:
+    path = state_beside(folder).status
+    return list(json.loads(path.read_text())["problems"]) if path.exists() else []
+
+
+async def test_a_manifest_folder_that_hangs_holds_up_nobody(
+    hanging: HangingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = operator_of(hanging)
+    async with running(one, monkeypatch, processes=NoProcesses()):
+        await until(state_beside(hanging).status.exists)
+        hanging.answers.clear()
+        (hanging / "more.yaml").write_text(MANIFESTS.split("---", maxsplit=1)[0].replace("demo", "more"))
+        await until(lambda: problems(hanging))
+        assert "does not answer" in problems(hanging)[0]
+        assert len(one.objects.pools) == 1
+        hanging.answers.set()
+        await until(lambda: len(one.objects.pools) == 2 and not problems(hanging))
+
+
+async def test_the_next_operator_of_a_stack_in_use_waits_for_no_folder(
+    hanging: HangingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator_of(hanging).read_manifests()
+    ProcessRecords(state_beside(hanging).service_records).write(that_runs("gateway"))
+    hanging.answers.clear()
+    one = operator_of(hanging)
+    async with running(one, monkeypatch, processes=NoProcesses()):
+        await until(lambda: problems(hanging))
+        assert (len(one.objects.pools), len(one.objects.adapters)) == (1, 1)
+        hanging.answers.set()
+        await until(lambda: not problems(hanging))
+        assert (len(one.objects.pools), len(one.objects.adapters)) == (1, 1)
+
+
+async def test_a_first_start_does_not_wait_for_an_adapter_that_hangs(
+    hanging: HangingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    (hanging / "all.yaml").write_text(MANIFESTS.replace("POOL", "demo").replace("hf://acme/legal", "file://legal"))
+    monkeypatch.setattr("motet_operator.local.folder_looks.stamp_of", lambda _: answers.wait() or "stamp")
+    try:
+        async with running(operator_of(hanging), monkeypatch, processes=NoProcesses()):
+            await until(lambda: problems(hanging))
+            assert "does not answer" in problems(hanging)[0]
+            answers.set()
+            await until(lambda: not problems(hanging))
+    finally:
+        answers.set()
+
+
+async def test_a_folder_that_hangs_changes_no_adapter_when_the_operator_restarts(
+    hanging: HangingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its own nor another one."""
+    names, hung, answers = ("legal", "medical", "tax"), set[str](), threading.Event()
+    pool, adapter = MANIFESTS.replace("POOL", "demo").replace("hf://acme/legal", "file://legal").split("---")
+    (hanging / "all.yaml").write_text("---".join([pool, *(adapter.replace("legal", one) for one in names)]))
+    ProcessRecords(state_beside(hanging).service_records).write(that_runs("gateway"))
+    for one in names:
+        (hanging / one).mkdir()
+    monkeypatch.setattr(
+        "motet_operator.local.folder_looks.stamp_of",
+        lambda folder: (folder.name in hung and answers.wait() and "") or f"stamp of {folder.name}",
+    )
+    sent: list[dict[str, str]] = []
+    send = SchedulerSync.send_state
+
+    def send_state(self: SchedulerSync, catalog: CatalogSnapshot, *rest: Any) -> None:
+        sent.append({one.name.name: one.content_stamp for one in catalog.adapters})
+        send(self, catalog, *rest)
+
+    monkeypatch.setattr(SchedulerSync, "send_state", send_state)
+    stamps = {one: f"stamp of {one}" for one in names}
+    async with running(operator_of(hanging), monkeypatch, processes=NoProcesses()):
+        await until(lambda: sent and sent[-1] == stamps)
+    hung |= {"legal", "medical"}
+    sent.clear()
+    try:
+        async with running(operator_of(hanging), monkeypatch, processes=NoProcesses()):
+            await until(lambda: len(problems(hanging)) == 2)
+            assert sent
+            assert all(one == stamps for one in sent)
+    finally:
+        answers.set()
+
+
+@pytest.mark.parametrize("kept", ["", "[1]", "{"])
+async def test_stamps_that_cannot_be_read_are_found_again(tmp_path: Path, kept: str) -> None:
+    layout = StateDirectory.of(tmp_path / "state")
+    layout.prepare()
+    (layout.run / "stamps.json").write_text(kept)
+    operator(tmp_path)
 
 
 async def test_only_a_first_start_needs_the_database_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Runner sets as a table of processes."""
 
-from collections.abc import Collection
-from dataclasses import fields
-from datetime import timedelta
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,11 @@ from motet.settings import ProcessSettings
 from motet_operator.local.runner_table import RunnerTable
 from motet_operator.local.service_specs import ServiceSpecs
 from motet_operator.local.state_directory import MAX_INSTANCE_NAME, StateDirectory
-from motet_operator.reconcile import Plan, PoolObject, RunnerTemplate, reconcile
+from motet_operator.reconcile import Plan, PoolObject, RunnerInstance, RunnerTemplate, reconcile
 from motet_operator.settings import Settings
 from motet_operator.sync import UnhealthyRunner
 from motet_runner.settings import Settings as RunnerSettings
-from tests.operator.builders import DIGEST, later, name, pool, view
+from tests.operator.builders import DIGEST, NOW, later, name, pool, view
 
 
 def runners(folder: Path) -> RunnerTable:
@@ -38,11 +39,23 @@ def status(runner: str, *, ready: bool) -> ProcessStatus:
     )
 
 
+def seen(
+    table: RunnerTable,
+    statuses: Mapping[str, ProcessStatus],
+    unhealthy: Mapping[str, UnhealthyRunner] | None = None,
+    *,
+    attached: Collection[str] = (),
+    now: datetime = NOW,
+) -> tuple[RunnerInstance, ...]:
+    grace, startup = timedelta(seconds=5), timedelta(seconds=60)
+    return table.instances(statuses, (), unhealthy, grace, attached=attached, now=now, startup=startup)
+
+
 def carry_out(
     table: RunnerTable, *pools: PoolObject, ready: bool = True, attached: Collection[str] = (), seconds: float = 0
 ) -> Plan:
     statuses = {runner.name: status(runner.name, ready=ready) for runner in table}
-    instances = table.instances(statuses, drained=(), attached=attached)
+    instances = seen(table, statuses, attached=attached, now=later(seconds))
     plan = reconcile(
         view(now=later(seconds), pools=list(pools), runner_sets=list(table.sets()), instances=list(instances))
     )
@@ -105,6 +118,22 @@ def test_a_runner_reads_from_its_environment_whether_sequences_have_runs(
     (spec,) = table.specs()
     monkeypatch.setenv("MOTET_RUNNER_CONTIGUOUS", spec.env["MOTET_RUNNER_CONTIGUOUS"])
     assert RunnerSettings(model_uri="file:///model").contiguous
+
+
+def test_a_runner_reads_from_its_environment_what_vllm_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = runners(tmp_path)
+    vllm = {"kvCacheDtype": "fp8", "enforceEager": True, "attentionBackend": "FLASHINFER"}
+    carry_out(
+        table, pool("acme/demo", engine={"backend": "vllm", "parallel": {"tensor": 4, "stages": 2}, "vllm": vllm})
+    )
+    (spec,) = table.specs()
+    for variable, value in spec.env.items():
+        monkeypatch.setenv(variable, value)
+    config = RunnerSettings().engine_config(tmp_path)
+    assert (config.tensor_parallel, config.stages) == (4, 2)
+    assert (config.kv_cache_dtype, config.enforce_eager, config.attention_backend) == ("fp8", True, "FLASHINFER")
 
 
 def test_a_runner_reads_from_its_environment_which_engine_it_has(
@@ -214,14 +243,33 @@ def test_a_late_report_about_a_killed_runner_does_not_kill_its_successor(tmp_pat
     carry_out(table, pool())
     (runner,) = table
     news = {runner.name: UnhealthyRunner("first", "its engine hangs", later(0))}
-    (hung,) = table.instances({}, (), news, timedelta(seconds=5))
+    (hung,) = seen(table, {}, news)
     assert (hung.unhealthy, hung.replace_at) == ("its engine hangs", later(5))
     table.replaced(runner.name, "first")
-    (fresh,) = runners(tmp_path).instances({}, (), news, timedelta(seconds=5))
+    (fresh,) = seen(runners(tmp_path), {}, news)
     assert (fresh.unhealthy, fresh.replace_at) == ("", None)
     again = {runner.name: UnhealthyRunner("second", "it hangs again", later(9))}
-    (hung,) = table.instances({}, (), again)
+    (hung,) = seen(table, {}, again)
     assert hung.unhealthy == "it hangs again"
+
+
+def test_nobody_waits_for_ever_for_a_runner_that_starts(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool(replicas=2))
+    first, second = table
+    starts, ready = status(second.name, ready=False), status(second.name, ready=True)
+    news = {first.name: UnhealthyRunner("it", "its engine hangs", later(0))}
+
+    def replaced(at: float, other: ProcessStatus) -> list[str]:
+        found = seen(table, {first.name: status(first.name, ready=True), second.name: other}, news, now=later(at))
+        parts = {"pools": [pool(replicas=2)], "runner_sets": list(table.sets()), "instances": list(found)}
+        return [one.instance for one in reconcile(view(now=later(at), **parts)).replacements]
+
+    assert replaced(10, starts) == replaced(69, starts) == []
+    assert replaced(70, starts) == [first.name]
+    assert replaced(71, replace(starts, pid=2)) == [], "it was started again"
+    assert replaced(132, ready) == [first.name]
+    assert replaced(133, starts) == [], "it begins anew"
 
 
 def test_a_late_report_about_a_runner_that_ended_does_not_kill_its_successor(tmp_path: Path) -> None:
@@ -242,7 +290,7 @@ def test_a_late_report_about_a_runner_that_ended_does_not_kill_its_successor(tmp
             reason="",
             log=tmp_path / "log",
         )
-        (one,) = table.instances({runner.name: now}, (), news)
+        (one,) = seen(table, {runner.name: now}, news)
         return one.unhealthy
 
     assert judged(7) == "its engine hangs"
@@ -284,3 +332,11 @@ def test_a_drain_that_is_taken_back_is_forgotten_by_the_table(tmp_path: Path) ->
     carry_out(table, pool(replicas=2), seconds=1)
     for seen in (table, runners(tmp_path)):
         assert [(runner.name, runner.draining_until) for runner in seen] == [(name, None) for name in names]
+
+
+def test_the_version_before_reads_the_names_in_the_table(tmp_path: Path) -> None:
+    table = runners(tmp_path)
+    carry_out(table, pool("a/demo"))
+    (stored,) = json.loads((tmp_path / "runners.json").read_text())
+    assert stored["pool"] == stored["template"]["group"] == {"namespace": "a", "name": "demo"}
+    assert list(runners(tmp_path)) == list(table)

@@ -8,7 +8,14 @@ import pytest
 from motet.api.v1 import common_pb2
 from motet.resources.status import AdapterRevision
 from motet.runner_info import MAX_KERNEL_TEXT, KernelState
-from motet_operator.local.status import adapters_from, revisions_from, status_document, wanted_from
+from motet_operator.cluster.decision import SchedulerReports
+from motet_operator.local.status import (
+    objects_from,
+    revisions_from,
+    status_document,
+    wanted_from,
+    with_earlier_reports,
+)
 from motet_operator.reconcile import ScalingAdvice, reconcile
 from tests.operator.builders import DIGEST, NOW, adapter, name, pool, view
 
@@ -44,15 +51,18 @@ def test_an_invalid_status_document_gives_no_wanted_replicas() -> None:
 
 
 def test_an_adapter_that_no_scheduler_has_named_yet_stays_as_the_last_operator_left_it() -> None:
-    place = view(pools=[pool()], adapters=[adapter("heard"), adapter("unheard")])
-    earlier = status_document(reconcile(place), [], [], url="", operator_pid=1)
+    place = view(pools=[pool()], adapters=[adapter("heard"), adapter("unheard"), adapter("checked")])
+    plan = reconcile(place)
+    earlier = status_document(plan, [], [], url="", operator_pid=1)
     for one in earlier["adapters"]:
-        one["ready"] = True
-    unheard = adapters_from(earlier)
-    del unheard[name("heard")]
-    document = status_document(reconcile(place), [], [], url="", operator_pid=2, unheard_adapters=unheard)
-    assert {one["name"]: one["ready"] for one in document["adapters"]} == {"heard": False, "unheard": True}
-    assert adapters_from({"adapters": [{"name": "x"}]}) == adapters_from({}) == {}
+        one |= {"ready": True, "certificate": {"rank": 8}}
+    document = status_document(plan, [], [], url="", operator_pid=2)
+    unheard = {name("unheard"): True, name("checked"): False}
+    document = with_earlier_reports(document, earlier, place, SchedulerReports(), unheard)
+    found = {one["name"]: (one["ready"], one["certificate"]) for one in document["adapters"]}
+    checks = {"rank": 8}
+    assert found == {"heard": (False, None), "unheard": (True, checks), "checked": (False, checks)}
+    assert objects_from({"adapters": [{"name": "x"}]}, "adapters") == objects_from({}, "adapters") == {}
 
 
 def test_the_last_revisions_survive_a_restart_of_the_operator() -> None:

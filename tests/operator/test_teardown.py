@@ -104,6 +104,41 @@ def test_of_two_downs_at_once_both_end_well(tmp_path: Path) -> None:
             service.kill()
 
 
+COUNTS = """
+import signal, sys, threading
+from pathlib import Path
+from motet_operator.local.lock import StackLock
+from motet_operator.local.state_directory import StateDirectory
+ended = threading.Event()
+def term(*_):
+    print("asked to stop", flush=True)
+    threading.Timer(1.0, ended.set).start()
+signal.signal(signal.SIGTERM, term)
+with StackLock(StateDirectory.of(Path(sys.argv[1])).lock):
+    print("holds", flush=True)
+    while not ended.wait(0.05):
+        pass
+"""
+
+
+def test_of_two_downs_at_once_one_asks_the_up_to_stop(tmp_path: Path) -> None:
+    """A second request would mean to kill everything."""
+    layout = StateDirectory.of(tmp_path / "state")
+    layout.prepare()
+
+    async def both() -> list[list[str]]:
+        return await asyncio.gather(*(take_down(layout, seconds=PATIENCE_S) for _ in range(2)))
+
+    with subprocess.Popen([sys.executable, "-c", COUNTS, layout.data], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "holds\n"
+            assert sorted(asyncio.run(both())) == [[], ["motet up"]]
+            assert holder.stdout.read() == "asked to stop\n"
+        finally:
+            holder.kill()
+
+
 async def test_a_down_waits_for_a_command_that_looks_whether_the_lock_is_free(tmp_path: Path) -> None:
     layout = StateDirectory.of(tmp_path / "state")
     layout.prepare()

@@ -62,9 +62,6 @@ from motet_operator.cluster.status_documents import (
     pool_status,
     unaccepted_status,
     unseen_status,
-    with_earlier_advice,
-    with_earlier_checks,
-    with_earlier_counts,
 )
 from motet_operator.cluster.writes import (
     DeploymentDeletion,
@@ -79,6 +76,7 @@ from motet_operator.cluster.writes import (
     made_by_us,
     scaled_by_us,
 )
+from motet_operator.earlier_status import pool_with_earlier_reports, unheard_adapters, with_earlier_checks
 from motet_operator.reconcile import (
     AdapterObject,
     AdapterReport,
@@ -95,7 +93,6 @@ from motet_operator.reconcile import (
     View,
     reconcile,
 )
-from motet_operator.reconcile.conditions import condition_of
 from motet_operator.sync import UnhealthyRunner
 
 NO_FILES = {
@@ -131,9 +128,6 @@ class SchedulerReports:
 
     advice_is_awaited: bool = False
     """Advice that has not come yet may still come."""
-
-    def awaits(self, group: ObjectName) -> bool:
-        return self.reported_groups is not None and group not in self.reported_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +241,7 @@ class Decider:
             name = pool.resource.object_name
             known = before.get(name)
             if known is None or known[0] is not pool or known[1] is not platform:
-                known = (pool, platform, replace(pool, pod_digest=pod_digest(pool, platform)))
+                known = (pool, platform, _on(pool, platform))
             self._digested[name] = known
             yield known[2]
 
@@ -261,9 +255,7 @@ class Decider:
     ) -> Documents:
         """Only for objects of which enough is known."""
         before, self._documents = self._documents, {}
-        unheard_groups = _groups_of_unheard_runners(view, reports)
-        groups_with_runners = _groups_of(view, {one.pool for one in view.instances})
-        waits = reports.reported_groups is not None or bool(unheard_groups)
+        unheard = unheard_adapters(view, plan, reports)
         found: Documents = {}
         for adapter, status in zip(view.adapters, plan.adapters, strict=True):
             known = before.get(status.name)
@@ -272,21 +264,14 @@ class Decider:
             self._documents[status.name] = known
             if status.name in knowledge.unconfirmed_adapters:
                 continue
-            unheard = (
-                waits
-                and status.name not in reports.known
-                and (reports.awaits(adapter.resource.group) or adapter.resource.group in unheard_groups)
-                and _was_reported(adapter, status)
-            )
             hidden = adapter.resource.group in knowledge.unseen_groups and _has_reason(
                 status.conditions, "Ready", "WaitingForRunner"
             )
             it = snapshot[ADAPTERS][status.name.namespace, status.name.name]
-            # Without any runner only what its status says of being served is no longer true.
-            stays = adapter.resource.group in groups_with_runners or not _may_be_served(adapter)
-            if (hidden or (unheard and stays)) and conditions_of(it):
+            if (hidden or unheard.get(status.name)) and conditions_of(it):
                 continue
-            found[ADAPTERS, status.name] = with_earlier_checks(known[1], it) if unheard else known[1]
+            checked = with_earlier_checks(known[1], it.get("status") or {}) if status.name in unheard else known[1]
+            found[ADAPTERS, status.name] = checked
         return found
 
 
@@ -321,41 +306,10 @@ def _pool_documents(
         name, it = pool.name, snapshot[POOLS][pool.name.namespace, pool.name.name]
         if not knowledge.leaves_alone(name):
             document = pool_status(pool, it)
-            if reports.advice_is_awaited:
-                document = with_earlier_advice(document, it)
-            if reports.awaits(declared.resource.group):
-                document = with_earlier_counts(document, it)
-            found[POOLS, name] = document
+            found[POOLS, name] = pool_with_earlier_reports(document, it.get("status") or {}, declared, reports)
         elif (why := knowledge.unseen_reason(name)) is not None:
             found[POOLS, name] = unseen_status(why, it, view.now)
     return found
-
-
-def _was_reported(adapter: AdapterObject, status: AdapterStatus) -> bool:
-    """Whether the last written status has what only a scheduler can report, about an adapter that is still the same."""
-    before, now = (condition_of(one.conditions, "Accepted") for one in (adapter, status))
-    if before is None or now is None:
-        return False
-    # Not by its message: another version of the operator says the same in other words.
-    if (before.status, before.reason, before.observed_generation) != (now.status, now.reason, now.observed_generation):
-        return False
-    return any(one.type in ("ArtifactReady", "Certified") and one.status != "Unknown" for one in adapter.conditions)
-
-
-def _may_be_served(adapter: AdapterObject) -> bool:
-    """Whether the last written status leaves that open."""
-    ready = condition_of(adapter.conditions, "Ready")
-    return ready is None or ready.status != "False"
-
-
-def _groups_of_unheard_runners(view: View, reports: SchedulerReports) -> frozenset[ObjectName]:
-    """Groups with a ready runner that the scheduler has not reported: it may hold any adapter."""
-    unheard = {one.pool for one in view.instances if one.ready and one.name not in reports.slots}
-    return _groups_of(view, unheard)
-
-
-def _groups_of(view: View, pools: Collection[ObjectName]) -> frozenset[ObjectName]:
-    return frozenset(pool.resource.group for pool in view.pools if pool.resource.object_name in pools)
 
 
 def _unreadable(
@@ -442,6 +396,11 @@ def _owned_writes(  # noqa: PLR0917
     for replacement in plan.replacements:
         if (unhealthy := by_name.get(replacement.instance)) is not None:
             yield PodDeletion(key_of(unhealthy), uid_of(unhealthy), version_of(unhealthy), replacement.why)
+
+
+def _on(pool: PoolObject, platform: PlatformTemplate) -> PoolObject:
+    installed = platform.image_for(pool.resource.spec.engine) is not None
+    return replace(pool, pod_digest=pod_digest(pool, platform), backend_installed=installed)
 
 
 def _budgets(plan: Plan, view: View, snapshot: Snapshot, platform: PlatformTemplate) -> Iterable[Write]:

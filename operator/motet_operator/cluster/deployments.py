@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from motet.errors import SetupError
-from motet.resources import ServingPool
+from motet.resources import EngineSpec, ServingPool
 from motet_operator.cluster.kinds import BUDGETS, CLASS_LABEL, DEPLOYMENTS, POOL_LABEL, POOLS, Object
 from motet_operator.cluster.object_parser import (
     CONTAINER,
@@ -48,12 +48,20 @@ class PlatformTemplate:
         runners = [one for one in containers if isinstance(one, dict) and one.get("name") == CONTAINER]
         if len(runners) != 1:
             raise ValueError(f"spec.containers must have exactly one named {CONTAINER}")
+        self._images: Object = template.get("images") or {}
         self.metadata: Object = template.get("metadata") or {}
         self.spec: Object = template["spec"]
         self.runner: Object = runners[0]
         self.sidecars: list[Object] = [one for one in containers if one is not self.runner]
         self.class_label = {CLASS_LABEL: operator_class} if operator_class else {}
         """On all objects of all pools: by it, operators of different classes tell theirs apart."""
+
+    def image_for(self, engine: EngineSpec) -> str | None:
+        """Of the runners with this engine; None if there is none."""
+        if engine.backend in (None, "motet"):
+            return str(self.runner.get("image", ""))
+        found = self._images.get(engine.backend)
+        return None if found is None else str(found)
 
 
 def read_template(path: Path, operator_class: str = "") -> PlatformTemplate:
@@ -154,6 +162,7 @@ def _pod_template(each: RunnerSet, template: RunnerTemplate, pool: ServingPool, 
     spec = base | {
         "containers": [
             container
+            | ({"image": image} if (image := platform.image_for(template.engine)) else {})
             | {
                 "env": _merged(container.get("env"), _environment(each, template, pool)),
                 "volumeMounts": [*(container.get("volumeMounts") or ()), *mounts],

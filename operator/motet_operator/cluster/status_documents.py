@@ -1,6 +1,5 @@
 """Decisions as documents for the status subresource. Pure."""
 
-from collections.abc import Collection
 from datetime import datetime
 
 from motet.resources.status import MAX_RUNNERS, LoRAAdapterStatus, ServingPoolStatus, StatusModel
@@ -70,51 +69,10 @@ def pool_status(found: PoolStatus, it: Object) -> Object:
     return document | {name: before[name] for name in UNSEEN if taken and name in before}
 
 
-def with_earlier_advice(document: Object, it: Object) -> Object:
-    """A pool's new status, in which it follows the advice of before as long as a new leader has not heard any."""
-    before = it.get("status") or {}
-    followed = {one["type"] for one in before.get("conditions") or () if _followed_advice(one, it)}
-    held = {one["type"] for one in document["conditions"] if one["reason"] == "HoldingStaleAdvice"}
-    return _with_conditions_of(before, document, held & followed)
-
-
-def with_earlier_counts(document: Object, it: Object) -> Object:
-    """A pool's new status with the counts of before, as long as a new leader has not heard of all its adapters."""
-    before = it.get("status") or {}
-    if _registered(before) != _registered(document):
-        return document
-    counts = {name: before[name] for name in ("adapters", "slots") if name in before}
-    return _with_conditions_of(before, document, {"AdaptersHealthy"}) | counts
-
-
-def with_earlier_checks(document: Object, it: Object) -> Object:
-    """An adapter's new status with what was found in its files: without a runner it is not served, but they stay as
-    they were."""
-    before = it.get("status") or {}
-    kept = {name: before[name] for name in ("artifact", "revisions") if name in before}
-    return _with_conditions_of(before, document, {"ArtifactReady", "Certified"}) | kept
-
-
-def _with_conditions_of(before: Object, document: Object, types: Collection[str]) -> Object:
-    kept = {one["type"]: one for one in before.get("conditions") or () if one["type"] in types}
-    return document | {"conditions": [kept.get(one["type"], one) for one in document["conditions"]]}
-
-
-def _followed_advice(condition: Object, it: Object) -> bool:
-    """Others say what has changed since then: a conflict that is over, another mode."""
-    return bool(
-        condition["status"] == "True" and condition.get("observedGeneration") == it["metadata"].get("generation", 1)
-    )
-
-
 def unaccepted_status(why: Obstacle, it: Object, status: Object, now: datetime) -> Object:
     """For an object of which the operator cannot tell the rest: `status` stays, with Accepted and Ready False."""
     accepted = no("Accepted", why.reason, why.message)
     return _restated(it, status, now, accepted, no("Ready", why.reason, why.message), *progress(stalled=accepted))
-
-
-def _registered(status: Object) -> object:
-    return (status.get("adapters") or {}).get("registered")
 
 
 def unseen_status(why: Obstacle, it: Object, now: datetime) -> Object:

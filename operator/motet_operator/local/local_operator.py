@@ -3,10 +3,11 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import structlog
 import watchfiles
@@ -14,15 +15,18 @@ from prometheus_client import CollectorRegistry
 
 from motet.addresses import http_url
 from motet.clock import monotonic
-from motet.domain import ObjectName
 from motet.errors import ManifestError, ModelFolderError, StateDirectoryError
 from motet.health import Health
+from motet.own_thread import OwnThread
 from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, RestartBackoff
 from motet.resources import LoRAAdapter, Manifest, ServingPool, names_manifest
 from motet.service_main import run_until
 from motet.settings import Database, ProcessSettings
 from motet.sources import folder_of
 from motet.surroundings import Surroundings
+from motet_operator.earlier_status import unheard_adapters
+from motet_operator.local import folder_looks
+from motet_operator.local.folder_looks import FolderLooks, ManyFolders
 from motet_operator.local.manifest_folder import (
     Debouncer,
     DeclaredObjects,
@@ -31,26 +35,29 @@ from motet_operator.local.manifest_folder import (
     source_of,
     stamp_of,
 )
-from motet_operator.local.object_metadata import MetadataFile
+from motet_operator.local.object_metadata import MetadataFile, StampsFile
 from motet_operator.local.runner_table import LocalRunner, RunnerTable
 from motet_operator.local.service_specs import ServiceSpecs
 from motet_operator.local.state_directory import StateDirectory
 from motet_operator.local.status import (
     StatusFile,
-    adapters_from,
     conditions_from,
     revisions_from,
     status_document,
     wanted_from,
+    with_earlier_reports,
 )
 from motet_operator.metrics import LocalMetrics
-from motet_operator.reconcile import AdapterObject, Plan, PoolObject, View, reconcile
+from motet_operator.reconcile import AdapterObject, AdapterStatus, Plan, PoolObject, View, reconcile
 from motet_operator.settings import Settings
 from motet_operator.sync import SchedulerSync
 
 log = structlog.get_logger(__name__)
 
 MAX_PROBLEMS_SHOWN = 20
+
+FIRST_LOOKS = 3
+"""A first start waits as long as this number of adapters' folders that do not answer take."""
 
 NEEDED_OF_A_MODEL = ("config.json", "tokenizer.json")
 """Without the one no runner starts, without the other no request can be read."""
@@ -66,8 +73,13 @@ class LocalOperator:
         self._wake = asyncio.Event()
         self.folder = ManifestFolder(settings.manifests, layout.accepted_manifests)
         self._debouncer = Debouncer(settings.quiet_seconds)
+        self._manifest_looks = FolderLooks("manifests", settings.manifests, self._wake.set)
+        self._adapter_looks = ManyFolders("adapters", self._wake.set)
+        self._listening = OwnThread("notifications")
+        self._manifests_changed, self._adapters_changed = asyncio.Event(), asyncio.Event()
         self.objects = DeclaredObjects()
-        self._stamps: dict[str, str] = {}
+        self._stamps_file = StampsFile(layout.run / "stamps.json")
+        self._stamps = self._stamps_file.read()
         self._metadata = MetadataFile(layout.run / "objects.json")
         self._services = ServiceSpecs(layout, process, settings)
         self._runners = RunnerTable(layout.run / "runners.json", self._services)
@@ -83,33 +95,58 @@ class LocalOperator:
         predictor = self.processes.recorded("predictor")
         self._metrics = LocalMetrics(CollectorRegistry())  # replaced in `run` by the registry that is served
         self._store_ready = predictor is not None and predictor.alive  # then the database is already migrated
-        earlier = self._status.read()
         self._unhealthy_grace = timedelta(seconds=settings.unhealthy_seconds * process.time_scale)
-        self._earlier_adapters = adapters_from(earlier)
-        self._pool_conditions = conditions_from(earlier, "pools")
-        self._wanted = wanted_from(earlier)
-        self._adapter_conditions = conditions_from(earlier, "adapters")
-        self._revisions = revisions_from(earlier)
+        self._remember(self._status.read())
 
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         """Raises SetupError for a problem that a person must solve before anything can start."""
         self._metrics = LocalMetrics(registry)
-        looked = self._signature()
-        self.read_manifests()
-        self._check_adapters()
+        reading, checking = await self._look_first()
         health.set_ready(True)
         try:
-            await run_until(stop, self._reconcile_for_ever(), self.sync.run(), self._watch(looked), self._migrate())
+            await run_until(
+                stop,
+                self._reconcile_for_ever(),
+                self.sync.run(),
+                self._watch_manifests(reading),
+                self._watch_adapters(checking),
+                self._listen(),
+                self._migrate(),
+            )
         finally:
+            for looks in (self._manifest_looks, self._adapter_looks, self._listening):
+                looks.close()
             if stop.is_set():
                 await self.processes.stop_all()
             else:
                 self.processes.release()  # after a crash, the next operator adopts the running processes
 
+    async def _look_first(self) -> tuple[asyncio.Task[str], asyncio.Task[bool]]:
+        """A stack that is not there yet waits for its manifests. One that is in use goes on with what was last read, if
+        they do not answer."""
+        patience = None
+        if self._is_in_use():
+            patience = folder_looks.ANSWER_SECONDS
+            self.objects = self.folder.recall()
+        reading = asyncio.create_task(self._manifest_looks(self._read_first), name="first look at the manifests")
+        await _at_most(patience, reading)
+        checking = asyncio.create_task(self._check_adapters(), name="first look at the adapters")
+        await _at_most(patience or FIRST_LOOKS * folder_looks.ANSWER_SECONDS, checking)
+        return reading, checking
+
+    def _read_first(self) -> str:
+        """The signature from before, so that no change since then is missed."""
+        looked = self._signature()
+        self.read_manifests()
+        return looked
+
+    def _is_in_use(self) -> bool:
+        return any(record.alive for record in ProcessRecords(self._layout.service_records).read().values())
+
     def read_manifests(self) -> None:
         """A stack that is not there yet starts only without a problem. One that an operator has left is in use: it gets
         its next operator, with the last valid objects."""
-        runs = any(record.alive for record in ProcessRecords(self._layout.service_records).read().values())
+        runs = self._is_in_use()
         if runs:
             self.folder.recall()
         self.objects = self.folder.read()
@@ -139,6 +176,7 @@ class LocalOperator:
             folder = folder_of(absolute_uri(pool.spec.model.uri, manifest=manifest.place.file))
             if folder is None:
                 continue  # the runner fetches it and reports problems
+            self._manifest_looks.at = folder
             missing = next((name for name in NEEDED_OF_A_MODEL if not (folder / name).is_file()), None)
             if missing is not None:
                 what = f"has no {missing}" if folder.is_dir() else "does not exist"
@@ -169,7 +207,6 @@ class LocalOperator:
             self.processes.kill(replacement.instance, replacement.why)
             self._runners.replaced(replacement.instance, self.sync.unhealthy[replacement.instance].incarnation)
         self._runners.carry_out(plan)
-        self._wanted = {(one.name.namespace, one.name.name): one.replicas for one in plan.pools}
         # The runners first: they take longest to be ready.
         runners = self._runners.specs(self._restart_wait)
         self.processes.apply([*runners, *self._services.control(store_ready=self._store_ready)])
@@ -179,7 +216,7 @@ class LocalOperator:
         due = [(plan.due - view.now).total_seconds()] if plan.due is not None else []
         if (wait := self.sync.wait_ends_in) is not None:
             due.append(wait)
-        self._publish(plan)
+        self._publish(view, plan)
         return max(0.05, min(due)) if due else None
 
     def _restart_wait(self, runner: LocalRunner) -> float:
@@ -224,8 +261,9 @@ class LocalOperator:
                     revisions=self._revisions.get((adapter.object_name.namespace, adapter.object_name.name), ()),
                 )
             )
+        now = datetime.now(UTC)
         return View(
-            now=datetime.now(UTC),
+            now=now,
             pools=tuple(pools),
             adapters=tuple(adapters),
             namespaces=objects.namespaces,
@@ -236,6 +274,8 @@ class LocalOperator:
                 self.sync.unhealthy,
                 self._unhealthy_grace,
                 attached=self.sync.attached,
+                now=now,
+                startup=timedelta(seconds=self._settings.startup_seconds * self._process.time_scale),
             ),
             adapter_reports=self.sync.adapter_reports,
             requests=self.sync.requests,
@@ -245,54 +285,44 @@ class LocalOperator:
             runners_override=self._settings.runners,
         )
 
-    def _publish(self, plan: Plan) -> None:
+    def _publish(self, view: View, plan: Plan) -> None:
         sync = self.sync
-        # Until the scheduler has reported all of its group, an adapter that it has not named is as it was left.
-        # Of a group without a pool it reports nothing.
-        reported = sync.reported_groups
-        declared = {pool.group for pool in plan.catalog.pools}
-        unheard = {
-            name: self._earlier_adapters[name]
-            for name, group in self._groups_of_adapters()
-            if reported is not None and group in declared and group not in reported
-            if name in self._earlier_adapters and name not in sync.adapter_reports
-        }
-        self._pool_conditions = {(one.name.namespace, one.name.name): one.conditions for one in plan.pools}
-        self._adapter_conditions = {
-            key: self._adapter_conditions.get(key, ()) if one.name in unheard else one.conditions
-            for one in plan.adapters
-            for key in ((one.name.namespace, one.name.name),)
-        }
-        self._revisions = {
-            key: self._revisions.get(key, ()) if one.name in unheard else one.revisions
-            for one in plan.adapters
-            for key in ((one.name.namespace, one.name.name),)
-        }
+        unheard = unheard_adapters(view, plan, sync)
         for event in plan.events:
-            if event.name in unheard and event.kind == "LoRAAdapter":
+            if event.kind == "LoRAAdapter" and unheard.get(event.name):
                 continue
             say = log.warning if event.type == "Warning" else log.info
             say("status_changed", kind=event.kind, name=str(event.name), reason=event.reason, message=event.message)
         document = status_document(
             plan,
             self.processes.statuses(),
-            self.objects.problems,
+            (*self.objects.problems, *self._manifest_looks.problems, *self._adapter_looks.problems),
             url=http_url(self._settings.host, self._settings.port),
             operator_pid=os.getpid(),
             kernels=sync.kernels,
             batch_caps=sync.batch_caps,
-            unheard_adapters=unheard,
         )
+        document = with_earlier_reports(document, self._earlier, view, sync, unheard)
+        if document != self._earlier:
+            self._remember(document, [one for one in plan.adapters if one.name not in unheard])
         try:
             self._status.write(document)
         except OSError as error:
             log.warning("status_write_failed", path=str(self._layout.status), error=str(error))
 
-    def _groups_of_adapters(self) -> Iterator[tuple[ObjectName, ObjectName]]:
-        """Name and group of each."""
-        for manifest in self.objects.adapters:
-            assert isinstance(manifest.resource, LoRAAdapter)
-            yield manifest.resource.object_name, manifest.resource.group
+    def _remember(self, status: dict[str, Any], judged: Sequence[AdapterStatus] = ()) -> None:
+        """The last status is an input of the next round, also of the next operator's first one. To parse again what is
+        in `judged` would take as long as half a round."""
+        known = {(one.name.namespace, one.name.name): one for one in judged}
+        rest = status
+        if known:
+            rest = {"adapters": [it for it in status["adapters"] if (it["namespace"], it["name"]) not in known]}
+        self._earlier = status
+        self._pool_conditions = conditions_from(status, "pools")
+        self._wanted = wanted_from(status)
+        self._adapter_conditions = {name: one.conditions for name, one in known.items()}
+        self._adapter_conditions |= conditions_from(rest, "adapters")
+        self._revisions = {name: one.revisions for name, one in known.items()} | revisions_from(rest)
 
     def _update_metrics(self, plan: Plan, seconds: float) -> None:
         metrics = self._metrics
@@ -329,59 +359,80 @@ class LocalOperator:
 
     # ------------------------------------------------------------------------------------------------- the files
 
-    async def _watch(self, looked: str) -> None:
-        """Check the files after each notification, and from time to time without one. `looked`: the signature of the
-        manifests before they were read, so that no change since then is missed."""
-        self._debouncer("manifests", looked, monotonic())
-        async for _ in self._timer():
-            signature = self._debouncer("manifests", self._signature(), monotonic())
+    async def _watch_manifests(self, reading: asyncio.Task[str]) -> None:
+        looked = await reading
+        settled = Debouncer(self._settings.quiet_seconds)
+        settled("manifests", looked, monotonic())
+        self._wake.set()
+        while True:
+            await self._pause(self._manifests_changed, settled)
+            signature = settled("manifests", await self._manifest_looks(self._signature), monotonic())
             if signature != looked:
                 looked = signature
-                self.objects = self.folder.read()
+                self.objects = await self._manifest_looks(self.folder.read)
                 self._log_problems()
-                self._wake.set()
-            if self._check_adapters():
+                # What is in a new adapter's folder belongs to its revision: without it, it would be checked twice.
+                looking = asyncio.create_task(self._check_adapters(), name="look at new adapters")
+                await _at_most(folder_looks.ANSWER_SECONDS, looking)
                 self._wake.set()
 
-    async def _timer(self) -> AsyncIterator[None]:
-        changed = asyncio.Event()
-        listener = asyncio.create_task(self._listen(changed), name="file notifications")
-        try:
-            while True:
-                changed.clear()
-                # While a change is being debounced, check again soon.
-                pause = self._settings.quiet_seconds / 3 if self._debouncer.waiting else self._settings.poll_seconds
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await changed.wait()
-                yield
-                await asyncio.sleep(0.02)
-        finally:
-            listener.cancel()
-            await asyncio.gather(listener, return_exceptions=True)
-
-    async def _listen(self, changed: asyncio.Event) -> None:
+    async def _watch_adapters(self, checking: asyncio.Task[bool]) -> None:
+        changed = await checking
         while True:
-            paths = self._watched_paths()
+            if changed:
+                self._wake.set()
+            await self._pause(self._adapters_changed, self._debouncer)
+            changed = await self._check_adapters()
+
+    async def _pause(self, changed: asyncio.Event, debouncer: Debouncer) -> None:
+        await asyncio.sleep(0.02)
+        # While a change is being debounced, check again soon.
+        pause = self._settings.quiet_seconds / 3 if debouncer.waiting else self._settings.poll_seconds
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await changed.wait()
+        changed.clear()
+
+    async def _listen(self) -> None:
+        while True:
+            # The call that begins to watch a folder holds up the whole process: only for folders that have answered,
+            # and only when there are others than before.
+            folders = await self._watched_folders()
             try:
-                async with asyncio.timeout(5):  # then check again which folders to watch
-                    async for _ in watchfiles.awatch(
-                        *paths, debounce=100, step=20, rust_timeout=1000, recursive=False, watch_filter=None
-                    ):
-                        changed.set()
-                        if self._watched_paths() != paths:
+                notifications = watchfiles.awatch(
+                    *folders,
+                    debounce=100,
+                    step=20,
+                    rust_timeout=5000,
+                    yield_on_timeout=True,
+                    recursive=False,
+                    watch_filter=None,
+                )
+                async with aclosing(notifications):
+                    async for found in notifications:
+                        if found:
+                            self._manifests_changed.set()
+                            self._adapters_changed.set()
+                        if await self._watched_folders() != folders:
                             break
-            except TimeoutError:
-                continue
             except (OSError, RuntimeError) as error:
                 log.debug("file_notifications_unavailable", error=str(error))
                 await asyncio.sleep(5)
 
-    def _watched_paths(self) -> list[Path]:
-        sources = (folder_of(self._source_of(manifest)[0]) for manifest in self.objects.adapters)
-        folders = {folder for folder in sources if folder is not None}
-        folders.add(self._settings.manifests if self._settings.manifests.is_dir() else self._settings.manifests.parent)
-        return sorted(folder for folder in folders if folder.is_dir())
+    async def _watched_folders(self) -> dict[Path, int]:
+        """Each with its inode: one that was made again has to be watched again."""
+        looks = self._adapter_looks
+        found = {
+            folder: seen.inode for folder, seen in looks.seen.items() if seen.inode and not looks.is_silent(folder)
+        }
+        return found | await self._listening.run(self._manifest_folder)
+
+    def _manifest_folder(self) -> dict[Path, int]:
+        manifests = self._settings.manifests
+        folder = manifests if manifests.is_dir() else manifests.parent
+        with suppress(OSError):
+            return {folder: folder.stat().st_ino}
+        return {}
 
     def _signature(self) -> str:
         path = self._settings.manifests
@@ -393,18 +444,23 @@ class LocalOperator:
             return "missing"
         return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
 
-    def _check_adapters(self) -> bool:
+    async def _check_adapters(self) -> bool:
         """Whether files of an adapter have changed and then stayed unchanged for a moment."""
         sources = {self._source_of(manifest)[0] for manifest in self.objects.adapters}
-        now = monotonic()
-        stamps = {
-            source: self._debouncer(source, stamp_of(folder), now)
-            for source in sources
-            if (folder := folder_of(source)) is not None
+        folders = {source: folder for source in sources if (folder := folder_of(source)) is not None}
+        await self._adapter_looks.look(folders.values())
+        now, seen = monotonic(), self._adapter_looks.seen
+        # One that does not answer keeps the stamp that it had, also with the last operator.
+        stamps = {source: self._stamps[source] for source in folders if source in self._stamps}
+        stamps |= {
+            source: self._debouncer(source, seen[folder].stamp, now)
+            for source, folder in folders.items()
+            if folder in seen
         }
-        self._debouncer.forget({"manifests", *sources})
-        changed = stamps != self._stamps
-        self._stamps = stamps
+        self._debouncer.forget(sources)
+        if changed := stamps != self._stamps:
+            self._stamps = stamps
+            self._stamps_file.write(stamps)
         return changed
 
     def _source_of(self, manifest: Manifest) -> tuple[str, str]:
@@ -420,6 +476,13 @@ class LocalOperator:
         )
         sub_path = next((one.sub_path for one in volumes if claim and one.claim_name == claim.claim_name), None)
         return source_of(source, manifest=manifest.place.file, sub_path=sub_path)
+
+
+async def _at_most(seconds: float | None, task: asyncio.Task[Any]) -> None:
+    """Wait for the task, and raise what it raises."""
+    await asyncio.wait({task}, timeout=seconds)
+    if task.done():
+        task.result()
 
 
 async def migrate(url: str) -> None:

@@ -5,7 +5,7 @@ An error never removes a valid object: a file that can no longer be read keeps i
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,8 +66,9 @@ class ManifestFolder:
         self._good: dict[Path, tuple[Manifest, ...]] = {}
         self._accepted: dict[ObjectKey, Manifest] = {}
 
-    def recall(self) -> None:
+    def recall(self) -> DeclaredObjects:
         """Go on from what the last operator accepted of this folder."""
+        self._good, self._accepted = {}, {}
         with suppress(OSError, ValidationError):
             for one in _KEPT.validate_json(self._kept.read_bytes()):
                 file = Path(one.file)
@@ -75,6 +76,7 @@ class ManifestFolder:
                     manifest = Manifest(one.resource, ManifestPosition(one.file, one.line, one.column))
                     self._accepted[manifest.key] = manifest
                     self._good[file] = (*self._good.get(file, ()), manifest)
+        return _without_conflicts(self._accepted.values(), ())
 
     def _keep(self) -> None:
         kept = tuple(
@@ -224,7 +226,7 @@ class Debouncer:
     def waiting(self) -> bool:
         return bool(self._coming)
 
-    def forget(self, keep: set[object]) -> None:
-        for key in self._value.keys() - keep:
+    def forget(self, keep: Collection[object]) -> None:
+        for key in self._value.keys() - set(keep):
             del self._value[key]
             self._coming.pop(key, None)

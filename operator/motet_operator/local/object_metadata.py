@@ -1,9 +1,10 @@
-"""Generation and age of each object, which the API server keeps on a cluster.
+"""Generation and age of each object, which the API server keeps on a cluster, and the stamps of adapters' folders.
 
-Stored on disk, so that a restart of the operator changes neither.
+Stored on disk, so that a restart of the operator changes none of them.
 """
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,3 +53,19 @@ class MetadataFile:
             with suppress(OSError):  # the disk is full: the numbers start again with the next operator
                 write_atomically(self._path, orjson.dumps({"objects": self._known, "next": self._next_age}))
         return found
+
+
+class StampsFile:
+    """The stamp of each adapter's folder, by its source."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> dict[str, str]:
+        with suppress(OSError, ValueError, AttributeError):
+            return {source: str(stamp) for source, stamp in orjson.loads(self._path.read_bytes()).items()}
+        return {}
+
+    def write(self, stamps: Mapping[str, str]) -> None:
+        with suppress(OSError):  # the disk is full: the next operator may check adapters again
+            write_atomically(self._path, orjson.dumps(stamps))

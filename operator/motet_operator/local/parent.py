@@ -62,6 +62,10 @@ class Parent:
         self, layout: StateDirectory, env: Mapping[str, str], *, silent_seconds: float, time_scale: float = 1.0
     ) -> None:
         self.stop = asyncio.Event()
+        self.only_adopts = False
+        """It has taken over a running stack and is not done yet: ctrl-C then ends it alone, and the stack runs on."""
+        self.leaves = False
+        """It was ended like that."""
         self._kill_now = asyncio.Event()
         self._layout = layout
         config = LifecycleConfig(stop_grace=STOP_SECONDS, liveness_seconds=silent_seconds).scaled(time_scale)
@@ -74,19 +78,30 @@ class Parent:
             self._kill_now.set()
         self.stop.set()
 
+    def _interrupted(self) -> None:
+        if self.only_adopts:
+            self.leaves = True
+            self.stop.set()
+        else:
+            self.ask_to_stop()
+
     async def run(self) -> None:
-        """The caller holds the lock. When this returns, no process of the stack runs."""
+        """The caller holds the lock. When this returns, no process of the stack runs, unless `leaves` is set."""
         become_subreaper()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(signum, self.ask_to_stop)
+        loop.add_signal_handler(signal.SIGTERM, self.ask_to_stop)
+        for signum in (signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(signum, self._interrupted)
         reaping = asyncio.create_task(self._reap_now_and_then(), name="reap")
         try:
             self._replace_operator()
             self._processes.apply([self._spec])
             await self.stop.wait()
-            await self._stop_everything()
+            if self.leaves:
+                self._processes.release()
+            else:
+                await self._stop_everything()
         finally:
             reaping.cancel()
             await asyncio.gather(reaping, return_exceptions=True)

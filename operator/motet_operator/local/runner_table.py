@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import orjson
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
@@ -38,6 +40,7 @@ class LocalRunner:
     """The incarnation that was killed because it was unhealthy: late reports about it must not kill its successor."""
 
 
+_RUNNER = TypeAdapter(LocalRunner)
 _STORED = TypeAdapter(tuple[LocalRunner, ...])
 """With every field there is. What the file lacked would be another runner: an adopted process would be replaced."""
 
@@ -48,6 +51,8 @@ class RunnerTable:
         self._services = services
         self._table = _read(path)
         self._unhealthy_pids: dict[str, int | None] = {}
+        self._starting: dict[str, tuple[int | None, datetime]] = {}
+        """Since when a process of this pid has not been ready, by instance."""
         self._drains: dict[str, RunnerDrain] = {}
 
     def __iter__(self) -> Iterator[LocalRunner]:
@@ -99,8 +104,12 @@ class RunnerTable:
         grace: timedelta = timedelta(0),
         *,
         attached: Collection[str] = (),
+        now: datetime,
+        startup: timedelta,
     ) -> tuple[RunnerInstance, ...]:
-        """`grace` is how long an unhealthy runner may take to recover."""
+        """`grace` is how long an unhealthy runner may take to recover, `startup` how long others wait for one that is
+        not ready."""
+        self._note_starts(statuses, now)
         dead = {
             name: one
             for name, one in (unhealthy or {}).items()
@@ -120,11 +129,21 @@ class RunnerTable:
                 drained=runner.name in drained,
                 unhealthy=dead[runner.name].why if runner.name in dead else "",
                 replace_at=dead[runner.name].since + grace if runner.name in dead else None,
+                starting_until=self._starting[runner.name][1] + startup if runner.name in self._starting else None,
                 failures=statuses[runner.name].failures if runner.name in statuses else 0,
                 reason=statuses[runner.name].reason if runner.name in statuses else "",
             )
             for runner in self._table.values()
         )
+
+    def _note_starts(self, statuses: Mapping[str, ProcessStatus], now: datetime) -> None:
+        before, self._starting = self._starting, {}
+        for name in self._table:
+            status = statuses.get(name)
+            if status is None or not status.ready:
+                pid = status.pid if status is not None else None
+                known = before.get(name)
+                self._starting[name] = known if known is not None and known[0] == pid else (pid, now)
 
     def _still_runs(self, incarnation: str, status: ProcessStatus | None) -> bool:
         """False if the process has ended meanwhile: its successor has another pid."""
@@ -178,7 +197,15 @@ class RunnerTable:
         with suppress(
             OSError
         ):  # the disk is full: serving goes on; only a restart of the operator would lose the table
-            write_atomically(self._path, _STORED.dump_json(tuple(self._table.values()), exclude_none=True))
+            write_atomically(self._path, orjson.dumps([_stored(runner) for runner in self]))
+
+
+def _stored(runner: LocalRunner) -> dict[str, Any]:
+    """Names are objects in the file: the version before reads nothing else, and would adopt no runner."""
+    found: dict[str, Any] = _RUNNER.dump_python(runner, mode="json", exclude_none=True)
+    found["pool"] = runner.pool._asdict()
+    found["template"]["group"] = runner.template.group._asdict()
+    return found
 
 
 def _read(path: Path) -> dict[str, LocalRunner]:

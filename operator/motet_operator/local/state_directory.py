@@ -7,7 +7,8 @@ DATA/adapters/        what `motet adapter push` has copied
 DATA/cache/           adapters, certificates, tokenizers
 DATA/logs/<name>.log  one for each process
 DATA/manifests/       the bundled manifests, if no folder was given
-DATA/run/             records of processes, runners and valid manifests, and the sockets if their paths are short enough
+DATA/run/             records of processes, runners, valid manifests and adapters' folders, and the sockets if their
+                      paths are short enough
 """
 
 import hashlib

@@ -14,7 +14,8 @@ from motet.processes.records import write_atomically
 from motet.resources import Problem
 from motet.resources.status import AdapterRevision, Condition, StatusModel
 from motet.runner_info import BatchCap, KernelState
-from motet_operator.reconcile import AdapterStatus, Plan, PoolStatus
+from motet_operator.earlier_status import AwaitedKnowledge, pool_with_earlier_reports, with_earlier_checks
+from motet_operator.reconcile import AdapterStatus, Plan, PoolStatus, View
 from motet_operator.reconcile.adapter_history import revisions_of
 
 
@@ -41,6 +42,32 @@ class StatusFile:
         return True
 
 
+def with_earlier_reports(
+    document: dict[str, Any],
+    earlier: dict[str, Any],
+    view: View,
+    awaited: AwaitedKnowledge,
+    unheard: Mapping[ObjectName, bool],
+) -> dict[str, Any]:
+    """The status with what an earlier one says of `unheard` adapters, and of pools until the scheduler has reported."""
+    pools, adapters = objects_from(earlier, "pools"), objects_from(earlier, "adapters")
+
+    def adapter(one: dict[str, Any]) -> dict[str, Any]:
+        stays = unheard.get(ObjectName(one["namespace"], one["name"]))
+        if stays is None:
+            return one
+        before = adapters.get((one["namespace"], one["name"]), one)
+        return before if stays else with_earlier_checks(one, before)
+
+    return document | {
+        "pools": [
+            pool_with_earlier_reports(one, pools.get((one["namespace"], one["name"]), {}), declared, awaited)
+            for declared, one in zip(view.pools, document["pools"], strict=True)
+        ],
+        "adapters": [adapter(one) for one in document["adapters"]],
+    }
+
+
 def status_document(
     plan: Plan,
     processes: Sequence[ProcessStatus],
@@ -50,11 +77,8 @@ def status_document(
     operator_pid: int,
     kernels: Mapping[str, KernelState] | None = None,
     batch_caps: Mapping[str, BatchCap] | None = None,
-    unheard_adapters: Mapping[ObjectName, dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """`kernels` and `batch_caps`: of the runners that have reported them, by instance. `unheard_adapters`: adapters of
-    which no report has come yet, as an earlier status has them."""
-    unheard = unheard_adapters or {}
+    """`kernels` and `batch_caps`: of the runners that have reported them, by instance."""
     return {
         "services": [
             {
@@ -67,7 +91,7 @@ def status_document(
             for process in sorted(processes, key=lambda process: (process.kind == "runner", process.name))
         ],
         "pools": [_pool(pool) for pool in plan.pools],
-        "adapters": [unheard.get(adapter.name) or _adapter(adapter) for adapter in plan.adapters],
+        "adapters": [_adapter(adapter) for adapter in plan.adapters],
         "runners": [
             {"name": name, "kernels": _kernels(state)} | _batch_cap((batch_caps or {}).get(name))
             for name, state in sorted((kernels or {}).items())
@@ -85,6 +109,7 @@ def _pool(pool: PoolStatus) -> dict[str, Any]:
         "model": pool.model,
         "replicas": pool.replicas,
         "ready": pool.ready,
+        "adapters": {"registered": pool.adapters.registered},
         "conditions": [_document(condition) for condition in pool.conditions],
     }
 
@@ -139,10 +164,10 @@ def conditions_from(document: dict[str, Any], kind: str) -> dict[tuple[str, str]
     return found
 
 
-def adapters_from(document: dict[str, Any]) -> dict[ObjectName, dict[str, Any]]:
-    """The adapters of an earlier status."""
+def objects_from(document: dict[str, Any], kind: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """The pools or adapters of an earlier status."""
     with suppress(KeyError, TypeError, ValueError):
-        return {ObjectName(each["namespace"], each["name"]): each for each in document.get("adapters", [])}
+        return {(each["namespace"], each["name"]): each for each in document.get(kind, [])}
     return {}
 
 

@@ -1,8 +1,12 @@
 """Stops a stack, whatever is left of it: `motet up`, only its operator, only some services, or only files."""
 
 import asyncio
+import fcntl
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from motet.clock import monotonic
 from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, is_alive
@@ -31,6 +35,32 @@ async def take_down(layout: StateDirectory, *, seconds: float = STOP_SECONDS) ->
     """
     if not layout.data.is_dir():
         return []
+    async with _only_one_at_a_time(layout.data, 3 * seconds):
+        return await _take_down(layout, seconds)
+
+
+@asynccontextmanager
+async def _only_one_at_a_time(folder: Path, seconds: float) -> AsyncIterator[None]:
+    """Of several `motet down`s one signals `motet up`: a second signal would mean to kill everything at once."""
+    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        await _within(seconds, lambda: _is_first(file))
+        yield
+    finally:
+        os.close(file)
+
+
+def _is_first(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system that locks no folders: then nobody can tell
+    return True
+
+
+async def _take_down(layout: StateDirectory, seconds: float) -> list[str]:
     lock = StackLock(layout.lock, to_stop=True)
 
     def decided() -> bool:

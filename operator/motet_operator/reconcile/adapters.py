@@ -28,7 +28,7 @@ from motet_operator.reconcile.conditions import (
     yes,
 )
 from motet_operator.reconcile.plan import AdapterEntry, AdapterStatus
-from motet_operator.reconcile.pools import PoolRefusal
+from motet_operator.reconcile.pools import PoolRefusal, pools_keeping_runners
 from motet_operator.reconcile.scaling import Scaling
 from motet_operator.reconcile.seniority import by_seniority
 from motet_operator.reconcile.view import AdapterObject, AdapterReplica, AdapterReport, PoolObject, View
@@ -82,6 +82,10 @@ def adapter_context(
             groups.setdefault(pool.resource.group, pool)
         else:
             unserved.setdefault(pool.resource.group, (pool.resource, why))
+    keeping = pools_keeping_runners(view, refused)
+    for pool in by_seniority(view.pools):  # if no pool of the group is accepted, one whose runners go on decides
+        if pool.resource.object_name in keeping:
+            groups.setdefault(pool.resource.group, pool)
     group_of = {pool.resource.object_name: pool.resource.group for pool in view.pools}
     serving = Counter(
         group_of[instance.pool]
@@ -95,6 +99,7 @@ def adapter_context(
         names.setdefault((resource.metadata.namespace, resource.group, resource.model_name), resource.object_name)
     runners = frozenset(instance.name for instance in view.instances)
     awake = {group_of[name] for name, scaling in scalings.items() if scaling.replicas and name not in refused}
+    awake |= {group for group, pool in groups.items() if pool.resource.object_name in keeping}
     asleep = frozenset(groups.keys() - awake)
     context = AdapterContext(
         groups=groups,

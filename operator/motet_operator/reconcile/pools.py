@@ -43,8 +43,8 @@ class PoolRefusal:
 
 
 def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, PoolRefusal]:
-    """Pools that may not have runners: the operator has no rights in their namespace, or an older pool of their group
-    serves another base model."""
+    """Pools that may not have runners: the operator has no rights in their namespace or no image of their engine, or an
+    older pool of their group serves another base model."""
     first: dict[ObjectName, PoolObject] = {}
     found: dict[ObjectName, PoolRefusal] = {}
     for pool in by_seniority(pools):
@@ -65,7 +65,20 @@ def refusals(pools: Sequence[PoolObject]) -> dict[ObjectName, PoolRefusal]:
                 "use the same spec.model, or create the pool again with another spec.group",
                 keeps_runners=True,
             )
+        elif not pool.backend_installed:
+            backend = pool.resource.spec.engine.backend
+            found[name] = PoolRefusal(
+                reason="BackendNotInstalled",
+                message=f"spec.engine.backend is {backend}, and this release names no image for it; build one, set the "
+                f"chart's value runner.{backend}.image.repository and upgrade the release",
+                keeps_runners=True,
+            )
     return found
+
+
+def pools_keeping_runners(view: View, refused: Mapping[ObjectName, PoolRefusal]) -> set[ObjectName]:
+    """Refused pools whose runners go on serving"""
+    return {one.pool for one in view.instances if one.pool in refused and refused[one.pool].keeps_runners}
 
 
 def _held(view: View, pool: PoolObject) -> int | None:
@@ -312,7 +325,7 @@ def catalog_pools(
         for group, pool in groups.items()
     }
     grants = {group: pool.resource.spec.granted.grants for group, pool in groups.items()}
-    serving = {one.pool for one in view.instances if one.pool in refused and refused[one.pool].keeps_runners}
+    serving = pools_keeping_runners(view, refused)
     return tuple(
         PoolEntry(
             pool=pool.resource.object_name,

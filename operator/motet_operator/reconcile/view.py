@@ -36,6 +36,9 @@ class PoolObject:
     namespace_prepared: bool = True
     """The operator may run pods in the pool's namespace (`pools.namespaces` of the chart)."""
 
+    backend_installed: bool = True
+    """There is an image for the pool's engine."""
+
     pod_digest: str = ""
     """Digest of the pod template without its revision; empty if runners are processes."""
 

@@ -129,6 +129,13 @@ def revision_in(deployment: Object) -> str:
     return str(deployment["metadata"]["labels"]["motet.dev/revision"])
 
 
+def test_a_pool_whose_engine_has_no_image_gets_no_deployment() -> None:
+    wants = pool("one", engine={"backend": "vllm"})
+    decision = decided(wants)
+    assert reason_of(decision, POOLS, "one", "Accepted") == "BackendNotInstalled"
+    assert children(decision, DEPLOYMENTS) == []
+
+
 def test_the_deployment_of_a_pool_that_waits_for_its_groups_model_stays_as_it_was_made() -> None:
     leads, follows = member("leads", "v1", 1), member("follows", "v1", 2)
     before = deployed(leads, follows)
@@ -603,6 +610,13 @@ def test_an_adapter_without_any_runner_is_not_served_although_no_scheduler_says_
     refused = replace(before.reports, known={ObjectName("tenant", "legal"): failed})
     before.adapter["status"] = before.written(refused)[ADAPTERS]
     assert ADAPTERS not in before.written(awaited, before.runner), "files that were refused are refused"
+
+
+def test_a_runner_that_is_not_ready_serves_no_adapter_although_no_scheduler_says_so() -> None:
+    before = Before()
+    starting = pod("one", revision(), ready=False)
+    found = before.written(NOT_HEARD_YET, runner=starting)[ADAPTERS]
+    assert (reason_in(found), reason_in(found, "Certified")) == ("WaitingForRunner", "FitsBaseModel")
 
 
 def test_a_new_leader_may_say_the_same_in_other_words() -> None:

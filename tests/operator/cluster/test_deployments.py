@@ -174,6 +174,14 @@ def test_the_platforms_sidecars_are_beside_the_runner_and_get_nothing_of_the_poo
     assert other == proxy
 
 
+def test_runners_have_the_image_of_their_engine() -> None:
+    both = PlatformTemplate({"metadata": PLATFORM.metadata, "spec": PLATFORM.spec, "images": {"vllm": "motet/vllm:1"}})
+    assert runner(made(platform=both))["image"] == "motet/runner:1"
+    assert runner(made(platform=both, engine={"backend": "vllm"}))["image"] == "motet/vllm:1"
+    assert digest() == digest(both), "another engine's image replaces no runners"
+    assert digest(both, engine={"backend": "vllm"}) != digest(PLATFORM, engine={"backend": "vllm"})
+
+
 def test_the_operators_class_is_on_everything_that_it_makes_for_a_pool() -> None:
     label = {"motet.dev/operator-class": "staging"}
     own = PlatformTemplate({"metadata": PLATFORM.metadata, "spec": PLATFORM.spec}, "staging")

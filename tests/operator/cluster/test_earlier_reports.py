@@ -2,7 +2,7 @@
 
 import pytest
 
-from motet_operator.cluster.status_documents import with_earlier_advice
+from motet_operator.earlier_status import with_earlier_advice
 
 
 def scaling(status: str, reason: str, **more: object) -> dict[str, object]:
@@ -25,6 +25,5 @@ BY_ANOTHER_CLIENT = {"type": "ScalingActive", "status": "True", "reason": "Said"
 )
 def test_only_advice_that_still_counts_is_left_as_it_was(earlier: dict[str, object], kept: bool) -> None:
     now = scaling("Unknown", "HoldingStaleAdvice")
-    pool = {"metadata": {"generation": 2}, "status": {"conditions": [earlier]}}
-    (found,) = with_earlier_advice({"conditions": [now]}, pool)["conditions"]
+    (found,) = with_earlier_advice({"conditions": [now]}, {"conditions": [earlier]}, 2)["conditions"]
     assert found == (earlier if kept else now)

@@ -726,6 +726,22 @@ def test_a_pool_in_an_unprepared_namespace_says_what_to_do() -> None:
     assert plan.runner_sets == plan.catalog.pools == ()
 
 
+def test_a_pool_without_an_image_of_its_engine_says_what_to_set() -> None:
+    wants = pool(engine={"backend": "vllm"})
+    members = [instance("a", revision(wants))]
+    plan = reconcile(view(pools=[replace(wants, backend_installed=False)], instances=members))
+    (status,) = plan.pools
+    found = condition(status.conditions, "Accepted")
+    assert (found.status, found.reason) == ("False", "BackendNotInstalled")
+    assert "runner.vllm.image.repository" in found.message
+    assert condition(status.conditions, "Stalled").holds
+    assert status.replicas == 1, "those that are there stay"
+    assert [str(each.pool) for each in plan.catalog.pools] == ["default/demo"], "and serve"
+    assert plan.drains == ()
+    (none,) = reconcile(view(pools=[replace(wants, backend_installed=False)])).pools
+    assert none.replicas == 0
+
+
 def test_the_older_of_two_contradicting_pools_serves() -> None:
     young = replace(pool("a", group="g"), age=2)
     old = replace(pool("b", group="g", uri="file:///models/other"), age=1)

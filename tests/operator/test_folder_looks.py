@@ -1,0 +1,188 @@
+"""Looks at folders of which some do not answer."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import structlog
+
+from motet_operator.local import folder_looks
+from motet_operator.local.folder_looks import FolderLooks, ManyFolders
+from motet_operator.local.manifest_folder import MISSING, stamp_of
+
+MAX_SILENT = 4
+
+
+class Volume:
+    """Folders that do not answer until they are told to."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.answers: dict[Path, threading.Event] = {}
+        self.looks: list[Path] = []
+
+    def folder(self, name: str, *, hangs: bool = False) -> Path:
+        folder = self.root / name
+        folder.mkdir()
+        self.answers[folder] = threading.Event()
+        if not hangs:
+            self.answers[folder].set()
+        return folder
+
+    def stamp_of(self, folder: Path) -> str:
+        self.looks.append(folder)
+        self.answers[folder].wait()
+        return stamp_of(folder)
+
+
+@pytest.fixture
+def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Volume]:
+    volume = Volume(tmp_path)
+    monkeypatch.setattr(folder_looks, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(folder_looks, "MAX_SILENT", MAX_SILENT)
+    monkeypatch.setattr(folder_looks, "stamp_of", volume.stamp_of)
+    yield volume
+    for answers in volume.answers.values():
+        answers.set()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_folder_that_does_not_answer_hides_no_changes_of_others(volume: Volume) -> None:
+    folders = [volume.folder("a"), volume.folder("hangs", hangs=True), volume.folder("z")]
+    changes = []
+    with closing(ManyFolders("test", lambda: changes.append(1))) as looks:
+        async with asyncio.timeout(10):
+            await looks.look(folders)
+        assert looks.seen.keys() == {folders[0], folders[2]}
+        assert [problem.place.file for problem in looks.problems] == [str(folders[1])]
+        assert len(changes) == 1
+        before = looks.seen[folders[2]]
+        (folders[2] / "new").write_text("x")
+        async with asyncio.timeout(10):
+            await looks.look(folders)
+        assert looks.seen[folders[2]].stamp != before.stamp
+        assert volume.looks.count(folders[1]) == 1, "nobody looks there again"
+        volume.answers[folders[1]].set()
+        await until(lambda: not looks.problems)
+        await looks.look(folders)
+        assert looks.seen.keys() == {*folders}
+
+
+async def test_a_folder_that_no_longer_answers_stays_as_it_was(volume: Volume) -> None:
+    folder = volume.folder("a")
+    with closing(ManyFolders("test", lambda: None)) as looks:
+        await looks.look([folder])
+        before = looks.seen[folder]
+        volume.answers[folder].clear()
+        (folder / "new").write_text("x")
+        await looks.look([folder])
+        assert (looks.seen, looks.is_silent(folder)) == ({folder: before}, True)
+        await looks.look([])
+        assert not looks.seen
+
+
+async def test_a_volume_that_does_not_answer_costs_two_threads(volume: Volume) -> None:
+    """Not one for each of its folders."""
+    folders = [volume.folder(f"{number}") for number in range(20)]
+    with closing(ManyFolders("test", lambda: None)) as looks:
+        await looks.look(folders)
+        for folder in folders:
+            volume.answers[folder].clear()
+        volume.looks.clear()
+        await looks.look(folders)
+        await looks.look(folders)
+        assert (len(looks.problems), len(volume.looks)) == (2, 2)
+        assert len(looks.seen) == 20
+
+
+async def test_many_folders_that_never_answered_keep_a_bounded_number_of_threads(volume: Volume) -> None:
+    folders = [volume.folder(f"{number}", hangs=True) for number in range(MAX_SILENT + 3)]
+    with closing(ManyFolders("test", lambda: None)) as looks:
+        async with asyncio.timeout(10):
+            await looks.look(folders)
+            await looks.look(folders)
+        assert len(volume.looks) == len(looks.problems) == MAX_SILENT
+        for answers in volume.answers.values():
+            answers.set()
+        await until(lambda: not looks.problems)
+        await looks.look(folders)
+        assert len(looks.seen) == len(folders)
+
+
+async def test_however_many_folders_do_not_answer_the_changes_of_others_are_seen(volume: Volume) -> None:
+    good = volume.folder("good")
+    with closing(ManyFolders("test", lambda: None)) as looks:
+        await looks.look([good])
+        before = looks.seen[good]
+        folders = [good, *(volume.folder(f"{number}", hangs=True) for number in range(MAX_SILENT + 1))]
+        async with asyncio.timeout(10):
+            await looks.look(folders)
+            (good / "new").write_text("x")
+            await looks.look(folders)
+        assert looks.seen[good].stamp != before.stamp
+
+
+async def test_folders_that_are_missing_are_on_no_common_volume(volume: Volume) -> None:
+    folders = [volume.folder(f"{number}") for number in range(3)]
+    for folder in folders:
+        folder.rmdir()
+    with closing(ManyFolders("test", lambda: None)) as looks:
+        await looks.look(folders)
+        for folder in folders:
+            folder.mkdir()
+        for folder in folders[:2]:
+            volume.answers[folder].clear()
+        await looks.look(folders)
+        await looks.look(folders)
+        assert [looks.seen[folder].stamp == MISSING for folder in folders] == [True, True, False]
+
+
+async def test_a_folder_that_nobody_names_any_more_is_no_problem(volume: Volume) -> None:
+    folders = [volume.folder(f"{number}", hangs=True) for number in range(MAX_SILENT)]
+    with closing(ManyFolders("test", lambda: None)) as looks:
+        await looks.look(folders)
+        assert len(looks.problems) == MAX_SILENT
+        good = volume.folder("good")
+        async with asyncio.timeout(10):
+            await looks.look([good])
+        assert not looks.problems
+        assert looks.seen.keys() == {good}
+
+
+async def test_a_folder_that_is_missing_is_seen_as_that(volume: Volume) -> None:
+    folder = volume.folder("a")
+    folder.rmdir()
+    with closing(ManyFolders("test", lambda: None)) as looks:
+        await looks.look([folder])
+        assert (looks.seen[folder].stamp, looks.seen[folder].inode) == (MISSING, 0)
+
+
+async def test_logs_name_the_folder_that_did_not_answer(volume: Volume) -> None:
+    """A look at the manifests looks at models, too."""
+    model, answers = volume.root / "model", threading.Event()
+    with closing(FolderLooks("test", volume.root, lambda: None)) as looks:
+
+        def look() -> None:
+            looks.at = model
+            answers.wait()
+            looks.at = volume.root / "another"
+
+        with structlog.testing.capture_logs() as logs:
+            looking = asyncio.create_task(looks(look))
+            await until(lambda: looks.problems)
+            answers.set()
+            await looking
+        assert [(line["event"], line["path"]) for line in logs] == [
+            ("folder_silent", str(model)),
+            ("folder_answers", str(model)),
+        ]
+        await looks(lambda: None)
+        assert looks.at == volume.root
