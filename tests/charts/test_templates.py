@@ -473,6 +473,18 @@ def test_the_users_annotations_override_those_of_the_chart() -> None:
         assert templates[who]["metadata"]["annotations"][SAFE_TO_EVICT] == "tmp", who
 
 
+def test_the_operator_knows_the_image_of_vllm_if_there_is_one() -> None:
+    assert "images" not in runner_template(render())
+    images = {
+        "motet/vllm:1.2": {"repository": "motet/vllm", "tag": "1.2"},
+        f"motet/vllm@{DIGEST}": {"repository": "motet/vllm", "digest": DIGEST},
+    }
+    for image, values in images.items():
+        template = runner_template(render({"runner": {"vllm": {"image": values}}}))
+        assert template["images"] == {"vllm": image}
+        assert template["spec"] == runner_template(render())["spec"]
+
+
 def test_the_runner_template_sets_no_field_that_a_pool_sets() -> None:
     """Two writers would overwrite each other's value of a field."""
     template = runner_template(render())

@@ -30,7 +30,7 @@ app.kubernetes.io/part-of: motet
 {{- end -}}
 
 {{- define "motet.image" -}}
-{{- $image := (index .root.Values .component).image -}}
+{{- $image := .image | default (index .root.Values .component).image -}}
 {{- with .root.Values.image.registry }}{{ . }}/{{ end -}}
 {{- $image.repository -}}
 {{- if $image.digest -}}

@@ -56,6 +56,7 @@ def test_a_folder_is_served_the_same_on_a_laptop_and_in_a_cluster(product: Produ
     lines.write_text("\n".join(lines_of(product.keys).values()))
     env = {"MOTET_GATEWAY_KEYS_FILE": str(lines)}
     with running_stack(tmp_path / "stack", manifests=folder, env=env) as stack:
+        stack.until(lambda: all(adapter["ready"] for adapter in stack.status()["adapters"]))
         local = {tenant: stack.openai(api_key=str(product.keys[tenant])) for tenant in TENANTS}
         for tenant, client in local.items():
             there = product.ask("/v1/models", tenant=tenant)
