@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 NOT_BENCHMARKS = {
     "__init__",
     "__main__",
+    "child_driver",
     "cluster_loads",
     "driven",
     "earlier_tree",

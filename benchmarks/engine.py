@@ -16,7 +16,7 @@ from benchmarks.engine_cases.against_transformers import hf_base, peft_distinct,
 from benchmarks.engine_cases.bench import SUFFIXES, Bench
 from benchmarks.engine_cases.demo import demo
 from benchmarks.engine_cases.disturbed import busy, prefill
-from benchmarks.engine_cases.ours import gained, host, kept
+from benchmarks.engine_cases.ours import dora, gained, host, kept
 from benchmarks.engine_cases.program import gained_by_program
 from benchmarks.engine_cases.setup import add_sizes, prepared, start_as_the_product_does
 from benchmarks.engine_cases.without_forward import without_forward
@@ -29,6 +29,7 @@ SLOWDOWN: float = Settings.model_fields["decode_slowdown"].default
 CASES: dict[str, Callable[[Bench], Awaitable[None]]] = {
     "gained": gained,
     "kept": kept,
+    "dora": dora,
     "host": host,
     "hf": hf_base,
     "peft": peft_distinct,

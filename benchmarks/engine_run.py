@@ -16,6 +16,7 @@ from benchmarks.harness import Measure
 from benchmarks.model_time import ModelTime
 from benchmarks.traffic import TRAFFIC, among
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
+from motet_runner.adapters.certification import certify
 from motet_runner.engine import Engine
 from motet_runner.execute.forward.program import SWITCHED_ON
 from motet_runner.interface import EngineConfig, NewSequence, Sampling
@@ -64,6 +65,10 @@ class Run:
     of_decodes: list[float] = field(default_factory=list)
     """The steps that began when all requests had a token, of the last that were served"""
     _numbers: Iterator[int] = field(default_factory=count)
+
+    def know(self, digest: Digest, folder: Path) -> None:
+        """The engine serves the adapter in this folder under this digest."""
+        self.engine.load_adapter(digest, certify(folder, self.engine.info).layout)
 
     def seconds(self, requests: int, adapters: Sequence[Digest] = ()) -> float:
         """What all requests take together, each with its adapter, or all with the base. Their prompts are new, so no

@@ -51,6 +51,10 @@ class Case:
     family: str = "llama"
     clear: float = CLEAR
     """By so much an engine must prefer a first token for it to be compared."""
+    temperature: float = 0.0
+    """Otherwise than with 0 no two engines draw the same tokens."""
+    masked: int = 0
+    """Of our requests, with a mask"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +164,7 @@ class Comparison:
         """`candidates`: ours, of which the fastest is compared"""
         ours = self.fastest(candidates)
         results, same = [], None
-        if self._case.ours == self._case.theirs:
+        if self._case.ours == self._case.theirs and not self._case.temperature and not self._case.masked:
             said, equal, clear = self.check(ours)
             print(f"{name}: {said}", flush=True)
             same = 0 < equal == clear  # without a clear one, nothing has been compared
@@ -207,17 +211,18 @@ class Comparison:
             "adapters": base if traffic == "base" else among(given.adapters, TRAFFIC[traffic](work.requests)),
             "output": min(work.output, CHECKED_TOKENS) if checked else work.output,
             "margins": checked,
+            "temperature": self._case.temperature,
         }
 
     def of_ours(self, ours: Driven) -> Measure:
-        return self._measure(ours, self._case.ours, count(1))
+        return self._measure(ours, self._case.ours, count(1), {"masked": self._case.masked})
 
     def of_theirs(self) -> Measure:
-        return self._measure(self._theirs, self._case.theirs, count(1))
+        return self._measure(self._theirs, self._case.theirs, count(1), {"masked": 0})
 
-    def _measure(self, driven: Driven, traffic: str, seeds: Iterator[int]) -> Measure:
+    def _measure(self, driven: Driven, traffic: str, seeds: Iterator[int], more: Mapping[str, Any]) -> Measure:
         async def measure() -> float:
-            return float(driven.ask(self.question(next(seeds), traffic))["seconds"])
+            return float(driven.ask(self.question(next(seeds), traffic) | dict(more))["seconds"])
 
         return measure
 

@@ -74,7 +74,7 @@ def random_llama(shape: LlamaShape, scratch: Path, *, repeated: bool = False) ->
     return folder
 
 
-def random_adapter(shape: LlamaShape, folder: Path, *, rank: int, seed: int) -> Path:
+def random_adapter(shape: LlamaShape, folder: Path, *, rank: int, seed: int, dora: bool = False) -> Path:
     """An adapter of such a model, on all linears of its layers, as PEFT saves it."""
     folder.mkdir(parents=True)
     width, head = shape.width, shape.width // shape.heads
@@ -95,10 +95,13 @@ def random_adapter(shape: LlamaShape, folder: Path, *, rank: int, seed: int) -> 
             path = f"base_model.model.model.layers.{layer}.{linear}"
             for name, size in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
                 tensors[f"{path}.{name}.weight"] = (torch.randn(size, generator=generator) * 0.02).to(dtype)
+            if dora:  # about the lengths of the model's own rows
+                lengths = (0.9 + 0.2 * torch.rand(outputs, generator=generator)) * 0.02 * inputs**0.5
+                tensors[f"{path}.lora_magnitude_vector"] = lengths.to(dtype)
     save_file(tensors, folder / "adapter_model.safetensors")
     targets = sorted(linear.rpartition(".")[2] for linear in linears)
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": targets}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"use_dora": dora}))
     return folder
 
 

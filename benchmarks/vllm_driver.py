@@ -4,7 +4,7 @@ Each line of stdin is a question, and each line of stdout an answer, as JSON:
 
     {"do": "load", "model", "adapters": [folder], "rank", "length", "sequences", "dtype", "eager"}
         -> {"versions", "libraries", "threads"}
-    {"do": "generate", "prompts": [[token]], "adapters": [number or null], "output", "margins": bool}
+    {"do": "generate", "prompts": [[token]], "adapters": [number or null], "output", "margins": bool, "temperature"}
         -> {"seconds", "tokens": [[token]]}, and with "margins" by how much the first token of each was the likeliest
 """
 
@@ -58,7 +58,7 @@ class Peer:
 
     def generate(self, asked: dict[str, Any]) -> dict[str, Any]:
         sampling = self._sampling(
-            temperature=0,
+            temperature=asked["temperature"],
             max_tokens=asked["output"],
             ignore_eos=True,
             detokenize=False,

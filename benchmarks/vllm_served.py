@@ -10,10 +10,11 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -26,8 +27,6 @@ from benchmarks.vllm_setup import environment_of_vllm
 from motet.domain import Digest
 from testbed.ports import free_port
 
-LEAST = {"base": (1.4, 0.9), "distinct": (6, 6)}
-"""The least ratio with up to FEW requests, and with more, by traffic"""
 FEW = 16
 READY_SECONDS = 300
 AskAll = Callable[[list[Ask]], Awaitable[list[bytes]]]
@@ -35,27 +34,57 @@ EQUAL = 0.5
 """The least share of first words that must be equal: a server without the adapters would have none."""
 
 
+class Beside(NamedTuple):
+    name: str
+    """Of its results, with the number of requests"""
+    traffic: str
+    with_lora: bool
+    """vLLM's server knows the adapters."""
+    least: tuple[float, float] | None
+    """The ratio with up to FEW requests, and with more"""
+
+
+CASES = (
+    Beside("vllm_http_base_{}", "base", False, (1.4, 0.9)),
+    Beside("vllm_http_distinct_{}", "distinct", True, (6, 6)),
+)
+
+
 def measure_served(given: argparse.Namespace, model: Path, adapters: Sequence[str]) -> list[Result]:
+    env = {"MOTET_RUNNER_KERNELS": "cpp", "MOTET_RUNNER_KERNEL_CACHE": str(given.cache)}
+    if given.threads != [None]:
+        env["MOTET_RUNNER_THREADS"] = str(given.threads[0])
+    return measure_beside(given, model, adapters, CASES, engine={}, env=env)
+
+
+def measure_beside(
+    given: argparse.Namespace,
+    model: Path,
+    adapters: Sequence[str],
+    cases: Sequence[Beside],
+    *,
+    engine: Mapping[str, Any],
+    env: Mapping[str, str],
+) -> list[Result]:
+    """`engine`: of the pool; `env`: of the product's processes"""
     engine = {
         "dtype": given.dtype,
         "kvCacheMiB": given.kv_mib,
         "maxResidentAdapters": given.adapters,
         "prefixCache": False,
+        **engine,
     }
-    env = {"MOTET_RUNNER_KERNELS": "cpp", "MOTET_RUNNER_KERNEL_CACHE": str(given.cache)}
-    if given.threads != [None]:
-        env["MOTET_RUNNER_THREADS"] = str(given.threads[0])
     with (
         tempfile.TemporaryDirectory(prefix="mt", dir="/tmp") as folder,
-        serving(Path(folder), model, [Path(one) for one in adapters], engine=engine, env=env) as stack,
+        serving(Path(folder), model, [Path(one) for one in adapters], engine=engine, env=dict(env)) as stack,
     ):
         own = [psutil.Process(pid) for pid in stack.processes()]
         results = []
-        for traffic in LEAST:
-            port, of_peer = free_port(), [] if traffic == "base" else adapters
+        for case in cases:
+            port, of_peer = free_port(), adapters if case.with_lora else []
             command = command_of_vllm(given, Path(folder) / "manifests" / "model", of_peer, port)
             with Stoppable("vLLM's server", command, environment_of_vllm(given)) as server:
-                results += asyncio.run(_measure(given, traffic, server, (stack.port, port), own))
+                results += asyncio.run(_measure(given, case, server, (stack.port, port), own))
         return results
 
 
@@ -80,7 +109,7 @@ def _with_lora(given: argparse.Namespace, adapters: Sequence[str]) -> list[str]:
 
 
 async def _measure(
-    given: argparse.Namespace, traffic: str, server: Stoppable, ports: tuple[int, int], own: Sequence[psutil.Process]
+    given: argparse.Namespace, case: Beside, server: Stoppable, ports: tuple[int, int], own: Sequence[psutil.Process]
 ) -> list[Result]:
     """`ports`: ours and theirs"""
     await until_ready(server, ports[1])
@@ -96,7 +125,7 @@ async def _measure(
     results = []
     try:
         for requests in given.requests:
-            name, adapters = f"vllm_http_{traffic}_{requests}", owners(traffic, requests, digests)
+            name, adapters = case.name.format(requests), owners(case.traffic, requests, digests)
             asks = _asks(given, adapters, 0)
             share = equal_first_words(await ours.ask_all(asks), await of_theirs(asks))
             print(f"{name}: {share:.0%} of all first words equal", flush=True)
@@ -105,15 +134,16 @@ async def _measure(
                 await seconds()
             pairs = await alternate(*of_both, pairs=given.pairs, own=[*own, *server.processes])
             print(f"{name}: {pairs}", flush=True)
-            tokens, least = requests * given.output, LEAST[traffic][requests > FEW]
+            tokens = requests * given.output
+            least = case.least[requests > FEW] if case.least is not None else None
             results += [
                 Result(f"{name}_first_words", share, "", f">= {EQUAL:g}", share >= EQUAL),
                 Result(
                     name,
                     pairs.ratio,
                     "x",
-                    f">= {least:g}",
-                    pairs.ratio >= least,
+                    "" if least is None else f">= {least:g}",
+                    None if least is None else pairs.ratio >= least,
                     "vLLM's server",
                     pairs,
                     same=share >= EQUAL,

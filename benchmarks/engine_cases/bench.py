@@ -8,7 +8,6 @@ from typing import Any
 from benchmarks.engine_run import Run, make_run
 from benchmarks.harness import Pairs, Result
 from motet.domain import Digest
-from motet_runner.adapters.certification import certify
 
 FEW = 16
 """Up to this number of requests, the first of two targets counts."""
@@ -44,7 +43,7 @@ class Bench:
     def new_run(self, how: str, **settings: Any) -> Run:
         run = make_run(self.model, self.given, how, **settings)
         for digest, folder in zip(self.adapters, self.folders, strict=True):
-            run.engine.load_adapter(digest, certify(folder, run.engine.info).layout)
+            run.know(digest, folder)
         return run
 
     def add_pairs(self, name: str, pairs: Pairs, baseline: str, least: float | None = None) -> None:

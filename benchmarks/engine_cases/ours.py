@@ -3,12 +3,17 @@
 `keep_*` is what the engine keeps of its speed when rows have adapters on all linears: the same one (identical), few of
 many (skewed), each another one (distinct). The share of the host is the time of a step that is not the model's:
 planning, sampling, and the description of the batch.
+
+`dora_vs_lora_*` has distinct adapters on all linears: LoRA against the same with DoRA.
 """
 
 from benchmarks.engine_cases.bench import SUFFIXES, Bench, least_of
+from benchmarks.engine_cases.setup import shape_of
 from benchmarks.engine_run import KINDS, owners, seconds_of
 from benchmarks.harness import Result, alternate, percentile
 from benchmarks.host_parts import parts_of
+from benchmarks.random_llama import random_adapter
+from motet.domain import Digest
 
 GAINED = {"modules": (2.5, 2.0), "torch": None}
 """The least that the compiled kernels must gain over the modules of transformers, and over torch's kernels"""
@@ -18,6 +23,9 @@ KEPT = {
     "torch": {"identical": (0.65, 0.65), "skewed": (0.55, 0.55), "distinct": (0.55, 0.55)},
 }
 """The least that is kept of the base's speed. With few requests, the bytes of distinct adapters alone cost a fifth."""
+
+DORA_VS_LORA = 0.93
+"""The least with DoRA of the speed with LoRA: its adapters have 6 % more bytes to read"""
 
 HOST_SHARE, OF_REQUESTS = 0.05, 32
 """The largest part of a step that the host may take, and the number of requests in that step"""
@@ -53,6 +61,29 @@ async def kept(bench: Bench) -> None:
                 pairs = await alternate(base, adapted, pairs=given.pairs)
                 least = least_of(KEPT[kernels][name], requests)
                 bench.add_pairs(f"keep_{name}_{requests}{SUFFIXES[kernels]}", pairs, "our base", least)
+
+
+async def dora(bench: Bench) -> None:
+    given = bench.given
+    scaling = {
+        Digest(f"sha256:dora-{number}"): random_adapter(
+            shape_of(given), bench.folders[0].parent / f"dora-{number}", rank=given.rank, seed=number, dora=True
+        )
+        for number in range(given.adapters)
+    }
+    for kernels in bench.kernels:
+        run = bench.new_run(kernels, max_resident_adapters=2 * given.adapters)
+        for digest, folder in scaling.items():
+            run.know(digest, folder)
+        for requests in given.requests:
+            lora, with_dora = (
+                seconds_of(run, requests, owners("distinct", requests, known)) for known in (bench.adapters, [*scaling])
+            )
+            await lora()
+            await with_dora()
+            pairs = await alternate(lora, with_dora, pairs=given.pairs)
+            least = DORA_VS_LORA if kernels == "fused" else None
+            bench.add_pairs(f"dora_vs_lora_{requests}{SUFFIXES[kernels]}", pairs, "LoRA", least)
 
 
 async def host(bench: Bench) -> None:

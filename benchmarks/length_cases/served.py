@@ -42,6 +42,10 @@ P99_MS, ASKED, PAUSE = 5.0, 1500, 0.01
 SPACE = 7
 
 
+_NUMBERS = itertools.count()
+"""Of requests"""
+
+
 class Prompts:
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -58,7 +62,7 @@ class Prompts:
         # Each adapter has its own typical length, from 10 to about 2,000 tokens.
         tokens = int(self._chance.lognormvariate(2.3 + 5 * adapter / ADAPTERS, 0.7)) + 1
         return predictor_pb2.Outcome(
-            request="r",
+            request=f"r{next(_NUMBERS)}",
             tenant=tenant,
             adapter=name,
             output_tokens=tokens,

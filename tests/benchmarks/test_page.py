@@ -18,7 +18,7 @@ def cases(module: str, *options: str) -> set[str]:
 def test_its_parts_have_every_case_that_has_a_row() -> None:
     assert cases("vllm_peer", "cpp") == {*vllm_peer.CASES, vllm_peer.SERVED}
     assert cases("vllm_peer", "torch") == {"base", "identical", "skewed", "distinct"}
-    assert cases("engine") == {*engine.CASES} - {"gained", "host", "program"}
+    assert cases("engine") == {*engine.CASES} - {"gained", "dora", "host", "program"}
     modules = {part.command.split()[0] for part in PARTS.values()}
     assert modules == {"vllm_peer", "llama_cpp_peer", "engine", "lora_op", "served"}
     assert sum(name not in NOT_TIMED for name in TABLES) == 11
