@@ -19,7 +19,7 @@ FAST    := tests/repo tests/docs tests/common tests/store tests/resources \
              tests/*/plan tests/*/policy tests/*/reconcile tests/*/test_policy*.py tests/*/test_model.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv up down status test lint check format bench soak sanitize mutate compat clients kube peer generate site train wheel clean
+.PHONY: help venv up down status test lint check format bench soak sanitize mutate compat surface clients kube peer generate site train wheel clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r word text; do \
@@ -93,6 +93,10 @@ mutate: venv  ## Count the small faults in policies that their tests find; takes
 
 compat: venv  ## Run the tests of models with the oldest and the newest transformers (downloads both, 10 MB each).
 	@$(BIN)/python -m tools.compat $(TEST_ARGS)
+
+surface: venv  ## Compare a version of vLLM with what Motet uses of it; downloads it, 0.5 GB (VLLM=0.33.0).
+	@test -n "$(VLLM)" || { echo "Which version? make surface VLLM=0.33.0" >&2; exit 1; }
+	@$(BIN)/python -m tools.surface "$(VLLM)"
 
 clients: venv  ## Try published clients against the bundled model; installs each into your cache, 1 GB (CLIENTS='curl openai': only these).
 	@$(BIN)/python -m tools.clients $(if $(CLIENTS),--only $(CLIENTS))

@@ -23,6 +23,7 @@ EXECUTED = {
         "guides/quotas.md",
         "guides/adapters.md",
     ),  # tests/stack/test_pages.py
+    "tutorials/gpu.md",  # tests/stack/test_gpu_page.py
     "guides/client.md",  # tests/stack/test_tenants.py
     "guides/offline.md",  # tests/runner/test_offline.py
     "guides/keys.md",  # tests/docs/test_keys.py

@@ -24,7 +24,7 @@ def actions_of(client: Client) -> set[str]:
     return set(re.findall(r'"(\w+)": \w', text))
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", [name for name, client in CLIENTS.items() if client.driver])
 def test_a_driver_has_the_actions_that_the_client_has(name: str) -> None:
     assert actions_of(CLIENTS[name]) == set(CLIENTS[name].does) <= set(ACTIONS)
 

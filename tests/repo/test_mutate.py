@@ -12,6 +12,7 @@ from testbed.tree import ROOT
 from tools.mutate.__main__ import Drawn, is_found
 from tools.mutate.mutants import mutants_of
 from tools.mutate.plugin import MODULE, RECORD, SOURCE
+from tools.mutate.vllm import FAULTS
 
 POLICY = '''
 """Words that are not changed: 1 < 2."""
@@ -80,8 +81,20 @@ def test_a_mutant_with_which_tests_cannot_be_imported_is_found(tmp_path: Path, m
         is_found(Drawn(ROOT / "rule.py", "rule", breaks, [f"{tests}::test_nowhere"], 1.0))
 
 
+def test_each_fault_of_the_engine_with_vllm_can_be_made() -> None:
+    """Its text is in the module once, and what comes of it can be imported."""
+    assert len(FAULTS) >= 50
+    assert len({(one.module, one.before, one.after) for one in FAULTS}) == len(FAULTS)
+    for one in FAULTS:
+        compile(one.applied(), one.module, "exec")
+    with pytest.raises(ValueError, match="0 times, and not once"):
+        replace(FAULTS[0], before="nowhere").applied()
+
+
 @pytest.mark.soak
-def test_the_tests_of_policies_find_enough_small_faults() -> None:
-    """`make mutate`, with another seed each time: a failure names the seed and the faults that no test found."""
-    ran = subprocess.run([sys.executable, "-m", "tools.mutate"], cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("module", ["tools.mutate", "tools.mutate.vllm"])
+def test_the_tests_find_enough_small_faults(module: str) -> None:
+    """`make mutate`, with another seed each time, and those of the engine with vLLM: a failure names the seed and the
+    faults that no test found."""
+    ran = subprocess.run([sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"{ran.stdout}{ran.stderr}"

@@ -34,7 +34,7 @@ def submit(up: runner_pb2.GenerateUp) -> Any:
     del up.submit.choices[1:]
     if not up.submit.choices:
         up.submit.choices.add()
-    return generate_service.sequence_of(up.submit, base_digest=BASE)
+    return generate_service.sequence_of(up.submit, tuple(up.submit.prompt_ids), base_digest=BASE)
 
 
 def operator_hears(down: scheduler_pb2.SyncDown) -> Any:

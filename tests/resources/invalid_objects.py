@@ -49,6 +49,10 @@ SCHEMES = {
     "LoRAAdapter": "file:// or hf:// or https://",
     "ServingPool": "file:// or pvc:// or hf:// or https://",
 }
+GPUS = (
+    "the GPUs in template.resources.limits must be engine.parallel.tensor × engine.parallel.stages; without "
+    "engine.parallel, one"
+)
 A_URI = (
     "must be a URI such as hf://organisation/name or https://files.example.com/legal/, without spaces and control "
     "characters"
@@ -396,6 +400,42 @@ BROKEN = [
         {"contiguous": True},
         "contiguous needs a preset that admits by promises, not paged-chunk, the default",
         at="spec.engine",
+    ),
+    InvalidObject(
+        "ServingPool",
+        "spec.engine.parallel",
+        {"parallel": {"tensor": 2}},
+        "parallel may only be set when backend is vllm",
+        at="spec.engine",
+    ),
+    InvalidObject(
+        "ServingPool",
+        "spec.engine.vllm",
+        {"vllm": {"enforceEager": True}, "backend": "motet"},
+        "vllm may only be set when backend is vllm",
+        at="spec.engine",
+    ),
+    InvalidObject(
+        "ServingPool",
+        "spec.template.resources",
+        {
+            "model": {"uri": "file:///models/base"},
+            "engine": {"backend": "vllm", "parallel": {"tensor": 2, "stages": 2}},
+            "template": {"resources": {"limits": {"nvidia.com/gpu": 2}}},
+        },
+        GPUS,
+        at="spec",
+    ),
+    InvalidObject(
+        "ServingPool",
+        "spec.template.resources",
+        {
+            "model": {"uri": "file:///models/base"},
+            "engine": {"backend": "vllm"},
+            "template": {"resources": {"limits": {"amd.com/gpu": "2"}}},
+        },
+        GPUS,
+        at="spec",
     ),
     InvalidObject("ServingPool", "spec.group", "a/b", A_LABEL),
     InvalidObject("ServingPool", "spec.group", "other", "group is immutable", change=True),

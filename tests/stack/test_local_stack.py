@@ -93,6 +93,8 @@ def test_two_adapters_answer_and_ctrl_c_stops_everything(tmp_path: Path) -> None
 
 
 def assert_working(stack: LocalStack) -> None:
+    # Checks of adapters leave the processors to all that runs: on a busy machine `motet up` does not wait for them.
+    stack.until(lambda: all(adapter["ready"] for adapter in stack.status()["adapters"]))
     status = json.loads(stack.motet("status", "--json").stdout)
     assert stack.status().keys() == {"services", "pools", "adapters", "runners", "problems", "url"}
     assert status.keys() - stack.status().keys() == {"answers", "weights_made"}, "from the metrics of running services"
@@ -232,6 +234,32 @@ def test_up_again_adopts_what_a_killed_parent_left(shared: LocalStack) -> None:
     kill_parent(shared)
     assert shared.up().returncode == 0
     shared.until(lambda: len(shared.status()["services"]) == len(pids))
+
+
+def test_ctrl_c_during_an_up_that_adopts_a_stack_ends_only_that(shared: LocalStack) -> None:
+    before = {one["name"]: one["pid"] for one in shared.status()["services"]}
+    kill_parent(shared)
+    with subprocess.Popen(
+        [*MOTET, *shared.up_arguments(), "--runners", "2", "--data-dir", str(shared.data)],
+        env=shared.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as front:
+        try:
+            shared.until(lambda: len(shared.status()["services"]) > len(before))
+            front.send_signal(signal.SIGINT)
+            output, _ = front.communicate(timeout=30)
+        finally:
+            front.kill()
+    assert front.returncode == 130, output
+    assert "What ran before goes on." in output
+    now = {one["name"]: one["pid"] for one in shared.status()["services"]}
+    assert {name for name in before if before[name] != now[name]} == {"operator"}
+    assert shared.ask("default/pirate", QUESTION)
+    assert shared.up().returncode == 0
+    shared.until(lambda: len(shared.status()["services"]) == len(before))
 
 
 def test_up_never_stops_what_it_adopts_because_something_fails(shared: LocalStack) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from testbed.local_stack import LocalStack, taken_down
 from testbed.tree import ROOT
 from tests.docs.blocks import Shell, blocks, type_page
 
+NOTHING: Mapping[str, Path] = {}
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 
@@ -18,10 +20,16 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
     "page", ["tutorials/laptop.md", "tutorials/tools.md", "guides/quotas.md", "guides/adapters.md"]
 )
 def test_a_page_for_a_laptop_does_what_it_says(tmp_path: Path, page: str) -> None:
+    type_laptop_page(tmp_path, page)
+
+
+def type_laptop_page(tmp_path: Path, page: str, *, also: Mapping[str, Path] = NOTHING, timeout_s: float = 120) -> None:
+    """`also`: folders beside those of the repository, by name"""
     here, home, programs = (tmp_path / name for name in ("motet", "home", "bin"))
     for folder in (here, home, programs):
         folder.mkdir()
-    (here / "cli").symlink_to(ROOT / "cli")
+    for name, folder in {"cli": ROOT / "cli", **also}.items():
+        (here / name).symlink_to(folder)
     # Those of this machine: without them, a runner compiles its kernels for most of a minute.
     CACHE.mkdir(mode=0o700, parents=True, exist_ok=True)
     (home / ".cache" / "motet").mkdir(parents=True)
@@ -31,7 +39,7 @@ def test_a_page_for_a_laptop_does_what_it_says(tmp_path: Path, page: str) -> Non
     ours = ("XDG_DATA_HOME", "PYTHONWARNINGS")
     outside = {name: value for name, value in stack.environment().items() if name not in ours}
     env = outside | {"HOME": str(home), "PATH": f"{programs}:{os.environ['PATH']}", "LANG": "C.UTF-8"}
-    with taken_down(stack), Shell(here, scratch=tmp_path, env=env, timeout_s=120) as shell:
+    with taken_down(stack), Shell(here, scratch=tmp_path, env=env, timeout_s=timeout_s) as shell:
         type_page(blocks(ROOT / "docs" / page), shell)
         assert not stack.processes(), "the page stops what it starts"
 
