@@ -122,6 +122,22 @@ def test_the_position_is_that_among_those_that_wait():
     assert [told.position for told in driver.of(effects.SendPosition)] == [1]
 
 
+def test_who_only_lacks_a_place_does_not_wait_for_the_rates_of_an_older_one():
+    driver = with_limits(requests_per_minute=6, concurrency=1)
+    for name in ("runs", "owes"):
+        driver.enqueue(name, request_class=RequestClass.BATCH)
+    driver.enqueue("owes too", request_class=RequestClass.BATCH)
+    driver.enqueue("goes on", request_class=RequestClass.BATCH, delivered=5)
+    assert [told.position for told in driver.of(effects.SendPosition)] == [2], "behind the one that is charged, too"
+    driver.finish("runs")
+    assert [placed.request for placed in driver.of(effects.SendPlaced)] == ["owes"], "it was charged, and is older"
+    driver.finish("owes")
+    assert [placed.request for placed in driver.of(effects.SendPlaced)] == ["goes on"]
+    driver.finish("goes on")
+    driver.wait(30.0)
+    assert [placed.request for placed in driver.of(effects.SendPlaced)] == ["owes too"]
+
+
 def test_what_comes_back_lets_a_batch_request_in_earlier():
     driver = with_limits(tokens_per_minute=6000)
     driver.enqueue("a", max_tokens=100_000, estimate=Estimate(q90=6900))

@@ -5,9 +5,10 @@
 | a rate                   | waits                                    | is refused, and told when to come again |
 | `concurrency`            | waits                                    | waits                                  |
 
-Those that wait are in no queue, so nothing that is placed has to look at them. Each waits for one account at a time, by
-class and then as in its queue. When that lets somebody in, the first of them that its other accounts let in, too, is
-next. One that the others have turned away often keeps its place.
+Those that wait are in no queue, so nothing that is placed has to look at them. Each waits for one account at a time. The
+order is that of classes; in a class those that lack only a place are before those that rates keep out, and then it is
+that of the queue. When the account lets somebody in, the first of them that its other accounts let in, too, is next. One
+that the others have turned away often keeps its place.
 """
 
 from motet.errors import RateLimited
@@ -133,8 +134,9 @@ class QuotaGate:
             if request.forgotten:
                 self._lifecycle.end(request)
                 continue
+            had_charge = draw.charged
             blocked = self._advance(request, draw)
-            if blocked is account:
+            if blocked is account and draw.charged == had_charge:
                 del ready[account]
                 self._quotas.look_again(account, draw, self._state.now)
                 continue
@@ -142,7 +144,7 @@ class QuotaGate:
             if blocked is None:
                 self._come_in(request)
                 continue
-            if draw.charged:
+            if draw.charged and blocked is not account:
                 draw.turned_away(blocked)
             self._hold(request, draw, blocked)
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from motet_scheduler.policy.quotas.draws import Draw
     from motet_scheduler.policy.requests import Request
 
-WaitingKey = tuple[int, float, int]
-"""Class, and the request's `QueueKey`."""
+WaitingKey = tuple[int, bool, float, int]
+"""Class, whether rates keep it out, and the request's `QueueKey`: who only lacks a place waits for nobody's rates."""
 
 
 class Holder(StrEnum):
