@@ -29,6 +29,7 @@ from testbed.tree import ROOT
 from tests.common.cpu_speed import cpu_unit_seconds
 from tests.gateway.conftest import eventually
 from tests.gateway.test_renderers import HELLO, TOO_LARGE, WITHOUT_END, children
+from tests.support.garbage import uncollected
 
 BUNDLED = (ROOT / "cli/motet_cli/bundled/model/chat_template.jinja").read_text()
 HEADERS = """
@@ -247,14 +248,11 @@ def test_the_work_of_every_template_is_limited(name: str) -> None:
         metered = metered_template(text, {})
     except ValueError:
         return
-    gc.disable()  # a collection visits what the tests before have left, for up to a second
-    try:
+    with uncollected():
         began = time.thread_time()
         with pytest.raises(CannotRender):
             metered.render(encoded(LONG))
         spent = time.thread_time() - began
-    finally:
-        gc.enable()
     assert spent < 0.02 or spent < cpu_unit_seconds()
     tracemalloc.start()
     try:

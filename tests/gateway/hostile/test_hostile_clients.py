@@ -12,6 +12,7 @@ from testbed.fake_services import FakeServices
 from tests.gateway.conftest import Served, serve
 from tests.gateway.hostile.clients import CLIENTS, Target
 from tests.gateway.test_streams import ReceivedStream, expected, long_request, read
+from tests.support.garbage import uncollected
 
 MAX_TURN_SECONDS = 0.15
 """CPU time. The defects that these clients aim at took seconds."""
@@ -32,11 +33,12 @@ async def longest_turn() -> AsyncIterator[list[float]]:
             longest[0] = max(longest[0], now - before)
             before = now
 
-    task = asyncio.create_task(look())
-    try:
-        yield longest
-    finally:
-        task.cancel()
+    with uncollected():
+        task = asyncio.create_task(look())
+        try:
+            yield longest
+        finally:
+            task.cancel()
 
 
 async def stream_beside(served: Served, client: str) -> float:
