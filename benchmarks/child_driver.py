@@ -206,6 +206,7 @@ class Child:
             promise=pages_for(len(prompt) + (promised or sampling.max_tokens), self._engine.info.page_tokens),
             sampling=sampling,
             seed=number,
+            seed_is_drawn=True,  # as of most clients; with a seed, vLLM draws more slowly
         )
 
 

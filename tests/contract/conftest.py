@@ -1,6 +1,7 @@
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
@@ -39,28 +40,42 @@ def longer(
 
 
 @pytest.fixture(scope="session")
-def one_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmItself]:
-    """It loads once, and a test may use a part of what it has. The linears of its model are those of `base_model`."""
+def vllm_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int, int], VllmItself]]:
+    """By its workers, and the tokens of a block. Each loads once, and a test may use a part of what it has. The linears
+    of its model are those of `base_model`."""
     shape = llama()
-    shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim = 2, 1, 32  # fewer are too narrow for vLLM
+    shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim = 2, 2, 32  # fewer are too narrow for vLLM
+    shape.max_position_embeddings = MAX_TOKENS
     base = save_base("llama", tmp_path_factory.mktemp("vllm") / "base", config=shape)
-    config = EngineConfig(
-        model=base, dtype="float32", kv_cache_mib=4, max_concurrent_sequences=8, max_resident_adapters=2
-    )
-    itself = VllmItself(config)
-    yield itself
-    itself.close()
+
+    @cache
+    def started(workers: int, block_tokens: int) -> VllmItself:
+        config = EngineConfig(
+            model=base,
+            dtype="float32",
+            kv_cache_mib=16,
+            max_concurrent_sequences=8,
+            max_resident_adapters=2,
+            max_model_length=MAX_TOKENS,
+            tensor_parallel=workers,
+        )
+        return running.enter_context(closing(VllmItself(config, block_tokens=block_tokens)))
+
+    with ExitStack() as running:
+        yield started
 
 
 @pytest.fixture
-def vllm_itself(one_vllm: VllmItself) -> Iterator[Callable[[Size], object]]:
+def vllm_itself(vllm_of: Callable[[int, int], VllmItself]) -> Iterator[Callable[[int, Size], object]]:
     used = []
 
-    def make(size: Size) -> object:
+    def make(workers: int, size: Size) -> object:
         for one in used:
             one.close()
-        known = replace(one_vllm.facts, blocks=size.pages, block_tokens=size.page_tokens, max_model_length=size.length)
-        used.append(OneTest(one_vllm, known, next(_NUMBERS)))
+        itself = vllm_of(workers, size.page_tokens)
+        assert (itself.facts.block_tokens, itself.facts.shares_prefixes) == (size.page_tokens, True)
+        known = replace(itself.facts, blocks=size.pages, max_model_length=size.length)
+        used.append(OneTest(itself, known, next(_NUMBERS)))
         return on_vllm(used[-1], size, ENDS["eos_token_id"])
 
     yield make
@@ -69,7 +84,12 @@ def vllm_itself(one_vllm: VllmItself) -> Iterator[Callable[[Size], object]]:
 
 
 _NUMBERS = count(1)
-VLLM_ITSELF = pytest.param("vllm itself, pages of 32", marks=[pytest.mark.soak, needs_vllm])
+MAX_TOKENS = 4096
+"""Of a sequence, in the tests with the largest pages"""
+VLLM_ITSELF = [
+    pytest.param(f"vllm itself{workers}, pages of {tokens}", marks=[pytest.mark.soak, needs_vllm])
+    for workers, tokens in (("", 32), ("", 128), (" on two", 32))
+]
 
 
 ENGINES = [
@@ -81,7 +101,7 @@ ENGINES = [
     "real, one ahead",
     "vllm",
     "vllm, pages of 32",
-    VLLM_ITSELF,
+    *VLLM_ITSELF,
 ]
 
 
@@ -90,8 +110,8 @@ def engine_of(request: pytest.FixtureRequest) -> Callable[[Size], object]:
     kind = request.param.partition(",")[0]
     if kind == "real":
         make = partial(real, request.getfixturevalue("base_model"))
-    elif kind == "vllm itself":
-        make = request.getfixturevalue("vllm_itself")
+    elif kind.startswith("vllm itself"):
+        make = partial(request.getfixturevalue("vllm_itself"), 1 + kind.endswith("on two"))
     else:
         make = {"fake": fake, "vllm": vllm}[kind]
     ahead = int(request.param.endswith("ahead"))

@@ -18,6 +18,9 @@ from motet_runner.thread_environment import THREAD_ENVIRONMENT
 STOP_SECONDS = 0.5
 """How long an engine may take to end before it is killed. An engine has nothing to save."""
 
+REASON_SECONDS = 0.2
+"""How long to wait for the status of an engine whose connection is closed. Its requests wait meanwhile, too."""
+
 BUFFER_BYTES = 1 << 18
 
 ENGINE_COMMAND = (sys.executable, "-m", "motet_runner.engine_process")
@@ -118,7 +121,7 @@ class EngineClient:
         """How the engine ended, as text for an error message."""
         assert self._process is not None
         try:
-            status = self._process.wait(STOP_SECONDS)
+            status = self._process.wait(REASON_SECONDS)
         except subprocess.TimeoutExpired:
             return "it closed its connection"
         return f"killed by signal {-status}" if status < 0 else f"exit status {status}"

@@ -93,10 +93,24 @@ def die_with_parent(parent: int) -> None:
         sys.exit(1)  # it died before that call
 
 
+_CONNECTIONS: list[socket.socket] = []
+"""To the service, once this is an engine's process"""
+
+
+def disconnect() -> None:
+    """Tell the service that this engine ends, from any thread, before it has ended: Linux closes a process's files only
+    when each of its threads has come to run and all its memory is free. That takes a second on a busy machine, and
+    longer with a GPU."""
+    for connection in _CONNECTIONS:
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
 def main(load: Callable[[EngineConfig, LoadProgress], Engine] = load_engine) -> NoReturn:
     status = 0
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service handles ctrl-C
     with socket.socket(fileno=int(sys.argv[1])) as connection:
+        _CONNECTIONS.append(connection)
         pipe = Pipe(connection)
         try:
             start: Start = pipe.receive()

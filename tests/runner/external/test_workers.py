@@ -1,5 +1,6 @@
 """Several workers of vLLM on one machine."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,11 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import shared_memory
 from os import getpid
+from pathlib import Path
 
 import pytest
 
 from motet.errors import ModelFolderError
+from motet.settings import ProcessSettings
+from motet_runner.engine_client import EngineClient, EngineDied
 from motet_runner.external.vllm.workers import bind_cores, bound_cores, shared_by, threads_of_each
+from motet_runner.interface import EngineConfig
 
 
 def test_each_worker_on_a_cpu_has_as_many_threads() -> None:
@@ -147,6 +152,36 @@ def test_a_watch_that_fails_ends_the_engine() -> None:
     with watched("no remover", 1) as engine:
         assert engine.wait(PATIENCE) == 1
         assert "workers_not_watched" in engine.stdout.read()
+
+
+SLOW_TO_END = """
+import multiprocessing, os, time
+from motet_runner.engine_process import main
+from motet_runner.external.vllm.workers import Watch
+
+def load(config, on_progress):
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    worker.start()
+    Watch(1).loaded()
+    os._exit = lambda status: time.sleep(600)
+    on_progress(worker.pid, 0)
+    time.sleep(600)
+
+main(load)
+"""
+
+
+async def test_the_service_waits_for_no_threads_of_an_engine_that_ends(tmp_path: Path) -> None:
+    """With a GPU, or beside processes that compute, they take seconds."""
+    process = ProcessSettings(data_dir=tmp_path)
+    client = EngineClient(EngineConfig(model=tmp_path), process, [sys.executable, "-c", SLOW_TO_END])
+    await client.start()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(EngineDied, match="it closed its connection"):
+                await client.loaded(lambda worker, _: os.kill(worker, signal.SIGKILL))
+    finally:
+        await client.stop()
 
 
 def test_what_a_process_shares_is_found() -> None:

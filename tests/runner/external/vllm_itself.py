@@ -35,10 +35,11 @@ def variables() -> dict[str, str]:
 class VllmItself:
     """`Driven`, in another process. It may serve one test after the other."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, block_tokens: int | None = None) -> None:
+        """`block_tokens`: instead of what a block has on a CPU"""
         script = Path(__file__).with_name("vllm_process.py")
         self._process = subprocess.Popen(
-            [python_of(ENVIRONMENT), "-P", script],
+            [python_of(ENVIRONMENT), "-P", script, *([str(block_tokens)] if block_tokens else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

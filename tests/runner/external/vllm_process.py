@@ -1,4 +1,5 @@
-"""Runs in vLLM's environment, for tests: `python vllm_process.py`. Makes the calls of `Driven` that come on stdin.
+"""Runs in vLLM's environment, for tests: `python vllm_process.py [TOKENS]`. Makes the calls of `Driven` that come on
+stdin. TOKENS: of a block, instead of what it has on a CPU.
 
 A message is a pickled tuple of a method and its arguments; the answer is what it returns, or the exception it raises.
 """
@@ -14,8 +15,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.environ |= VARIABLES
-    from motet_runner.external.vllm.surface import Surface
+    from motet_runner.external.vllm import surface as module
 
+    for tokens in sys.argv[1:]:
+        module.BLOCK_TOKENS_ON_CPU = int(tokens)
     surface = None
     while True:
         try:
@@ -24,7 +27,7 @@ def main() -> None:
             return
         try:
             if surface is None:
-                surface = Surface(*arguments)
+                surface = module.Surface(*arguments)
                 found = surface.facts
             else:
                 found = getattr(surface, method)(*arguments)

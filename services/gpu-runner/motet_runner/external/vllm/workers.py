@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 
 from motet.errors import ModelFolderError
+from motet_runner.engine_process import disconnect
 
 log = structlog.get_logger(__name__)
 
@@ -101,8 +102,10 @@ class Watch:
     def _end_with_workers(self) -> None:
         try:
             self._wait_for_end()
+            disconnect()
             log.error("worker_ended", workers=self._workers)
         except Exception:  # from now on nobody would see a worker end
+            disconnect()
             log.exception("workers_not_watched", workers=self._workers)
         finally:
             os._exit(1)  # also if the log cannot be written
