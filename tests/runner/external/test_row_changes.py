@@ -1,5 +1,6 @@
 """What changes the logits of rows, without vLLM. `test_processors` has the same histories with vLLM's two runners."""
 
+from copy import deepcopy
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -29,16 +30,18 @@ def test_rows_draw_from_what_their_masks_and_penalties_leave(seed: int, *, repea
             if not repeats_later:
                 logits[at] = torch.from_numpy(one.repeated(given[at]))
             if (row := changed.row_of(one.extra_args, one.repetition if repeats_later else 1.0)) is not None:
-                rows[at] = row
+                rows[at] = row.read()
+        then = deepcopy(history.running)
+        history.draw()  # the engine's process may be ahead
+        history.allow()
         change_logits(logits, rows)
         for at in range(ROWS):
-            found, one = logits[at].numpy(), history.running.get(at)
+            found, one = logits[at].numpy(), then.get(at)
             if one is None:
                 np.testing.assert_array_equal(found, given[at])
                 continue
             found = one.repeated(found) if repeats_later else found
             np.testing.assert_allclose(found, one.expected(given[at]), atol=1e-5)
-        history.draw()
 
 
 def test_a_row_without_a_mask_or_penalty_pays_nothing() -> None:
@@ -55,13 +58,13 @@ def test_delivered_tokens_are_penalised_and_the_prompt_is_not() -> None:
     row = ChangedRows().row_of(told)
 
     def penalised() -> dict[int, float]:
-        tokens, amounts = row.penalties
-        return dict(zip(tokens.tolist(), amounts.tolist(), strict=True))
+        read = row.read()
+        return dict(zip(read.tokens.tolist(), read.amounts.tolist(), strict=True))
 
     assert penalised() == {6: 0.75, 7: 1.0}
     changes.take([Produced("a", 6, None, ended=False), Produced("other", 9, None, ended=False)])
     assert penalised() == {6: 1.0, 7: 1.0}
-    assert row.bits is None
+    assert row.read().bits is None
 
 
 def test_a_row_of_a_request_that_has_ended_begins_anew() -> None:
@@ -69,8 +72,8 @@ def test_a_row_of_a_request_that_has_ended_begins_anew() -> None:
     changes.begin(ASK._replace(masked=True, penalties=Penalties(1.0, 0.0), output_tokens=2))
     changes.take([Produced("a", 6, None, ended=True)])
     row = ChangedRows().row_of(changes.begin(ASK._replace(name="b", penalties=Penalties(1.0, 0.0))))
-    assert row.bits is None
-    assert len(row.penalties[0]) == 0
+    assert row.read().bits is None
+    assert len(row.read().tokens) == 0
 
 
 def test_another_process_sees_what_is_written() -> None:
@@ -83,7 +86,7 @@ def test_another_process_sees_what_is_written() -> None:
 
 
 def bits_of(told: dict[str, object]) -> bytes:
-    return ChangedRows().row_of(told).bits.tobytes()
+    return ChangedRows().row_of(told).read().bits.tobytes()
 
 
 def test_nothing_is_left_of_its_memory() -> None:

@@ -7,7 +7,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcessor
 
 from motet_runner.external.vllm.changed_logits import change_logits
-from motet_runner.external.vllm.row_changes import ChangedRow, ChangedRows
+from motet_runner.external.vllm.row_changes import ChangedRow, ChangedRows, RowChange
 
 
 class Processor(LogitsProcessor):  # type: ignore[misc] # vllm is not typed here
@@ -15,6 +15,7 @@ class Processor(LogitsProcessor):  # type: ignore[misc] # vllm is not typed here
         self._changed = ChangedRows()
         self._rows: dict[int, ChangedRow] = {}
         """By slot. A slot's next request replaces it."""
+        self._read: dict[int, RowChange] = {}
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         row = self._changed.row_of(sampling_params.extra_args)
@@ -24,8 +25,12 @@ class Processor(LogitsProcessor):  # type: ignore[misc] # vllm is not typed here
             self._rows[req_idx] = row
         return row is not None
 
+    def apply_staged_writes(self) -> None:
+        """In each iteration, before its forward pass"""
+        self._read = {slot: row.read() for slot, row in self._rows.items()}
+
     def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:
-        rows = {at: row for at, slot in enumerate(ctx.idx_mapping_np.tolist()) if (row := self._rows.get(slot))}
+        rows = {at: row for at, slot in enumerate(ctx.idx_mapping_np.tolist()) if (row := self._read.get(slot))}
         if rows:
             change_logits(logits, rows)
         return logits

@@ -1,8 +1,8 @@
 """What rows of vLLM need before they draw their next tokens: the bits of a mask, and penalties.
 
 vLLM got what was delivered of an answer as a part of its prompt, so it cannot count those tokens. The engine's process
-writes between two iterations. A logits processor reads within one, maybe in a worker's process: so both have the same
-memory, which has no name in any folder and ends with the last process. No vllm, no torch.
+writes between two iterations. A logits processor reads at the beginning of one, maybe in a worker's process: so both
+have the same memory, which has no name in any folder and ends with the last process. No vllm, no torch.
 """
 
 import os
@@ -114,25 +114,32 @@ class RowChanges:
         memory.counts[number, 1] = len(row.times)
 
 
+class RowChange(NamedTuple):
+    """What one iteration does to a row"""
+
+    bits: _Bytes | None
+    """Of its mask; None: it has none."""
+    tokens: _Tokens
+    amounts: _Amounts
+    """What the logits of these tokens lose"""
+    repetition: float
+    """By which vLLM divides these logits afterwards; 1: it does not"""
+
+
 @dataclass(frozen=True, slots=True)
 class ChangedRow:
-    """As the iteration finds it"""
-
     _memory: _Memory
     _number: int
-    repetition: float
-    """By which vLLM divides the logits of the penalised tokens afterwards; 1: it does not"""
+    _repetition: float
 
-    @property
-    def bits(self) -> _Bytes | None:
-        """Of its mask; None: it has none."""
-        return self._memory.bits[self._number] if self._memory.counts[self._number, 0] else None
-
-    @property
-    def penalties(self) -> tuple[_Tokens, _Amounts]:
-        """Tokens, and what their logits lose"""
-        count = self._memory.counts[self._number, 1]
-        return self._memory.tokens[self._number, :count], self._memory.amounts[self._number, :count]
+    def read(self) -> RowChange:
+        """To be called before the forward pass. Of several workers, one may still have to draw when the first has drawn,
+        and the engine's process writes for the next iteration. But none has drawn before all are in the forward pass.
+        """
+        memory, number = self._memory, self._number
+        masked, count = memory.counts[number].tolist()
+        tokens, amounts = memory.tokens[number, :count].copy(), memory.amounts[number, :count].copy()
+        return RowChange(memory.bits[number].copy() if masked else None, tokens, amounts, self._repetition)
 
 
 class ChangedRows:
