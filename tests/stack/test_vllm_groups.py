@@ -6,12 +6,14 @@ Unmodified clients ask them, streams go on when a runner dies, and what vLLM ref
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx2 as httpx
 import openai
 import pytest
 from jsonschema import Draft202012Validator
@@ -166,15 +168,28 @@ REFUSED = {
 AT_ONCE = 12
 
 
+def placements(client: httpx.Client, answer: httpx.Response) -> list[str]:
+    """The runners to which the scheduler has sent this request, in their order"""
+    document = client.get(f"/motet/requests/{answer.headers['x-request-id']}").json()
+    (choice,) = document["choices"]
+    details = [line["detail"] for line in choice["timeline"] if (line["by"], line["event"]) == ("scheduler", "placed")]
+    return [re.findall(r"on runner (\S+)", one)[0] for one in details]
+
+
 @pytest.mark.parametrize("refusal", REFUSED)
 def test_an_option_that_vllm_refuses_is_served_by_motets_engine(
     mixed: LocalStack, of_vllm: LocalStack, refusal: str
 ) -> None:
-    """Whichever of the two runners the scheduler tries first"""
+    """The one with vLLM is asked once, if the scheduler tries it first."""
     body = {"model": "motet-demo", "prompt": "The sea", "max_tokens": 60, "ignore_eos": True} | REFUSED[refusal]
     with mixed.http() as client, ThreadPoolExecutor(AT_ONCE) as pool:
         answers = list(pool.map(lambda _: client.post("/v1/completions", json=body), range(AT_ONCE)))
-    assert [one.status_code for one in answers] == [200] * AT_ONCE, answers[-1].text
+        assert [one.status_code for one in answers] == [200] * AT_ONCE, answers[-1].text
+        placed = [placements(client, one) for one in answers]
+    unable, able = runner_of(mixed, "demo"), runner_of(mixed, "ours")
+    assert [one[-1] for one in placed] == [able] * AT_ONCE
+    assert {one.count(unable) for one in placed} <= {0, 1}
+    assert any(unable in one for one in placed), "nobody has moved"
     with of_vllm.http() as client:
         answer = client.post("/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "parameter_unavailable")

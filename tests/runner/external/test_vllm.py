@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import time
@@ -21,6 +22,7 @@ from tokenizers import Tokenizer
 
 from motet.api.v1 import runner_pb2
 from motet.domain import BASE, Digest
+from motet.errors import ModelFolderError
 from motet.grammars.grammar import Grammar, GrammarForm
 from motet.settings import ProcessSettings
 from motet_runner.adapters.certification import certify
@@ -135,36 +137,65 @@ def test_adapters_compute_what_peft_computes(family: str, workers: int, tmp_path
         assert float((logs.max(1).values - theirs).max()) <= 1e-4, "it takes the likeliest token"
 
 
-def quantise(base: Path) -> None:
-    """The linears in 4 bits, with a scale for each 32 inputs of an output"""
+def quantise(base: Path, bits: int) -> None:
+    """The linears in 4 bits, with a scale for each 32 inputs of an output; or in 8 bits with one for each output, and
+    each token's inputs in 8 bits too"""
     weights = load_file(base / "model.safetensors")
     for name in [name for name in weights if name.endswith("proj.weight")]:
         whole = weights.pop(name)
-        groups = whole.view(len(whole), -1, 32)
-        scale = groups.abs().amax(2, keepdim=True).clamp(min=1e-6) / 7
-        nibbles = ((groups / scale).round() + 8).long().view(len(whole), -1, 8)
-        packed = (nibbles << torch.arange(0, 32, 4)).sum(2)
-        weights[f"{name}_packed"] = packed.where(packed < 1 << 31, packed - (1 << 32)).int()
+        groups = whole.view(len(whole), -1, 32 if bits == 4 else whole.shape[1])
+        scale = groups.abs().amax(2, keepdim=True).clamp(min=1e-6) / (2 ** (bits - 1) - 1)
+        numbers = (groups / scale).round().view(len(whole), -1)
         weights[f"{name}_scale"] = scale.squeeze(2).contiguous()
+        if bits == 8:
+            weights[name] = numbers.to(torch.int8)
+            continue
+        packed = ((numbers + 8).long().view(len(whole), -1, 8) << torch.arange(0, 32, 4)).sum(2)
+        weights[f"{name}_packed"] = packed.where(packed < 1 << 31, packed - (1 << 32)).int()
         weights[f"{name}_shape"] = torch.tensor(whole.shape)
     save_file(weights, base / "model.safetensors")
-    kind = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "dynamic": False}
+    of_both = {"num_bits": bits, "type": "int", "symmetric": True}
+    grouped = {"strategy": "group", "group_size": 32} if bits == 4 else {"strategy": "channel"}
+    inputs = None if bits == 4 else of_both | {"strategy": "token", "dynamic": True}
+    kind = {"targets": ["Linear"], "weights": of_both | grouped | {"dynamic": False}, "input_activations": inputs}
     raw = json.loads((base / "config.json").read_text())
     raw["quantization_config"] = {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": "pack-quantized" if bits == 4 else "int-quantized",
         "quantization_status": "compressed",
         "ignore": ["lm_head"],
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": kind, "input_activations": None}},
+        "config_groups": {"group_0": kind},
     }
     (base / "config.json").write_text(json.dumps(raw))
 
 
-def test_a_quantised_base_answers_as_vllm_alone(tmp_path: Path) -> None:
+AMX = "amx_int8" in Path("/proc/cpuinfo").read_text()
+
+
+async def test_a_base_in_eight_bits_is_refused_in_one_line_where_vllm_cannot_adapt_it(tmp_path: Path) -> None:
+    """vLLM loads one on any CPU. Without AMX, it gives the weights of its linears away, and looks for them later."""
+    base = save_base("llama", tmp_path / "base", config=FAMILIES["llama"]())
+    quantise(base, 8)
+    client = Child(Settings(backend="vllm", engine_python=python_of(ENVIRONMENT)), tmp_path, base).client
+    await client.start()
+    refused = ""
+    try:
+        async with asyncio.timeout(120):
+            await client.loaded(lambda *_: None)
+    except ModelFolderError as error:
+        refused = str(error)
+    finally:
+        await client.stop()
+    assert bool(refused) != AMX
+    assert AMX or re.fullmatch(r"vLLM cannot serve \S+ \(quantised; not all builds .+ that\): .*'device'", refused)
+
+
+@pytest.mark.parametrize("bits", [4, *([8] if AMX else [])])
+def test_a_quantised_base_answers_as_vllm_alone(bits: int, tmp_path: Path) -> None:
     base = save_base("llama", tmp_path / "base", config=FAMILIES["llama"]())
     spec = dataclasses.replace(EIGHT[0], targets=tuple(TARGETS["llama"]))
     adapter = save_adapter(base, "llama", spec, tmp_path / "adapter", seed=1)
-    quantise(base)
+    quantise(base, bits)
     digest = Digest("sha256:1")
     prompts = [tuple(2 + (7 * n + 3 * place) % 500 for place in range(5 + 13 * n)) for n in range(6)]
     config = EngineConfig(
@@ -358,9 +389,9 @@ class Heard:
 class Child:
     """The engine's process as the service starts it"""
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
+    def __init__(self, settings: Settings, folder: Path, model: Path = BUNDLED / "model") -> None:
         command, environment = engine_start(settings)
-        config = settings.engine_config(BUNDLED / "model")
+        config = settings.engine_config(model)
         self.client = EngineClient(config, ProcessSettings(data_dir=folder), command, variables() | dict(environment))
 
     async def heard(self, *commands: Command, until: Callable[[Heard], bool], kill: bool = False) -> Heard:
