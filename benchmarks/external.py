@@ -12,6 +12,10 @@ server without LoRA.
 99th percentile of the time between two of their tokens, as a multiple of the median. `own_preemptions`: 500 streams, of
 which every third is promised too little memory. `lost_s`: from SIGKILL until the service knows. It does not use a GPU.
 
+`suites` runs tests with vLLM itself: `contract_failed` of those that all engines pass, with pages of 32 and 128 tokens
+and with two workers; `adapters_wrong` of four families beside PEFT, and `moved_wrong` of JSON answers that move from a
+killed process. Mutants are another command, `python -m tools.mutate.vllm`.
+
     python -m benchmarks.external [--cases base sampled …] [--requests 8 32] [--pairs 5] [--switches 2000]
         [--streams 500] [--json]
 """
@@ -20,7 +24,9 @@ import argparse
 import asyncio
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -62,7 +68,14 @@ SERVED = (
     Beside("own_server_plain", "base", with_lora=False, least=None),
     Beside("own_server_distinct", "distinct", with_lora=True, least=(1.0, 1.0)),
 )
-OTHERS = ("served", "switch", "pressure", "killed")
+OTHERS = ("served", "switch", "pressure", "killed", "suites")
+OF_VLLM = "tests/runner/external/test_vllm.py"
+SUITES = {
+    "contract_failed": ("tests/contract/test_engines.py", "vllm and itself"),
+    "adapters_wrong": (OF_VLLM, "adapters_compute_what_peft_computes"),
+    "moved_wrong": (OF_VLLM, "json_stays_valid"),
+}
+"""By result: the file, and which of its tests"""
 
 ADAPTERS, SLOTS, AT_ONCE, NEIGHBOURS = 64, 4, 8, 2
 SWITCH_PROMPT, SWITCH_TOKENS = 4, 16
@@ -203,6 +216,27 @@ def counted(name: str, found: int) -> Result:
     return Result(name, found, "", "= 0", found == 0, counted=True)
 
 
+def measure_suites() -> list[Result]:
+    results = []
+    for name, (file, which) in SUITES.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            found = Path(scratch) / "found.xml"
+            command = [sys.executable, "-m", "pytest", "-q", "-m", "soak", "--timeout=7200", f"--junit-xml={found}"]
+            subprocess.run([*command, file, "-k", which], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+            failed, passed = outcomes(found.read_text()) if found.exists() else (0, 0)
+        print(f"{name}: {passed} tests passed", flush=True)
+        results.append(Result(name, failed, "", "= 0", passed > 0 and not failed, counted=True))
+    return results
+
+
+def outcomes(junit: str) -> tuple[int, int]:
+    """How many tests failed, and how many passed. Those that were skipped are neither."""
+    counts = re.search(r'<testsuite [^>]*errors="(\d+)" failures="(\d+)" skipped="(\d+)" tests="(\d+)"', junit)
+    assert counts is not None, junit[:200]
+    errors, failures, skipped, tests = map(int, counts.groups())
+    return errors + failures, tests - errors - failures - skipped
+
+
 def measure_served(given: argparse.Namespace, adapters: list[str]) -> list[Result]:
     """The service starts the child without what vLLM's server is started with here, so a script adds it."""
     given = argparse.Namespace(**vars(given) | {"requests": [min(given.requests)]})
@@ -258,6 +292,8 @@ def main() -> None:
         results += measure_pressure(given)
     if "killed" in given.cases:
         results += asyncio.run(measure_lost(given))
+    if "suites" in given.cases:
+        results += measure_suites()
     if not results:
         skip("nothing was measured")
     report("external", results, as_json=given.json)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.external import SUITES, outcomes
 from benchmarks.harness import MISSED
 from testbed.tree import ROOT
 
@@ -75,3 +76,29 @@ def test_what_happens_beside_loads_and_under_pressure_is_counted(tmp_path: Path)
     calm, *pressed = [one for one in asked if one["do"] == "under_pressure"]
     assert set(calm["promises"]) == {48}
     assert [(one["overcommit"], one["promises"].count(8)) for one in pressed] == [(1.0, 4), (1.5, 4)]
+
+
+RAN = '<testsuites name="x"><testsuite name="pytest" errors="{}" failures="{}" skipped="{}" tests="{}" time="1">'
+
+
+def test_tests_that_fail_or_do_not_run_are_not_among_those_that_pass() -> None:
+    assert outcomes(RAN.format(0, 0, 0, 7)) == (0, 7)
+    assert outcomes(RAN.format(1, 2, 3, 10)) == (3, 4)
+    assert outcomes(RAN.format(0, 0, 5, 5)) == (0, 0)
+
+
+def test_each_suite_has_its_tests() -> None:
+    files, which = zip(*SUITES.values(), strict=True)
+    asked = [
+        "--collect-only",
+        "-q",
+        "-m",
+        "soak",
+        *dict.fromkeys(files),
+        "-k",
+        " or ".join(f"({one})" for one in which),
+    ]
+    command = [sys.executable, "-m", "pytest", "-p", "no:randomly", *asked]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    found = [said.count(text) for text in ("vllm itself", "adapters_compute_what_peft", "json_stays_valid")]
+    assert (found[0] > 100, *found[1:]) == (True, 5, 1), said
