@@ -39,8 +39,9 @@ def next_token(tokens, adapter: str, changed: ChangedRow | None = None) -> int:
     token = zlib.crc32(f"{list(tokens)}{adapter}".encode()) % (VOCABULARY - 1)
     if changed is None:
         return token
-    bits = None if changed.bits is None else int.from_bytes(changed.bits.tobytes(), "little")
-    amounts = dict(zip(changed.penalties[0].tolist(), changed.penalties[1].tolist(), strict=True))
+    read = changed.read()
+    bits = None if read.bits is None else int.from_bytes(read.bits.tobytes(), "little")
+    amounts = dict(zip(read.tokens.tolist(), read.amounts.tolist(), strict=True))
     candidates = [(token + further) % VOCABULARY for further in range(VOCABULARY)]
     allowed = [one for one in candidates if bits is None or bits >> one & 1]
     return min(allowed, key=lambda one: math.copysign(abs(loss := amounts.get(one, 0.0)) > 1, loss))
