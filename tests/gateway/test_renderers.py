@@ -185,6 +185,20 @@ async def test_no_message_is_refused_for_memory_that_others_of_its_batch_use() -
     assert [len(answer) for answer in answers] == [4_000_000] * 32
 
 
+async def test_who_leaves_while_messages_use_up_the_memory_holds_up_nobody() -> None:
+    text = "{% if messages[0].content == 'memory' %}" + TOO_LARGE["a product of names"] + "{% endif %}ok"
+    template = TemplateText(text, {})
+    async with rendering(processes=1) as renderers:
+        leaves, stays = (
+            asyncio.create_task(rendered(renderers, template, [{"role": "user", "content": content}]))
+            for content in ("memory", "")
+        )
+        await asyncio.sleep(0.005)  # a process starts for both
+        leaves.cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await stays == "ok"
+
+
 async def test_no_message_is_refused_for_memory_that_other_templates_use() -> None:
     """Mutation: a process that has no memory any more is not replaced by a new one."""
     kept = "\N{GRINNING FACE}" * 400_000  # four bytes each

@@ -180,7 +180,7 @@ class RenderPool:
                 _resolve(job.answer, Overloaded(_GAVE_UP))
 
     async def _answer(self, template: TemplateText, batch: list[_RenderJob]) -> None:
-        """Answer the jobs of a batch that can be answered together; at least the first one."""
+        """Answer the jobs of a batch that can be answered together; at least the first one. Somebody waits for each."""
         try:
             answers = await self._ask(template, [job.context for job in batch])
         except OSError as error:
@@ -195,14 +195,17 @@ class RenderPool:
                 return
             # One of them caused the error: render each by itself.
             for job in batch:
-                if not job.answer.done():
-                    await self._answer(template, [job])
+                await self._answer_alone(template, job)
             return
         for job, said in zip(batch, answers, strict=False):
             if said[:1] == NO_MEMORY and len(batch) > 1:
-                await self._answer(template, [job])  # others of the batch may have used the memory
+                await self._answer_alone(template, job)  # others of the batch may have used the memory
             else:
                 _resolve(job.answer, said)
+
+    async def _answer_alone(self, template: TemplateText, job: _RenderJob) -> None:
+        if not job.answer.done():  # its client may have disconnected since the batch began
+            await self._answer(template, [job])
 
     async def _ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         """Try once more with a new process if one dies: a signal or a lack of memory may have killed it. Only if the
@@ -309,6 +312,8 @@ class _RenderProcess(asyncio.Protocol):
 
     async def ask(self, template: TemplateText, contexts: list[bytes]) -> list[bytes]:
         """An answer for each, or fewer if the last one has used up the memory."""
+        assert contexts
+        assert all(contexts), "the process would wait for what it is to answer, and we for it"
         declared = b"" if template.digest in self.known else template.declared
         self.known.add(template.digest)
         self.of_request = template.brought_by is not None
