@@ -72,6 +72,8 @@ class NoProcesses:
     def statuses(self) -> list[ProcessStatus]:
         return []
 
+    def adopt(self, specs: Sequence[ProcessSpec]) -> None: ...
+
     def apply(self, specs: Sequence[ProcessSpec]) -> None: ...
 
     async def stop_all(self) -> None: ...
@@ -80,7 +82,7 @@ class NoProcesses:
 
 
 class Adopted(NoProcesses):
-    """Every process that is declared is there, and ready or not."""
+    """As a new process manager: every process that is declared to it is there, and ready or not."""
 
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
@@ -94,6 +96,9 @@ class Adopted(NoProcesses):
             )
             for one in self._specs
         ]  # fmt: skip
+
+    def adopt(self, specs: Sequence[ProcessSpec]) -> None:
+        self._specs = self._specs or specs
 
     def apply(self, specs: Sequence[ProcessSpec]) -> None:
         self._specs = specs
@@ -110,10 +115,9 @@ class Rounds:
         (self.manifests / "all.yaml").write_text(MANIFESTS.replace("POOL", pool))
         self.layout = StateDirectory.of(folder / "state")
         self.layout.prepare()
-        processes = Adopted(phase)
-        self._next(processes).reconcile()  # the last operator: it has started the runner
+        self._next(Adopted(phase)).reconcile()  # the last operator: it has started the runner
         self.layout.status.write_text(json.dumps({"adapters": [SERVED], "pools": [DEMO]}))
-        self.operator = self._next(processes)
+        self.operator = self._next(Adopted(phase))
         self.clock = FakeClock()
         self.awaited = self.operator.sync.awaited
         monkeypatch.setattr(self.operator.sync, "clock", self.clock)
@@ -185,6 +189,7 @@ def test_what_needs_no_scheduler_is_in_the_status_at_once(tmp_path: Path, monkey
     rounds = Rounds(tmp_path, monkeypatch)
     rounds.round()
     assert rounds.status() == SERVED
+    assert rounds.status("pools")["ready"] == 1
     assert rounds.reason("AdaptersHealthy", "pools") == "AdaptersFailed"
     suspended = MANIFESTS.replace("POOL", "demo").replace("spec: {poolRef", "spec: {suspend: true, poolRef")
     (rounds.manifests / "all.yaml").write_text(suspended)

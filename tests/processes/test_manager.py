@@ -242,6 +242,8 @@ async def test_the_next_process_manager_adopts_what_still_runs_and_starts_what_d
         # On a busy machine it is there for a moment after that.
         await asyncio.to_thread(os.waitid, os.P_PID, before["b"], os.WEXITED | os.WNOWAIT)
         async with process_manager(tmp_path) as second:
+            second.adopt(specs)
+            assert (only(second).pid, only(second).ready) == (before["a"], True), "known before anything is started"
             second.apply(specs)
             await until(lambda: all(status.ready for status in second.statuses()))
             after = {status.name: status for status in second.statuses()}

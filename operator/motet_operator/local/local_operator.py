@@ -18,7 +18,7 @@ from motet.clock import monotonic
 from motet.errors import ManifestError, ModelFolderError, StateDirectoryError
 from motet.health import Health
 from motet.own_thread import OwnThread
-from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, RestartBackoff
+from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, ProcessSpec, RestartBackoff
 from motet.resources import LoRAAdapter, Manifest, ServingPool, names_manifest
 from motet.service_main import run_until
 from motet.settings import Database, ProcessSettings
@@ -201,15 +201,14 @@ class LocalOperator:
     def reconcile(self) -> float | None:
         """One round. Returns the seconds until the next one is due without any change."""
         began = monotonic()
+        self.processes.adopt(self._declared_processes())  # whether they are ready belongs to the first view, too
         view = self._view()
         plan = reconcile(view)
         for replacement in plan.replacements:
             self.processes.kill(replacement.instance, replacement.why)
             self._runners.replaced(replacement.instance, self.sync.unhealthy[replacement.instance].incarnation)
         self._runners.carry_out(plan)
-        # The runners first: they take longest to be ready.
-        runners = self._runners.specs(self._restart_wait)
-        self.processes.apply([*runners, *self._services.control(store_ready=self._store_ready)])
+        self.processes.apply(self._declared_processes())
         drains = self._runners.drains(plan, [status.name for status in self.processes.statuses()])
         self.sync.send_state(plan.catalog, drains, (instance.name for instance in view.instances))
         self._update_metrics(plan, monotonic() - began)
@@ -218,6 +217,11 @@ class LocalOperator:
             due.append(wait)
         self._publish(view, plan)
         return max(0.05, min(due)) if due else None
+
+    def _declared_processes(self) -> list[ProcessSpec]:
+        # The runners first: they take longest to be ready.
+        runners = self._runners.specs(self._restart_wait)
+        return [*runners, *self._services.control(store_ready=self._store_ready)]
 
     def _restart_wait(self, runner: LocalRunner) -> float:
         """A runner's start needs seconds of a core. Those that take over the requests of a dead one need them more."""

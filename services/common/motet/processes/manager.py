@@ -132,6 +132,8 @@ class ProcessManager:
         self._specs: dict[str, ProcessSpec] = {}
         self._process_ended = asyncio.Event()
         self._adopted = False
+        self._ended_before: dict[str, int] = {}
+        """The restarts of processes that ended while no process manager was there, until they are started."""
 
     @property
     def folder(self) -> Path:
@@ -149,16 +151,36 @@ class ProcessManager:
         """The record of a process on disk. An earlier process manager may have written it."""
         return self._records.read().get(name)
 
+    def adopt(self, specs: Iterable[ProcessSpec]) -> None:
+        """Take over the processes that an earlier process manager has left, those that equal their spec with it. Starts
+        nothing, and stops nothing. The first call does this, also one of `apply` or `stop_all`."""
+        if self._adopted:
+            return
+        wanted = {spec.name: spec for spec in specs}
+        records = self._records.read()
+        self._adopted = True
+        kill_unrecorded(self._records)
+        if not any(record.alive for record in records.values()):
+            self._records.clear()  # they are of an earlier stack, whose restarts do not count for this one
+            return
+        for name, record in records.items():
+            if record.alive:
+                spec = wanted.get(name)
+                same = spec is not None and spec.fingerprint == record.fingerprint
+                self._add(spec if spec is not None and same else _as_recorded(record), record.restarts).adopt(record)
+            else:
+                self._ended_before[name] = record.restarts + 1
+                self._records.remove(name)
+
     def apply(self, specs: Iterable[ProcessSpec]) -> None:
         """Make the running set equal to `specs`. Returns at once; the work is done in the background."""
         self._specs = {spec.name: spec for spec in specs}
-        if not self._adopted:
-            self._adopted = True
-            self._adopt()
+        self.adopt(self._specs.values())
+        ended_before, self._ended_before = self._ended_before, {}
         for name, spec in self._specs.items():
             process = self.processes.get(name)
             if process is None:
-                self._add(spec).tick()
+                self._add(spec, ended_before.get(name, 0)).tick()
             elif process.fingerprint != spec.fingerprint:
                 log.info("process_replaced", process=name)
                 process.handle(StopRequested())
@@ -168,9 +190,7 @@ class ProcessManager:
     async def stop_all(self) -> None:
         """Stop everything in order. Returns when no process is left."""
         self._specs = {}
-        if not self._adopted:
-            self._adopted = True
-            self._adopt()
+        self.adopt(())
         while self.processes:
             self._process_ended.clear()
             order = min(process.spec.stop_order for process in self.processes.values())
@@ -224,23 +244,6 @@ class ProcessManager:
         process.life = replace(process.life, restarts=restarts)
         self.processes[spec.name] = process
         return process
-
-    def _adopt(self) -> None:
-        records = self._records.read()
-        kill_unrecorded(self._records)
-        if not any(record.alive for record in records.values()):
-            self._records.clear()  # they are of an earlier stack, whose restarts do not count for this one
-            return
-        for name, record in records.items():
-            spec = self._specs.get(name)
-            if record.alive:
-                # Adopt also a process that is not wanted, or differs from its spec: `apply` then stops or replaces it.
-                same = spec is not None and spec.fingerprint == record.fingerprint
-                self._add(spec if spec is not None and same else _as_recorded(record), record.restarts).adopt(record)
-            elif spec is not None:
-                self._add(spec, restarts=record.restarts + 1).tick()
-            else:
-                self._records.remove(name)
 
 
 def kill_unrecorded(records: ProcessRecords) -> None:
