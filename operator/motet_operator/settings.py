@@ -29,9 +29,8 @@ class Settings(BaseSettings):
     still being copied are not read (debounce). If they change all the time, they are read each time 100 times as long
     is over."""
 
-    poll_seconds: float = Field(1.0, gt=0)
-    """How often files are checked for changes. Notifications of the file system, which are faster, do not work
-    everywhere."""
+    poll_seconds: float = Field(0.5, gt=0)
+    """How often files are checked for changes."""
 
     unhealthy_seconds: float = Field(5.0, ge=0)
     """How long a runner that hangs or sends no reports may take to recover. Then its process is killed and started

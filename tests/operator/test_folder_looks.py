@@ -2,18 +2,20 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import structlog
 
+from motet.clock import monotonic
 from motet_operator.local import folder_looks
 from motet_operator.local.folder_looks import FolderLooks, ManyFolders
 from motet_operator.local.manifest_folder import MISSING, stamp_of
 
-MAX_SILENT = 4
+MAX_SILENT, MAX_THREADS = 4, 10
 
 
 class Volume:
@@ -43,6 +45,7 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Volume]:
     volume = Volume(tmp_path)
     monkeypatch.setattr(folder_looks, "ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(folder_looks, "MAX_SILENT", MAX_SILENT)
+    monkeypatch.setattr(folder_looks, "MAX_THREADS", MAX_THREADS)
     monkeypatch.setattr(folder_looks, "stamp_of", volume.stamp_of)
     yield volume
     for answers in volume.answers.values():
@@ -55,79 +58,85 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def look(looks: ManyFolders, folders: Collection[Path]) -> None:
+    looks.want(folders)
+    await looks.look()
+
+
 async def test_a_folder_that_does_not_answer_hides_no_changes_of_others(volume: Volume) -> None:
     folders = [volume.folder("a"), volume.folder("hangs", hangs=True), volume.folder("z")]
     changes = []
     with closing(ManyFolders("test", lambda: changes.append(1))) as looks:
         async with asyncio.timeout(10):
-            await looks.look(folders)
-        assert looks.seen.keys() == {folders[0], folders[2]}
+            await look(looks, folders)
+        assert looks.stamps.keys() == {folders[0], folders[2]}
         assert [problem.place.file for problem in looks.problems] == [str(folders[1])]
-        assert len(changes) == 1
-        before = looks.seen[folders[2]]
+        assert len(changes) == 2, "of what answers, and of what does not"
+        before = looks.stamps[folders[2]]
         (folders[2] / "new").write_text("x")
         async with asyncio.timeout(10):
-            await looks.look(folders)
-        assert looks.seen[folders[2]].stamp != before.stamp
+            await look(looks, folders)
+        assert looks.stamps[folders[2]] != before
         assert volume.looks.count(folders[1]) == 1, "nobody looks there again"
         volume.answers[folders[1]].set()
         await until(lambda: not looks.problems)
-        await looks.look(folders)
-        assert looks.seen.keys() == {*folders}
+        await look(looks, folders)
+        assert looks.stamps.keys() == {*folders}
 
 
 async def test_a_folder_that_no_longer_answers_stays_as_it_was(volume: Volume) -> None:
     folder = volume.folder("a")
     with closing(ManyFolders("test", lambda: None)) as looks:
-        await looks.look([folder])
-        before = looks.seen[folder]
+        await look(looks, [folder])
+        before = looks.stamps[folder]
         volume.answers[folder].clear()
         (folder / "new").write_text("x")
-        await looks.look([folder])
-        assert (looks.seen, looks.is_silent(folder)) == ({folder: before}, True)
-        await looks.look([])
-        assert not looks.seen
+        await look(looks, [folder])
+        assert looks.stamps == {folder: before}
+        assert looks.problems
+        await look(looks, [])
+        assert not looks.stamps
 
 
 async def test_a_volume_that_does_not_answer_costs_two_threads(volume: Volume) -> None:
     """Not one for each of its folders."""
     folders = [volume.folder(f"{number}") for number in range(20)]
     with closing(ManyFolders("test", lambda: None)) as looks:
-        await looks.look(folders)
+        await look(looks, folders)
         for folder in folders:
             volume.answers[folder].clear()
         volume.looks.clear()
-        await looks.look(folders)
-        await looks.look(folders)
+        await look(looks, folders)
+        await look(looks, folders)
         assert (len(looks.problems), len(volume.looks)) == (2, 2)
-        assert len(looks.seen) == 20
+        assert len(looks.stamps) == 20
 
 
 async def test_many_folders_that_never_answered_keep_a_bounded_number_of_threads(volume: Volume) -> None:
     folders = [volume.folder(f"{number}", hangs=True) for number in range(MAX_SILENT + 3)]
     with closing(ManyFolders("test", lambda: None)) as looks:
         async with asyncio.timeout(10):
-            await looks.look(folders)
-            await looks.look(folders)
+            await look(looks, folders)
+            await look(looks, folders)
         assert len(volume.looks) == len(looks.problems) == MAX_SILENT
         for answers in volume.answers.values():
             answers.set()
         await until(lambda: not looks.problems)
-        await looks.look(folders)
-        assert len(looks.seen) == len(folders)
+        await look(looks, folders)
+        assert len(looks.stamps) == len(folders)
 
 
 async def test_however_many_folders_do_not_answer_the_changes_of_others_are_seen(volume: Volume) -> None:
     good = volume.folder("good")
     with closing(ManyFolders("test", lambda: None)) as looks:
-        await looks.look([good])
-        before = looks.seen[good]
+        await look(looks, [good])
+        before = looks.stamps[good]
         folders = [good, *(volume.folder(f"{number}", hangs=True) for number in range(MAX_SILENT + 1))]
         async with asyncio.timeout(10):
-            await looks.look(folders)
+            await look(looks, folders)
             (good / "new").write_text("x")
-            await looks.look(folders)
-        assert looks.seen[good].stamp != before.stamp
+            await look(looks, folders)
+        assert looks.stamps[good] != before
 
 
 async def test_folders_that_are_missing_are_on_no_common_volume(volume: Volume) -> None:
@@ -135,34 +144,73 @@ async def test_folders_that_are_missing_are_on_no_common_volume(volume: Volume) 
     for folder in folders:
         folder.rmdir()
     with closing(ManyFolders("test", lambda: None)) as looks:
-        await looks.look(folders)
+        await look(looks, folders)
         for folder in folders:
             folder.mkdir()
         for folder in folders[:2]:
             volume.answers[folder].clear()
-        await looks.look(folders)
-        await looks.look(folders)
-        assert [looks.seen[folder].stamp == MISSING for folder in folders] == [True, True, False]
+        await look(looks, folders)
+        await look(looks, folders)
+        assert [looks.stamps[folder] == MISSING for folder in folders] == [True, True, False]
 
 
 async def test_a_folder_that_nobody_names_any_more_is_no_problem(volume: Volume) -> None:
     folders = [volume.folder(f"{number}", hangs=True) for number in range(MAX_SILENT)]
     with closing(ManyFolders("test", lambda: None)) as looks:
-        await looks.look(folders)
+        await look(looks, folders)
         assert len(looks.problems) == MAX_SILENT
         good = volume.folder("good")
         async with asyncio.timeout(10):
-            await looks.look([good])
+            await look(looks, [good])
         assert not looks.problems
-        assert looks.seen.keys() == {good}
+        assert looks.stamps.keys() == {good}
+
+
+async def test_folders_that_nobody_names_any_more_keep_a_bounded_number_of_threads(volume: Volume) -> None:
+    with closing(ManyFolders("test", lambda: None)) as looks:
+        for change in range(4):
+            await look(looks, [volume.folder(f"{change}-{number}", hangs=True) for number in range(MAX_SILENT)])
+        assert len(volume.looks) == MAX_THREADS
+
+
+async def test_a_folder_that_answers_late_is_not_taken_for_the_next_one(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers while somebody sees that it has taken too long."""
+    late, next_one = (volume.folder(name, hangs=True) for name in ("late", "next"))
+    began: list[float] = []
+    """Of the looks, as the threads say it"""
+
+    def clock() -> float:
+        now = monotonic()
+        if threading.current_thread() is not threading.main_thread():
+            began.append(now)
+        elif len(began) == 1 and now > began[0] + folder_looks.ANSWER_SECONDS:
+            volume.answers[late].set()
+            deadline = now + 0.2
+            while next_one not in volume.looks and monotonic() < deadline:
+                time.sleep(0.005)
+        return now
+
+    def changed() -> None:
+        if any(problem.place.file == str(next_one) for problem in looks.problems):
+            taken.append(monotonic() - began[-1])
+
+    monkeypatch.setattr(folder_looks, "monotonic", clock)
+    taken: list[float] = []
+    with closing(ManyFolders("test", changed)) as looks:
+        looking = asyncio.create_task(look(looks, [late, next_one]))
+        await until(lambda: taken)
+        assert taken[0] > folder_looks.ANSWER_SECONDS * 0.9
+        await looking
 
 
 async def test_a_folder_that_is_missing_is_seen_as_that(volume: Volume) -> None:
     folder = volume.folder("a")
     folder.rmdir()
     with closing(ManyFolders("test", lambda: None)) as looks:
-        await looks.look([folder])
-        assert (looks.seen[folder].stamp, looks.seen[folder].inode) == (MISSING, 0)
+        await look(looks, [folder])
+        assert looks.stamps == {folder: MISSING}
 
 
 async def test_logs_name_the_folder_that_did_not_answer(volume: Volume) -> None:

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path, PosixPath
 from typing import Any
@@ -385,8 +386,22 @@ async def test_a_first_start_does_not_wait_for_an_adapter_that_hangs(
         answers.set()
 
 
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
+    """The stamps of the adapters that the scheduler is told, by their names."""
+    found: list[dict[str, str]] = []
+    send = SchedulerSync.send_state
+
+    def send_state(self: SchedulerSync, catalog: CatalogSnapshot, *rest: Any) -> None:
+        found.append({one.name.name: one.content_stamp for one in catalog.adapters})
+        send(self, catalog, *rest)
+
+    monkeypatch.setattr(SchedulerSync, "send_state", send_state)
+    return found
+
+
 async def test_a_folder_that_hangs_changes_no_adapter_when_the_operator_restarts(
-    hanging: HangingFolder, monkeypatch: pytest.MonkeyPatch
+    hanging: HangingFolder, sent: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither its own nor another one."""
     names, hung, answers = ("legal", "medical", "tax"), set[str](), threading.Event()
@@ -399,14 +414,6 @@ async def test_a_folder_that_hangs_changes_no_adapter_when_the_operator_restarts
         "motet_operator.local.folder_looks.stamp_of",
         lambda folder: (folder.name in hung and answers.wait() and "") or f"stamp of {folder.name}",
     )
-    sent: list[dict[str, str]] = []
-    send = SchedulerSync.send_state
-
-    def send_state(self: SchedulerSync, catalog: CatalogSnapshot, *rest: Any) -> None:
-        sent.append({one.name.name: one.content_stamp for one in catalog.adapters})
-        send(self, catalog, *rest)
-
-    monkeypatch.setattr(SchedulerSync, "send_state", send_state)
     stamps = {one: f"stamp of {one}" for one in names}
     async with running(operator_of(hanging), monkeypatch, processes=NoProcesses()):
         await until(lambda: sent and sent[-1] == stamps)
@@ -419,6 +426,51 @@ async def test_a_folder_that_hangs_changes_no_adapter_when_the_operator_restarts
             assert all(one == stamps for one in sent)
     finally:
         answers.set()
+
+
+async def test_a_new_adapter_is_told_with_its_stamp_however_many_others_hang(
+    hanging: HangingFolder, sent: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def stamp_of(folder: Path) -> str:
+        answers.wait(60.0 if folder.name.startswith("hangs") else 0.01)  # which takes a while, too
+        return f"stamp of {folder.name}"
+
+    monkeypatch.setattr("motet_operator.local.folder_looks.stamp_of", stamp_of)
+    adapter = MANIFESTS.split("---")[1].replace("POOL", "demo").replace("hf://acme/legal", "file://legal")
+    answering = [f"answers-{number}" for number in range(20)]
+    for one in answering:
+        (hanging / one).mkdir()
+    try:
+        async with running(operator_of(hanging), monkeypatch, processes=NoProcesses()):
+            await until(lambda: sent)
+            more = "---".join(adapter.replace("legal", one) for one in ("hangs-1", "hangs-2", *answering))
+            (hanging / "more.yaml").write_text(more)
+            await until(lambda: all(sent[-1].get(one) == f"stamp of {one}" for one in answering))
+    finally:
+        answers.set()
+
+
+def watched_inodes() -> set[int]:
+    """Of the folders that the kernel tells this process of."""
+    found = set()
+    for file in Path("/proc/self/fdinfo").iterdir():
+        with suppress(OSError):
+            found |= {int(line, 16) for line in re.findall(r"(?m)^inotify .*\bino:(\w+)", file.read_text())}
+    return found
+
+
+async def test_no_folder_can_hold_up_the_process_that_asks_for_notifications(
+    hanging: HangingFolder, sent: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's call for that may never return, and nothing else runs meanwhile."""
+    (hanging / "legal").mkdir()
+    (hanging / "all.yaml").write_text(MANIFESTS.replace("POOL", "demo").replace("hf://acme/legal", "file://legal"))
+    async with running(operator_of(hanging), monkeypatch, processes=NoProcesses()):
+        await until(lambda: sent and sent[-1]["legal"])
+        await asyncio.sleep(0.2)
+        assert not watched_inodes() & {folder.stat().st_ino for folder in (hanging, hanging / "legal")}
 
 
 @pytest.mark.parametrize("kept", ["", "[1]", "{"])

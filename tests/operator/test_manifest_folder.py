@@ -156,14 +156,14 @@ def test_a_changed_value_passes_once_it_stays_the_same() -> None:
     debounced = Debouncer(0.3)
     assert debounced("a", "1", 0.0) == "1"
     assert debounced("a", "2", 1.0) == "1"
-    assert debounced.waiting
+    assert debounced.next_look(9.0) == pytest.approx(0.1)
     assert debounced("a", "3", 1.2) == "1"
     assert debounced("a", "3", 1.4) == "1"
     assert debounced("a", "3", 1.6) == "3"
-    assert not debounced.waiting
+    assert debounced.next_look(9.0) == 9.0
     assert debounced("a", "4", 2.0) == "3"
     assert debounced("a", "3", 2.1) == "3", "it came back to what it was"
-    assert not debounced.waiting
+    assert debounced.next_look(9.0) == 9.0
     debounced.forget({"b"})
     assert debounced("a", "9", 3.0) == "9"
 

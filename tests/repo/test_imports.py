@@ -46,8 +46,8 @@ assert not blocked & sys.modules.keys()
 
 TORCH = ("torch", "transformers", "peft")
 ELSEWHERE = {
-    "motet_scheduler": ("kopf", "watchfiles", "sqlalchemy", "fastapi", "typer"),
-    "motet_operator.cluster": ("watchfiles", "fastapi", "typer"),
+    "motet_scheduler": ("kopf", "sqlalchemy", "fastapi", "typer"),
+    "motet_operator.cluster": ("fastapi", "typer"),
     "motet_operator.local": ("kopf", "kubernetes", "aiohttp", "fastapi"),
 }
 """What is not installed where this runs: in its image, or with `make up`."""

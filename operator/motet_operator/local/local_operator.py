@@ -4,20 +4,18 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import structlog
-import watchfiles
 from prometheus_client import CollectorRegistry
 
 from motet.addresses import http_url
 from motet.clock import monotonic
 from motet.errors import ManifestError, ModelFolderError, StateDirectoryError
 from motet.health import Health
-from motet.own_thread import OwnThread
 from motet.processes import LifecycleConfig, ProcessManager, ProcessRecords, ProcessSpec, RestartBackoff
 from motet.resources import LoRAAdapter, Manifest, ServingPool, names_manifest
 from motet.service_main import run_until
@@ -72,11 +70,15 @@ class LocalOperator:
         self._settings = settings
         self._wake = asyncio.Event()
         self.folder = ManifestFolder(settings.manifests, layout.accepted_manifests)
-        self._debouncer = Debouncer(settings.quiet_seconds)
         self._manifest_looks = FolderLooks("manifests", settings.manifests, self._wake.set)
-        self._adapter_looks = ManyFolders("adapters", self._wake.set)
-        self._listening = OwnThread("notifications")
-        self._manifests_changed, self._adapters_changed = asyncio.Event(), asyncio.Event()
+        self._adapter_looks = ManyFolders(
+            "adapters",
+            self._note_stamps,
+            quiet_seconds=settings.quiet_seconds,
+            poll_seconds=settings.poll_seconds,
+        )
+        self._adapter_folders: dict[str, Path] = {}
+        """By the source of the adapter."""
         self.objects = DeclaredObjects()
         self._stamps_file = StampsFile(layout.run / "stamps.json")
         self._stamps = self._stamps_file.read()
@@ -101,7 +103,7 @@ class LocalOperator:
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         """Raises SetupError for a problem that a person must solve before anything can start."""
         self._metrics = LocalMetrics(registry)
-        reading, checking = await self._look_first()
+        reading, looking = await self._look_first()
         health.set_ready(True)
         try:
             await run_until(
@@ -109,19 +111,18 @@ class LocalOperator:
                 self._reconcile_for_ever(),
                 self.sync.run(),
                 self._watch_manifests(reading),
-                self._watch_adapters(checking),
-                self._listen(),
+                looking,
                 self._migrate(),
             )
         finally:
-            for looks in (self._manifest_looks, self._adapter_looks, self._listening):
-                looks.close()
+            self._manifest_looks.close()
+            self._adapter_looks.close()
             if stop.is_set():
                 await self.processes.stop_all()
             else:
                 self.processes.release()  # after a crash, the next operator adopts the running processes
 
-    async def _look_first(self) -> tuple[asyncio.Task[str], asyncio.Task[bool]]:
+    async def _look_first(self) -> tuple[asyncio.Task[str], asyncio.Task[None]]:
         """A stack that is not there yet waits for its manifests. One that is in use goes on with what was last read, if
         they do not answer."""
         patience = None
@@ -129,10 +130,12 @@ class LocalOperator:
             patience = folder_looks.ANSWER_SECONDS
             self.objects = self.folder.recall()
         reading = asyncio.create_task(self._manifest_looks(self._read_first), name="first look at the manifests")
-        await _at_most(patience, reading)
-        checking = asyncio.create_task(self._check_adapters(), name="first look at the adapters")
-        await _at_most(patience or FIRST_LOOKS * folder_looks.ANSWER_SECONDS, checking)
-        return reading, checking
+        await asyncio.wait({reading}, timeout=patience)
+        if reading.done():
+            reading.result()
+        looking = asyncio.create_task(self._adapter_looks.run(), name="look at adapters")
+        await self._look_at_adapters(patience or FIRST_LOOKS * folder_looks.ANSWER_SECONDS)
+        return reading, looking
 
     def _read_first(self) -> str:
         """The signature from before, so that no change since then is missed."""
@@ -367,76 +370,16 @@ class LocalOperator:
         looked = await reading
         settled = Debouncer(self._settings.quiet_seconds)
         settled("manifests", looked, monotonic())
-        self._wake.set()
+        await self._look_at_adapters(folder_looks.ANSWER_SECONDS)  # it may have taken longer than anybody waits
         while True:
-            await self._pause(self._manifests_changed, settled)
-            signature = settled("manifests", await self._manifest_looks(self._signature), monotonic())
-            if signature != looked:
-                looked = signature
+            await asyncio.sleep(settled.next_look(self._settings.poll_seconds))
+            found = settled("manifests", await self._manifest_looks(self._signature), monotonic())
+            if found != looked:
+                looked = found
                 self.objects = await self._manifest_looks(self.folder.read)
                 self._log_problems()
                 # What is in a new adapter's folder belongs to its revision: without it, it would be checked twice.
-                looking = asyncio.create_task(self._check_adapters(), name="look at new adapters")
-                await _at_most(folder_looks.ANSWER_SECONDS, looking)
-                self._wake.set()
-
-    async def _watch_adapters(self, checking: asyncio.Task[bool]) -> None:
-        changed = await checking
-        while True:
-            if changed:
-                self._wake.set()
-            await self._pause(self._adapters_changed, self._debouncer)
-            changed = await self._check_adapters()
-
-    async def _pause(self, changed: asyncio.Event, debouncer: Debouncer) -> None:
-        await asyncio.sleep(0.02)
-        # While a change is being debounced, check again soon.
-        pause = self._settings.quiet_seconds / 3 if debouncer.waiting else self._settings.poll_seconds
-        with suppress(TimeoutError):
-            async with asyncio.timeout(pause):
-                await changed.wait()
-        changed.clear()
-
-    async def _listen(self) -> None:
-        while True:
-            # The call that begins to watch a folder holds up the whole process: only for folders that have answered,
-            # and only when there are others than before.
-            folders = await self._watched_folders()
-            try:
-                notifications = watchfiles.awatch(
-                    *folders,
-                    debounce=100,
-                    step=20,
-                    rust_timeout=5000,
-                    yield_on_timeout=True,
-                    recursive=False,
-                    watch_filter=None,
-                )
-                async with aclosing(notifications):
-                    async for found in notifications:
-                        if found:
-                            self._manifests_changed.set()
-                            self._adapters_changed.set()
-                        if await self._watched_folders() != folders:
-                            break
-            except (OSError, RuntimeError) as error:
-                log.debug("file_notifications_unavailable", error=str(error))
-                await asyncio.sleep(5)
-
-    async def _watched_folders(self) -> dict[Path, int]:
-        """Each with its inode: one that was made again has to be watched again."""
-        looks = self._adapter_looks
-        found = {
-            folder: seen.inode for folder, seen in looks.seen.items() if seen.inode and not looks.is_silent(folder)
-        }
-        return found | await self._listening.run(self._manifest_folder)
-
-    def _manifest_folder(self) -> dict[Path, int]:
-        manifests = self._settings.manifests
-        folder = manifests if manifests.is_dir() else manifests.parent
-        with suppress(OSError):
-            return {folder: folder.stat().st_ino}
-        return {}
+                await self._look_at_adapters(folder_looks.ANSWER_SECONDS)
 
     def _signature(self) -> str:
         path = self._settings.manifests
@@ -448,24 +391,25 @@ class LocalOperator:
             return "missing"
         return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
 
-    async def _check_adapters(self) -> bool:
-        """Whether files of an adapter have changed and then stayed unchanged for a moment."""
+    async def _look_at_adapters(self, patience: float) -> None:
+        """Look at the folders of all adapters that are declared now, and wait for them that long."""
         sources = {self._source_of(manifest)[0] for manifest in self.objects.adapters}
-        folders = {source: folder for source in sources if (folder := folder_of(source)) is not None}
-        await self._adapter_looks.look(folders.values())
-        now, seen = monotonic(), self._adapter_looks.seen
+        self._adapter_folders = {source: folder for source in sources if (folder := folder_of(source)) is not None}
+        looked = self._adapter_looks.want(self._adapter_folders.values())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await looked.wait()
+        self._note_stamps()
+
+    def _note_stamps(self) -> None:
+        folders, known = self._adapter_folders, self._adapter_looks.stamps
         # One that does not answer keeps the stamp that it had, also with the last operator.
         stamps = {source: self._stamps[source] for source in folders if source in self._stamps}
-        stamps |= {
-            source: self._debouncer(source, seen[folder].stamp, now)
-            for source, folder in folders.items()
-            if folder in seen
-        }
-        self._debouncer.forget(sources)
-        if changed := stamps != self._stamps:
+        stamps |= {source: known[folder] for source, folder in folders.items() if folder in known}
+        if stamps != self._stamps:
             self._stamps = stamps
             self._stamps_file.write(stamps)
-        return changed
+        self._wake.set()
 
     def _source_of(self, manifest: Manifest) -> tuple[str, str]:
         adapter = manifest.resource
@@ -480,13 +424,6 @@ class LocalOperator:
         )
         sub_path = next((one.sub_path for one in volumes if claim and one.claim_name == claim.claim_name), None)
         return source_of(source, manifest=manifest.place.file, sub_path=sub_path)
-
-
-async def _at_most(seconds: float | None, task: asyncio.Task[Any]) -> None:
-    """Wait for the task, and raise what it raises."""
-    await asyncio.wait({task}, timeout=seconds)
-    if task.done():
-        task.result()
 
 
 async def migrate(url: str) -> None:

@@ -222,9 +222,9 @@ class Debouncer:
         self._value[key] = value
         return value
 
-    @property
-    def waiting(self) -> bool:
-        return bool(self._coming)
+    def next_look(self, poll_seconds: float) -> float:
+        """In how many seconds to look again: soon while a change has to rest."""
+        return self._quiet / 3 if self._coming else poll_seconds
 
     def forget(self, keep: Collection[object]) -> None:
         for key in self._value.keys() - set(keep):
