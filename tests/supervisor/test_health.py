@@ -374,6 +374,16 @@ def test_adapters_that_are_read_beside_steps_do_not_change_how_long_a_step_takes
     assert driver.wait(0.1)
 
 
+def test_a_slow_engine_that_reads_adapters_all_the_time_does_not_hang_when_they_are_there():
+    driver = SupervisorDriver(heartbeat=100.0, hang=8.0, hang_steps=10.0)
+    driver.connect()
+    for second in range(1, 17):
+        driver.clock.advance(1.0)
+        driver.report(steps=second // 4, load_parts=second, work_pending=True)
+    assert not driver.wait(40.0)
+    assert driver.wait(0.1)
+
+
 def test_an_engine_whose_work_begins_is_given_its_whole_time():
     driver = SupervisorDriver(heartbeat=100.0, hang=10.0)
     driver.connect()

@@ -56,33 +56,35 @@ class EngineProgress:
 
     steps: int
     moved_at: float
+    stepped_at: float
+    """Since when it has worked on the next step"""
     slowest_step: float = 0.0
     """Seconds per step; the slowest recent one. Decays by a tenth with each report that shows steps."""
     was_hung: bool = False
     """Whether it counted as hung before its last step"""
     load_parts: int = 0
-    only_loaded: bool = False
-    """It has read of adapters since its last step, and `moved_at` is the time of that."""
 
     def see(self, steps: int, load_parts: int, *, pending: bool, now: float, hung: bool, slowest: float) -> bool:
         """Whether it took a step since the last report, or read more of an adapter, or has no work. `hung`: whether it
         counts as hung; `slowest`: what a step counts for at the most."""
         taken, loaded = steps - self.steps, load_parts != self.load_parts
-        if taken > 0 and not self.only_loaded:
+        if taken > 0:
             # The end of one hang does not show that steps are slow. Two in a row do.
-            step = 0.0 if hung and not self.was_hung else min(slowest, (now - self.moved_at) / taken)
+            step = 0.0 if hung and not self.was_hung else min(slowest, (now - self.stepped_at) / taken)
             self.slowest_step = max(step, 0.9 * self.slowest_step)
             self.was_hung = hung
         self.steps, self.load_parts = steps, load_parts
-        if taken == 0 and not loaded and pending:
+        if taken or not pending:
+            self.stepped_at = now
+        elif not loaded:
             return False
-        self.only_loaded = loaded and taken == 0 and pending
         self.moved_at = now
         return True
 
-    def skip_silence(self, silence: float) -> None:
-        """No reports for this long: that time says nothing about steps."""
-        self.moved_at += silence
+    def skip(self, seconds: float, now: float) -> None:
+        """Nothing was heard for this long: that time says nothing about steps."""
+        self.moved_at = min(now, self.moved_at + seconds)
+        self.stepped_at = min(now, self.stepped_at + seconds)
 
 
 class WatchedRunner:
@@ -108,7 +110,7 @@ class WatchedRunner:
         self.host_bytes_free = capacity.host_bytes
         self.prefill_seconds_per_token = 0.0
         self.swap_seconds_per_page = 0.0
-        self.progress = EngineProgress(0, now)
+        self.progress = EngineProgress(0, now, now)
         self.silent = False
         """Unhealthy until it sends a message."""
         self.hung_reason = ""
@@ -128,7 +130,7 @@ class WatchedRunner:
     def note_message(self, now: float, *, again: bool = False) -> None:
         """The runner sent a message; `again`: on a new stream."""
         if self.silent or again:
-            self.progress.skip_silence(now - self.last_message_at)
+            self.progress.skip(now - self.last_message_at, now)
         self.silent = False
         self.last_message_at = now
 
@@ -136,7 +138,7 @@ class WatchedRunner:
         """Nobody listened for this long, so that nothing was heard says nothing. Messages that came meanwhile may still
         wait to be read."""
         self.last_message_at = min(now, self.last_message_at + seconds)
-        self.progress.moved_at = min(now, self.progress.moved_at + seconds)
+        self.progress.skip(seconds, now)
 
     @property
     def parked_requests(self) -> int:
