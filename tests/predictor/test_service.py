@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc.aio import AioRpcError
 from prometheus_client import CollectorRegistry
 
 from motet.api.v1 import common_pb2, predictor_pb2, predictor_pb2_grpc
@@ -80,9 +81,9 @@ async def observe(address: str, *tokens: int, adapter: str = "acme/pirate", **mo
 
 @asynccontextmanager
 async def running(
-    folder: Path, *, queued_samples: int = 1000, load_scopes: int = 1000, url: str = ""
+    folder: Path, *, queued_samples: int = 1000, load_scopes: int = 1000, url: str = "", begins: bool = True
 ) -> AsyncIterator[Predictor]:
-    """A predictor in this process, writing only when told to: `persistence.flush()`."""
+    """A predictor in this process, writing only when told to: `persistence.flush()`. The first one loads, too."""
     registry = CollectorRegistry()
     metrics, model, learned = Metrics(registry), PromptModel(LengthModel()), LearnedRequests()
     address = f"unix:{folder}/p.sock"
@@ -98,7 +99,8 @@ async def running(
         )
         service = PredictorService(model, persistence, metrics, monotonic, learned)
         async with GrpcNetwork().serving(address, service.handlers):
-            await persistence.flush()
+            if begins:
+                await persistence.flush()
             yield Predictor(address, persistence, model, registry)
 
 
@@ -251,14 +253,50 @@ async def test_an_outcome_that_is_sent_again_is_learned_once(tmp_path: Path) -> 
         assert predictor.metric("outcomes_total", censored="false") == 1
 
 
+async def test_no_outcome_is_learned_before_it_is_known_which_were(tmp_path: Path) -> None:
+    """A predictor learns one, writes it and dies before it answers: it comes to the next one while that loads."""
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        await observe(predictor.address, 25, request="sent twice")
+        await predictor.persistence.flush()
+    async with running(tmp_path, begins=False) as predictor, open_store(database(tmp_path)) as store:
+        outcomes = [predictor_pb2.Outcome(request="sent twice", tenant="acme", output_tokens=25)]
+        async with open_channel(predictor.address) as channel:
+            stub: predictor_pb2_grpc.PredictorAsyncStub = predictor_pb2_grpc.PredictorStub(channel)
+            sent = predictor_pb2.ObserveRequest(outcomes=outcomes)
+            assert (await stub.Observe(sent, timeout=PATIENCE_S)).accepted == 0
+            again = asyncio.ensure_future(stub.Observe(sent, timeout=PATIENCE_S))
+            await predictor.persistence.flush()
+            assert (await again).accepted == 1
+        await predictor.persistence.flush()
+        assert await length_samples.count_samples(store) == 1
+        assert predictor.model.answers == 0
+
+
+async def test_an_outcome_that_could_not_be_learned_is_not_among_those_that_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate(database(tmp_path))
+    async with running(tmp_path) as predictor:
+        with monkeypatch.context() as fails, pytest.raises(AioRpcError):
+            fails.setattr(service_module, "features_of", lambda _: 1 / 0)
+            await observe(predictor.address, 25, request="sent twice")
+        assert await observe(predictor.address, 25, request="sent twice") == 1
+        assert predictor.model.answers == 1
+
+
 def test_so_many_requests_are_remembered_and_no_more() -> None:
     learned = LearnedRequests()
-    assert all(learned.add(f"r{number}") for number in range(MAX_LEARNED + 1))
-    assert not learned.add(f"r{MAX_LEARNED}")
-    assert not learned.add("r1")
-    assert learned.add("r0")
+    for number in range(MAX_LEARNED + 1):
+        assert f"r{number}" not in learned
+        learned.add(f"r{number}")
+    assert f"r{MAX_LEARNED}" in learned
+    assert "r1" in learned
+    assert "r0" not in learned
     learned.recall(["before"])
-    assert learned.add("before"), "the newest are remembered"
+    assert "before" not in learned, "the newest are remembered"
+    learned.add("")
+    assert "" not in learned
 
 
 async def test_samples_hold_counts_and_hashes(tmp_path: Path) -> None:

@@ -13,15 +13,15 @@ class LearnedRequests:
         self._names: dict[str, None] = {}
         """The oldest first"""
 
-    def add(self, request: str) -> bool:
-        """False if it has been learned before. One without a name never counts as learned."""
-        if request in self._names:
-            return False
+    def __contains__(self, request: str) -> bool:
+        """One without a name never counts as learned."""
+        return request in self._names
+
+    def add(self, request: str) -> None:
         if request:
             self._names[request] = None
             if len(self._names) > MAX_LEARNED:
                 del self._names[next(iter(self._names))]
-        return True
 
     def recall(self, requests: Iterable[str]) -> None:
         """Requests of an earlier predictor, the oldest first."""

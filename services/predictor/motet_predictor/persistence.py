@@ -46,8 +46,13 @@ class Persistence:
         self._samples = RoomPerTenant[table.LengthSample](queued_samples)
         self._may_write = 0
         self._loaded = False
+        self._recalled = asyncio.Event()
         self._active = False
         self._up = True
+
+    async def recalled(self) -> None:
+        """Returns when it is known what was learned before, or that the database cannot say it now."""
+        await self._recalled.wait()
 
     def add(self, sample: table.LengthSample) -> None:
         if not self._samples.add(sample):
@@ -67,6 +72,7 @@ class Persistence:
             if self._up:
                 log.warning("database_down", reason=error.message, hint="The predictor keeps answering from memory.")
             self._up = self._active = False  # it may be another, empty one when it returns
+            self._recalled.set()
         else:
             if not self._up:
                 log.info("database_up", waiting_samples=len(self._samples))
@@ -91,6 +97,7 @@ class Persistence:
             await asyncio.sleep(0)
         self._learned.recall(learned)
         self._loaded = True
+        self._recalled.set()
         log.info("statistics_loaded", version=self._model.version, scopes=len(states))
 
     async def _save(self, at_most: int | None) -> None:

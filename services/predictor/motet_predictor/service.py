@@ -48,6 +48,9 @@ def rest_between(outcomes: int) -> float:
 
 
 class KeepsSamples(Protocol):
+    async def recalled(self) -> None:
+        """Returns when it is known what was learned before, or that the database cannot say it now."""
+
     def add(self, sample: LengthSample) -> None: ...
 
 
@@ -88,12 +91,17 @@ class PredictorService:
 
     async def _observe(self, request: predictor_pb2.ObserveRequest) -> predictor_pb2.ObserveResponse:
         rest, until = rest_between(len(request.outcomes)), self._clock() + OBSERVE_SECONDS
+        try:
+            async with asyncio.timeout(OBSERVE_SECONDS):
+                await self._samples.recalled()
+        except TimeoutError:
+            return predictor_pb2.ObserveResponse()  # they are sent again
         accepted = 0
         for outcome in request.outcomes:
             accepted += 1
-            if not self._learned.add(_text(outcome.request, _REQUEST)):
+            name = _text(outcome.request, _REQUEST)
+            if name in self._learned:
                 continue
-            self._count_coverage(outcome)
             tenant, adapter = _text(outcome.tenant, _TENANT), _text(outcome.adapter, _ADAPTER)
             features = features_of(outcome.features)
             change = self._model.observe(
@@ -104,6 +112,8 @@ class PredictorService:
                 features=features,
                 space=outcome.feature_space,
             )
+            self._learned.add(name)
+            self._count_coverage(outcome)
             if change is not None:
                 self._report(change)
             self._samples.add(_sample(outcome, features))

@@ -462,4 +462,6 @@ def base_digest(number: int) -> Digest:
 class _NoStore:
     """A predictor without a database."""
 
+    async def recalled(self) -> None: ...
+
     def add(self, sample: object) -> None: ...
