@@ -169,7 +169,7 @@ async def _run_in_foreground(
         watching = asyncio.create_task(_watch(layout, earlier, progress, wait_seconds), name="watch")
         await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
         status = 0
-        if running.done():  # ctrl-C while it was starting
+        if running.done() or parent.leaves:  # ctrl-C while it was starting
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             status = INTERRUPTED
