@@ -397,9 +397,13 @@ if order.uri.endswith("slow/"):
 watch = child.TransferWatch(order)
 watch.start()
 if order.uri.endswith("ends/"):
-    child.send(needs=[1000], came=0)
+    child.send(needs=[1000])
     sys.exit(1)
 child.RoomOnDisk(watch).need({"adapter_model.safetensors": 1000})
+if order.uri.endswith("slow/"):
+    for _ in range(13):
+        time.sleep(0.1)
+        watch.check(1 << 20)
 child.send(bytes=1000, done=True)
 """
 
@@ -493,6 +497,34 @@ async def test_a_file_of_unknown_size_does_not_come_again_each_time_that_it_wait
 
     await fetch_of_unknown_size(tmp_path / "a", monkeypatch, room)
     assert (tmp_path / "a.sent").stat().st_size <= 7 + 2
+
+
+async def test_a_fetch_that_has_room_gets_the_place_of_one_that_waits_for_room(tmp_path, monkeypatch):
+    """Whatever has come of that one: its room comes when the other one has ended."""
+    monkeypatch.setattr(process_pool, "ROOM_SECONDS", 0.05)
+    pool = process_pool.FetchProcessPool(FetchMetrics(CollectorRegistry()), max_processes=2)
+    waits, other_ended = asyncio.Event(), asyncio.Event()
+
+    async def room(size):
+        if size > 5 << 20:
+            waits.set()
+            await other_ended.wait()
+
+    async def at_once(_): ...
+
+    def fetch(folder, program, room):
+        folder.mkdir()
+        monkeypatch.setattr(process_pool, "COMMAND", (sys.executable, "-c", program))
+        return pool.fetch(needs_room(folder), lambda *_: None, namespace="acme", room=room)
+
+    async with asyncio.timeout(20):
+        larger = asyncio.create_task(fetch(tmp_path / "a", UNKNOWN_SIZE, room))
+        await waits.wait()
+        await fetch(tmp_path / "b", NEEDS_ROOM, at_once)
+        assert not larger.done()
+        other_ended.set()
+        monkeypatch.setattr(process_pool, "COMMAND", (sys.executable, "-c", UNKNOWN_SIZE))
+        await larger
 
 
 async def test_a_fetch_has_no_more_time_because_it_has_waited_for_room(tmp_path, monkeypatch):

@@ -122,17 +122,16 @@ class RoomOnDisk:
         self._watch = watch
         self._files: dict[str, int] = {}
         self._granted = 0
-        self._before = watch.size()
 
     def need(self, files: Mapping[str, int], less: Sequence[int] = ()) -> int:
-        """See `NeedRoom`. If there is no room, the service ends this process. If it has to wait for long and little has
-        come, the service begins another one later."""
+        """See `NeedRoom`. If there is no room, the service ends this process. If it has to wait for long and another
+        fetch wants its place, the service begins another one later."""
         self._files |= files
         total = sum(self._files.values())
         if total <= self._granted:
             return 0
         self._watch.paused = True
-        send(needs=[total, *(total - one for one in less)], came=self._watch.size() - self._before)
+        send(needs=[total, *(total - one for one in less)])
         if not (answer := sys.stdin.buffer.readline()):
             os._exit(1)  # the service has gone
         self._granted = int(answer)

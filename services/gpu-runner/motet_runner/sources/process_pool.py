@@ -30,11 +30,8 @@ OnProgress = Callable[[int, int], None]
 
 
 ROOM_SECONDS = 0.5
-"""A process waits for room on the disk for so long. Then it ends, and its fetch goes on when there is room: meanwhile
-it takes no place from others."""
-
-MAX_LOST_BYTES = 1 << 20
-"""If more has come in a process, it waits on: the next one might have to fetch it again."""
+"""A process waits for room on the disk for so long. Then it ends as soon as another fetch wants its place, which may be
+the one that has the room. Its own fetch goes on when there is room."""
 
 Room = Callable[[int], Awaitable[None]]
 """Awaited before a fetch writes files of this many bytes in all. Raises AdapterFetchFailed if there is no room."""
@@ -43,23 +40,23 @@ Room = Callable[[int], Awaitable[None]]
 class FetchProcessPool:
     def __init__(self, metrics: FetchMetrics, *, max_processes: int) -> None:
         self._metrics = metrics
-        self._limit = asyncio.Semaphore(max_processes)
+        self._places = _Places(max_processes)
         self._max_per_namespace = max(1, max_processes - 1)
-        self._namespace_limits: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._of_namespaces: WeakValueDictionary[str, _Places] = WeakValueDictionary()
         """One per namespace that has running or waiting fetches"""
 
     async def fetch(
         self, order: FetchOrder, on_progress: OnProgress, *, namespace: str = "", room: Room | None = None
     ) -> None:
         """Fetch an order's files into its folder. Raises AdapterFetchFailed. Cancelling ends the fetch process."""
-        namespace_limit = self._namespace_limits.setdefault(namespace, asyncio.Semaphore(self._max_per_namespace))
+        places = (self._of_namespaces.setdefault(namespace, _Places(self._max_per_namespace)), self._places)
         under_way = self._metrics.under_way.labels(order.what)
-        asked = None if room is None else _Asked(room)
+        asked = None if room is None else _Asked(room, places)
         time = _TimeLeft(order.max_seconds)
         try:
             while True:
                 try:
-                    async with namespace_limit, self._limit:
+                    async with places[0], places[1]:
                         with under_way.track_inprogress():
                             return await self._run_in_time(order, on_progress, asked, time)
                 except _WaitsForRoom as waits:
@@ -137,11 +134,11 @@ class FetchProcessPool:
                     message["failure"], reason=message["reason"], retry_after=message["retry_after"]
                 )
             if "needs" in message and room is not None:
-                granted, patience = room(message["needs"]), ROOM_SECONDS if message["came"] <= MAX_LOST_BYTES else None
                 with time.stands():
-                    if not await _before(process, granted, patience):
-                        continue  # it has said why it ended
-                process.stdin.write(b"%d\n" % granted.result())
+                    granted = await room.before_end_of(process, message["needs"])
+                if granted is None:
+                    continue  # it has said why it ended
+                process.stdin.write(b"%d\n" % granted)
             if "total" in message:
                 total = message["total"]
             if "bytes" in message:
@@ -154,18 +151,50 @@ class FetchProcessPool:
                 return True
 
 
+class _Places:
+    """For fetch processes"""
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+        self.wanted = 0
+        """How many fetches wait for one"""
+
+    async def __aenter__(self) -> None:
+        self.wanted += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self.wanted -= 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._free.release()
+
+
 class _Asked:
     """The room that a fetch has asked for, in all its processes."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: Room, places: Sequence[_Places]) -> None:
+        """`places`: those that its processes take"""
         self._room = room
+        self._places = places
         self._size = 0
         self._asking: asyncio.Task[int] | None = None
 
-    def __call__(self, sizes: Sequence[int]) -> "asyncio.Task[int]":
-        """The bytes that there is room for: the first of the sizes that is not refused, or more."""
-        self._asking = asyncio.create_task(self._ask(sizes), name="ask for room")
-        return self._asking
+    async def before_end_of(self, process: asyncio.subprocess.Process, sizes: Sequence[int]) -> int | None:
+        """The bytes that there is room for: the first of the sizes that is not refused, or more. None: the process has
+        ended meanwhile. Raises _WaitsForRoom if others want its place."""
+        granted = self._asking = asyncio.create_task(self._ask(sizes), name="ask for room")
+        ends = asyncio.ensure_future(process.wait())
+        try:
+            while True:
+                done, _ = await asyncio.wait((granted, ends), timeout=ROOM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    return granted.result() if granted in done else None
+                if any(each.wanted for each in self._places):
+                    raise _WaitsForRoom(granted)
+        finally:
+            ends.cancel()
+            await asyncio.wait((ends,))
 
     async def _ask(self, sizes: Sequence[int]) -> int:
         for size in sizes:
@@ -219,21 +248,6 @@ class _WaitsForRoom(Exception):
     def __init__(self, granted: "asyncio.Task[int]") -> None:
         super().__init__()
         self.granted = granted
-
-
-async def _before(process: asyncio.subprocess.Process, granted: "asyncio.Task[int]", patience: float | None) -> bool:
-    """Wait for room while the process lives. False: it has ended. Raises _WaitsForRoom if that takes longer."""
-    ends = asyncio.ensure_future(process.wait())
-    try:
-        done, _ = await asyncio.wait((granted, ends), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            raise _WaitsForRoom(granted)
-        if granted in done:
-            granted.result()
-        return granted in done
-    finally:
-        ends.cancel()
-        await asyncio.wait((ends,))
 
 
 def _environment() -> dict[str, str]:
