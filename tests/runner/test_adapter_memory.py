@@ -232,6 +232,27 @@ def test_an_adapter_larger_than_all_pages_is_refused_by_its_check(llama: Path, r
     assert certify(ranks[16], engine.info).certificate.device_rank == 16
 
 
+def test_an_adapter_that_leaves_no_page_for_a_request_is_refused_by_its_check_and_by_the_engine(
+    llama: Path, ranks: dict[int, Path]
+) -> None:
+    engine = make_engine(llama, **pool(64))
+    with pytest.raises(AdapterIncompatible, match=r"has memory for 56"):
+        certify(ranks[64], engine.info)
+    engine.load_adapter(Digest("64"), certify(ranks[64], make_engine(llama).info).layout)
+    with pytest.raises(AdapterIncompatible, match=r"needs 64 pages .* has 64"):
+        engine.add(ask("q", adapter=Digest("64"), prompt=2, max_tokens=2, promise=1))
+    engine = make_engine(llama, **pool(65))
+    load(engine, Digest("64"), ranks[64])
+    assert len(run(engine, ask("q", adapter=Digest("64"), prompt=2, max_tokens=2, promise=1)).tokens["q"]) == 2
+
+
+def test_an_engine_without_room_for_the_smallest_adapter_says_so(llama: Path, ranks: dict[int, Path]) -> None:
+    engine = make_engine(llama, **pool(8))
+    assert engine.info.max_device_rank == 0
+    with pytest.raises(AdapterIncompatible, match=r"has memory for 0"):
+        certify(ranks[8], engine.info)
+
+
 def test_an_adapter_larger_than_all_pages_is_refused(llama: Path, ranks: dict[int, Path]) -> None:
     layout = certify(ranks[64], make_engine(llama).info).layout
     engine = make_engine(llama, **pool(60))

@@ -207,7 +207,7 @@ class Engine(PlannedEngine):
             by_forecast=preset.admission == "forecast",
             no_scales="" if loaded.device.type == "cpu" else ON_A_GPU,
             biased_modules=biased_modules(loaded.linears),
-            max_device_rank=linears.largest_rank(pages * page_bytes, config.max_lora_rank + SCALE_ROWS),
+            max_device_rank=linears.largest_rank((pages - 1) * page_bytes, config.max_lora_rank + SCALE_ROWS),
         )
 
     @property

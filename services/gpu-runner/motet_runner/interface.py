@@ -358,8 +358,9 @@ class EngineInfo:
     """Where Motet can't scale and shift a linear's own result yet, as DoRA and trained biases need; empty if it can"""
     biased_modules: tuple[str, ...] = ()
     """Those of `target_modules` that have a bias: only these can get a trained one."""
-    max_device_rank: int = 0
-    """The largest rank on the device for which it has pages; 0: it has them for every rank that the pool serves."""
+    max_device_rank: int | None = None
+    """The largest rank on the device for which it has pages, beside one for a request. None: it has them for every rank
+    that the pool serves."""
 
     def capacity(self, promise_rule: PromiseRule, promise_quantile: int = USUAL_PROMISE_QUANTILE) -> Capacity:
         """As the runner tells scheduler and supervisor."""

@@ -29,8 +29,8 @@ class EngineLimits(NamedTuple):
     """Where Motet can't scale and shift a linear's own result yet, as DoRA and trained biases need; empty if it can"""
     biased_modules: tuple[str, ...] = ()
     """The linears that have a bias"""
-    max_device_rank: int = 0
-    """The largest rank on the device, with what scales take; 0: no adapter of `max_lora_rank` has more."""
+    max_device_rank: int | None = None
+    """The largest rank on the device, with what scales take; None: any that `max_lora_rank` allows."""
 
     @classmethod
     def of_engine(cls, info: EngineInfo) -> "EngineLimits":
@@ -59,7 +59,7 @@ class EngineLimits(NamedTuple):
         linears = (self.target_modules, sorted(self.biased_modules))
         modules = sha256(orjson.dumps(linears, option=orjson.OPT_SORT_KEYS)).hexdigest()
         text = f"{self.dtype}, rank {self.max_lora_rank}, linears {modules}"
-        text += f", device rank {self.max_device_rank}" if self.max_device_rank else ""
+        text += "" if self.max_device_rank is None else f", device rank {self.max_device_rank}"
         return text + (", no scales" if self.no_scales else "")
 
 

@@ -68,7 +68,7 @@ def check(
     max_rank: int,
     no_scales: str = "",
     biased: Collection[str] = (),
-    max_device_rank: int = 0,
+    max_device_rank: int | None = None,
 ) -> CheckResult:
     """Check an adapter's files. Raises AdapterIncompatible, which says why the adapter is refused. The others are
     fields of `certification.EngineLimits`; `biased` are the linears that have a bias."""
@@ -107,7 +107,7 @@ def check(
             reason="UnmappedTensors",
         )
     device_rank = rank if scaled is None else rank + SCALE_ROWS
-    if 0 < max_device_rank < device_rank:
+    if max_device_rank is not None and max_device_rank < device_rank:
         raise AdapterIncompatible(
             f"The adapter's rank is {rank}, and it takes {device_rank} rows of device memory. This runner has memory "
             f"for {max_device_rank}. Raise the pool's engine.kvCacheMiB; where that is not set, raise "

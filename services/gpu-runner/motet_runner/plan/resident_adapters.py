@@ -133,13 +133,13 @@ class ResidentAdapters:
         return self.loads_wait and sum(map(self._is_live, self._budget.adapters)) < self._budget.max_adapters
 
     def too_large(self, digest: Digest) -> AdapterIncompatible | None:
-        """Why an adapter can never be on this device."""
+        """Why no request can ever use an adapter on this device."""
         needed, capacity = self.pages_of(digest), self._pages.capacity
-        if needed <= capacity:
+        if needed < capacity:
             return None
         return AdapterIncompatible(
-            f"The adapter's rank is {self._known[digest].layout.rank}. It needs {needed} pages of device memory, and "
-            f"this runner has {capacity}. Raise the pool's engine.kvCacheMiB; where that is not set, raise "
+            f"The adapter's rank is {self._known[digest].layout.rank}. It needs {needed} pages of device memory "
+            f"beside one for a request, and this runner has {capacity}. Raise the pool's engine.kvCacheMiB; where that is not set, raise "
             "engine.maxResidentAdapters.",
             reason="RankTooLarge",
         )
@@ -154,7 +154,7 @@ class ResidentAdapters:
         if known is None:
             known = self._known[digest] = KnownAdapter(layout, self._pages_of_rank(layout.rank))
         known.layout = layout
-        if known.pages > self._pages.capacity:
+        if known.pages >= self._pages.capacity:
             return
         if self._is_live(digest) or len(self._budget.adapters) < self._budget.max_adapters:
             self.want(digest)

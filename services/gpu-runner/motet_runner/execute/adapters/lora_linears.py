@@ -82,11 +82,10 @@ class LoraLinears:
         return self.layout(rank).bytes
 
     def largest_rank(self, room: int, wanted: int) -> int:
-        """The largest rank whose run fits into `room` bytes; 0 if that of `wanted` does."""
+        """The largest rank whose run fits into `room` bytes, up to `wanted`; 0 if none does."""
         tile, most = self._tile, -(-wanted // self._tile)
-        if self.run_bytes(most * tile) <= room:
-            return 0
-        return tile * (bisect(range(1, most + 1), room, key=lambda tiles: self.run_bytes(tiles * tile)))
+        fitting = bisect(range(1, most + 1), room, key=lambda tiles: self.run_bytes(tiles * tile))
+        return min(wanted, tile * fitting)
 
     def bind(self, add_lora: AddLora, memory: torch.Tensor, copy_bytes: int) -> LoraBackend[Any]:
         """Let a back end that reads adapters from `memory` [bytes] add LoRA to the linears' results. The back end takes
