@@ -139,8 +139,8 @@ class ResidentAdapters:
             return None
         return AdapterIncompatible(
             f"The adapter's rank is {self._known[digest].layout.rank}. It needs {needed} pages of device memory "
-            f"beside one for a request, and this runner has {capacity}. Raise the pool's engine.kvCacheMiB; where that is not set, raise "
-            "engine.maxResidentAdapters.",
+            f"beside one for a request, and this runner has {capacity}. Raise the pool's engine.kvCacheMiB; where that "
+            "is not set, raise engine.maxResidentAdapters.",
             reason="RankTooLarge",
         )
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 from motet_runner.engine_process import main
-from motet_runner.external.vllm.grammar_package import VARIABLE, use_package, withhold_package
+from motet_runner.external.vllm.grammar_package import VARIABLE, use_package
 from motet_runner.interface import Engine, EngineConfig, LoadProgress
 
 VARIABLES = {
@@ -28,10 +28,7 @@ def load(config: EngineConfig, on_progress: LoadProgress) -> Engine:  # noqa: AR
     logging.getLogger("vllm").setLevel(logging.ERROR)
     from motet_runner.external.vllm.load_vllm import load_vllm
 
-    engine = load_vllm(config)
-    if not grammars:
-        withhold_package()
-    return engine
+    return load_vllm(config, grammars=grammars)
 
 
 if __name__ == "__main__":

@@ -37,5 +37,6 @@ def use_package(folder: str) -> bool:
 
 
 def withhold_package() -> None:
-    """After vLLM has imported its own. Whoever imports it now gets an ImportError: this process serves no grammars."""
+    """After vLLM has imported its own, and before the engine is made. Whoever imports it now gets an ImportError: this
+    process serves no grammars."""
     sys.modules[NAME] = None  # type: ignore[assignment]

@@ -7,6 +7,7 @@ import structlog
 
 from motet.errors import ModelFolderError
 from motet_runner.external.vllm.engine import Engine
+from motet_runner.external.vllm.grammar_package import withhold_package
 from motet_runner.external.vllm.linears import by_kind, linears_of
 from motet_runner.external.vllm.reason import reason_of
 from motet_runner.external.vllm.surface import Surface
@@ -18,7 +19,8 @@ from motet_runner.supported_models import eos_token_ids
 log = structlog.get_logger(__name__)
 
 
-def load_vllm(config: EngineConfig) -> Engine:
+def load_vllm(config: EngineConfig, *, grammars: bool = True) -> Engine:
+    """`grammars`: whether this process has the service's package for them"""
     remove_left()
     raw = json.loads((config.model / "config.json").read_text())
     try:
@@ -38,5 +40,7 @@ def load_vllm(config: EngineConfig) -> Engine:
         adapted=sorted(by_kind(served)),
         trial_seconds=round(time.monotonic() - began, 2),
     )
+    if not grammars:
+        withhold_package()
     eos = eos_token_ids(config.model, raw.get("eos_token_id"))
     return Engine(config, surface, target_modules=served, eos_token_ids=eos, clock=time.perf_counter)
