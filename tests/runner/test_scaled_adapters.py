@@ -199,7 +199,11 @@ def test_a_bias_that_the_linear_lacks_is_refused_by_its_name(qwen: tuple[Path, P
     [
         ("base_layer.bias", "float16", 1e5),
         ("base_layer.bias", "float32", 1e300),
+        ("base_layer.bias", "float32", 1e30),  # finite once, and not when it is squared
         ("lora_magnitude_vector", "float16", 1e300),
+        ("lora_magnitude_vector", "float16", 1e4),  # times the length of an input
+        ("lora_magnitude_vector", "bfloat16", 1e20),
+        ("lora_magnitude_vector", "float32", 1e19),
     ],
 )
 def test_a_number_that_the_engine_cannot_hold_is_refused_by_its_linear(

@@ -27,7 +27,7 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 
-RULES_OF_VERSION = (8, "f775081e0e0dab92")
+RULES_OF_VERSION = (9, "f775081e0e0dab92")
 """The version of the checks, and the hash of the constants that decide."""
 
 

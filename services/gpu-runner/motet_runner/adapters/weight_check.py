@@ -63,52 +63,50 @@ def check_products(layout: AdapterLayout, dtype: str) -> None:
     with np.errstate(over="ignore", invalid="ignore"):
         for linear in layout.linears:
             _check_vectors(layout, linear, dtype)
-            if linear.a is None or linear.b is None:
-                continue
-            reached = _reach(layout, linear.a, linear.b, linear.scale)
-            if not reached <= MAX_NUMBERS[dtype]:
-                fault = f"may reach {reached:.1e}, but {dtype} ends at {MAX_NUMBERS[dtype]:.1e}"
-                if math.isinf(reached):
-                    fault = "or the sum of its squares may overflow float32"
-                raise AdapterIncompatible(
-                    f"lora_B · lora_A of {linear.module} in {WEIGHTS_NAME} can't be computed in {dtype}: for inputs "
-                    f"from -1 to 1, it {fault}. The training has diverged. Use an earlier checkpoint.",
-                    reason="FormatRejected",
-                )
+            if linear.a is not None and linear.b is not None:
+                reached = _reach(layout, linear.a, linear.b, linear.scale)
+                _check_reached(f"lora_B · lora_A of {linear.module}", reached, dtype)
 
 
 def _check_vectors(layout: AdapterLayout, linear: LoraLinear, dtype: str) -> None:
-    """Magnitudes are divided by norms in float32, and with them what is added to the result."""
+    """A row of a changed weight is as long as its magnitude says, and an input at most as long as one of ones. What is
+    added to the result before is divided by norms in float32."""
+    longest = 1.0 if linear.a is None else math.sqrt(linear.a.shape[1])
     of_result = "float32" if linear.magnitude is not None else dtype
     for name, vector, scale, kind in (
-        ("lora_magnitude_vector", linear.magnitude, 1.0, "float32"),
+        ("lora_magnitude_vector", linear.magnitude, longest, dtype),
         ("lora_B.bias", linear.lora_bias, linear.scale, of_result),
         ("bias", linear.bias, 1.0, dtype),
     ):
-        if vector is None:
-            continue
-        reached = float((_magnitudes(layout, vector) * np.float32(abs(scale))).max())
-        if not reached <= MAX_NUMBERS[kind]:
-            raise AdapterIncompatible(
-                f"{name} of {linear.module} in {WEIGHTS_NAME} can't be computed in {kind}: it reaches {reached:.1e}, "
-                f"but {kind} ends at {MAX_NUMBERS[kind]:.1e}. The training has diverged. Use an earlier checkpoint.",
-                reason="FormatRejected",
-            )
+        if vector is not None:
+            added = _magnitudes(layout, vector) * np.float32(abs(scale))
+            _check_reached(f"{name} of {linear.module}", _largest(added), kind)
+
+
+def _check_reached(what: str, reached: float, dtype: str) -> None:
+    if reached <= MAX_NUMBERS[dtype]:
+        return
+    fault = f"may reach {reached:.1e}, but {dtype} ends at {MAX_NUMBERS[dtype]:.1e}"
+    if math.isinf(reached):
+        fault = "or the sum of its squares may overflow float32"
+    raise AdapterIncompatible(
+        f"{what} in {WEIGHTS_NAME} can't be computed in {dtype}: for inputs from -1 to 1, it {fault}. The training has "
+        "diverged. Use an earlier checkpoint.",
+        reason="FormatRejected",
+    )
 
 
 def _reach(layout: AdapterLayout, lora_a: StoredTensor, lora_b: StoredTensor, scale: float) -> float:
-    """The largest number in the computation of the LoRA's result; infinite if the sum of the result's squares is
-    infinite.
-
-    The sum of squares is computed in float32: the next operation on the result, a norm or the product of queries and
-    keys, also computes in float32 at least.
-    """
+    """The largest number in the computation of the LoRA's result; infinite if the sum of the result's squares is."""
     a, b = _magnitudes(layout, lora_a), _magnitudes(layout, lora_b) * np.float32(abs(scale))
     inner = a.sum(axis=1)
-    added = b @ inner
-    if not np.isfinite(np.square(added).sum()):
-        return math.inf
-    return float(max(each.max() for each in (a, b, inner, added)))
+    return max(_largest(b @ inner), *(float(each.max()) for each in (a, b, inner)))
+
+
+def _largest(added: npt.NDArray[np.float32]) -> float:
+    """Of the numbers that are added to a result; infinite if the sum of their squares is. That is computed in float32:
+    the next operation on the result, a norm or the product of queries and keys, also computes in float32 at least."""
+    return float(added.max()) if np.isfinite(np.square(added).sum()) else math.inf
 
 
 def _magnitudes(layout: AdapterLayout, matrix: StoredTensor) -> npt.NDArray[np.float32]:
