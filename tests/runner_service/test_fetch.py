@@ -16,6 +16,7 @@ from motet_runner.adapters import cache as cache_module
 from motet_runner.adapters.cache import MAX_ORIGINS, DiskCache
 from motet_runner.adapters.folder_lease import FolderLease
 from motet_runner.adapters.policy.values import FetchRequest
+from motet_runner.sources.partial_fetch import key_of
 from testbed.machine import lacking
 from tests.common.waiting import PATIENCE_S
 from tests.support.adapter_fetches import Fetcher
@@ -278,3 +279,16 @@ async def test_of_many_origins_of_an_adapter_those_used_last_are_known(tmp_path,
     known = [named(0), named(MAX_ORIGINS + 2), named(0, "another")]
     assert all(cache.find(fetched.digest, one) for one in known)
     assert not any(cache.find(fetched.digest, named(number)) for number in (1, 3))
+
+
+async def test_an_origin_that_an_earlier_build_has_recorded_is_known_to_its_namespace_alone(tmp_path, cache):
+    source = write_adapter(tmp_path / "a").as_uri()
+    own, other = (FetchRequest(source=source, namespace=one, digest_verified=False) for one in ("own", "other"))
+    fetched = await Fetcher(cache).fetch(own)
+    (mark,) = fetched.folder.glob(".origin-*")
+    mark.rename(fetched.folder / f".origin-{key_of(*own.origin)}")
+    assert cache.find(fetched.digest, other) is None
+    assert cache.find(fetched.digest, own) is not None
+    assert list(fetched.folder.glob(".origin-*")) == [mark], "it has the name of now"
+    assert cache.find(fetched.digest, own) is not None
+    assert cache.find(fetched.digest, other) is None

@@ -238,7 +238,7 @@ class DiskCache:
 
     def _may_use(self, held: Held, request: FetchRequest) -> bool:
         origin = held.folder / _origin(request)
-        known = request.digest_verified or origin.exists()
+        known = request.digest_verified or origin.exists() or _has_earlier_mark(held.folder, request)
         if known:
             with suppress(OSError):
                 os.utime(origin)
@@ -354,6 +354,17 @@ def _origin(request: FetchRequest) -> str:
 
 def _origins_of(request: FetchRequest) -> str:
     return f".origin-{key_of(request.namespace)}-"
+
+
+def _has_earlier_mark(folder: Path, request: FetchRequest) -> bool:
+    """Whether the origin is recorded as by builds of 0.1 before November 28: under the same key, which the namespace is
+    a part of. The mark gets its name of now, if the disk takes writes. This can go after 0.1: then such an adapter is
+    fetched again."""
+    mark = folder / f".origin-{key_of(*request.origin)}"
+    known = mark.exists()
+    with suppress(OSError):
+        mark.rename(folder / _origin(request))
+    return known
 
 
 def _remove(path: Path) -> None:
