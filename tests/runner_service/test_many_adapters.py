@@ -17,6 +17,7 @@ import pytest
 
 from motet.digest import adapter_digest
 from motet.domain import Digest
+from motet_runner.adapters import digest_lease
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.digest_lease import DigestLeases
 from motet_runner.adapters.folder_fetch import copy_folder
@@ -237,6 +238,27 @@ def test_an_adapter_that_another_runner_uses_on_a_full_disk_stays_in_use_here(ca
     assert not other.evict(digest, None)
     held.lease.release()
     assert other.evict(digest, None)
+
+
+def test_where_folders_may_have_no_lock_nothing_is_evicted(cached, monkeypatch):
+    """Another runner that uses as many adapters as this one may use what has none."""
+    folder, digest = cached
+    source = write_adapter(folder.parent / "b", seed=1)
+    one = DiskCache(folder, max_adapter_bytes=1 << 20)
+    copy_folder(one, AdapterFolder(source), FetchRequest(source=source.as_uri())).lease.release()
+    shutil.rmtree(f"{folder}.leases")
+    one, other = (DiskCache(folder, max_adapter_bytes=1 << 20) for _ in range(2))
+    monkeypatch.setattr(digest_lease, "MAX_FOLDERS", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", full)
+        theirs = [other.find(of) for of in (adapter_digest(source), digest)]
+        assert not one.evict(digest, one.find(digest))
+    one.renew_leases()
+    other.renew_leases()
+    assert not one.evict(digest, None)
+    for held in theirs:
+        held.lease.release()
+    assert one.evict(adapter_digest(source), None)
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])

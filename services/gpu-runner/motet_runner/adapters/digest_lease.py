@@ -27,7 +27,9 @@ LOCK_FILES = ".leases"
 first character: the kernel looks through all locks of a file for each new one."""
 
 MAX_FOLDERS = 256
-"""Folders that are locked themselves. Each keeps a file open, so those beyond have no lock."""
+"""Folders that are locked themselves. Each keeps a file open, so those beyond have no lock. A process that has so many
+evicts nothing until there are lock files: the other runners of its cache use about as many. One that uses fewer may
+evict what has no lock, and then it is fetched again."""
 
 _NAMES = "0123456789abcdef"
 
@@ -96,8 +98,9 @@ class DigestLeases:
                 return False
             file = self._file(_name_of(digest))
             if file is None:
-                # If only space is missing, what is removed makes room: whoever uses it has locked its folder.
-                if self._not_made not in _NO_SPACE:
+                # If only space is missing, what is removed makes room: whoever uses it has locked its folder, unless
+                # processes use as many adapters as this one here.
+                if self._not_made not in _NO_SPACE or len(self._folders) >= MAX_FOLDERS:
                     raise OSError(self._not_made, os.strerror(self._not_made), str(self._folder))
             elif not _lock(file, digest, fcntl.F_WRLCK):
                 return False
