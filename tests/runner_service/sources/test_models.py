@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -259,7 +260,43 @@ async def test_a_fetch_that_was_interrupted_leaves_no_complete_model(web, loader
     assert (folder / last).read_bytes() == (model / last).read_bytes()
 
 
-@pytest.mark.parametrize("mark", [b"", b"{}", b"[1]"])
+async def test_a_mixture_of_two_models_is_no_complete_one_whatever_its_sizes(web, loader, model):
+    uri, last = web.put("/base/", model), "model-00003-of-00003.safetensors"
+    folder = await loader.load(uri)
+    before = (folder / last).stat()
+    os.truncate(folder / last, 10)
+    web.files["/base/tokenizer.json"] = b" " * len(web.files["/base/tokenizer.json"])
+    web.faults[f"/base/{last}"] = ErrorStatus(400, times=1)
+    with pytest.raises(ModelFolderError):
+        await loader.load(uri)
+    shutil.copy(model / last, folder / last)
+    os.utime(folder / last, ns=(before.st_atime_ns, before.st_mtime_ns))
+    asked = len(web.asked)
+    await loader.load(uri)
+    assert len(web.asked) > asked
+
+
+async def test_bytes_of_other_files_do_not_make_a_model_complete(hub, loader, model):
+    hub.publish("org/base", model)
+    folder = await loader.load("hf://org/base")
+    (folder / "model-00002-of-00003.safetensors").rename(folder / "old.bin")
+    await loader.load("hf://org/base")
+    assert base_digest(folder) == base_digest(model)
+
+
+async def test_what_was_away_for_a_while_is_complete_again_without_its_source(hub, loader, model):
+    hub.publish("org/base", model)
+    folder = await loader.load("hf://org/base")
+    file, away = folder / "tokenizer.json", folder.parent / "away"
+    file.rename(away)
+    hub.commits.clear()
+    with pytest.raises(ModelFolderError):
+        await loader.load("hf://org/base")
+    away.rename(file)
+    assert await loader.load("hf://org/base") == folder
+
+
+@pytest.mark.parametrize("mark", [b"", b"{}", b"[1]", b'{"files": {}}', b'{"files": 1}', b'{"bytes": 1}'])
 async def test_a_mark_that_was_cut_off_says_nothing(web, loader, model, mark):
     uri = web.put("/base/", model)
     folder = await loader.load(uri)

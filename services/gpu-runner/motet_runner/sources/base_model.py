@@ -45,7 +45,6 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
         folder = root / key_of(settings.model_uri, settings.model_revision)
         async with locked_across_machines(folder):
             if not await asyncio.to_thread(_is_complete, folder):
-                await asyncio.to_thread(_mark_incomplete, folder)
                 await _fetch(settings, sources, folder)
         return _checked(settings, settings.check_model(folder))
     except AdapterFetchFailed as failure:
@@ -107,32 +106,29 @@ class _FetchLog:
 
 def _mark_complete(folder: Path, source: str) -> None:
     """After all that was fetched is on the disk: if the machine fails, files that are not may be shorter then."""
-    for path in folder.iterdir():
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+    files = [path for path in folder.iterdir() if path.is_file() and path.name != COMPLETE]
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
     sync_folder(folder)
-    (folder / COMPLETE).write_bytes(orjson.dumps({"source": source, "bytes": _fetched_bytes(folder)}))
-
-
-def _mark_incomplete(folder: Path) -> None:
-    """Before a fetch: if it is interrupted, the new files may have as many bytes as all of the earlier ones."""
-    with suppress(FileNotFoundError):
-        (folder / COMPLETE).unlink()
-        sync_folder(folder)
+    kept = {"source": source, "files": {path.name: _stamp(path) for path in files}}
+    (folder / COMPLETE).write_bytes(orjson.dumps(kept))
 
 
 def _is_complete(folder: Path) -> bool:
-    """False also if files have become shorter since: then the source is asked, and what is missing is fetched."""
+    """False if a file is missing, shorter, or another one, as after a fetch that was interrupted: then the source is
+    asked, and what is missing is fetched."""
     try:
-        fetched: int = orjson.loads((folder / COMPLETE).read_bytes())["bytes"]
-        return _fetched_bytes(folder) >= fetched
+        files = orjson.loads((folder / COMPLETE).read_bytes())["files"]
+        return bool(files) and files == {name: _stamp(folder / name) for name in files}
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return False
 
 
-def _fetched_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.name != COMPLETE and path.is_file())
+def _stamp(path: Path) -> list[int]:
+    """What differs once the file is written again"""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 def mark_unverified(folder: Path) -> None:
