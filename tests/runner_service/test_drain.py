@@ -199,7 +199,9 @@ def test_an_engine_with_work_and_no_iteration_is_hung():
         assert progress.hung_reason() == ""
     progress.observe(3, work=True)
     clock.advance(11)
-    assert progress.hung_reason() == "the engine has completed no step for 61 s, although it has work"
+    assert progress.hung_reason() == (
+        "the engine has work, and for 61 s it has completed no step and read no part of an adapter"
+    )
     progress.observe(3, work=False)
     assert progress.hung_reason() == ""
     clock.advance(1000)

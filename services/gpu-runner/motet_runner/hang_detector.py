@@ -20,6 +20,6 @@ class HangDetector:
         if self._moved_at is None:
             return ""
         still = self._clock() - self._moved_at
-        return (
-            f"the engine has completed no step for {still:.0f} s, although it has work" if still > self._seconds else ""
-        )
+        if still <= self._seconds:
+            return ""
+        return f"the engine has work, and for {still:.0f} s it has completed no step and read no part of an adapter"

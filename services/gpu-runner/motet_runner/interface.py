@@ -298,12 +298,12 @@ class EngineReport:
     batch_cap: BatchCap | None = None
     """None: the pool has no SLO for the time of a token."""
     load_parts: int = 0
-    """How often more of an adapter had been read when the engine looked."""
+    """How often more of an adapter had been read when the engine looked: the matrices of another linear, at least."""
 
     @property
     def progress(self) -> int:
-        """Stands still while the engine hangs. Sequences that all wait for an adapter take no steps, and a slow disk is
-        no hang."""
+        """Stands still while the engine hangs. Sequences that all wait for an adapter take no steps, and a disk that
+        goes on giving parts of it does not hang."""
         return self.steps + self.load_parts
 
 

@@ -296,8 +296,9 @@ class Settings(BaseSettings):
     operator sets this from `drainTimeoutSeconds`."""
 
     hang_seconds: float = Field(60.0, gt=0)
-    """When the engine has work and completes no step for this long, /livez says that it hangs, and Kubernetes restarts
-    the pod. A slow read of an adapter is no hang."""
+    """When the engine has work, and for this long it completes no step and reads no part of an adapter, /livez says
+    that it hangs, and Kubernetes restarts the pod. A part is what an adapter has for one linear layer: a disk that
+    gives less than one in this time counts as a hang."""
 
     outbox_kib: int = Field(16 * 1024, ge=1)
     """The most KiB that may wait for a gateway that does not read. Beyond this, the gateway's stream is closed."""

@@ -30,9 +30,9 @@ class Settings(BaseSettings):
     long."""
 
     hang_seconds: float = Field(20.0, gt=0)
-    """An engine hangs when it has work and takes no step for this long, and for as long as ten of its own slowest
-    recent steps: its requests continue on other runners. Must be longer than the slowest normal step, such as the first
-    one of a cold model."""
+    """An engine hangs when it has work and takes no step, and reads no part of an adapter, for this long, and for as
+    long as ten of its own slowest recent steps: its requests continue on other runners. Must be longer than the slowest
+    normal step, such as the first one of a cold model."""
 
     answer_seconds: float = Field(2.0, gt=0)
     """When an order to a runner has had no effect for this long, the supervisor decides again."""
