@@ -415,13 +415,13 @@ async def fetch_that_needs_room(folder, monkeypatch, uri, room):
         await pool.fetch(needs_room(folder, uri), lambda *_: None, room=room)
 
 
-def needs_room(folder, uri="https://acme/a/"):
+def needs_room(folder, uri="https://acme/a/", *, stall_seconds=0.5):
     return FetchOrder(
         what="adapter",
         uri=uri,
         into=str(folder),
         max_bytes=1,
-        stall_seconds=0.5,
+        stall_seconds=stall_seconds,
         min_average_bytes_per_second=1000,
         asks_room=True,
     )
@@ -451,10 +451,12 @@ async def test_a_fetch_that_waits_for_room_takes_no_place_from_others(tmp_path, 
     async def at_once(_): ...
 
     async with asyncio.timeout(20):
-        waits = asyncio.create_task(pool.fetch(needs_room(tmp_path / "a"), lambda *_: None, room=room))
+        waits = asyncio.create_task(
+            pool.fetch(needs_room(tmp_path / "a", stall_seconds=10), lambda *_: None, room=room)
+        )
         while not asked:
             await asyncio.sleep(0.01)
-        await pool.fetch(needs_room(tmp_path / "b"), lambda *_: None, room=at_once)
+        await pool.fetch(needs_room(tmp_path / "b", stall_seconds=10), lambda *_: None, room=at_once)
         assert not waits.done()
         may_go_on.set()
         await waits
@@ -515,9 +517,9 @@ async def test_a_fetch_that_has_room_gets_the_place_of_one_that_waits_for_room(t
     def fetch(folder, program, room):
         folder.mkdir()
         monkeypatch.setattr(process_pool, "COMMAND", (sys.executable, "-c", program))
-        return pool.fetch(needs_room(folder), lambda *_: None, namespace="acme", room=room)
+        return pool.fetch(needs_room(folder, stall_seconds=10), lambda *_: None, namespace="acme", room=room)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         larger = asyncio.create_task(fetch(tmp_path / "a", UNKNOWN_SIZE, room))
         await waits.wait()
         await fetch(tmp_path / "b", NEEDS_ROOM, at_once)
