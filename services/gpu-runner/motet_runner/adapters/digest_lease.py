@@ -27,7 +27,7 @@ LOCK_FILES = ".leases"
 first character: the kernel looks through all locks of a file for each new one."""
 
 MAX_FOLDERS = 256
-"""Folders that are locked themselves. Each keeps a file open, so those beyond have no lock. A process that has so many
+"""Folders that are locked themselves. Each keeps a file open, so those beyond have no lock. A process at this number
 evicts nothing until there are lock files: the other runners of its cache use about as many. One that uses fewer may
 evict what has no lock, and then it is fetched again."""
 
