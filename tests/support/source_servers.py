@@ -294,9 +294,7 @@ class ApiServer(WebServer):
 
 
 @asynccontextmanager
-async def _running(
-    folder: Path, make: Callable[[Path], WebServer], host: str = "127.0.0.1"
-) -> AsyncIterator[WebServer]:
+async def running(folder: Path, make: Callable[[Path], WebServer], host: str = "127.0.0.1") -> AsyncIterator[WebServer]:
     folder.mkdir(parents=True, exist_ok=True)
     authority = ClusterAuthority(folder, f"authority-of-{folder.name}")
     pair = authority.serving(f"server-{host}", [host, "localhost"])
@@ -319,20 +317,20 @@ async def _running(
 
 @asynccontextmanager
 async def web_server(folder: Path, host: str = "127.0.0.1") -> AsyncIterator[WebServer]:
-    async with _running(folder / f"web-{host}", WebServer, host) as server:
+    async with running(folder / f"web-{host}", WebServer, host) as server:
         yield server
 
 
 @asynccontextmanager
 async def hub_server(folder: Path, host: str = "127.0.0.1") -> AsyncIterator[HubServer]:
-    async with _running(folder / "hub", HubServer, host) as server:
+    async with running(folder / "hub", HubServer, host) as server:
         assert isinstance(server, HubServer)
         yield server
 
 
 @asynccontextmanager
 async def api_server(folder: Path) -> AsyncIterator[ApiServer]:
-    async with _running(folder / "api", ApiServer) as server:
+    async with running(folder / "api", ApiServer) as server:
         assert isinstance(server, ApiServer)
         yield server
 

@@ -56,7 +56,13 @@ def source_rows() -> Iterator[list[str]]:
     for one in SOURCES.values():
         of = {"adapters": one.of_adapters, "models": one.of_models}
         whose = ", ".join(name for name, named in of.items() if named)
-        yield [code(one.example), one.what, whose, "yes" if one.revisions else "", told(one.secrets)]
+        yield [
+            code(one.example),
+            one.what,
+            whose,
+            "yes" if one.revisions else "",
+            told(one.secrets, one.secret_options),
+        ]
 
 
 def manifests_page() -> str:

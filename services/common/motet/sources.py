@@ -15,6 +15,12 @@ SecretKeys = tuple[str, ...]
 
 TOKEN: SecretKeys = ("token",)
 PASSWORD: SecretKeys = ("username", "password")
+ACCESS_KEY: SecretKeys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+SESSION_TOKEN = "AWS_SESSION_TOKEN"  # noqa: S105 - a key of Secrets
+STORE_ENDPOINT = "AWS_ENDPOINT_URL"
+STORE_REGION = "AWS_REGION"
+NOT_SECRET = frozenset({PASSWORD[0], ACCESS_KEY[0], STORE_ENDPOINT, STORE_REGION})
+"""The values of these keys may be in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +42,8 @@ class Source:
     """Whether one URI has several revisions."""
     secrets: tuple[SecretKeys, ...] = ()
     """What a Secret for it may have, the first choice first. Empty: it takes no Secret."""
+    secret_options: SecretKeys = ()
+    """What a Secret may have besides, each key for itself."""
     network: bool = True
     """Whether it is reached over the network."""
     read_by: str = ""
@@ -47,7 +55,6 @@ class Source:
 
 
 PLANNED: Mapping[str, str] = {
-    "s3": "object stores",
     "oci": "OCI registries",
 }
 """Validation says that these come later, and with what."""
@@ -106,6 +113,18 @@ SOURCES = declared(
         of_models="`https://…/` of a folder",
         secrets=(TOKEN, PASSWORD),
         read_by="web",
+    ),
+    Source(
+        scheme="s3",
+        what="a folder of a bucket, in AWS S3 or the store that `MOTET_RUNNER_S3_ENDPOINT` or the Secret names",
+        example="s3://bucket/folder",
+        of_adapters="`s3://bucket/folder`",
+        of_models="`s3://bucket/folder`",
+        form="[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?",
+        form_message="must name a bucket and a folder in it, as s3://bucket/folder",
+        secrets=(ACCESS_KEY,),
+        secret_options=(SESSION_TOKEN, STORE_ENDPOINT, STORE_REGION),
+        read_by="s3",
     ),
     FOLDER,
 )

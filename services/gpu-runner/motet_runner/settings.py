@@ -165,6 +165,13 @@ class Settings(BaseSettings):
     hub_endpoint: str = "https://huggingface.co"
     """The hub that hf:// stands for: the public one, or a mirror with the same API."""
 
+    s3_endpoint: str = Field("", pattern=r"^(https?://[^/\s@]+/?)?$")
+    """The object store that s3:// stands for, as https://host:port; it may have a private address. Empty: AWS S3.
+    A Secret with AWS_ENDPOINT_URL names another one, which must have https:// and an address that is allowed."""
+
+    s3_region: str = Field("us-east-1", pattern=r"^[a-z0-9-]{1,64}$")
+    """The region of the object store, unless a Secret has AWS_REGION or the store names the bucket's."""
+
     fetch_allowed_hosts: list[str] = []
     """Hosts and networks from which adapters and models may be fetched although they are not public, such as mirrors in
     your network. JSON, such as ["models.corp.example", "10.20.0.0/16"]. All other private, loopback and link-local

@@ -126,9 +126,10 @@ def revision_meaning(known: Sequence[Source]) -> str:
     return f"Only for {named}: a branch, tag or commit. Absent: the main branch."
 
 
-def told(secrets: Sequence[SecretKeys]) -> str:
+def told(secrets: Sequence[SecretKeys], options: SecretKeys = ()) -> str:
     """The keys that a Secret may have, for a page."""
-    return listed((" and ".join(f"`{key}`" for key in keys) for keys in secrets), ", or ")
+    keys = listed((" and ".join(f"`{key}`" for key in keys) for keys in secrets), ", or ")
+    return f"{keys}; optional: {', '.join(f'`{key}`' for key in options)}" if options else keys
 
 
 _every = SOURCES.values()
@@ -137,5 +138,6 @@ _models = listed((one.of_models for one in _every if one.of_models), ", or ")
 _secrets = list(dict.fromkeys(keys for one in _every for keys in one.secrets))
 ADAPTER_URI_MEANING = f"The address of the PEFT folder: {_adapters}. {FOLDER.of_adapters}."
 MODEL_URI_MEANING = f"The address of the base model: {_models}. Immutable."
-SECRET_MEANING = f"The Secret's name. Its keys must be {told(_secrets)}."
+_options = tuple(dict.fromkeys(key for one in _every for key in one.secret_options))
+SECRET_MEANING = f"The Secret's name. Its keys must be {told(_secrets, _options)}."
 ONLY_ON_NETWORK = "may only be set for a source that is reached over the network"

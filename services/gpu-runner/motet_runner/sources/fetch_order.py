@@ -11,6 +11,9 @@ class NetworkAccess:
     """How a fetch process may use the network."""
 
     hub_endpoint: str = "https://huggingface.co"
+    s3_endpoint: str = ""
+    """Empty: AWS S3"""
+    s3_region: str = "us-east-1"
     allowed_hosts: tuple[str, ...] = ()
     ca_file: str = ""
     proxy: str = ""

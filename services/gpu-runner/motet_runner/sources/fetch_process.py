@@ -75,7 +75,7 @@ def parsed(order: FetchOrder) -> RemoteSource:
 def fetch(order: FetchOrder, source: RemoteSource, secret: SourceCredentials) -> None:
     into = Path(order.into)
     into.mkdir(parents=True, exist_ok=True)
-    allowed = [*order.access.allowed_hosts, *source.hosts(order.access)]
+    allowed = [*order.access.allowed_hosts, *source.hosts(order.access, secret)]
     NetworkGuard([*allowed, *_hosts(order.access.proxy)]).install()
     from motet_runner.sources.web_folder import client
 
@@ -243,8 +243,10 @@ def main() -> None:
     secret = NO_CREDENTIALS
     try:
         source = parsed(order)
-        accepted = SOURCES[urlsplit(order.uri).scheme].secrets
-        secret = read_credentials(order.credentials, order.access, accepted, timeout=order.stall_seconds)
+        known = SOURCES[urlsplit(order.uri).scheme]
+        secret = read_credentials(
+            order.credentials, order.access, known.secrets, known.secret_options, timeout=order.stall_seconds
+        )
         fetch(order, source, secret)
     except Exception as error:
         send_failure(_failure_of(error, order), secret)

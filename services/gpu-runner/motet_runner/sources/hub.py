@@ -19,7 +19,7 @@ class HubUri:
     repository: str
     revision: str
 
-    def hosts(self, access: NetworkAccess) -> list[str]:
+    def hosts(self, access: NetworkAccess, _: object) -> list[str]:
         host = urlsplit(access.hub_endpoint).hostname
         return [host] if host else []
 

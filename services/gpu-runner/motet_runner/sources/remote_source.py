@@ -52,7 +52,8 @@ class RemoteSource(Protocol):
     """A source module's `parse(uri, revision)` returns a RemoteSource, or raises AdapterFetchFailed. The service also
     calls `parse`, so `open` imports what only a fetch process needs."""
 
-    def hosts(self, access: NetworkAccess) -> Iterable[str]:
-        """The hosts that the platform has named for this source. They are allowed, whatever their addresses are."""
+    def hosts(self, access: NetworkAccess, secret: "SourceCredentials") -> Iterable[str]:
+        """The hosts that the platform has named for this source. They are allowed, whatever their addresses are. A host
+        that a tenant's Secret names is none of these."""
 
     def open(self, opening: Opening) -> OpenSource: ...

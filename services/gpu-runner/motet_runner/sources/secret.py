@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx2
 import orjson
 
-from motet.sources import SecretKeys
+from motet.sources import NOT_SECRET, SecretKeys
 from motet_runner.sources.fetch_errors import credentials, temporary
 from motet_runner.sources.fetch_order import NetworkAccess
 
@@ -39,7 +39,7 @@ class SourceCredentials:
 
     def scrub(self, text: str) -> str:
         """The text with every secret replaced."""
-        secrets = [value for key, value in self.values.items() if key != "username"]
+        secrets = [value for key, value in self.values.items() if key not in NOT_SECRET]
         for secret in (*secrets, *self.header.values()):
             if secret:
                 text = text.replace(secret, "…").replace(quote(secret, safe=""), "…")
@@ -50,9 +50,15 @@ NO_CREDENTIALS = SourceCredentials()
 
 
 def read_credentials(
-    reference: str, access: NetworkAccess, accepted: Sequence[SecretKeys], *, timeout: float
+    reference: str,
+    access: NetworkAccess,
+    accepted: Sequence[SecretKeys],
+    options: SecretKeys = (),
+    *,
+    timeout: float,
 ) -> SourceCredentials:
-    """Raises AdapterFetchFailed, which says what to do. `accepted`: the sets of keys that the source can use."""
+    """Raises AdapterFetchFailed, which says what to do. `accepted`: the sets of keys that the source can use.
+    `options`: keys that it uses besides, if they are there."""
     if not reference:
         return NO_CREDENTIALS
     if not accepted:
@@ -64,16 +70,19 @@ def read_credentials(
         data = _from_api_server(namespace, name, access, accepted[0], timeout)
     else:
         raise credentials(f"The runner cannot read Secret {reference}: it has neither an API server nor manifests.")
-    return _credentials(reference, data, accepted)
+    return _credentials(reference, data, accepted, options)
 
 
-def _credentials(reference: str, data: Mapping[str, bytes], accepted: Sequence[SecretKeys]) -> SourceCredentials:
-    values = {key: data[key].decode("ascii", "replace").strip() for keys in accepted for key in keys if key in data}
+def _credentials(
+    reference: str, data: Mapping[str, bytes], accepted: Sequence[SecretKeys], options: SecretKeys
+) -> SourceCredentials:
+    wanted_keys = {key for keys in (*accepted, options) for key in keys}
+    values = {key: data[key].decode("ascii", "replace").strip() for key in sorted(wanted_keys & data.keys())}
     if any(not value.isascii() or not value.isprintable() for value in values.values()):
         raise credentials(f"Secret {reference} has characters that are not allowed in an HTTP header. Remove them.")
     for keys in accepted:
         if values.keys() >= set(keys) and values[keys[0]]:
-            return SourceCredentials({key: values[key] for key in keys})
+            return SourceCredentials({key: values[key] for key in (*keys, *options) if key in values})
     wanted = [_named(keys) for keys in accepted]
     if len(wanted) == 1:
         raise credentials(f"Secret {reference} must have {wanted[0]}, which the source needs. Add it.")

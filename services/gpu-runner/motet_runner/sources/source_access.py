@@ -62,6 +62,8 @@ class Sources:
         self._settings = settings
         self._access = NetworkAccess(
             hub_endpoint=settings.hub_endpoint,
+            s3_endpoint=settings.s3_endpoint,
+            s3_region=settings.s3_region,
             allowed_hosts=tuple(settings.fetch_allowed_hosts),
             ca_file=settings.fetch_ca_file,
             proxy=settings.fetch_proxy,

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from motet.errors import AdapterFetchFailed
-from motet_runner.sources.fetch_order import NetworkAccess
 from motet_runner.sources.remote_source import Opening, OpenSource
 
 
@@ -13,7 +12,7 @@ class WebUri:
     url: str
     """The URL of a folder: it ends with a slash."""
 
-    def hosts(self, _: NetworkAccess) -> tuple[()]:
+    def hosts(self, *_: object) -> tuple[()]:
         return ()
 
     def open(self, opening: Opening) -> OpenSource:

@@ -4,10 +4,10 @@ import os
 import random
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote, urljoin, urlsplit
 
 import httpcore2
@@ -32,8 +32,10 @@ ROOM_SHARE = 16
 sixteenth of what has come, if that is more. Each time the service lists its cache. If there is no room for so much,
 room for what has come is enough."""
 
+Got = TypeVar("Got")
+
 _REDIRECTS = (301, 302, 303, 307, 308)
-_PASSING = (408, 425, 429, 500, 502, 503, 504)
+PASSING = (408, 425, 429, 500, 502, 503, 504)
 
 
 def client(access: NetworkAccess, guard: NetworkGuard, *, timeout: float) -> httpx2.Client:
@@ -59,72 +61,87 @@ def client(access: NetworkAccess, guard: NetworkGuard, *, timeout: float) -> htt
     )
 
 
-@dataclass(frozen=True, slots=True)
 class WebFolder:
-    url: str
-    client: httpx2.Client
-    authorization: Mapping[str, str]
-    need: NeedRoom
-    pause: float = 0.5
-    """Seconds before the second attempt. The time doubles with each further attempt."""
-    revision: str = ""
-    sizes: None = None
+    """A folder whose files have URLs. A source with a listing, or with other answers, derives from it."""
+
+    revision = ""
+    sizes: Mapping[str, int | None] | None = None
+
+    def __init__(
+        self,
+        url: str,
+        client: httpx2.Client,
+        authorization: Mapping[str, str],
+        need: NeedRoom,
+        pause: float = 0.5,
+    ) -> None:
+        """`pause`: seconds before the second attempt. The time doubles with each further attempt."""
+        self.url = self.name = url
+        self._client = client
+        self._authorization = authorization
+        self._need = need
+        self._pause = pause
 
     def fetch(self, file: WantedFile, into: Path) -> bool:
         """Fetch one file. False if it does not exist and is not required."""
         path, part, tag = into / file.name, into / f"{file.name}.part", into / f"{file.name}.etag"
         if path.exists():
             path.replace(part)  # an earlier fetch's file: it is fetched again only if it has changed
+        try:
+            self._patiently(lambda: self._once(file, part, tag), lambda: size_of(part), file.name)
+        except FileNotFoundError:
+            for left in (part, tag):
+                left.unlink(missing_ok=True)
+            if file.required:
+                raise missing_file(self.name, file.name) from None
+            return False
+        part.replace(path)
+        return True
+
+    def _patiently(self, once: Callable[[], Got], came: Callable[[], int], what: str) -> Got:
+        """Try until it succeeds, or until `MAX_ATTEMPTS` attempts in a row have brought nothing."""
         failures = 0
         while True:
-            before = _size(part)
+            before = came()
             try:
-                self._once(file, part, tag)
-            except FileNotFoundError:
-                for left in (part, tag):
-                    left.unlink(missing_ok=True)
-                if file.required:
-                    raise missing_file(self.url, file.name) from None
-                return False
-            except _Interrupted as interrupted:
-                failures = 1 if _size(part) > before else failures + 1
+                return once()
+            except Interrupted as interrupted:
+                failures = 1 if came() > before else failures + 1
                 if failures >= MAX_ATTEMPTS:
                     raise temporary(
-                        f"Motet cannot fetch {self.url}{file.name}: {interrupted.why}.", after=interrupted.after
+                        f"Motet cannot fetch {self.name}{what}: {interrupted.why}.", after=interrupted.after
                     ) from None
-                time.sleep(max(interrupted.after, self.pause * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))  # noqa: S311
-                continue
-            part.replace(path)
-            return True
+                time.sleep(max(interrupted.after, self._pause * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))  # noqa: S311
 
     def _once(self, file: WantedFile, part: Path, tag: Path) -> None:
-        have = _size(part)
+        have = size_of(part)
         etag = tag.read_text() if tag.exists() else ""
-        headers = {"range": f"bytes={have}-", "if-range": etag} if have and etag else {}
-        with self._open(file, headers) as response:
+        headers = self._condition(file, have, etag)
+        with self._answer(self.url + quote(file.name), headers) as response:
+            self._check_status(response, file)
             if response.status_code == 416:
-                if not headers:
-                    raise _Interrupted("the server answers 416, although it was asked for the whole file")
+                if "range" not in headers:
+                    raise Interrupted("the server answers 416, although it was asked for the whole file")
                 if response.headers.get("content-range", "").endswith(f"/{have}"):
                     return  # the part was already the whole file
                 part.unlink()
-                raise _Interrupted("the server does not continue the interrupted download")
+                raise Interrupted("the server does not continue the interrupted download")
             start = _start(response, have)
-            length = _number(response.headers.get("content-length", ""))
+            length = number(response.headers.get("content-length", ""))
             total = start + length if length is not None else None
             if total is not None and total > file.limit:
-                raise too_large(f"{self.url}{file.name} has {total} bytes, but Motet fetches at most {file.limit}.")
+                raise too_large(f"{self.name}{file.name} has {total} bytes, but Motet fetches at most {file.limit}.")
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise forbidden(f"{self.url}{file.name} is sent compressed, although Motet asked for plain data.")
+                raise forbidden(f"{self.name}{file.name} is sent compressed, although Motet asked for plain data.")
             if total is not None:
-                self.need({file.name: total})
+                self._need({file.name: total})
             if not start:
                 part.unlink(missing_ok=True)
                 etag = response.headers.get("etag", "")
                 tag.write_text("" if etag.startswith("W/") else etag)  # a weak entity tag does not mean equal bytes
             self._write(response, file, part, start, total)
-            if total is not None and _size(part) != total:
-                raise _Interrupted(f"the download ended after {_size(part)} of {total} bytes")
+            if total is not None and size_of(part) != total:
+                raise Interrupted(f"the download ended after {size_of(part)} of {total} bytes")
 
     def _write(self, response: httpx2.Response, file: WantedFile, part: Path, start: int, total: int | None) -> None:
         written, room = start, 0
@@ -133,28 +150,27 @@ class WebFolder:
                 written += len(chunk)
                 if written > file.limit:
                     out.truncate(0)
-                    raise too_large(f"{self.url}{file.name} has more than {file.limit} bytes, which is the limit.")
+                    raise too_large(f"{self.name}{file.name} has more than {file.limit} bytes, which is the limit.")
                 if total is None and written > room:
                     ahead = (max(ROOM_STEP, written // ROOM_SHARE), ROOM_STEP, 0)
                     most, *others = (min(file.limit, written + one) for one in ahead)
-                    room = most - self.need({file.name: most}, [most - one for one in others])
+                    room = most - self._need({file.name: most}, [most - one for one in others])
                 out.write(chunk)
             out.flush()
             os.fsync(out.fileno())
 
     @contextmanager
-    def _open(self, file: WantedFile, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+    def _answer(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
         try:
-            response = self._follow(self.url + quote(file.name), headers)
+            response = self._follow(url, headers)
         except httpx2.HTTPError as error:
-            raise _as_failure(error, self.url) from None
+            raise _as_failure(error, self.name) from None
         except (httpx2.InvalidURL, ValueError):
-            raise forbidden(f"{self.url} redirects to something that is not a URL.") from None
+            raise forbidden(f"{self.name} redirects to something that is not a URL.") from None
         try:
-            self._check_status(response, file)
             yield response
         except httpx2.HTTPError as error:
-            raise _as_failure(error, self.url) from None
+            raise _as_failure(error, self.name) from None
         finally:
             with suppress(httpx2.HTTPError):
                 response.close()
@@ -162,17 +178,30 @@ class WebFolder:
     def _follow(self, url: str, headers: Mapping[str, str]) -> httpx2.Response:
         home = _origin(url)
         for _ in range(MAX_REDIRECTS + 1):
-            own = self.authorization if _origin(url) == home else {}
-            response = self.client.send(self.client.build_request("GET", url, headers={**headers, **own}), stream=True)
+            own = self._own_headers(url) if _origin(url) == home else {}
+            request = self._client.build_request("GET", url, headers={**headers, **own})
+            response = self._client.send(request, stream=True)
             if response.status_code not in _REDIRECTS:
                 return response
             response.close()
+            self._check_redirect(response)
             url = urljoin(url, response.headers.get("location", ""))
             if urlsplit(url).scheme != "https":
                 raise forbidden(
-                    f"{self.url} redirects to {urlsplit(url).scheme}://. Motet follows only https:// redirects."
+                    f"{self.name} redirects to {urlsplit(url).scheme}://. Motet follows only https:// redirects."
                 )
-        raise forbidden(f"{self.url} redirects more than {MAX_REDIRECTS} times, which is the limit.")
+        raise forbidden(f"{self.name} redirects more than {MAX_REDIRECTS} times, which is the limit.")
+
+    def _own_headers(self, url: str) -> Mapping[str, str]:  # noqa: ARG002 - for sources that derive from this one
+        """What the source's own server is told of who asks for a URL."""
+        return self._authorization
+
+    def _condition(self, file: WantedFile, have: int, etag: str) -> Mapping[str, str]:  # noqa: ARG002 - see `_own_headers`
+        """Which part of a file is wanted. `have`: the bytes that an earlier attempt has left, of a file with `etag`."""
+        return {"range": f"bytes={have}-", "if-range": etag} if have and etag else {}
+
+    def _check_redirect(self, response: httpx2.Response) -> None:
+        """For sources whose redirects have a meaning of their own."""
 
     def _check_status(self, response: httpx2.Response, file: WantedFile) -> None:
         status = response.status_code
@@ -184,15 +213,14 @@ class WebFolder:
             case 403 if not file.required:
                 raise FileNotFoundError  # object stores answer 403 for a missing file if the caller may not list files
             case 401 | 403:
-                raise refused(self.url, status, given=bool(self.authorization))
-            case _ if status in _PASSING:
-                after = _number(response.headers.get("retry-after", "")) or 0
-                raise _Interrupted(f"the server answers {status}", float(min(60, after)))
+                raise refused(self.name, status, given=bool(self._authorization))
+            case _ if status in PASSING:
+                raise Interrupted(f"the server answers {status}", retry_after(response))
             case _:
-                raise missing(f"Motet cannot fetch {self.url}{file.name}: the server answers {status}.")
+                raise missing(f"Motet cannot fetch {self.name}{file.name}: the server answers {status}.")
 
 
-class _Interrupted(Exception):
+class Interrupted(Exception):
     """An error after which the next attempt may succeed."""
 
     def __init__(self, why: str, after: float = 0.0) -> None:
@@ -230,7 +258,7 @@ def _as_failure(error: httpx2.HTTPError, url: str) -> Exception:
     why = explain(error)
     if "not trusted" in why:
         return missing(f"{url}: {why}.")
-    return _Interrupted(why)
+    return Interrupted(why)
 
 
 def _start(response: httpx2.Response, have: int) -> int:
@@ -239,10 +267,14 @@ def _start(response: httpx2.Response, have: int) -> int:
         return 0
     if response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {have}-"):
         return have
-    raise _Interrupted("the server does not continue the interrupted download")
+    raise Interrupted("the server does not continue the interrupted download")
 
 
-def _number(text: str) -> int | None:
+def retry_after(response: httpx2.Response) -> float:
+    return float(min(60, number(response.headers.get("retry-after", "")) or 0))
+
+
+def number(text: str) -> int | None:
     """The number in a header. None for any other text, and for a number longer than any size or time."""
     return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
 
@@ -252,7 +284,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:

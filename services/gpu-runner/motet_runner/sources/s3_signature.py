@@ -1,0 +1,64 @@
+"""Signs requests for object stores with AWS Signature Version 4. Pure; for requests without a body."""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from urllib.parse import urlsplit
+
+EMPTY_BODY = hashlib.sha256(b"").hexdigest()
+
+_ALGORITHM = "AWS4-HMAC-SHA256"
+_USUAL_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class AccessKey:
+    id: str
+    secret: str = field(repr=False)
+    session_token: str = field(default="", repr=False)
+
+
+def signed(
+    key: AccessKey, region: str, url: str, at: datetime, headers: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The headers that a GET of `url` needs besides. Path and query of the URL are percent-encoded but for letters,
+    digits and `-._~/`. `headers`: others that are signed, with lower-case names."""
+    parts = urlsplit(url)
+    stamp = at.strftime("%Y%m%dT%H%M%SZ")
+    added = {"x-amz-content-sha256": EMPTY_BODY, "x-amz-date": stamp}
+    if key.session_token:
+        added["x-amz-security-token"] = key.session_token
+    named = {**(headers or {}), **added, "host": _host(url)}
+    names = ";".join(sorted(named))
+    request = "\n".join(
+        (
+            "GET",
+            parts.path or "/",
+            "&".join(sorted(parts.query.split("&"))),
+            *(f"{name}:{named[name].strip()}" for name in sorted(named)),
+            "",
+            names,
+            EMPTY_BODY,
+        )
+    )
+    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
+    text = f"{_ALGORITHM}\n{stamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+    derived = f"AWS4{key.secret}".encode()
+    for part in scope.split("/"):
+        derived = _hmac(derived, part)
+    signature = _hmac(derived, text).hex()
+    credential = f"{_ALGORITHM} Credential={key.id}/{scope},SignedHeaders={names},Signature={signature}"
+    return {**added, "authorization": credential}
+
+
+def _hmac(key: bytes, text: str) -> bytes:
+    return hmac.digest(key, text.encode(), "sha256")
+
+
+def _host(url: str) -> str:
+    """The header `Host` that a client sends for a URL"""
+    parts = urlsplit(url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
+    return host if parts.port in (None, _USUAL_PORTS.get(parts.scheme)) else f"{host}:{parts.port}"
