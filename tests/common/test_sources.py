@@ -17,6 +17,7 @@ from motet.sources import (
     ADAPTER_SOURCES,
     FOLDER,
     MODEL_SOURCES,
+    NOT_SECRET,
     PLANNED,
     READABLE,
     SOURCES,
@@ -124,9 +125,23 @@ def test_a_secret_has_its_keys(one: Source, tmp_path: Path) -> None:
     for keys in one.secrets:
         values = {key: f"{key}-7" for key in keys}
         access = secret(tmp_path, **values, other="x")
-        assert read_credentials("t/key", access, one.secrets, timeout=1).values == values
+        assert read_credentials("t/key", access, one.secrets, one.secret_options, timeout=1).values == values
+        for option in one.secret_options:
+            with_one = values | {option: "option-7"}
+            access = secret(tmp_path, **with_one, other="x")
+            assert read_credentials("t/key", access, one.secrets, one.secret_options, timeout=1).values == with_one
     with pytest.raises(AdapterFetchFailed, match=".*".join(key for keys in one.secrets for key in keys)):
-        read_credentials("t/key", secret(tmp_path, other="x"), one.secrets, timeout=1)
+        options = dict.fromkeys(one.secret_options, "x")
+        read_credentials("t/key", secret(tmp_path, **options), one.secrets, one.secret_options, timeout=1)
+
+
+def test_what_is_secret_is_in_no_message(tmp_path: Path) -> None:
+    for one in READABLE:
+        for keys in one.secrets:
+            values = {key: f"{key}-7" for key in (*keys, *one.secret_options)}
+            found = read_credentials("t/key", secret(tmp_path, **values), one.secrets, one.secret_options, timeout=1)
+            told_of = {key for key in values if values[key] in found.scrub(f"it says {values[key]}!")}
+            assert told_of == values.keys() & NOT_SECRET
 
 
 def test_a_source_that_takes_no_secret_refuses_one(tmp_path: Path) -> None:
@@ -138,7 +153,8 @@ def test_a_source_that_takes_no_secret_refuses_one(tmp_path: Path) -> None:
 @every_source
 def test_the_reference_names_it(one: Source) -> None:
     (row,) = [line for line in manifests_page().splitlines() if line.startswith(f"| `{one.example}`")]
-    assert f"| {told(one.secrets)} |" in row
+    assert f"| {told(one.secrets, one.secret_options)} |" in row
+    assert all(f"`{key}`" in row for keys in (*one.secrets, one.secret_options) for key in keys)
 
 
 @pytest.mark.parametrize("scheme", ["ftp", *PLANNED])
@@ -164,6 +180,8 @@ HIDDEN = (
     "file://me:geheim@host/a",
     "file:me:geheim@host/a",
     "pvc://me:geheim@claim/a",
+    "s3://me:geheim@bucket/a",
+    "s3://me:geheim/bucket/a",
 )
 
 
@@ -192,7 +210,7 @@ def test_a_folder_may_have_an_at_sign() -> None:
 
 def test_two_sources_for_one_scheme_are_refused_at_import() -> None:
     text = TABLE.read_text()
-    for twice in (text.replace("    CLAIM,\n", "    CLAIM,\n    CLAIM,\n"), text.replace('"s3":', '"pvc":')):
+    for twice in (text.replace("    CLAIM,\n", "    CLAIM,\n    CLAIM,\n"), text.replace('"oci":', '"pvc":')):
         assert twice != text
         with pytest.raises(ValueError, match=r"^Two sources have the scheme pvc://; remove one of them"):
             exec(compile(twice, "sources.py", "exec"), {"__name__": "motet.a_copy"})

@@ -46,8 +46,8 @@ GOOD = {"LoRAAdapter": ADAPTER, "ServingPool": POOL}
 NAME_LENGTH = "name must be 63 characters or fewer (it becomes a label value)"
 UNSAFE = "must not contain '..', '@', '?' or '%' (no traversal, no inline credentials, no signed URLs)"
 SCHEMES = {
-    "LoRAAdapter": "file:// or hf:// or https://",
-    "ServingPool": "file:// or pvc:// or hf:// or https://",
+    "LoRAAdapter": "file:// or hf:// or https:// or s3://",
+    "ServingPool": "file:// or pvc:// or hf:// or https:// or s3://",
 }
 GPUS = (
     "the GPUs in template.resources.limits must be engine.parallel.tensor × engine.parallel.stages; without "
@@ -58,6 +58,7 @@ A_URI = (
     "characters"
 )
 A_REPOSITORY = "must name a repository of the hub, as hf://organisation/name"
+A_BUCKET = "must name a bucket and a folder in it, as s3://bucket/folder"
 A_CLAIM = "must name a claim and a folder in it, as pvc://models/llama"
 A_PATH = "must be a path inside the volume, such as team/legal: no '/' at either end, no part that begins with '.'"
 A_PREFIX = (
@@ -70,7 +71,7 @@ AN_OBJECT = (
 A_REVISION = "must be a branch, tag or commit: letters, digits, '-', '_', '.' and '/'"
 ONE_SOURCE = "exactly one of uri and persistentVolumeClaim must be set"
 HUB_ONLY = "revision may only be set for an hf:// source"
-NO_SECRET = "credentialsSecretRef may only be set for an hf:// or https:// source"
+NO_SECRET = "credentialsSecretRef may only be set for an hf:// or https:// or s3:// source"
 A_LABEL = "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit"
 A_TENANT = "must be a namespace, or '*' for all that the pool admits"
 ALONE = "'*' must be the only entry"
@@ -84,7 +85,6 @@ A_LABEL_KEY = "must be a label key: letters, digits, '-', '_' and '.', optionall
 A_LABEL_VALUE = "must be a label value: letters, digits, '-', '_' and '.', or empty"
 ABSOLUTE = "must be absolute in a cluster (file:///models/base); only motet up knows the manifest's folder"
 NOT_YET = {
-    "s3": "not yet: s3:// (object stores) comes later; ",
     "oci": "not yet: oci:// (OCI registries) comes later; ",
 }
 REMOVED = object()
@@ -139,6 +139,7 @@ def of_a_uri(kind: str, field: str) -> list[InvalidObject]:
         ),
         InvalidObject(kind, field, "ftp://host/a", "must begin with " + SCHEMES[kind]),
         InvalidObject(kind, field, "hf://organisation", A_REPOSITORY),
+        InvalidObject(kind, field, "s3://-bucket/legal", A_BUCKET),
         InvalidObject(kind, field, "file://adapters/legal", ABSOLUTE, only_in_a_cluster=True),
     ]
 

@@ -131,8 +131,8 @@ async def test_another_digest_than_expected_is_refused_and_leaves_nothing(tmp_pa
     ("uri", "words"),
     [
         (
-            "s3://bucket/a",
-            r"source\.uri: not yet: s3:// \(object stores\) comes later; use file:// or hf:// or https://",
+            "oci://host/a",
+            r"source\.uri: not yet: oci:// \(OCI registries\) comes later; use file:// or hf:// or https:// or s3://",
         ),
         ("file://elsewhere/a", "is not a folder of this machine"),
         ("file:///nonexistent/a", "There is no folder /nonexistent/a"),

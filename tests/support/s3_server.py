@@ -8,7 +8,7 @@ async with s3_server(tmp_path) as store:
 import asyncio
 import hashlib
 import hmac
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -101,26 +101,16 @@ class S3Server(WebServer):
             return failed(403, "RequestTimeTooSkewed")
         if self.session_token and request.headers.get("x-amz-security-token") != self.session_token:
             return failed(400, "ExpiredToken")
-        if stamp[:8] != day or words["Signature"] != self._signature(request, words["SignedHeaders"], key, day):
+        if stamp[:8] != day or words["Signature"] != self._signature(request, words["SignedHeaders"], key):
             return failed(403, "SignatureDoesNotMatch")
         return None
 
-    def _signature(self, request: web.Request, names: str, key: str, day: str) -> str:
+    def _signature(self, request: web.Request, names: str, key: str) -> str:
         must = {"host", *(name.lower() for name in request.headers if name.lower().startswith("x-amz-"))}
         if not must <= set(names.split(";")) or request.headers["x-amz-content-sha256"] != EMPTY:
             return "unsigned"
-        path, _, query = request.raw_path.partition("?")
-        canonical = f"{request.method}\n{path}\n{'&'.join(sorted(query.split('&')))}\n"
-        for name in names.split(";"):
-            canonical += f"{name}:{request.headers[name]}\n"
-        canonical += f"\n{names}\n{EMPTY}"
-        scope = f"{day}/{self.region}/s3/aws4_request"
-        digest = hashlib.sha256(canonical.encode()).hexdigest()
-        text = f"AWS4-HMAC-SHA256\n{request.headers['x-amz-date']}\n{scope}\n{digest}"
-        derived = ("AWS4" + self.keys[key]).encode()
-        for word in (day, self.region, "s3", "aws4_request", text):
-            derived = hmac.new(derived, word.encode(), hashlib.sha256).digest()
-        return derived.hex()
+        headers = {name: request.headers[name] for name in names.split(";")}
+        return signature(request.method, request.raw_path, headers, self.keys[key], self.region)
 
     def _listing(self, request: web.Request, bucket: str) -> web.Response:
         root = f"/{bucket}/"
@@ -148,6 +138,22 @@ class S3Server(WebServer):
         name = quote(key, safe="/") if encoded else escape(key)
         etag = f"&quot;{hashlib.sha256(body).hexdigest()}&quot;"
         return f"<Contents><Key>{name}</Key><ETag>{etag}</ETag><Size>{size}</Size></Contents>"
+
+
+def signature(method: str, target: str, headers: Mapping[str, str], secret: str, region: str) -> str:
+    """The signature of a request. `headers`: those that are signed, with lower-case names."""
+    path, _, query = target.partition("?")
+    canonical = f"{method}\n{path}\n{'&'.join(sorted(query.split('&')))}\n"
+    for name in sorted(headers):
+        canonical += f"{name}:{headers[name]}\n"
+    canonical += f"\n{';'.join(sorted(headers))}\n{headers['x-amz-content-sha256']}"
+    stamp = headers["x-amz-date"]
+    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
+    text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    derived = ("AWS4" + secret).encode()
+    for word in (stamp[:8], region, "s3", "aws4_request", text):
+        derived = hmac.new(derived, word.encode(), hashlib.sha256).digest()
+    return derived.hex()
 
 
 def failed(status: int, code: str, more: str = "") -> web.Response:

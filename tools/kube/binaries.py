@@ -1,4 +1,5 @@
-"""The Kubernetes tools for the tests of a cluster: their names, the Go module that builds each, and their files.
+"""The Kubernetes tools for the tests of a cluster, and an object store: their names, the Go module that builds each,
+and their files.
 
 The environment may name a file, in the order of envtest: variables such as `TEST_ASSET_KUBE_APISERVER` name one file,
 `KUBEBUILDER_ASSETS` names a folder. Without them, our own build (`make kube`) in the user's cache is used.
@@ -91,7 +92,12 @@ KWOK = Module(
     release="sigs.k8s.io/kwok",
     packages=(("kwok", "sigs.k8s.io/kwok/cmd/kwok"),),
 )
-MODULES = (KUBERNETES, HELM, KWOK)
+VERSITYGW = Module(
+    name="versitygw",
+    release="github.com/versity/versitygw",
+    packages=(("versitygw", "github.com/versity/versitygw/cmd/versitygw"),),
+)
+MODULES = (KUBERNETES, HELM, KWOK, VERSITYGW)
 NOT_NEEDED_BESIDE_A_CLUSTER = frozenset({"etcd", "kube-apiserver", "kube-controller-manager"})
 
 

@@ -8,12 +8,14 @@ import yaml
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
+from motet.resources import read_text
 from motet_runner.settings import Settings
 from motet_runner.sources.fetch_order import NetworkAccess
 from motet_runner.sources.s3 import S3Uri
 from motet_runner.sources.s3_refusals import AnotherRegion, refusal
 from motet_runner.sources.secret import SourceCredentials
 from motet_runner.sources.uri import parse
+from testbed.tree import ROOT
 from tests.support.in_process_runner import write_adapter
 from tests.support.s3_server import error_body, s3_server
 from tests.support.source_servers import BrokenConnection, EndlessBody, ErrorStatus, GzipBody, ShortBody, web_server
@@ -23,20 +25,21 @@ CONFIG, WEIGHTS = "/models/acme/pirate/adapter_config.json", "/models/acme/pirat
 PAIR = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
 
 
+def write_secret(fetch_setup, tmp_path, **keys):
+    """Returns how to fetch with it."""
+    folder = tmp_path / "manifests"
+    folder.mkdir(exist_ok=True)
+    manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "key", "namespace": "tenant-a"}}
+    (folder / "key.yaml").write_text(yaml.safe_dump(manifest | {"stringData": keys}))
+    fetch_setup.settings["manifests"] = str(folder)
+    return {"credentials": "tenant-a/key"}
+
+
 @pytest.fixture
 def opened(store, fetch_setup, tmp_path):
     """Write the Secret with which the store opens; returns how to fetch with it."""
     store.keys[KEY] = SECRET
-
-    def write(**keys):
-        folder = tmp_path / "manifests"
-        folder.mkdir(exist_ok=True)
-        manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "key", "namespace": "tenant-a"}}
-        (folder / "key.yaml").write_text(yaml.safe_dump(manifest | {"stringData": PAIR | keys}))
-        fetch_setup.settings["manifests"] = str(folder)
-        return {"credentials": "tenant-a/key"}
-
-    return write
+    return lambda **keys: write_secret(fetch_setup, tmp_path, **PAIR | keys)
 
 
 @pytest.fixture
@@ -78,7 +81,7 @@ async def test_a_folder_may_be_the_whole_bucket(store, fetch_setup, adapter):
 async def test_temporary_keys_come_with_their_token(store, fetch_setup, adapter, opened):
     source = store.publish("models", "acme/pirate", adapter)
     store.session_token = "session-7"
-    with pytest.raises(AdapterFetchFailed, match="answers 400 ExpiredToken.*AWS_SESSION_TOKEN") as failed:
+    with pytest.raises(AdapterFetchFailed, match=r"answers 400 ExpiredToken.*AWS_SESSION_TOKEN") as failed:
         await fetch_setup.fetch(source, **opened())
     assert failed.value.reason == "CredentialsInvalid"
     opened(AWS_SESSION_TOKEN="session-7")
@@ -136,7 +139,7 @@ async def test_a_busy_store_is_asked_again(store, fetch_setup, adapter, public):
 
 async def test_a_store_that_stays_busy_is_asked_later(store, fetch_setup, public):
     store.faults["/models/"] = ErrorStatus(503, body=error_body("SlowDown"))
-    with pytest.raises(AdapterFetchFailed, match="503 SlowDown.*MOTET_RUNNER_FETCHES_AT_ONCE") as failed:
+    with pytest.raises(AdapterFetchFailed, match=r"503 SlowDown.*MOTET_RUNNER_FETCHES_AT_ONCE") as failed:
         await fetch_setup.fetch(public)
     assert 0 < failed.value.retry_after < 10 * fetch_setup.scale
     assert store.listings == 5
@@ -232,7 +235,7 @@ async def test_a_folder_with_only_a_pickle_is_refused_with_advice(store, fetch_s
 
 async def test_a_listing_without_end_is_given_up(store, fetch_setup, public):
     store.endless = True
-    with pytest.raises(AdapterFetchFailed, match="20000 files or 20 pages.*a folder of their own") as failed:
+    with pytest.raises(AdapterFetchFailed, match=r"20000 files or 20 pages.*a folder of their own") as failed:
         await fetch_setup.fetch(public)
     assert failed.value.reason == "TooLarge"
     assert store.listings == 20
@@ -264,7 +267,7 @@ async def test_no_listed_name_leads_out_of_the_folder(store, fetch_setup, adapte
 
 
 @pytest.mark.parametrize("path", ["/models/", WEIGHTS], ids=["listing", "object"])
-async def test_row_33_a_redirect_to_a_private_address_is_not_followed(
+async def test_row_33_a_redirect_to_a_private_address_is_not_followed(  # noqa: PLR0917
     store, fetch_setup, adapter, opened, tmp_path, path
 ):
     source = store.publish("models", "acme/pirate", adapter)
@@ -324,12 +327,18 @@ async def test_row_33_a_secret_opens_no_way_to_private_addresses_not_even_to_the
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["http://store.example", "https://", "store.example", "https://a@b", "https://store.example/x", "https://a?b"],
+    [
+        "http://store.example",
+        "https://",
+        "store.example",
+        "https://a@b",
+        "https://store.example/x",
+        "https://a?b",
+        "https://store.example:99999",
+    ],
 )
 async def test_an_odd_endpoint_of_a_secret_is_refused_by_its_key(store, fetch_setup, opened, endpoint):
-    with pytest.raises(
-        AdapterFetchFailed, match="AWS_ENDPOINT_URL of the Secret in source.credentialsSecretRef"
-    ) as failed:
+    with pytest.raises(AdapterFetchFailed, match="AWS_ENDPOINT_URL of the Secret in source") as failed:
         await fetch_setup.fetch("s3://models/acme/pirate", **opened(AWS_ENDPOINT_URL=endpoint))
     assert failed.value.reason == "CredentialsInvalid"
 
@@ -366,6 +375,22 @@ async def test_a_missing_bucket_is_named(fetch_setup, store):
     store.public |= {"models", "nothing"}
     with pytest.raises(AdapterFetchFailed, match=r"^s3://nothing/a/ answers 404 NoSuchBucket.*Correct source\.uri"):
         await fetch_setup.fetch("s3://nothing/a")
+
+
+async def test_the_manifest_of_the_guide_is_fetched(store, fetch_setup, adapter, tmp_path):
+    page = (ROOT / "docs/guides/adapters.md").read_text()
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page.split("## Serve one from a bucket")[1], re.MULTILINE | re.DOTALL)
+    read = read_text(text, file="page.yaml")
+    assert not read.problems
+    declared, secret = (manifest.resource for manifest in read.manifests)
+    (tmp_path / "manifests").mkdir()
+    (tmp_path / "manifests/page.yaml").write_text(text)
+    fetch_setup.settings["manifests"] = str(tmp_path / "manifests")
+    store.keys[secret.string_data["AWS_ACCESS_KEY_ID"]] = secret.string_data["AWS_SECRET_ACCESS_KEY"]
+    store.publish("adapters", "acme/pirate", adapter)
+    source = declared.spec.source
+    named = f"{declared.metadata.namespace}/{source.credentials_secret_ref.name}"
+    assert (await fetch_setup.fetch(source.uri, credentials=named)).digest == adapter_digest(adapter)
 
 
 @pytest.mark.parametrize(

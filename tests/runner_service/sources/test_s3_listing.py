@@ -19,7 +19,7 @@ def entry(key: str, size: object = 3, etag: str = "&quot;e1&quot;") -> str:
 
 
 def test_files_of_the_folder_with_their_sizes_and_tags() -> None:
-    found = read_page(page(entry("a/x.json"), entry("a/y", 0, "e2"), entry("a/z", 1, "")), "a/")
+    found = read_page(page(entry("a/x.json"), entry("a/y", 0, "e2"), entry("a/z", 1, "W/&quot;e3&quot;")), "a/")
     assert found.files == {"x.json": Listed(3, "e1"), "y": Listed(0, "e2"), "z": Listed(1, "")}
     assert found.next == ""
     assert read_page(page(), "a/").files == {}

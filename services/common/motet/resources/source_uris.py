@@ -129,7 +129,7 @@ def revision_meaning(known: Sequence[Source]) -> str:
 def told(secrets: Sequence[SecretKeys], options: SecretKeys = ()) -> str:
     """The keys that a Secret may have, for a page."""
     keys = listed((" and ".join(f"`{key}`" for key in keys) for keys in secrets), ", or ")
-    return f"{keys}; optional: {', '.join(f'`{key}`' for key in options)}" if options else keys
+    return f"{keys} (optional: {', '.join(f'`{key}`' for key in options)})" if options else keys
 
 
 _every = SOURCES.values()

@@ -36,7 +36,7 @@ class S3Uri:
 
         access = opening.order.access
         own = _own_endpoint(access, opening.secret)
-        if own and not _ENDPOINT.fullmatch(own):
+        if own and not _is_endpoint(own):
             raise credentials(
                 f"{STORE_ENDPOINT} of the Secret in source.credentialsSecretRef must be the store's address as "
                 "https://host:port, without a path. Correct it."
@@ -48,6 +48,13 @@ def _own_endpoint(access: NetworkAccess, secret: "SourceCredentials") -> str:
     """The endpoint that the Secret names, if it is not the platform's. Only https, to addresses that are allowed."""
     endpoint = secret.values.get(STORE_ENDPOINT, "").rstrip("/")
     return "" if endpoint == access.s3_endpoint.rstrip("/") else endpoint
+
+
+def _is_endpoint(text: str) -> bool:
+    try:
+        return _ENDPOINT.fullmatch(text) is not None and bool(urlsplit(text).hostname) and urlsplit(text).port != 0
+    except ValueError:  # a port that no machine has
+        return False
 
 
 def parse(uri: str, _: str) -> S3Uri:

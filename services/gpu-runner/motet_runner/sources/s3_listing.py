@@ -66,6 +66,8 @@ def read_page(body: bytes, prefix: str) -> Page:
         if not (_NAME_HERE.fullmatch(name) and name.isprintable()) or name in (".", ".."):
             continue
         size, etag = _text(entry, "Size"), _text(entry, "ETag").strip('"')
+        if etag.startswith("W/"):
+            etag = ""  # it does not mean equal bytes
         if not _SIZE.fullmatch(size) or not (etag == "" or _ETAG.fullmatch(etag)):
             raise NotAListing("it lists a file whose size or ETag makes no sense")
         files[name] = Listed(int(size), etag)

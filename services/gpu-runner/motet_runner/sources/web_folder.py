@@ -166,7 +166,7 @@ class WebFolder:
         except httpx2.HTTPError as error:
             raise _as_failure(error, self.name) from None
         except (httpx2.InvalidURL, ValueError):
-            raise forbidden(f"{self.name} redirects to something that is not a URL.") from None
+            raise forbidden(f"{self.name} leads to something that is not a URL.") from None
         try:
             yield response
         except httpx2.HTTPError as error:
