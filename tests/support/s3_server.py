@@ -39,7 +39,7 @@ class S3Server(WebServer):
         """Sizes that the listing claims, by path."""
         self.more_entries = ""
         """XML that each page of a listing has besides."""
-        self.endless = False
+        self.goes_on = False
         """Whether each page of a listing says that there is another one."""
         self.after_listing: Callable[[], object] | None = None
 
@@ -121,7 +121,7 @@ class S3Server(WebServer):
         if request.query.get("delimiter") == "/":
             keys = [key for key in keys if "/" not in key.removeprefix(prefix)]
         page = keys[start : start + self.page_size]
-        more = self.endless or start + self.page_size < len(keys)
+        more = self.goes_on or start + self.page_size < len(keys)
         entries = "".join(self._entry(root, key, request.query.get("encoding-type") == "url") for key in page)
         follows = f"<NextContinuationToken>{start + self.page_size}</NextContinuationToken>" if more else ""
         return web.Response(

@@ -72,6 +72,29 @@ async def test_a_model_comes_from_a_folder_on_the_web_too(web, loader, model):
     assert base_digest(folder) == base_digest(model)
 
 
+async def test_a_model_comes_from_a_bucket_and_its_shards_are_continued(store, loader, model):
+    (model / "pytorch_model.bin").write_bytes(b"a pickle")
+    store.public.add("models")
+    uri = store.publish("models", "base", model)
+    shard = "/models/base/model-00002-of-00003.safetensors"
+    store.faults[shard] = BrokenConnection(after=40_000)
+    folder = await loader.load(uri)
+    assert base_digest(folder) == base_digest(model)
+    assert not (folder / "pytorch_model.bin").exists()
+    assert [bool(one.headers.get("range")) for one in store.asked_for(shard)] == [False, True]
+    asked = len(store.asked)
+    assert await loader.load(uri) == folder
+    assert len(store.asked) == asked, "a complete model is not listed again"
+
+
+async def test_the_error_of_a_bucket_names_the_fields_of_a_pool(store, loader):
+    with pytest.raises(ModelFolderError, match=r"not public\. Name a Secret in model\.credentialsSecretRef"):
+        await loader.load("s3://models/base")
+    store.public.add("models")
+    with pytest.raises(ModelFolderError, match=r"no such bucket\. Correct model\.uri"):
+        await loader.load("s3://models/base")
+
+
 async def test_a_model_without_an_index_is_one_file(web, loader, tmp_path):
     model = write_model(tmp_path / "model")
     assert base_digest(await loader.load(web.put("/base/", model))) == base_digest(model)

@@ -10,6 +10,7 @@ from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from motet_runner.settings import Settings
 from motet_runner.sources.network_guard import NetworkGuard
+from tests.support.s3_server import s3_server
 from tests.support.source_servers import ErrorStatus, hub_server, proxy_server, web_server
 
 
@@ -81,6 +82,16 @@ async def test_a_hub_is_reached_through_the_proxy(tmp_path, proxy, fetch_setup, 
         assert (await fetch_setup.fetch("hf://org/pirate")).digest == adapter_digest(adapter)
         with pytest.raises(AdapterFetchFailed, match="not a public address"):
             await fetch_setup.fetch(hub.url("/org/pirate/"))  # the hub's setting counts only for URIs of the hub
+    assert len(set(proxy.asked)) == 1
+
+
+async def test_an_object_store_is_reached_through_the_proxy(tmp_path, proxy, fetch_setup, adapter):
+    async with s3_server(tmp_path) as store:
+        fetch_setup.settings |= {"fetch_ca_file": str(store.ca_file), "s3_endpoint": store.base}
+        store.public.add("models")
+        assert (await fetch_setup.fetch(store.publish("models", "a", adapter))).digest == adapter_digest(adapter)
+        with pytest.raises(AdapterFetchFailed, match="not a public address"):
+            await fetch_setup.fetch(store.url("/models/a/"))  # the store's setting counts only for s3:// URIs
     assert len(set(proxy.asked)) == 1
 
 

@@ -234,7 +234,7 @@ async def test_a_folder_with_only_a_pickle_is_refused_with_advice(store, fetch_s
 
 
 async def test_a_listing_without_end_is_given_up(store, fetch_setup, public):
-    store.endless = True
+    store.goes_on = True
     with pytest.raises(AdapterFetchFailed, match=r"20000 files or 20 pages.*a folder of their own") as failed:
         await fetch_setup.fetch(public)
     assert failed.value.reason == "TooLarge"

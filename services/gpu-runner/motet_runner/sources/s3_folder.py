@@ -49,7 +49,8 @@ class S3Folder(WebFolder):
         self.name = f"s3://{uri.bucket}/{uri.prefix}"
         self._uri = uri
         self._endpoint = endpoint
-        self._key = AccessKey(*(values[key] for key in ACCESS_KEY), values.get(SESSION_TOKEN, "")) if values else None
+        key, secret = (values.get(name, "") for name in ACCESS_KEY)
+        self._key = AccessKey(key, secret, values.get(SESSION_TOKEN, "")) if key else None
         self._on_checked = opening.on_checked
         region = values.get(STORE_REGION) or opening.order.access.s3_region
         if not REGION.fullmatch(region):
