@@ -163,9 +163,7 @@ async def test_files_of_an_earlier_attempt_are_not_asked_for_again(store, fetch_
     assert len(store.asked_for(CONFIG)) == 1
 
 
-@pytest.mark.parametrize("honest", [True, False], ids=["with conditions", "without"])
-async def test_an_object_that_changes_after_the_listing_is_noticed(store, fetch_setup, public, tmp_path, honest):
-    store.takes_conditions = honest
+async def test_an_object_that_changes_after_the_listing_is_noticed(store, fetch_setup, public, tmp_path):
     changed = write_adapter(tmp_path / "other", rank=512, seed=5)
     store.after_listing = lambda: store.publish("models", "acme/pirate", changed)
     with pytest.raises(AdapterFetchFailed, match=r"adapter_\w+\.\w+ of s3://models/acme/pirate/ has changed") as failed:

@@ -125,12 +125,6 @@ class S3Folder(WebFolder):
     def _own_headers(self, url: str) -> Mapping[str, str]:
         return signed(self._key, self._region, url, datetime.now(UTC)) if self._key else {}
 
-    def _condition(self, file: WantedFile, have: int, etag: str) -> Mapping[str, str]:
-        """`_once` keeps only what is of the listed file."""
-        listed = self._files[file.name].etag
-        wanted = {"if-match": f'"{listed}"'} if listed else {}
-        return {**wanted, "range": f"bytes={have}-"} if have and etag else wanted
-
     def _check_redirect(self, response: httpx2.Response) -> None:
         told = response.headers.get(_REGION_HEADER, "")
         if (told and told != self._region) or not response.headers.get("location"):
@@ -154,7 +148,7 @@ class S3Folder(WebFolder):
             return
         body = self._body(response, MAX_ERROR_BYTES)
         code, told = code_of(body), region_of(body) or response.headers.get(_REGION_HEADER, "")
-        if status == 412 or code == "NoSuchKey":
+        if code == "NoSuchKey":
             raise self._changed(what)
         if code in OTHER_REGION_CODES:
             raise AnotherRegion(self.name, told if REGION.fullmatch(told) else "")

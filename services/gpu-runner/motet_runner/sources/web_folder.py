@@ -116,11 +116,11 @@ class WebFolder:
     def _once(self, file: WantedFile, part: Path, tag: Path) -> None:
         have = size_of(part)
         etag = tag.read_text() if tag.exists() else ""
-        headers = self._condition(file, have, etag)
+        headers = {"range": f"bytes={have}-", "if-range": etag} if have and etag else {}
         with self._answer(self.url + quote(file.name), headers) as response:
             self._check_status(response, file)
             if response.status_code == 416:
-                if "range" not in headers:
+                if not headers:
                     raise Interrupted("the server answers 416, although it was asked for the whole file")
                 if response.headers.get("content-range", "").endswith(f"/{have}"):
                     return  # the part was already the whole file
@@ -195,10 +195,6 @@ class WebFolder:
     def _own_headers(self, url: str) -> Mapping[str, str]:  # noqa: ARG002 - for sources that derive from this one
         """What the source's own server is told of who asks for a URL."""
         return self._authorization
-
-    def _condition(self, file: WantedFile, have: int, etag: str) -> Mapping[str, str]:  # noqa: ARG002 - see `_own_headers`
-        """Which part of a file is wanted. `have`: the bytes that an earlier attempt has left, of a file with `etag`."""
-        return {"range": f"bytes={have}-", "if-range": etag} if have and etag else {}
 
     def _check_redirect(self, response: httpx2.Response) -> None:
         """For sources whose redirects have a meaning of their own."""
