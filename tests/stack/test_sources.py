@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from testbed.local_stack import BUNDLED, LocalStack, running_stack
+from tests.support.s3_server import s3_server
 from tests.support.source_servers import HubServer, hub_server, in_a_thread, web_server
 
 pytestmark = pytest.mark.stack
@@ -38,10 +39,22 @@ spec:
   poolRef: {{name: demo, namespace: default}}
   source: {{uri: "hf://motet/shouting"}}
 ---
+apiVersion: motet.dev/v1alpha1
+kind: LoRAAdapter
+metadata: {{name: storyteller, namespace: acme}}
+spec:
+  poolRef: {{name: demo, namespace: default}}
+  source: {{uri: "{bucket}", credentialsSecretRef: {{name: bucket}}}}
+---
 apiVersion: v1
 kind: Secret
 metadata: {{name: key, namespace: acme}}
 stringData: {{token: {canary}}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {{name: bucket, namespace: acme}}
+stringData: {{AWS_ACCESS_KEY_ID: AKIAEXAMPLE, AWS_SECRET_ACCESS_KEY: {canary}, AWS_REGION: eu-west-1}}
 """
 
 
@@ -66,15 +79,21 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    """A stack with a model from a hub, and adapters from the hub, the web and a volume."""
+    """A stack with a model from a hub, and adapters from the hub, the web, a bucket and a volume."""
     folder = tmp_path_factory.mktemp("sources")
-    with in_a_thread(hub_server(folder)) as hub, in_a_thread(web_server(folder)) as web:
+    with (
+        in_a_thread(hub_server(folder)) as hub,
+        in_a_thread(web_server(folder)) as web,
+        in_a_thread(s3_server(folder)) as store,
+    ):
         hub.publish("motet/demo", BUNDLED / "model", revision="v1")
         hub.publish("motet/shouting", BUNDLED / "adapters/shouting")
         source = web.put("/pirate/", BUNDLED / "adapters/pirate")
         web.authorization = f"Bearer {CANARY}"
         trusted = folder / "both.pem"
-        trusted.write_bytes(hub.ca_file.read_bytes() + web.ca_file.read_bytes())
+        trusted.write_bytes(b"".join(server.ca_file.read_bytes() for server in (hub, web, store)))
+        bucket = store.publish("adapters", "acme/storyteller", BUNDLED / "adapters/storyteller")
+        store.keys["AKIAEXAMPLE"], store.region = CANARY, "eu-west-1"
         manifests = folder / "manifests"
         adapters = manifests / "volumes/shared/adapters"
         shutil.copytree(BUNDLED / "adapters/pirate", adapters / "acme/pirate")
@@ -82,7 +101,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         (adapters / "acme/borrowed").symlink_to("../zeta/json")
 
         def apply(opener: str) -> None:
-            text = MANIFESTS.format(web=source, opener=opener, canary=CANARY)
+            text = MANIFESTS.format(web=source, bucket=bucket, opener=opener, canary=CANARY)
             text += "".join(NAMED.format(name=name, path=path) for name, path in ON_A_VOLUME.items())
             (folder / "all.yaml").write_text(text)
             shutil.move(folder / "all.yaml", manifests / "all.yaml")
@@ -90,6 +109,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         apply("")
         env = {
             "MOTET_RUNNER_HUB_ENDPOINT": hub.base,
+            "MOTET_RUNNER_S3_ENDPOINT": store.base,
             "MOTET_RUNNER_FETCH_CA_FILE": str(trusted),
             "MOTET_RUNNER_FETCH_ALLOWED_HOSTS": '["127.0.0.1"]',
         }
@@ -97,13 +117,15 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
             yield Deployed(stack, hub, apply)
 
 
-def test_a_model_and_adapters_from_a_hub_and_the_web_with_a_tenants_secret(deployed: Deployed) -> None:
+def test_a_model_and_adapters_from_a_hub_the_web_and_a_bucket_with_a_tenants_secrets(deployed: Deployed) -> None:
     stack = deployed.stack
     assert stack.ask("acme/shouting", QUESTION).isupper()
     stack.until(lambda: _reason(stack, "pirate") == "CredentialsInvalid")
     deployed.apply(", credentialsSecretRef: {name: key}")
     stack.until(lambda: stack.adapter("pirate")["ready"])
-    assert stack.ask("acme/pirate", QUESTION) != stack.ask("acme/shouting", QUESTION)
+    stack.until(lambda: stack.adapter("storyteller")["ready"])
+    names = ("pirate", "shouting", "storyteller")
+    assert len({stack.ask(f"acme/{name}", QUESTION) for name in names}) == len(names)
     files_with_token = [
         path for path in stack.data.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()
     ]
