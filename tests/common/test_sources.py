@@ -130,6 +130,10 @@ def test_a_secret_has_its_keys(one: Source, tmp_path: Path) -> None:
             with_one = values | {option: "option-7"}
             access = secret(tmp_path, **with_one, other="x")
             assert read_credentials("t/key", access, one.secrets, one.secret_options, timeout=1).values == with_one
+    for option in sorted(NOT_SECRET & set(one.secret_options)):
+        alone = {option: "option-7"}
+        access = secret(tmp_path, **alone, other="x")
+        assert read_credentials("t/key", access, one.secrets, one.secret_options, timeout=1).values == alone
     with pytest.raises(AdapterFetchFailed, match=".*".join(key for keys in one.secrets for key in keys)):
         options = dict.fromkeys(one.secret_options, "x")
         read_credentials("t/key", secret(tmp_path, **options), one.secrets, one.secret_options, timeout=1)

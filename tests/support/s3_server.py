@@ -83,6 +83,8 @@ class S3Server(WebServer):
             return None if bucket in self.public else failed(403, "AccessDenied")
         algorithm, _, rest = given.partition(" ")
         words = dict(part.strip().split("=", 1) for part in rest.split(","))
+        if words["Credential"].count("/") != 4:
+            return failed(400, "AuthorizationHeaderMalformed")
         key, day, region, service, end = words["Credential"].split("/")
         if (algorithm, service, end) != ("AWS4-HMAC-SHA256", "s3", "aws4_request"):
             return failed(400, "InvalidRequest")

@@ -43,7 +43,7 @@ class Source:
     secrets: tuple[SecretKeys, ...] = ()
     """What a Secret for it may have, the first choice first. Empty: it takes no Secret."""
     secret_options: SecretKeys = ()
-    """What a Secret may have besides, each key for itself."""
+    """What a Secret may have besides, each key for itself. Those that are not secret it may have alone."""
     network: bool = True
     """Whether it is reached over the network."""
     read_by: str = ""
@@ -91,6 +91,19 @@ CLAIM = Source(
 )
 """The operator mounts it: runners find a folder."""
 
+BUCKET = Source(
+    scheme="s3",
+    what="a folder of a bucket, in AWS S3 or the store that `MOTET_RUNNER_S3_ENDPOINT` or the Secret names",
+    example="s3://bucket/folder",
+    of_adapters="`s3://bucket/folder`",
+    of_models="`s3://bucket/folder`",
+    form="[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?",
+    form_message="must name a bucket and a folder in it, as s3://bucket/folder",
+    secrets=(ACCESS_KEY,),
+    secret_options=(SESSION_TOKEN, STORE_ENDPOINT, STORE_REGION),
+    read_by="s3",
+)
+
 SOURCES = declared(
     Source(
         scheme="hf",
@@ -114,18 +127,7 @@ SOURCES = declared(
         secrets=(TOKEN, PASSWORD),
         read_by="web",
     ),
-    Source(
-        scheme="s3",
-        what="a folder of a bucket, in AWS S3 or the store that `MOTET_RUNNER_S3_ENDPOINT` or the Secret names",
-        example="s3://bucket/folder",
-        of_adapters="`s3://bucket/folder`",
-        of_models="`s3://bucket/folder`",
-        form="[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?",
-        form_message="must name a bucket and a folder in it, as s3://bucket/folder",
-        secrets=(ACCESS_KEY,),
-        secret_options=(SESSION_TOKEN, STORE_ENDPOINT, STORE_REGION),
-        read_by="s3",
-    ),
+    BUCKET,
     FOLDER,
 )
 

@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from motet.addresses import Address, host_and_port
@@ -14,11 +14,18 @@ from motet.promises import USUAL_PROMISE_QUANTILE, PromiseQuantile
 from motet.runner_info import MAX_TPOT_MILLISECONDS, AttentionBackend, KvCacheDtype
 from motet.sources import EXAMPLES, folder_of
 from motet_runner.interface import EngineConfig
+from motet_runner.sources.s3 import is_endpoint
 
 CLUSTER_VOLUMES = "/var/lib/motet/volumes"
 
 KERNEL_CACHE = Path("~/.cache/motet/kernels")
 """The default folder of compiled kernels"""
+
+
+def _endpoint(text: str) -> str:
+    if text and not is_endpoint(text.removesuffix("/")):
+        raise ValueError("must be the address of a store as http(s)://host:port, without a path")
+    return text
 
 
 class Settings(BaseSettings):
@@ -165,7 +172,7 @@ class Settings(BaseSettings):
     hub_endpoint: str = "https://huggingface.co"
     """The hub that hf:// stands for: the public one, or a mirror with the same API."""
 
-    s3_endpoint: str = Field("", pattern=r"^(https?://[^/\s@]+/?)?$")
+    s3_endpoint: Annotated[str, AfterValidator(_endpoint)] = ""
     """The object store that s3:// stands for, as https://host:port; it may have a private address. Empty: AWS S3.
     A Secret with AWS_ENDPOINT_URL names another one, which must have https:// and an address that is allowed."""
 

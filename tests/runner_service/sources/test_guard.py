@@ -58,6 +58,17 @@ def test_a_host_that_the_platform_names_is_allowed_at_any_address():
         NetworkGuard(["nowhere.invalid"]).check(socket.AF_INET, ("127.0.0.1", 443))
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_a_host_may_be_allowed_at_one_port_alone(host):
+    guard = NetworkGuard([(host, 9000)])
+    guard.check(socket.AF_INET, ("127.0.0.1", 9000))
+    assert "127.0.0.1" in guard.resolve("127.0.0.1", 9000)
+    with pytest.raises(AdapterFetchFailed, match="not a public address"):
+        guard.check(socket.AF_INET, ("127.0.0.1", 9001))
+    with pytest.raises(AdapterFetchFailed, match="not a public address"):
+        guard.resolve("127.0.0.1", 9001)
+
+
 def test_sockets_of_this_machine_are_refused():
     with pytest.raises(AdapterFetchFailed, match="socket of this machine"):
         NetworkGuard(["0.0.0.0/0"]).check(socket.AF_UNIX, "/run/docker.sock")

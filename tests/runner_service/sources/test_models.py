@@ -20,8 +20,10 @@ from motet.digest import base_digest
 from motet.errors import ModelFolderError, SetupError
 from motet_runner.settings import Settings
 from motet_runner.sources.base_model import mark_unverified, model_folder
+from motet_runner.sources.source_access import RemoteFiles
 from tests.common.waiting import PATIENCE_S
 from tests.support.in_process_runner import write_model
+from tests.support.s3_server import s3_server
 from tests.support.source_servers import BrokenConnection, ErrorStatus, SlowBody
 
 
@@ -85,6 +87,35 @@ async def test_a_model_comes_from_a_bucket_and_its_shards_are_continued(store, l
     asked = len(store.asked)
     assert await loader.load(uri) == folder
     assert len(store.asked) == asked, "a complete model is not listed again"
+
+
+async def test_a_bucket_of_the_same_name_in_another_store_is_another_model(store, loader, model, tmp_path):
+    store.public.add("models")
+    uri = store.publish("models", "base", model)
+    first = await loader.load(uri)
+    changed = write_model(tmp_path / "changed")
+    async with s3_server(tmp_path / "other") as other:
+        both = tmp_path / "both.pem"
+        both.write_bytes(store.ca_file.read_bytes() + other.ca_file.read_bytes())
+        other.public.add("models")
+        other.publish("models", "base", changed)
+        second = await loader.load(uri, s3_endpoint=other.base, fetch_ca_file=str(both))
+        assert base_digest(second) == base_digest(changed)
+        assert base_digest(await loader.load(uri, s3_endpoint=store.base)) == base_digest(model)
+        (tmp_path / "secrets").mkdir()
+        with pytest.raises(ModelFolderError, match="There is no Secret pools/key"):
+            await loader.load(uri, model_credentials="pools/key", manifests=str(tmp_path / "secrets"))
+    assert base_digest(first) == base_digest(model)
+
+
+async def test_an_interrupted_fetch_goes_on_only_with_the_same_store(fetch_setup):
+    found = set()
+    for endpoint in ("https://one.example", "https://two.example"):
+        for uri in ("s3://models/base", "hf://org/base"):
+            fetch_setup.settings["s3_endpoint"] = endpoint
+            async with fetch_setup.sources.partial_folder(RemoteFiles(uri=uri, namespace="a")) as folder:
+                found.add(folder)
+    assert len(found) == 3
 
 
 async def test_the_error_of_a_bucket_names_the_fields_of_a_pool(store, loader):

@@ -117,8 +117,8 @@ def test_a_name_with_one_private_address_is_refused(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", answers)
     with pytest.raises(AdapterFetchFailed, match=r"10\.0\.0\.1"):
-        NetworkGuard([]).resolve("example.com")
-    assert NetworkGuard(["10.0.0.0/8"]).resolve("example.com") == ["1.1.1.1", "10.0.0.1"]
+        NetworkGuard([]).resolve("example.com", 443)
+    assert NetworkGuard(["10.0.0.0/8"]).resolve("example.com", 443) == ["1.1.1.1", "10.0.0.1"]
 
 
 def test_a_name_that_cannot_be_resolved_here_says_what_to_do(monkeypatch):
@@ -127,7 +127,7 @@ def test_a_name_that_cannot_be_resolved_here_says_what_to_do(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", fails)
     with pytest.raises(AdapterFetchFailed, match="MOTET_RUNNER_FETCH_PROXY_GUARDS"):
-        NetworkGuard([]).resolve("models.example")
+        NetworkGuard([]).resolve("models.example", 443)
 
 
 @pytest.mark.parametrize("proxy", ["proxy:3128", "socks5://proxy:1080", "http://", "http://a b"])

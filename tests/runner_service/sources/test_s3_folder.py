@@ -26,14 +26,17 @@ class Store:
         self._body = body
         self._size = len(body) if size is None else size
         self._answers = answers
+        self.encoding = ""
 
     def answer(self, request: httpx2.Request) -> httpx2.Response:
         self.asked.append(str(request.url).partition("?")[0])
         if found := self._answers.get(request.url.host.replace(".", "_").replace("-", "_")):
             return found
         if "list-type" in request.url.query.decode():
-            return httpx2.Response(200, content=iter([LISTING.format(size=self._size).encode()]))
-        return httpx2.Response(200, content=iter([self._body[:1], self._body[1:]]), headers={"etag": '"e1"'})
+            pieces, headers = [LISTING.format(size=self._size).encode()], {}
+        else:
+            pieces, headers = [self._body[:1], self._body[1:]], {"etag": '"e1"'}
+        return httpx2.Response(200, content=iter(pieces), headers=headers | {"content-encoding": self.encoding})
 
     def open(self, bucket: str = "bucket", secret: SourceCredentials = NO_CREDENTIALS, **access: str):
         order = FetchOrder(
@@ -62,6 +65,8 @@ class Store:
         ("bucket", {}, "https://bucket.s3.us-east-1.amazonaws.com/"),
         ("bucket", {"s3_region": "eu-west-1"}, "https://bucket.s3.eu-west-1.amazonaws.com/"),
         ("my.bucket", {}, "https://s3.us-east-1.amazonaws.com/my.bucket/"),
+        ("bucket", {"s3_region": "cn-north-1"}, "https://bucket.s3.cn-north-1.amazonaws.com.cn/"),
+        ("my.bucket", {"s3_region": "cn-north-1"}, "https://s3.cn-north-1.amazonaws.com.cn/my.bucket/"),
         ("bucket", {"s3_endpoint": "http://minio.local:9000/"}, "http://minio.local:9000/bucket/"),
     ],
 )
@@ -71,8 +76,11 @@ def test_buckets_of_aws_have_hosts_and_those_of_others_are_paths(bucket, access,
     assert store.asked == [root, f"{root}a/x"]
 
 
-def test_a_bucket_of_aws_in_another_region_is_asked_for_there(tmp_path):
-    elsewhere = httpx2.Response(301, headers={"x-amz-bucket-region": "ap-south-2"})
+@pytest.mark.parametrize("answer", [(301, ""), (400, "IllegalLocationConstraintException")])
+def test_a_bucket_of_aws_in_another_region_is_asked_for_there(tmp_path, answer):
+    status, code = answer
+    body = f"<Error><Code>{code}</Code></Error>".encode()
+    elsewhere = httpx2.Response(status, headers={"x-amz-bucket-region": "ap-south-2"}, content=iter([body]))
     store = Store(b"hello", bucket_s3_us_east_1_amazonaws_com=elsewhere)
     assert store.open().fetch(X, tmp_path)
     there = "https://bucket.s3.ap-south-2.amazonaws.com/"
@@ -93,11 +101,40 @@ def test_a_body_without_a_length_is_taken_if_it_is_as_long_as_listed(tmp_path, b
     assert (tmp_path / "x").read_bytes() == body
 
 
-@pytest.mark.parametrize(("size", "words"), [(6, "it has 5 bytes, but the listing says 6"), (4, "more than 4 bytes")])
+@pytest.mark.parametrize(("size", "words"), [(6, "it has 5 bytes, but the listing says 6"), (4, "x of .* has changed")])
 def test_a_body_without_a_length_is_not_taken_if_it_is_longer_or_shorter(tmp_path, size, words):
     with pytest.raises(AdapterFetchFailed, match=words):
         Store(b"hello", size).open().fetch(X, tmp_path)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("encoding", ["aws-chunked", "aws-chunked,", "Identity", " aws-chunked , identity"])
+def test_what_aws_chunked_leaves_at_an_object_is_no_coding(tmp_path, encoding):
+    """Tools of AWS upload so, and some stores repeat it."""
+    store = Store(b"hello")
+    store.encoding = encoding
+    assert store.open().fetch(X, tmp_path)
+    assert (tmp_path / "x").read_bytes() == b"hello"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "aws-chunked,gzip", "x"])
+def test_listings_and_objects_that_are_compressed_are_refused(tmp_path, encoding):
+    store = Store(b"hello")
+    opened = store.open()
+    store.encoding = encoding
+    with pytest.raises(AdapterFetchFailed, match=r"x of s3://bucket/a/ is sent compressed"):
+        opened.fetch(X, tmp_path)
+    with pytest.raises(AdapterFetchFailed, match=r"the listing of s3://bucket/a/ is sent compressed"):
+        store.open()
+
+
+def test_a_key_that_is_malformed_is_no_sign_of_another_region():
+    """Some stores name their region in every error."""
+    body = b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>us-east-1</Region></Error>"
+    store = Store(bucket_s3_us_east_1_amazonaws_com=httpx2.Response(400, content=iter([body])))
+    with pytest.raises(AdapterFetchFailed, match="Are the two keys swapped") as failed:
+        store.open()
+    assert failed.value.reason == "CredentialsInvalid"
 
 
 def test_bytes_of_listings_and_errors_count_as_progress():

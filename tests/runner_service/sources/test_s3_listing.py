@@ -76,6 +76,21 @@ def test_other_answers_are_refused(body: bytes, why: str) -> None:
         read_page(body, "a/")
 
 
+@pytest.mark.parametrize(
+    "more", ["<a/>" * (1 << 19), "<a>" * 9 + "</a>" * 9, "".join(f"<a{n}/>" for n in range(300_000))]
+)
+def test_a_page_of_more_elements_than_a_listing_has_is_refused(more: str) -> None:
+    with pytest.raises(NotAListing, match="more elements, or deeper ones"):
+        read_page(page(more=more), "a/")
+
+
+def test_only_what_lies_where_a_listing_has_it_is_read() -> None:
+    owner = "<Owner><ID><Key>a/no</Key></ID></Owner><Key2>a/no</Key2>"
+    more = f"<CommonPrefixes><Prefix>a/b/</Prefix><Contents>{owner}</Contents></CommonPrefixes>"
+    inside = f"<Contents>{owner}<Key>a/&#120;</Key><Size>3</Size><ETag/>{owner}</Contents>"
+    assert read_page(page(inside, more=more), "a/").files == {"x": Listed(3, "")}
+
+
 def test_entities_are_not_expanded() -> None:
     bomb = "<!DOCTYPE a [<!ENTITY x0 'ha'>" + "".join(
         f"<!ENTITY x{level} '{f'&x{level - 1};' * 20}'>" for level in range(1, 12)

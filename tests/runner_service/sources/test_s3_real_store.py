@@ -1,11 +1,13 @@
 """Adapters from versitygw, an object store that others have written (`make kube` builds it)."""
 
 import asyncio
+import base64
 import hashlib
 import os
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
+import zlib
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,10 +36,24 @@ class RealStore:
         self._client = httpx2.Client(verify=ssl.create_default_context(cafile=str(authority)), trust_env=False)
 
     def put(self, path: str, body: bytes = b"") -> int:
+        return self._send(path, body, {"x-amz-content-sha256": hashlib.sha256(body).hexdigest()})
+
+    def put_as_the_cli(self, path: str, body: bytes) -> int:
+        """As the CLI of AWS uploads a file from version 2.23 on: in chunks, with a checksum behind them."""
+        checksum = base64.b64encode(zlib.crc32(body).to_bytes(4, "big"))
+        chunks = b"%x\r\n%b\r\n0\r\nx-amz-checksum-crc32:%b\r\n\r\n" % (len(body), body, checksum)
+        words = {
+            "content-encoding": "aws-chunked",
+            "x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+            "x-amz-decoded-content-length": str(len(body)),
+            "x-amz-sdk-checksum-algorithm": "CRC32",
+            "x-amz-trailer": "x-amz-checksum-crc32",
+        }
+        return self._send(path, chunks, words)
+
+    def _send(self, path: str, body: bytes, words: Mapping[str, str]) -> int:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        signed = {"host": self.base.removeprefix("https://"), "x-amz-date": stamp}
-        signed["x-amz-content-sha256"] = hashlib.sha256(body).hexdigest()
-        credential = f"{KEY}/{stamp[:8]}/{REGION}/s3/aws4_request"
+        signed = {"host": self.base.removeprefix("https://"), "x-amz-date": stamp, **words}
         headers = signed | {
             "authorization": f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={';'.join(sorted(signed))},"
             f"Signature={signature('PUT', path, signed, SECRET, REGION)}"
@@ -99,6 +115,15 @@ async def test_an_adapter_comes_from_a_real_store(
     assert fetched.digest == adapter_digest(adapter) == adapter_digest(fetched.folder)
 
 
+async def test_files_that_were_uploaded_by_the_cli_of_aws(
+    real: RealStore, fetch_setup: FetchSetup, adapter: Path, tmp_path: Path
+) -> None:
+    for path in adapter.iterdir():
+        assert real.put_as_the_cli(f"/models/pirate/{path.name}", path.read_bytes()) == 200
+    how = write_secret(fetch_setup, tmp_path, AWS_ACCESS_KEY_ID=KEY, AWS_SECRET_ACCESS_KEY=SECRET)
+    assert (await fetch_setup.fetch("s3://models/pirate", **how)).digest == adapter_digest(adapter)
+
+
 async def test_a_fetch_that_broke_is_continued_and_a_changed_object_is_not(
     real: RealStore, fetch_setup: FetchSetup, adapter: Path, tmp_path: Path
 ) -> None:
@@ -107,7 +132,8 @@ async def test_a_fetch_that_broke_is_continued_and_a_changed_object_is_not(
     how = write_secret(fetch_setup, tmp_path, AWS_ACCESS_KEY_ID=KEY, AWS_SECRET_ACCESS_KEY=SECRET)
     weights = (adapter / "adapter_model.safetensors").read_bytes()
     md5 = hashlib.md5(weights, usedforsecurity=False).hexdigest()
-    left = fetch_setup.sources.partial.folder_of("tenant-a", source, "", "tenant-a/key")
+    sources, key = fetch_setup.sources, "tenant-a/key"
+    left = sources.partial.folder_of("tenant-a", source, "", key, *sources.store_of(source, key))
     left.mkdir(parents=True)
     half = bytes(len(weights) // 2)
     (left / "adapter_model.safetensors.part").write_bytes(half)

@@ -2,9 +2,11 @@
 
 from datetime import UTC, datetime
 
+import httpx2
 import pytest
 
-from motet_runner.sources.s3_signature import AccessKey, signed
+from motet_runner.sources.s3_signature import EMPTY_BODY, AccessKey, signed
+from tests.support.s3_server import signature as expected
 
 KEY = AccessKey("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 BUCKET = "https://examplebucket.s3.amazonaws.com"
@@ -66,6 +68,14 @@ def test_a_usual_port_is_no_part_of_the_host() -> None:
     assert signature("https://host:443/a") == signature("https://host/a") != signature("https://host:9000/a")
     assert signature("http://host:80/a") == signature("http://host/a") != signature("http://host:443/a")
     assert signature("https://[::1]/a") != signature("https://[::1]:9000/a")
+
+
+@pytest.mark.parametrize("host", ["[2001:DB8::1]:9000", "MinIO.example:9000", "münchen:9000", "h:443", "[::1]"])
+def test_the_host_is_signed_as_the_client_writes_it(host: str) -> None:
+    url = f"https://{host}/a"
+    sent = httpx2.Request("GET", url).headers["host"]
+    headers = {"host": sent, "x-amz-content-sha256": EMPTY_BODY, "x-amz-date": "20130524T000000Z"}
+    assert signature(url) == expected("GET", "/a", headers, KEY.secret, "us-east-1")
 
 
 def test_a_key_does_not_show_what_is_secret() -> None:

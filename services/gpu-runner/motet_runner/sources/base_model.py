@@ -42,7 +42,8 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
         if isinstance(source, FolderUri):
             inside = snapshot_in(source.path, settings.model_revision)
             return _checked(settings, settings.model_folder() if inside is None else settings.check_model(inside))
-        folder = root / key_of(settings.model_uri, settings.model_revision)
+        store = sources.store_of(settings.model_uri, settings.model_credentials)
+        folder = root / key_of(settings.model_uri, settings.model_revision, *store)
         async with locked_across_machines(folder):
             if not await asyncio.to_thread(_is_complete, folder):
                 await _fetch(settings, sources, folder)

@@ -33,17 +33,24 @@ _NOT_PUBLIC = tuple(
 )
 
 
-class NetworkGuard:
-    """`allowed`: networks (10.1.0.0/16, 10.1.2.3) and names of hosts that the platform trusts."""
+Allowed = str | tuple[str, int]
+"""A network (10.1.0.0/16, 10.1.2.3), the name of a host, or a host and the one port of it that is meant."""
 
-    def __init__(self, allowed: Sequence[str]) -> None:
+
+class NetworkGuard:
+    """`allowed`: what the platform trusts, although its addresses are not public."""
+
+    def __init__(self, allowed: Sequence[Allowed]) -> None:
         self._networks: list[Network] = []
-        self._hosts: list[str] = []
+        self._hosts: list[tuple[str, int | None]] = []
         for entry in allowed:
+            if isinstance(entry, tuple):
+                self._hosts.append(entry)
+                continue
             try:
                 self._networks.append(ipaddress.ip_network(entry, strict=False))
             except ValueError:
-                self._hosts.append(entry)
+                self._hosts.append((entry, None))
 
     def install(self) -> None:
         sys.addaudithook(self._hook)
@@ -55,17 +62,18 @@ class NetworkGuard:
         found = ipaddress.ip_address(str(address[0]).partition("%")[0])
         if is_public(found) or any(_plain(found) in network for network in self._networks):
             return
-        if any(_plain(found) in _resolve(host) for host in self._hosts):
+        if any(port in (None, address[1]) and _plain(found) in _resolve(host) for host, port in self._hosts):
             return
         raise forbidden(
             f"The source leads to {found}, which is not a public address. If it is a mirror of yours, the platform can "
             "add its host or network to MOTET_RUNNER_FETCH_ALLOWED_HOSTS."
         )
 
-    def resolve(self, host: str) -> list[str]:
-        """The addresses of a name. Raises AdapterFetchFailed if any of these addresses must not be reached."""
+    def resolve(self, host: str, port: int) -> list[str]:
+        """The addresses of a name. Raises AdapterFetchFailed if this port of any of these addresses must not be
+        reached."""
         try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             raise temporary(
                 f"This runner cannot resolve {host}, and it checks each address before it asks the proxy for it. If "

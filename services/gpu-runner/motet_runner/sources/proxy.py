@@ -43,7 +43,7 @@ class Tunnel(httpcore2.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.NetworkStream:
-        targets = [host] if self._guard is None else self._guard.resolve(host)[:MAX_ADDRESSES_TRIED]
+        targets = [host] if self._guard is None else self._guard.resolve(host, port)[:MAX_ADDRESSES_TRIED]
         while True:
             target = targets.pop(0)
             try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from motet_runner.sources.fetch_order import FetchOrder, NetworkAccess
 from motet_runner.sources.file_selection import WantedFile
+from motet_runner.sources.network_guard import Allowed
 
 if TYPE_CHECKING:  # only a fetch process has these
     import httpx2
@@ -52,7 +53,7 @@ class RemoteSource(Protocol):
     """A source module's `parse(uri, revision)` returns a RemoteSource, or raises AdapterFetchFailed. The service also
     calls `parse`, so `open` imports what only a fetch process needs."""
 
-    def hosts(self, access: NetworkAccess, secret: "SourceCredentials") -> Iterable[str]:
+    def hosts(self, access: NetworkAccess, secret: "SourceCredentials") -> Iterable[Allowed]:
         """The hosts that the platform has named for this source. They are allowed, whatever their addresses are. A host
         that a tenant's Secret names is none of these."""
 

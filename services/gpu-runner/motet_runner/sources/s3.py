@@ -14,7 +14,7 @@ from motet_runner.sources.remote_source import Opening, OpenSource
 if TYPE_CHECKING:  # only a fetch process has it
     from motet_runner.sources.secret import SourceCredentials
 
-_ENDPOINT = re.compile(r"https://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
+_ENDPOINT = re.compile(r"https?://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 MAX_PREFIX_BYTES = 900
@@ -27,30 +27,36 @@ class S3Uri:
     prefix: str
     """The names of all files in the folder begin with it. It ends with a slash, or is empty for the whole bucket."""
 
-    def hosts(self, access: NetworkAccess, secret: "SourceCredentials") -> list[str]:
-        host = urlsplit(access.s3_endpoint).hostname
-        return [host] if host and not _own_endpoint(access, secret) else []
+    def hosts(self, access: NetworkAccess, secret: "SourceCredentials") -> list[tuple[str, int]]:
+        parts = urlsplit(access.s3_endpoint)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return [(parts.hostname, port)] if parts.hostname and not _own_endpoint(access, secret) else []
 
     def open(self, opening: Opening) -> OpenSource:
         from motet_runner.sources.s3_folder import S3Folder
 
         access = opening.order.access
         own = _own_endpoint(access, opening.secret)
-        if own and not _is_endpoint(own):
+        if own and not (own.startswith("https://") and is_endpoint(own)):
             raise credentials(
                 f"{STORE_ENDPOINT} of the Secret in source.credentialsSecretRef must be the store's address as "
                 "https://host:port, without a path. Correct it."
             )
-        return S3Folder(self, own or access.s3_endpoint.rstrip("/"), opening)
+        return S3Folder(self, own or _plain(access.s3_endpoint), opening)
 
 
 def _own_endpoint(access: NetworkAccess, secret: "SourceCredentials") -> str:
     """The endpoint that the Secret names, if it is not the platform's. Only https, to addresses that are allowed."""
-    endpoint = secret.values.get(STORE_ENDPOINT, "").rstrip("/")
-    return "" if endpoint == access.s3_endpoint.rstrip("/") else endpoint
+    endpoint = _plain(secret.values.get(STORE_ENDPOINT, ""))
+    return "" if endpoint == _plain(access.s3_endpoint) else endpoint
 
 
-def _is_endpoint(text: str) -> bool:
+def _plain(endpoint: str) -> str:
+    return endpoint.rstrip("/").lower()
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether it is http(s)://host or http(s)://host:port, without a slash at its end."""
     try:
         return _ENDPOINT.fullmatch(text) is not None and bool(urlsplit(text).hostname) and urlsplit(text).port != 0
     except ValueError:  # a port that no machine has

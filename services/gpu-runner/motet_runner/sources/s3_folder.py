@@ -10,7 +10,7 @@ import httpx2
 
 from motet.errors import AdapterFetchFailed
 from motet.sources import ACCESS_KEY, SESSION_TOKEN, STORE_REGION
-from motet_runner.sources.fetch_errors import credentials, forbidden, temporary, too_large
+from motet_runner.sources.fetch_errors import credentials, temporary, too_large
 from motet_runner.sources.file_selection import WantedFile
 from motet_runner.sources.remote_source import Opening
 from motet_runner.sources.s3 import S3Uri
@@ -36,7 +36,7 @@ from motet_runner.sources.s3_refusals import (
     region_of,
 )
 from motet_runner.sources.s3_signature import AccessKey, signed
-from motet_runner.sources.web_folder import PASSING, Interrupted, WebFolder, number, retry_after, size_of
+from motet_runner.sources.web_folder import PASSING, Interrupted, WebFolder, check_plain, number, retry_after, size_of
 
 _REGION_HEADER = "x-amz-bucket-region"
 
@@ -68,12 +68,13 @@ class S3Folder(WebFolder):
     def _go_to(self, region: str) -> None:
         self._region = region
         bucket = self._uri.bucket
+        aws = f"s3.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
         if self._endpoint:
             self._root = f"{self._endpoint}/{bucket}/"
         elif "." in bucket:  # no certificate has a name for it
-            self._root = f"https://s3.{region}.amazonaws.com/{bucket}/"
+            self._root = f"https://{aws}/{bucket}/"
         else:
-            self._root = f"https://{bucket}.s3.{region}.amazonaws.com/"
+            self._root = f"https://{bucket}.{aws}/"
         self.url = self._root + quote(self._uri.prefix)
 
     def _listed(self) -> dict[str, Listed]:
@@ -107,7 +108,12 @@ class S3Folder(WebFolder):
     def fetch(self, file: WantedFile, into: Path) -> bool:
         if file.name not in self._files:
             return False
-        return super().fetch(WantedFile(file.name, min(file.limit, self._files[file.name].size)), into)
+        try:
+            return super().fetch(WantedFile(file.name, self._files[file.name].size), into)
+        except AdapterFetchFailed as failure:
+            if failure.reason == "TooLarge":  # the pool admits what the listing says
+                raise self._changed(file.name) from None
+            raise
 
     def _once(self, file: WantedFile, part: Path, tag: Path) -> None:
         listed = self._files[file.name]
@@ -142,15 +148,16 @@ class S3Folder(WebFolder):
 
     def _check(self, response: httpx2.Response, what: str) -> None:
         status = response.status_code
-        if response.headers.get("content-encoding", "identity") != "identity":
-            raise forbidden(f"{self.name} sends {what} compressed, although Motet asked for plain data.")
-        if status in (200, 206, 416):
-            return
+        if status in (200, 206):
+            return check_plain(response, f"{what} of {self.name}")
+        if status == 416:
+            return None
         body = self._body(response, MAX_ERROR_BYTES)
         code, told = code_of(body), region_of(body) or response.headers.get(_REGION_HEADER, "")
         if code == "NoSuchKey":
             raise self._changed(what)
-        if code in OTHER_REGION_CODES:
+        malformed = code == "AuthorizationHeaderMalformed" and told in ("", self._region)
+        if code in OTHER_REGION_CODES and not malformed:
             raise AnotherRegion(self.name, told if REGION.fullmatch(told) else "")
         if status in PASSING or code in PASSING_CODES:
             raise Interrupted(passing(status, code), retry_after(response))

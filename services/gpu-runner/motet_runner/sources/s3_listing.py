@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
-from xml.etree.ElementTree import Element, ParseError, TreeBuilder, XMLParser
+from xml.etree.ElementTree import ParseError, XMLParser
 
 MAX_PAGE_BYTES = 4 << 20
 """The most bytes of a page. One of a thousand of the longest names, of 1,024 bytes each, has fewer."""
@@ -16,6 +16,14 @@ MAX_FILES = 20_000
 """The most files of a folder."""
 
 MAX_TOKEN_CHARACTERS = 2048
+
+MAX_DEPTH = 8
+MAX_ELEMENTS = 1 << 18
+"""The most elements of a page, one in another and altogether. A file has about ten, four deep."""
+
+_PIECE_BYTES = 1 << 16
+_OF_PAGE = ("EncodingType", "IsTruncated", "NextContinuationToken")
+_OF_FILE = ("ETag", "Key", "Size")
 
 _NAME_HERE = re.compile(r"[^/\\]{1,255}")
 _SIZE = re.compile(r"[0-9]{1,18}")
@@ -51,52 +59,79 @@ def query(prefix: str, token: str) -> str:
 
 def read_page(body: bytes, prefix: str) -> Page:
     """Raises NotAListing."""
-    root = _parsed(body)
-    if _name(root) != "ListBucketResult":
+    found = _read(body)
+    if found.root != "ListBucketResult":
         raise NotAListing("it does not answer with a listing of a bucket")
-    decode = unquote if _text(root, "EncodingType") == "url" else str
+    decode = unquote if found.texts.get("EncodingType") == "url" else str
     files: dict[str, Listed] = {}
-    for entry in root:
-        if _name(entry) != "Contents":
-            continue
-        key = decode(_text(entry, "Key"))
+    for entry in found.entries:
+        key = decode(entry.get("Key", ""))
         if not key.startswith(prefix):
             raise NotAListing("it lists files outside of the folder")
         name = key.removeprefix(prefix)
         if not (_NAME_HERE.fullmatch(name) and name.isprintable()) or name in (".", ".."):
             continue
-        size, etag = _text(entry, "Size"), _text(entry, "ETag").strip('"')
+        size, etag = entry.get("Size", ""), entry.get("ETag", "").strip('"')
         if etag.startswith("W/"):
             etag = ""  # it does not mean equal bytes
         if not _SIZE.fullmatch(size) or not (etag == "" or _ETAG.fullmatch(etag)):
             raise NotAListing("it lists a file whose size or ETag makes no sense")
         files[name] = Listed(int(size), etag)
-    if _text(root, "IsTruncated") != "true":
+    if found.texts.get("IsTruncated") != "true":
         return Page(files, "")
-    token = _text(root, "NextContinuationToken")
+    token = found.texts.get("NextContinuationToken", "")
     if not 0 < len(token) <= MAX_TOKEN_CHARACTERS:
         raise NotAListing("it does not say where its listing goes on")
     return Page(files, token)
 
 
-class _WithoutDoctype(TreeBuilder):
+class _Wanted:
+    """Takes the texts that are wanted from a page. A tree would have a hundred times the page's bytes."""
+
+    def __init__(self) -> None:
+        self.root = ""
+        self.texts: dict[str, str] = {}
+        self.entries: list[dict[str, str]] = []
+        self._open: list[str] = []
+        self._elements = 0
+        self._pieces: list[str] = []
+
     def doctype(self, *_: object) -> None:
         raise NotAListing("its listing declares a document type, which may hold entities")
 
+    def start(self, tag: str, _: Mapping[str, str]) -> None:
+        self._elements += 1
+        if len(self._open) >= MAX_DEPTH or self._elements > MAX_ELEMENTS:
+            raise NotAListing("its listing has more elements, or deeper ones, than any listing needs")
+        name = tag.rpartition("}")[2]
+        self.root = self.root or name
+        self._open.append(name)
+        if self._open[1:] == ["Contents"]:
+            self.entries.append({})
+        self._pieces.clear()
 
-def _parsed(body: bytes) -> Element:
-    parser = XMLParser(target=_WithoutDoctype())  # noqa: S314 - without a document type there are no entities
+    def data(self, text: str) -> None:
+        self._pieces.append(text)
+
+    def end(self, _: str) -> None:
+        match self._open[1:]:
+            case [name] if name in _OF_PAGE:
+                self.texts[name] = "".join(self._pieces)
+            case ["Contents", name] if name in _OF_FILE:
+                self.entries[-1][name] = "".join(self._pieces)
+        self._open.pop()
+        self._pieces.clear()
+
+    def close(self) -> "_Wanted":
+        return self
+
+
+def _read(body: bytes) -> _Wanted:
+    parser = XMLParser(target=_Wanted())  # noqa: S314 - without a document type there are no entities
     try:
-        parser.feed(body)
-        root: Element = parser.close()
+        for at in range(0, len(body), _PIECE_BYTES):  # a refusal stops the parser only at the end of a piece
+            parser.feed(body[at : at + _PIECE_BYTES])
+        found: _Wanted = parser.close()
     except (ParseError, LookupError, ValueError):  # also an unknown encoding
         raise NotAListing("it does not answer with XML") from None
-    return root
-
-
-def _name(element: Element) -> str:
-    return element.tag.rpartition("}")[2]
-
-
-def _text(element: Element, name: str) -> str:
-    return next((child.text or "" for child in element if _name(child) == name), "")
+    return found

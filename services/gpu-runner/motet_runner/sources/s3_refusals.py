@@ -11,7 +11,12 @@ MAX_ERROR_BYTES = 64 << 10
 PASSING_CODES = ("InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown", "Throttling")
 """After these the next attempt may succeed, whatever the status is."""
 
-OTHER_REGION_CODES = ("AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect")
+OTHER_REGION_CODES = (
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+)
 
 REGION = re.compile(r"[a-z0-9-]{1,64}")
 
@@ -45,6 +50,12 @@ def refusal(name: str, what: str, status: int, code: str, *, given: bool) -> Ada
     """`name`: the source. `what`: what was asked for. `given`: whether there was a Secret."""
     answer = f"{name} answers {status}{f' {code}' if code else ''}"
     match code:
+        case "AuthorizationHeaderMalformed":
+            return credentials(
+                f"{answer}: AWS_ACCESS_KEY_ID of the Secret in {_SECRET} is malformed. Are the two keys swapped? Or "
+                "the bucket is in another region, which the store does not name: set AWS_REGION in the Secret, or the "
+                "platform can set MOTET_RUNNER_S3_REGION."
+            )
         case "InvalidAccessKeyId":
             return credentials(f"{answer}: it does not know AWS_ACCESS_KEY_ID of the Secret in {_SECRET}. Correct it.")
         case "SignatureDoesNotMatch":

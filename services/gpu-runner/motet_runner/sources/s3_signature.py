@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from urllib.parse import urlsplit
 
+import httpx2
+
 EMPTY_BODY = hashlib.sha256(b"").hexdigest()
 
 _ALGORITHM = "AWS4-HMAC-SHA256"
-_USUAL_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def signed(
     added = {"x-amz-content-sha256": EMPTY_BODY, "x-amz-date": stamp}
     if key.session_token:
         added["x-amz-security-token"] = key.session_token
-    named = {**(headers or {}), **added, "host": _host(url)}
+    named = {**(headers or {}), **added, "host": httpx2.URL(url).netloc.decode()}  # as the client writes it
     names = ";".join(sorted(named))
     request = "\n".join(
         (
@@ -55,10 +56,3 @@ def signed(
 
 def _hmac(key: bytes, text: str) -> bytes:
     return hmac.digest(key, text.encode(), "sha256")
-
-
-def _host(url: str) -> str:
-    """The header `Host` that a client sends for a URL"""
-    parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
-    return host if parts.port in (None, _USUAL_PORTS.get(parts.scheme)) else f"{host}:{parts.port}"

@@ -58,7 +58,7 @@ def read_credentials(
     timeout: float,
 ) -> SourceCredentials:
     """Raises AdapterFetchFailed, which says what to do. `accepted`: the sets of keys that the source can use.
-    `options`: keys that it uses besides, if they are there."""
+    `options`: keys that it uses besides, if they are there; those that are not secret also alone."""
     if not reference:
         return NO_CREDENTIALS
     if not accepted:
@@ -83,6 +83,8 @@ def _credentials(
     for keys in accepted:
         if values.keys() >= set(keys) and values[keys[0]]:
             return SourceCredentials({key: values[key] for key in (*keys, *options) if key in values})
+    if values and values.keys() <= NOT_SECRET & set(options):
+        return SourceCredentials(values)  # of a source that is open to everybody
     wanted = [_named(keys) for keys in accepted]
     if len(wanted) == 1:
         raise credentials(f"Secret {reference} must have {wanted[0]}, which the source needs. Add it.")

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from motet.errors import AdapterFetchFailed
 from motet.settings import ProcessSettings
+from motet.sources import BUCKET
 from motet_runner.daemon_threads import DaemonThreads
 from motet_runner.settings import Settings
 from motet_runner.sources.fetch_errors import RETRY_LATER_SECONDS
@@ -36,11 +37,6 @@ class RemoteFiles:
     namespace: str = ""
     """The adapter's namespace. Empty for a base model."""
     max_bytes: int = 0
-
-    @property
-    def words(self) -> tuple[str, str, str, str]:
-        """The words that identify this set of files, its owner first."""
-        return (self.namespace, self.uri, self.revision, self.credentials)
 
 
 class Sources:
@@ -73,6 +69,13 @@ class Sources:
             service_account=settings.service_account,
         )
 
+    def store_of(self, uri: str, credentials: str) -> tuple[str, ...]:
+        """What names the store of a bucket: another store may have a bucket of the same name. A Secret may name its
+        store. Empty for other sources, whose URIs name it."""
+        if not uri.startswith(BUCKET.prefix):
+            return ()
+        return (self._access.s3_endpoint, self._access.s3_region, credentials)
+
     def disk_seconds(self, size: int) -> float:
         """The limit of a call that reads or writes `size` bytes of an adapter on the runner's own disk."""
         return self.disk_stall_seconds + size / SLOWEST_BYTES_PER_SECOND
@@ -83,7 +86,7 @@ class Sources:
 
         If the fetch was interrupted, the folder stays, and the next fetch continues there.
         """
-        folder = self.partial.folder_of(*remote.words)
+        folder = self.partial.folder_of(*self._words_of(remote))
         keep = True  # also if the fetch is stopped
         async with locked(folder, self._files):
             try:
@@ -111,7 +114,12 @@ class Sources:
 
     async def forget_partial(self, remote: RemoteFiles) -> None:
         """Remove an interrupted fetch that will not be continued."""
-        await self._files.run(partial(self.partial.forget, *remote.words))
+        await self._files.run(partial(self.partial.forget, *self._words_of(remote)))
+
+    def _words_of(self, remote: RemoteFiles) -> tuple[str, ...]:
+        """The words that identify a set of files, its owner first."""
+        store = self.store_of(remote.uri, remote.credentials)
+        return (remote.namespace, remote.uri, remote.revision, remote.credentials, *store)
 
     async def fetch_into(
         self,

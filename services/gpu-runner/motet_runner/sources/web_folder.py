@@ -34,6 +34,9 @@ room for what has come is enough."""
 
 Got = TypeVar("Got")
 
+_PLAIN = {"", "identity", "aws-chunked"}
+"""`aws-chunked`: how the file once came to its object store. Some stores repeat it, and send plain data."""
+
 _REDIRECTS = (301, 302, 303, 307, 308)
 PASSING = (408, 425, 429, 500, 502, 503, 504)
 
@@ -131,8 +134,7 @@ class WebFolder:
             total = start + length if length is not None else None
             if total is not None and total > file.limit:
                 raise too_large(f"{self.name}{file.name} has {total} bytes, but Motet fetches at most {file.limit}.")
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise forbidden(f"{self.name}{file.name} is sent compressed, although Motet asked for plain data.")
+            check_plain(response, f"{self.name}{file.name}")
             if total is not None:
                 self._need({file.name: total})
             if not start:
@@ -264,6 +266,12 @@ def _start(response: httpx2.Response, have: int) -> int:
     if response.status_code == 206 and response.headers.get("content-range", "").startswith(f"bytes {have}-"):
         return have
     raise Interrupted("the server does not continue the interrupted download")
+
+
+def check_plain(response: httpx2.Response, what: str) -> None:
+    codings = response.headers.get("content-encoding", "").lower().split(",")
+    if {coding.strip() for coding in codings} - _PLAIN:
+        raise forbidden(f"{what} is sent compressed, although Motet asked for plain data.")
 
 
 def retry_after(response: httpx2.Response) -> float:
