@@ -94,7 +94,7 @@ async def test_a_bucket_of_the_same_name_in_another_store_is_another_model(store
     uri = store.publish("models", "base", model)
     first = await loader.load(uri)
     changed = write_model(tmp_path / "changed")
-    async with s3_server(tmp_path / "other") as other:
+    async with s3_server(tmp_path, "127.0.0.3") as other:
         both = tmp_path / "both.pem"
         both.write_bytes(store.ca_file.read_bytes() + other.ca_file.read_bytes())
         other.public.add("models")

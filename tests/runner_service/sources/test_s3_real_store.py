@@ -54,6 +54,7 @@ class RealStore:
     def _send(self, path: str, body: bytes, words: Mapping[str, str]) -> int:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         signed = {"host": self.base.removeprefix("https://"), "x-amz-date": stamp, **words}
+        credential = f"{KEY}/{stamp[:8]}/{REGION}/s3/aws4_request"
         headers = signed | {
             "authorization": f"AWS4-HMAC-SHA256 Credential={credential},SignedHeaders={';'.join(sorted(signed))},"
             f"Signature={signature('PUT', path, signed, SECRET, REGION)}"
