@@ -36,7 +36,9 @@ class Store:
             pieces, headers = [LISTING.format(size=self._size).encode()], {}
         else:
             pieces, headers = [self._body[:1], self._body[1:]], {"etag": '"e1"'}
-        return httpx2.Response(200, content=iter(pieces), headers=headers | {"content-encoding": self.encoding})
+        if self.encoding:
+            headers["content-encoding"] = self.encoding
+        return httpx2.Response(200, content=iter(pieces), headers=headers)
 
     def open(self, bucket: str = "bucket", secret: SourceCredentials = NO_CREDENTIALS, **access: str):
         order = FetchOrder(

@@ -122,16 +122,14 @@ class _Wanted:
         self._open.pop()
         self._pieces.clear()
 
-    def close(self) -> "_Wanted":
-        return self
-
 
 def _read(body: bytes) -> _Wanted:
-    parser = XMLParser(target=_Wanted())  # noqa: S314 - without a document type there are no entities
+    found = _Wanted()
+    parser = XMLParser(target=found)  # noqa: S314 - without a document type there are no entities
     try:
         for at in range(0, len(body), _PIECE_BYTES):  # a refusal stops the parser only at the end of a piece
             parser.feed(body[at : at + _PIECE_BYTES])
-        found: _Wanted = parser.close()
+        parser.close()
     except (ParseError, LookupError, ValueError):  # also an unknown encoding
         raise NotAListing("it does not answer with XML") from None
     return found
