@@ -5,10 +5,10 @@
 | a rate                   | waits                                    | is refused, and told when to come again |
 | `concurrency`            | waits                                    | waits                                  |
 
-Those that wait are in no queue, so nothing that is placed has to look at them. Each waits for one account at a time. The
-order is that of classes; in a class those that lack only a place are before those that rates keep out, and then it is
-that of the queue. When the account lets somebody in, the first of them that its other accounts let in, too, is next. One
-that the others have turned away often keeps its place.
+Those that wait are in no queue, so nothing that is placed has to look at them. Each waits for one account at a time.
+The order is that of classes; in a class those that lack only a place are before those that rates keep out, and then it
+is that of the queue. When the account lets somebody in, the first of them that its other accounts let in, too, is next.
+One that the others have turned away often keeps its place.
 """
 
 from motet.errors import RateLimited
