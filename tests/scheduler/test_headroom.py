@@ -122,6 +122,31 @@ def test_it_is_kept_for_the_most_urgent_class():
     assert driver.where("a at once") == "r0"
 
 
+def test_who_was_tried_before_gets_the_last_place_when_a_less_urgent_placement_makes_it_his():
+    """`t` pays for its request of another class: now `u` was given less."""
+    driver = ready()
+    driver.attach("r0", pages=1000, max_sequences=32, live=tuple(entry(f"x{n}", 2) for n in range(29)))
+    driver.attach("r1", pages=4, max_sequences=8)
+    driver.enqueue("t runs", tenant="t", prompt=1, max_tokens=1, request_class=RequestClass.INTERACTIVE)
+    driver.enqueue("u runs", tenant="u", prompt=1, max_tokens=4, request_class=RequestClass.INTERACTIVE)
+    driver.enqueue("u waits", tenant="u", prompt=100, request_class=RequestClass.INTERACTIVE)
+    assert (driver.where("t runs"), driver.where("u runs"), driver.where("u waits")) == ("r0", "r0", "")
+    driver.enqueue("t too", tenant="t", prompt=16, max_tokens=16)
+    assert (driver.where("t too"), driver.where("u waits")) == ("r1", "r0")
+
+
+def test_who_was_tried_before_gets_room_that_a_less_urgent_placement_frees_of_being_kept():
+    """A small request makes the mean of all smaller, by which pages are kept."""
+    driver = ready(headroom_one_in=4)
+    driver.attach(pages=400, max_sequences=16, live=tuple(entry(f"x{n}", 20) for n in range(6)), max_model_length=8192)
+    driver.enqueue("t runs", tenant="t", prompt=1, max_tokens=1, request_class=RequestClass.INTERACTIVE)
+    driver.enqueue("u runs", tenant="u", prompt=1, max_tokens=4, request_class=RequestClass.INTERACTIVE)
+    driver.enqueue("u waits", tenant="u", prompt=1, max_tokens=222 * 16 - 1, request_class=RequestClass.INTERACTIVE)
+    assert driver.where("u waits") == ""
+    driver.enqueue("small", tenant="v", prompt=1, max_tokens=1, request_class=RequestClass.BATCH)
+    assert (driver.where("small"), driver.where("u waits")) == ("r0", "r0")
+
+
 def test_a_reserved_runner_keeps_nothing_from_the_request_that_it_is_reserved_for():
     """`c` was given more than `b`, and its request has room only in what the runner keeps."""
     driver = ready(max_passed_over=1, headroom_one_in=4)

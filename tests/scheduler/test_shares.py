@@ -8,7 +8,7 @@ import pytest
 
 from motet.domain import Digest, RequestId
 from motet.runner_info import RequestClass
-from motet_scheduler.policy import events
+from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.class_turns import ClassTurns
 from motet_scheduler.policy.shares import MAX_LAG, MAX_RESTING, SLACK, Shares
 from motet_scheduler.policy.values import Estimate, KeyAccount, Limits
@@ -371,8 +371,10 @@ def test_who_was_given_much_in_a_more_urgent_class_gets_places_in_another_soon_a
     assert load.placed["a too"] > 200
 
 
-def test_each_class_gets_its_floor_while_more_urgent_requests_wait():
-    load = Load()
+@pytest.mark.parametrize("max_sequences", [8, 32])
+def test_each_class_gets_its_floor_while_more_urgent_requests_wait(max_sequences):
+    """Also where runners keep last places, which the most urgent class may always have: its tenant is alone in it."""
+    load = Load(max_sequences=max_sequences)
     load.tenant("interactive", of(RequestClass.INTERACTIVE))
     load.tenant("standard", of(RequestClass.STANDARD))
     load.tenant("batch", of(RequestClass.BATCH))
@@ -389,6 +391,32 @@ def test_a_large_request_gets_a_floor_of_no_more_than_one_place():
     assert turns.early() == [RequestClass.BATCH]
     turns.placed(RequestClass.BATCH, {RequestClass.BATCH})
     assert turns.early() == []
+
+
+def test_a_class_gets_its_floor_beside_requests_that_come_whenever_a_place_is_free():
+    """Where none of them waits, when it is decided about the place."""
+    driver = ready()
+    driver.attach(pages=1000, max_sequences=32)
+    for n in range(32):
+        driver.enqueue(f"i{n}", tenant="a", request_class=RequestClass.INTERACTIVE)
+    for n in range(40):
+        driver.enqueue(f"s{n}", tenant="b")
+    placed = 0
+    for n in range(200):
+        driver.finish(next(one.id for one in driver.scheduler.requests.values() if not one.waiting))
+        placed += any(one.request.startswith("s") for one in driver.of(effects.SendPlaced))
+        driver.enqueue(f"i{n + 32}", tenant="a", request_class=RequestClass.INTERACTIVE)
+        placed += any(one.request.startswith("s") for one in driver.of(effects.SendPlaced))
+    assert 18 <= placed <= 20
+
+
+def test_a_class_whose_turn_it_is_may_have_the_last_places_once_it_was_passed():
+    turns = ClassTurns({RequestClass.STANDARD: 0.5})
+    for late in ((), (), (RequestClass.STANDARD,), (RequestClass.STANDARD,)):
+        turns.placed(RequestClass.INTERACTIVE, {RequestClass.STANDARD})
+        assert turns.late() == late
+    turns.placed(RequestClass.STANDARD, {RequestClass.STANDARD})
+    assert (turns.early(), turns.late()) == ([RequestClass.STANDARD], ())
 
 
 def test_a_class_that_nobody_waits_in_is_owed_nothing():

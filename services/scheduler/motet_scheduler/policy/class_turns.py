@@ -1,4 +1,8 @@
-"""When a less urgent class goes first: so that it gets a floor of all placements while more urgent requests wait."""
+"""When a less urgent class goes first: so that it gets a floor of all placements while more urgent requests wait.
+
+When it is its turn, room beside the last places of runners mostly comes free, which is for it before the others. Where
+none does, as those may have the last places whose turn it is not, it is late, and may have these, too.
+"""
 
 from collections.abc import Collection, Mapping
 
@@ -13,11 +17,16 @@ class ClassTurns:
         """`floors`: of each class, the part of all placements that it gets at least while it waits."""
         self._floors = floors
         self._owed = dict.fromkeys(floors, 0.0)
-        """Placements that each class has not had, up to one: what it could not use is not saved up."""
+        """Placements that each class has not had, up to one and that during which it was late: what it could not use is
+        not saved up."""
 
     def early(self) -> list[RequestClass]:
         """The classes whose turn it is before that of more urgent ones."""
         return [one for one, owed in self._owed.items() if owed >= DUE]
+
+    def late(self) -> tuple[RequestClass, ...]:
+        """Those of them that have missed their turn: another request was placed instead."""
+        return tuple(one for one, owed in self._owed.items() if owed >= DUE + self._floors[one])
 
     def placed(self, request_class: RequestClass, waiting: Collection[RequestClass]) -> None:
         """A request of this class was placed, and of these some still wait."""
@@ -25,6 +34,6 @@ class ClassTurns:
             if one is request_class:
                 self._owed[one] = max(0.0, self._owed[one] + floor - 1)
             elif one in waiting:
-                self._owed[one] = min(1.0, self._owed[one] + floor)
+                self._owed[one] = min(1.0 + floor, self._owed[one] + floor)
             else:
                 self._owed[one] = 0.0

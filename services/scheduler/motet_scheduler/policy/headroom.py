@@ -2,11 +2,12 @@
 end of what they run.
 
 One place in `one_in` of a runner, by its batch or by its pages, and the pages of as many requests of mean size.
-They are for the tenants with the lowest counter of the most urgent class in which a request waits or runs. With one
-tenant alone, and on an empty runner, nothing is kept.
+They are for the tenants with the lowest counter of the most urgent class in which a request waits or runs, and for a
+class that is late to get its floor (`class_turns.py`). With one tenant alone, and on an empty runner, nothing is kept.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import NamedTuple
 
 from motet.domain import Digest
@@ -71,22 +72,36 @@ class Standing(NamedTuple):
     """None: for everybody."""
     lowest: float = 0.0
     """The counter of those for whom they are."""
+    late: tuple[RequestClass, ...] = ()
+    """These classes may have them, too."""
+
+    def highest(self, request_class: RequestClass) -> float | None:
+        """The highest counter of those of this class who may have them. None: nobody of it may."""
+        if self.request_class is None or request_class in self.late:
+            return inf
+        return self.lowest if request_class is self.request_class else None
 
 
 EVERYBODY = Standing(None)
 
 
 class Headroom:
-    def __init__(self, one_in: int, shares: Mapping[RequestClass, Shares]) -> None:
+    def __init__(
+        self,
+        one_in: int,
+        shares: Mapping[RequestClass, Shares],
+        late: Callable[[], tuple[RequestClass, ...]],
+    ) -> None:
         self._one_in = one_in
         self._shares = shares
+        self._late = late
         self._stood = EVERYBODY
         """For whom they were when it was last looked who may have them."""
         self._standing: Standing | None = None
         """Known until the shares change: it is asked many times for each placement."""
 
     def shares_changed(self) -> None:
-        """A tenant has come or gone, or was charged."""
+        """A tenant has come or gone, or was charged: one of its requests was placed."""
         self._standing = None
 
     def standing(self) -> Standing:
@@ -101,7 +116,7 @@ class Headroom:
         for request_class, shares in self._shares.items():
             tenants = len(shares)
             if tenants and found is EVERYBODY:
-                found = Standing(request_class, shares.lowest())
+                found = Standing(request_class, shares.lowest(), self._late())
                 if tenants == 1:
                     alone = next(iter(shares)).tenant
             if tenants > 1 or (tenants and next(iter(shares)).tenant != alone):
@@ -113,12 +128,8 @@ class Headroom:
 
     def kept_from(self, request: Request) -> int:
         """One place in how many a runner keeps from this request. 0: none."""
-        standing = self.standing()
-        if standing.request_class is None:
-            return 0
-        if standing.request_class is request.request_class and order_of(request)[0] <= standing.lowest:
-            return 0
-        return self._one_in
+        highest = self.standing().highest(request.request_class)
+        return 0 if highest is not None and order_of(request)[0] <= highest else self._one_in
 
     @property
     def moved(self) -> bool:

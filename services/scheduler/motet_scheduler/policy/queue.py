@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from itertools import chain
+from math import inf
 
 from motet.domain import Digest, Tenant
 from motet.runner_info import RequestClass
@@ -67,7 +68,9 @@ class Queue:
         self._size = 0
         self.departures = Departures()
         self.headroom = Headroom(
-            config.headroom_one_in, {one: class_queue.shares for one, class_queue in self.class_queues.items()}
+            config.headroom_one_in,
+            {one: class_queue.shares for one, class_queue in self.class_queues.items()},
+            self._turns.late,
         )
         self.rooms = Rooms(config.headroom_one_in)
         self.freed: dict[Runner, None] = {}
@@ -161,17 +164,22 @@ class Queue:
     @property
     def changed(self) -> bool:
         """Whether a request may fit now that did not before, or a runner must be reserved for another one."""
-        return bool(self.freed) or self.untried or not self.overdue_are_considered or self.last_places_moved
+        if self.freed or self.untried or not self.overdue_are_considered:
+            return True
+        return self.last_places_moved or bool(self.rooms.grown)
 
     @property
     def last_places_moved(self) -> bool:
         """Whether somebody waits who may have last places that he might not have before."""
-        if not (self.headroom.moved and self.rooms.any_keeps):
+        if not ((self._behind or self.headroom.moved) and self.rooms.any_keeps):
             return False
-        request_class, lowest = self.headroom.standing()
-        if request_class is None:
-            return len(self) > 0
-        return any(head[0] <= lowest for head in self.class_queues[request_class].firsts())
+        standing = self.headroom.standing()
+        return any(
+            head[0] <= highest
+            for request_class, class_queue in self.class_queues.items()
+            if class_queue.size and (highest := standing.highest(request_class)) is not None
+            for head in class_queue.firsts()
+        )
 
     @property
     def overdue_are_considered(self) -> bool:
@@ -184,7 +192,7 @@ class Queue:
     def retry_on(self, runner: Runner) -> None:
         """This runner may have room."""
         self.freed[runner] = None
-        self.rooms.changed(runner)
+        self.rooms.freed(runner)
 
     def with_room(self, needs: Mapping[CapacityId, PageNeed], kept: KeptFrom) -> list[Runner]:
         """The runners that may have room for a request of these needs, if they keep this from it."""
@@ -205,6 +213,7 @@ class Queue:
     def scanned(self) -> None:
         """All that may fit were tried on the runners that have room."""
         self.freed.clear()
+        self.rooms.grown.clear()
         self._behind = False
 
     def try_again(self, requests: Collection[Request]) -> None:
@@ -277,6 +286,9 @@ class Queue:
             for outcome in self.try_class(request_class, config, place):
                 self._with_room = None
                 yield outcome
+                if self._others_may_fit(request_class):
+                    yield from self.try_in_order(config, place)
+                    return
             if class_queue.untried_heads.of:
                 return
 
@@ -313,6 +325,9 @@ class Queue:
         """Of the runners that may have room, but for those that this class leaves to overdue requests."""
         if self._with_room is None:
             self.look_at_headroom()
+            if self.rooms.grown:
+                self.freed.update(self.rooms.grown)
+                self.rooms.grown.clear()
             self._with_room = self.rooms.of(self.freed)
         found = self._with_room
         if not (found and self.reserved):
@@ -323,6 +338,16 @@ class Queue:
                     found = dict(found)
                 del found[runner]
         return found
+
+    def _others_may_fit(self, request_class: RequestClass) -> bool:
+        """Whether those that were tried before what was placed of this class may fit now: that has changed for whom the
+        last places are, or how many there are."""
+        if self.rooms.grown:
+            return True
+        if not (self.headroom.moved and self.rooms.any_keeps):
+            return False
+        standing = self.headroom.standing().request_class
+        return standing is None or standing < request_class
 
     def look_at_headroom(self) -> None:
         """Whether the last places are for others now than at the last scan."""
@@ -345,13 +370,13 @@ class Queue:
         found: list[Head] = []
         sources = 0
         if class_queue.waiting and (rooms or self._behind):
-            standing, lowest = self.headroom.standing()
-            if request_class is standing:
-                first = class_queue.first_for(lowest, config.tenants_examined)
+            highest = self.headroom.standing().highest(request_class)
+            if highest is not None and (self._behind or highest < inf):
+                first = class_queue.first_for(highest, config.tenants_examined)
                 found += [head for head in first if self._behind or _may_have_last_place(head[3], rooms)]
                 sources += bool(found)
             for runner, room in rooms.items():
-                free = room.beside if standing is not None else room.whole
+                free = room.whole if highest == inf else room.beside
                 if free > 0 and (fit := class_queue.that_fit(runner, free, config.tenants_examined)):
                     found += fit
                     sources += 1
@@ -408,7 +433,7 @@ class Queue:
 def _may_have_last_place(request: Request, rooms: Mapping[Runner, Room]) -> bool:
     """On one of the runners for which it waits."""
     for runner, room in rooms.items():
-        if room.keeps and request.pages_on(id(runner.capacity)) <= room.whole:
+        if room.kept and request.pages_on(id(runner.capacity)) <= room.whole:
             waits_for = request.waits_for
             if waits_for in {"", runner.base.digest} or waits_for in runner.adapters:
                 return True

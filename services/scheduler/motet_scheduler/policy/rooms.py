@@ -18,8 +18,18 @@ class Room(NamedTuple):
     beside: int
     """The same beside the last places. A smaller request may not fit, where only one so large that it never leaves them
     may have all."""
-    keeps: bool
-    """Whether it keeps last places from some request."""
+    kept: int
+    """The pages of its last places. 0: it keeps none."""
+
+    def grew_from(self, before: "Room") -> bool:
+        """Whether a request may fit that did not before."""
+        if (
+            self.whole > before.whole
+            or self.beside > before.beside
+            or self.whole - self.kept > before.whole - before.kept
+        ):
+            return True
+        return self.kept > before.kept and self.beside == self.whole  # fewer leave the last places, and may have all
 
 
 Line = list[tuple[int, int, Runner]]
@@ -31,8 +41,11 @@ class Rooms:
 
     def __init__(self, one_in: int) -> None:
         self._one_in = one_in
-        self._changed: dict[Runner, None] = {}
-        """At these nobody has looked since."""
+        self._changed: dict[Runner, bool] = {}
+        """At these nobody has looked since. Whether requests are tried there again in any case."""
+        self._grown: dict[Runner, None] = {}
+        """Those with more room than before, where requests would not be tried again. A placement, too, changes how much
+        a runner keeps."""
         self._found: dict[Runner, tuple[int, Room]] = {}
         """Those that have room, each with its number."""
         self._numbers = count()
@@ -54,7 +67,18 @@ class Rooms:
 
     def changed(self, runner: Runner) -> None:
         """It may have more room now, or keep less."""
-        self._changed[runner] = None
+        self._changed.setdefault(runner, False)
+
+    def freed(self, runner: Runner) -> None:
+        """The same, and requests are tried there again."""
+        self._changed[runner] = True
+
+    @property
+    def grown(self) -> dict[Runner, None]:
+        """Runners where requests may fit now that were tried before. Who tries them again clears it."""
+        if self._changed:
+            self._look()
+        return self._grown
 
     def of(self, runners: Collection[Runner]) -> dict[Runner, Room]:
         """Of these, those that have room."""
@@ -75,7 +99,7 @@ class Rooms:
 
     def _look(self) -> None:
         found, one_in = self._found, self._one_in
-        for runner in self._changed:
+        for runner, tried_again in self._changed.items():
             before, room = found.get(runner), _room(runner, one_in)
             if before is None and room is None:
                 continue
@@ -86,13 +110,15 @@ class Rooms:
                 if room == known:
                     continue
                 del found[runner]
-                self._keeping -= known.keeps
+                self._keeping -= known.kept > 0
                 del whole[bisect_left(whole, (known.whole, number))]
                 del beside[bisect_left(beside, (known.beside, number))]
             if room is not None:
+                if not tried_again and (before is None or room.grew_from(before[1])):
+                    self._grown[runner] = None
                 number = next(self._numbers)
                 found[runner] = number, room
-                self._keeping += room.keeps
+                self._keeping += room.kept > 0
                 insort(whole, (room.whole, number, runner))
                 insort(beside, (room.beside, number, runner))
         self._changed.clear()
@@ -114,6 +140,6 @@ def _room(runner: Runner, one_in: int) -> Room | None:
     free = runner.ledger.free
     places, kept = kept_on(runner, one_in)
     if not places:
-        return Room(free, free, keeps=False)
+        return Room(free, free, 0)
     full = len(runner.entries) + places >= runner.max_sequences
-    return Room(free, 0 if full else pages_beside(runner, free, kept), keeps=True)
+    return Room(free, 0 if full else pages_beside(runner, free, kept), kept)
