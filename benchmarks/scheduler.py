@@ -47,7 +47,7 @@ from motet_scheduler.policy.scheduler import Scheduler
 from motet_scheduler.policy.values import SchedulerConfig
 
 RUNNER_COUNTS = (3, 16)
-TARGET_US, TARGET_P99_US = 100, 1_000
+TARGET_US, TARGET_P99_US = 80, 400
 CONFIG = SchedulerConfig(queue_limit=2 * QUEUED)
 LIMITED, LIMITED_RUNNERS, REPORT_ROUNDS, TARGET_REPORT_US = 32, 60, 10, 500
 

@@ -6,7 +6,8 @@ request has a connection of its own and streams. The engine alone runs in this p
 same prompts, and its first tokens must be those that were streamed. Then both get new prompts each time.
 
 `vs_fcfs_live` is how much longer the largest number of distinct requests takes the product if it serves them as a batch
-of one adapter does: one after the other, as no two have the same adapter.
+of one adapter does, which is filled in the order in which they come: one after the other, as none has the adapter of
+the one before it. Where there are fewer adapters than requests (`--adapters`), they take turns.
 
 For each process of the product it also prints the CPU time per 1,000 tokens. It does not use a GPU.
 
