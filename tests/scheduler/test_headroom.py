@@ -56,6 +56,41 @@ def test_so_are_the_pages_of_a_request_of_mean_size():
     assert driver.where("a at once") == "r0"
 
 
+def group(runners: int) -> SchedulerDriver:
+    """As `flooded`, but for the number of runners."""
+    driver = ready()
+    for n in range(runners):
+        driver.attach(f"r{n}", pages=1000, max_sequences=32)
+    driver.enqueue("a runs", tenant="a", prompt=1, max_tokens=1)
+    for n in range(40 * runners):
+        driver.enqueue(f"b{n}", tenant="b")
+    assert placed(driver) == 31 * runners
+    return driver
+
+
+def finish_on(driver: SchedulerDriver, instance: str) -> list[str]:
+    """One of `b`. Returns where others are placed."""
+    requests = driver.scheduler.requests.values()
+    driver.finish(next(one.id for one in requests if one.tenant == "b" and driver.where(one.id) == instance))
+    return [one.instance for one in driver.of(effects.SendPlaced)]
+
+
+def test_another_runner_makes_up_for_a_last_place_in_use():
+    driver = group(2)
+    driver.enqueue("a too", tenant="a", prompt=1, max_tokens=1)
+    lacks = driver.where("a too")
+    other = "r1" if lacks == "r0" else "r0"
+    assert finish_on(driver, other) == []
+    assert finish_on(driver, lacks) == [other], "it has its last place again, and the other one has two"
+
+
+def test_in_a_large_group_those_of_other_runners_are_enough():
+    driver = group(5)
+    driver.enqueue("a too", tenant="a", prompt=1, max_tokens=1)
+    other = next(name for name in ("r0", "r1") if name != driver.where("a too"))
+    assert finish_on(driver, other) == [other]
+
+
 def test_one_tenant_alone_has_all_places():
     driver = flooded()
     driver.finish("a runs")

@@ -441,7 +441,7 @@ def test_a_decision_asks_few_of_many_runners(monkeypatch):
     driver = ready(headroom_one_in=4)
     for n in range(50):
         driver.attach(f"r{n:02}", pages=40, max_sequences=8)
-    for n in range(500):
+    for n in range(600):  # so that those who were given least always wait
         driver.enqueue(f"q{n:03}", tenant=f"t{n % 50:02}", prompt=16, max_tokens=16 + 16 * (n % 2))
     asked = []
 

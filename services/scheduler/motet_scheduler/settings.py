@@ -49,7 +49,8 @@ class Settings(BaseSettings):
 
     headroom_one_in: int = Field(32, ge=0)
     """Each runner keeps one place in this number, and the pages of a request, for tenants that were given less than the
-    others that wait or run. So their requests need not wait until others end. 0: none."""
+    others that wait or run. So their requests need not wait until others end. While such places are in use and no more
+    than three are free in the group, the next ones that come free on other runners are kept instead. 0: none."""
 
     settle_seconds: float = Field(0.5, ge=0)
     """How long the scheduler waits after its start for the runners that were there before, so that it places nothing on

@@ -16,7 +16,6 @@ from typing import Protocol
 from motet.domain import BASE
 from motet_runner.interface import State
 from motet_runner.loaded_runner import LoadedRunner
-from motet_scheduler.policy.headroom import kept_on
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.runners import Runner
@@ -80,7 +79,7 @@ def _fits(scheduler: Scheduler, runners: Mapping[str, Parts], now: float) -> Ite
             if isinstance(found, Chosen):
                 yield (request.id, request.epoch, "", BY_COPY), found.runner.instance
             for known in able:
-                if known in reserved or kept_on(known, kept.on(known))[0] or not _takes_work(known, request, now):
+                if known in reserved or kept.any_on(known) or not _takes_work(known, request, now):
                     continue  # it keeps its last places for others
                 parts = runners.get(known.instance)
                 if parts is not None and _has_room(parts, known, request, scheduler, now):

@@ -1,7 +1,10 @@
 """The last places of each runner are for a tenant that was given less than the others, so that it need not wait for the
 end of what they run.
 
-One place in `one_in` of a runner, by its batch or by its pages, and the pages of as many requests of mean size.
+One place in `one_in` of a runner, by its batch or by its pages, and the pages of as many requests of mean size. While
+those for whom they are have some of them and few are left in the group (`rooms.HELD`), other runners keep what comes
+free in their place: so the next one of such a tenant mostly finds room, whichever runner's requests end first.
+
 They are for the tenants with the lowest counter of the most urgent class in which a request waits or runs, and for a
 class that is late to get its floor (`class_turns.py`). With one tenant alone, and on an empty runner, nothing is kept.
 """
@@ -34,16 +37,6 @@ def kept_on(runner: Runner, one_in: int) -> Kept:
     return places, places * pages
 
 
-def leaves_headroom(runner: Runner, pages: int, digest: Digest, one_in: int) -> bool:
-    """Whether a request of `pages` leaves what the runner keeps."""
-    places, kept = kept_on(runner, one_in)
-    if not places:
-        return True
-    if runner.sequences + places >= runner.max_sequences:
-        return False
-    return pages + kept <= runner.free_for(digest) or pages + kept > runner.ledger.limit
-
-
 def pages_beside(runner: Runner, free: int, kept: int) -> int:
     """The most pages that a request may need there, where `kept` of the `free` pages are kept. One so large that it
     never leaves them may have all."""
@@ -55,14 +48,30 @@ class KeptFrom(NamedTuple):
 
     one_in: int
     """One place in this number. 0: none."""
-    own: Runner | None
+    own: Runner | None = None
     """The one that is reserved for it, which keeps nothing."""
+    lacking: bool = False
+    """Whether the group lacks last places: then all room is kept, but for a request so large that it never leaves
+    them."""
 
-    def on(self, runner: Runner) -> int:
-        return 0 if runner is self.own else self.one_in
+    def any_on(self, runner: Runner) -> bool:
+        if runner is self.own or not self.one_in:
+            return False
+        return self.lacking or kept_on(runner, self.one_in) != NOTHING
+
+    def allows(self, runner: Runner, pages: int, digest: Digest) -> bool:
+        """Whether a request of `pages` leaves what the runner keeps."""
+        if runner is self.own or not self.one_in:
+            return True
+        places, kept = kept_on(runner, self.one_in)
+        if places and runner.sequences + places >= runner.max_sequences:
+            return False
+        if places and pages + kept > runner.ledger.limit:
+            return True
+        return not self.lacking and pages + kept <= runner.free_for(digest)
 
 
-NOTHING_KEPT = KeptFrom(0, None)
+NOTHING_KEPT = KeptFrom(0)
 
 
 class Standing(NamedTuple):

@@ -207,8 +207,8 @@ class Queue:
             return NOTHING_KEPT
         for runner, reserved_for in self.reserved.items():
             if reserved_for is request:
-                return KeptFrom(one_in, runner)
-        return KeptFrom(one_in, None)
+                return KeptFrom(one_in, runner, self.rooms.lacking)
+        return KeptFrom(one_in, None, self.rooms.lacking)
 
     def scanned(self) -> None:
         """All that may fit were tried on the runners that have room."""
@@ -370,13 +370,15 @@ class Queue:
         found: list[Head] = []
         sources = 0
         if class_queue.waiting and (rooms or self._behind):
-            highest = self.headroom.standing().highest(request_class)
+            highest, lacking = self.headroom.standing().highest(request_class), self.rooms.lacking
             if highest is not None and (self._behind or highest < inf):
                 first = class_queue.first_for(highest, config.tenants_examined)
-                found += [head for head in first if self._behind or _may_have_last_place(head[3], rooms)]
+                found += [
+                    head for head in first if self._behind or _may_have_last_place(head[3], rooms, lacking=lacking)
+                ]
                 sources += bool(found)
             for runner, room in rooms.items():
-                free = room.whole if highest == inf else room.beside
+                free = room.whole if highest == inf else room.beside_where(lacking=lacking)
                 if free > 0 and (fit := class_queue.that_fit(runner, free, config.tenants_examined)):
                     found += fit
                     sources += 1
@@ -430,10 +432,10 @@ class Queue:
             yield from class_queue.overdue_alike(runners_of, most)
 
 
-def _may_have_last_place(request: Request, rooms: Mapping[Runner, Room]) -> bool:
-    """On one of the runners for which it waits."""
+def _may_have_last_place(request: Request, rooms: Mapping[Runner, Room], *, lacking: bool) -> bool:
+    """On one of the runners for which it waits. `lacking`: the group lacks some, so all of them keep their room."""
     for runner, room in rooms.items():
-        if room.kept and request.pages_on(id(runner.capacity)) <= room.whole:
+        if (room.kept or lacking) and request.pages_on(id(runner.capacity)) <= room.whole:
             waits_for = request.waits_for
             if waits_for in {"", runner.base.digest} or waits_for in runner.adapters:
                 return True

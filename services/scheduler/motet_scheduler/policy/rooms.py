@@ -21,6 +21,10 @@ class Room(NamedTuple):
     kept: int
     """The pages of its last places. 0: it keeps none."""
 
+    def beside_where(self, *, lacking: bool) -> int:
+        """`lacking`: the group lacks last places, so only one so large that it never leaves them may have some."""
+        return self.beside if not lacking or (self.kept and self.beside == self.whole) else 0
+
     def grew_from(self, before: "Room") -> bool:
         """Whether a request may fit that did not before."""
         if (
@@ -31,6 +35,22 @@ class Room(NamedTuple):
             return True
         return self.kept > before.kept and self.beside == self.whole  # fewer leave the last places, and may have all
 
+
+class Places(NamedTuple):
+    """Of a runner, each for a request of the mean size of those that it has."""
+
+    free: int
+    kept: int
+
+
+NONE = Places(0, 0)
+
+HELD = 3
+"""While a runner lacks last places, the others make up for it as long as no more places than these are free in the
+group: who needs one needs it on any runner."""
+
+MAX_WOKEN = 16
+"""Of one capacity: on so many runners others are tried again once the group lacks none. Reports do that on the rest."""
 
 Line = list[tuple[int, int, Runner]]
 """Pages, a number that tells equal ones apart, and the runner. In order."""
@@ -52,6 +72,10 @@ class Rooms:
         self._by_whole: defaultdict[CapacityId, Line] = defaultdict(list)
         self._by_beside: defaultdict[CapacityId, Line] = defaultdict(list)
         self._keeping = 0
+        self._places: dict[Runner, Places] = {}
+        self._free = self._kept = self._lack = 0
+        """The sums of these, and how many runners have fewer than they keep."""
+        self._lacking = False
 
     def __iter__(self) -> Iterator[Runner]:
         """Those that have room."""
@@ -60,10 +84,17 @@ class Rooms:
 
     @property
     def any_keeps(self) -> bool:
-        """Whether a runner keeps last places."""
+        """Whether a runner with room keeps some of it."""
         if self._changed:
             self._look()
-        return self._keeping > 0
+        return self._keeping > 0 or (self._lacking and bool(self._found))
+
+    @property
+    def lacking(self) -> bool:
+        """Whether the group lacks last places, so that all room is kept for those for whom they are."""
+        if self._changed:
+            self._look()
+        return self._lacking
 
     def changed(self, runner: Runner) -> None:
         """It may have more room now, or keep less."""
@@ -100,7 +131,9 @@ class Rooms:
     def _look(self) -> None:
         found, one_in = self._found, self._one_in
         for runner, tried_again in self._changed.items():
-            before, room = found.get(runner), _room(runner, one_in)
+            before, (room, places) = found.get(runner), _room(runner, one_in)
+            if places != self._places.get(runner, NONE):
+                self._note_places(runner, places)
             if before is None and room is None:
                 continue
             capacity = id(runner.capacity)
@@ -122,11 +155,27 @@ class Rooms:
                 insort(whole, (room.whole, number, runner))
                 insort(beside, (room.beside, number, runner))
         self._changed.clear()
+        before, self._lacking = self._lacking, self._lack > 0 and self._free <= min(self._kept, HELD)
+        if before and not self._lacking:
+            for line in self._by_beside.values():
+                self._grown.update((runner, None) for pages, _, runner in line[-MAX_WOKEN:] if pages > 0)
+
+    def _note_places(self, runner: Runner, places: "Places") -> None:
+        before = self._places.pop(runner, NONE)
+        if places != NONE:
+            self._places[runner] = places
+        self._free += places.free - before.free
+        self._kept += places.kept - before.kept
+        self._lack += (places.free < places.kept) - (before.free < before.kept)
 
     def check(self, runners: Collection[Runner]) -> None:
         """Raises AssertionError if a runner has more room than was found, and nobody was told that it has changed."""
         for runner in runners:
-            if runner in self._changed or (room := _room(runner, self._one_in)) is None:
+            room, places = _room(runner, self._one_in)
+            if runner in self._changed:
+                continue
+            assert places == self._places.get(runner, NONE), f"{runner.instance} has other places, and nobody was told"
+            if room is None:
                 continue
             assert runner in self._found, f"{runner.instance} has room, and nobody was told"
             _, found = self._found[runner]
@@ -134,12 +183,17 @@ class Rooms:
             assert room.beside <= found.beside, f"{runner.instance} has room for {room}, and {found} is known"
 
 
-def _room(runner: Runner, one_in: int) -> Room | None:
-    if not runner.has_capacity:
-        return None
-    free = runner.ledger.free
+def _room(runner: Runner, one_in: int) -> tuple[Room | None, Places]:
+    """The room is None if it has none."""
+    if runner.parked or not runner.takes_work:
+        return None, NONE
+    free, sequences = runner.ledger.free, len(runner.entries)
     places, kept = kept_on(runner, one_in)
+    left = runner.max_sequences - sequences
+    if free <= 0 or left <= 0:
+        return None, Places(0, places)
+    mean = kept // places if places else runner.ledger.total // (sequences or 1)
+    by_both = Places(min(left, free // (mean or 1)), places)
     if not places:
-        return Room(free, free, 0)
-    full = len(runner.entries) + places >= runner.max_sequences
-    return Room(free, 0 if full else pages_beside(runner, free, kept), kept)
+        return Room(free, free, 0), by_both
+    return Room(free, 0 if left <= places else pages_beside(runner, free, kept), kept), by_both

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from motet.runner_info import Tier
 from motet.value import value
-from motet_scheduler.policy.headroom import NOTHING_KEPT, KeptFrom, leaves_headroom
+from motet_scheduler.policy.headroom import NOTHING_KEPT, KeptFrom
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.values import Promise, SchedulerConfig
@@ -73,10 +73,9 @@ def choose(
         # The first comparison is the fast one, for the many that wait; what most of the others lack comes next.
         if pages > runner.ledger.free or runner in reserved:
             continue
-        one_in = kept.on(runner)
-        if one_in and not leaves_headroom(runner, pages, request.digest, one_in):
+        if kept.one_in and not kept.allows(runner, pages, request.digest):
             continue
-        if _obstacle(request, runner, pages, now, 0):
+        if _obstacle(request, runner, pages, now, NOTHING_KEPT):
             continue
         fits.append(Chosen(runner, need.promise))
     if not fits:
@@ -161,7 +160,7 @@ def obstacle_on(
     need = request.requirement_on(runner.capacity, config, runner.adapter_pages(request.digest))
     if need.never:
         return Obstacle(need.never)
-    kind = RESERVED if runner in reserved else _obstacle(request, runner, need.room, now, kept.on(runner))
+    kind = RESERVED if runner in reserved else _obstacle(request, runner, need.room, now, kept)
     if kind is _TOO_FEW_PAGES:
         return Obstacle(kind, need.room, max(0, runner.free_for(request.digest)))
     return Obstacle(kind or OTHERS_FIRST)
@@ -221,7 +220,7 @@ _KEPT = "the last places are kept for tenants that were given less"
 _BY_USEFULNESS = (OTHERS_FIRST, _DECLINED, _PARKED, _SLOTS, _FULL, _KEPT, RESERVED, _DRAINING, _DOWN, NO_RUNNER)
 
 
-def _obstacle(request: Request, runner: Runner, pages: int, now: float, kept: int) -> str:
+def _obstacle(request: Request, runner: Runner, pages: int, now: float, kept: KeptFrom) -> str:
     if not runner.takes_work:
         if runner.drain is None:
             return _DOWN
@@ -236,6 +235,6 @@ def _obstacle(request: Request, runner: Runner, pages: int, now: float, kept: in
         return _TOO_FEW_PAGES
     if request.avoids(runner.instance, now):
         return _DECLINED
-    if kept and not leaves_headroom(runner, pages, request.digest, kept):
+    if not kept.allows(runner, pages, request.digest):
         return _KEPT
     return ""
