@@ -26,7 +26,11 @@ class ClassTurns:
 
     def late(self) -> tuple[RequestClass, ...]:
         """Those of them that have missed their turn: another request was placed instead."""
-        return tuple(one for one, owed in self._owed.items() if owed >= DUE + self._floors[one])
+        late: tuple[RequestClass, ...] = ()
+        for one, owed in self._owed.items():  # no comprehension: it is asked with each placement
+            if owed >= DUE + self._floors[one]:
+                late += (one,)
+        return late
 
     def placed(self, request_class: RequestClass, waiting: Collection[RequestClass]) -> None:
         """A request of this class was placed, and of these some still wait."""

@@ -378,7 +378,7 @@ class Queue:
                 ]
                 sources += bool(found)
             for runner, room in rooms.items():
-                free = room.whole if highest == inf else room.beside_where(lacking=lacking)
+                free = room.whole if highest == inf else room.for_large if lacking else room.beside
                 if free > 0 and (fit := class_queue.that_fit(runner, free, config.tenants_examined)):
                     found += fit
                     sources += 1

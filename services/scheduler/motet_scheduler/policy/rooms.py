@@ -21,9 +21,10 @@ class Room(NamedTuple):
     kept: int
     """The pages of its last places. 0: it keeps none."""
 
-    def beside_where(self, *, lacking: bool) -> int:
-        """`lacking`: the group lacks last places, so only one so large that it never leaves them may have some."""
-        return self.beside if not lacking or (self.kept and self.beside == self.whole) else 0
+    @property
+    def for_large(self) -> int:
+        """The same where the group lacks last places: only one so large that it never leaves them may have some."""
+        return self.beside if self.kept and self.beside == self.whole else 0
 
     def grew_from(self, before: "Room") -> bool:
         """Whether a request may fit that did not before."""
@@ -36,14 +37,10 @@ class Room(NamedTuple):
         return self.kept > before.kept and self.beside == self.whole  # fewer leave the last places, and may have all
 
 
-class Places(NamedTuple):
-    """Of a runner, each for a request of the mean size of those that it has."""
+Places = tuple[int, int]
+"""Those that are free on a runner, and those that it keeps. Each is for a request of the mean size of those there."""
 
-    free: int
-    kept: int
-
-
-NONE = Places(0, 0)
+NONE = (0, 0)
 
 HELD = 3
 """While a runner lacks last places, the others make up for it as long as no more places than these are free in the
@@ -155,18 +152,18 @@ class Rooms:
                 insort(whole, (room.whole, number, runner))
                 insort(beside, (room.beside, number, runner))
         self._changed.clear()
-        before, self._lacking = self._lacking, self._lack > 0 and self._free <= min(self._kept, HELD)
-        if before and not self._lacking:
+        lacked, self._lacking = self._lacking, self._lack > 0 and self._free <= min(self._kept, HELD)
+        if lacked and not self._lacking:
             for line in self._by_beside.values():
                 self._grown.update((runner, None) for pages, _, runner in line[-MAX_WOKEN:] if pages > 0)
 
-    def _note_places(self, runner: Runner, places: "Places") -> None:
+    def _note_places(self, runner: Runner, places: Places) -> None:
         before = self._places.pop(runner, NONE)
         if places != NONE:
             self._places[runner] = places
-        self._free += places.free - before.free
-        self._kept += places.kept - before.kept
-        self._lack += (places.free < places.kept) - (before.free < before.kept)
+        self._free += places[0] - before[0]
+        self._kept += places[1] - before[1]
+        self._lack += (places[0] < places[1]) - (before[0] < before[1])
 
     def check(self, runners: Collection[Runner]) -> None:
         """Raises AssertionError if a runner has more room than was found, and nobody was told that it has changed."""
@@ -191,9 +188,7 @@ def _room(runner: Runner, one_in: int) -> tuple[Room | None, Places]:
     places, kept = kept_on(runner, one_in)
     left = runner.max_sequences - sequences
     if free <= 0 or left <= 0:
-        return None, Places(0, places)
+        return None, (0, places)
     mean = kept // places if places else runner.ledger.total // (sequences or 1)
-    by_both = Places(min(left, free // (mean or 1)), places)
-    if not places:
-        return Room(free, free, 0), by_both
-    return Room(free, 0 if left <= places else pages_beside(runner, free, kept), kept), by_both
+    room = Room(free, 0 if left <= places else pages_beside(runner, free, kept), kept)
+    return room, (min(left, free // (mean or 1)), places)
