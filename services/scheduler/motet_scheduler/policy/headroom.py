@@ -137,8 +137,10 @@ class Headroom:
 
     def kept_from(self, request: Request) -> int:
         """One place in how many a runner keeps from this request. 0: none."""
-        highest = self.standing().highest(request.request_class)
-        return 0 if highest is not None and order_of(request)[0] <= highest else self._one_in
+        standing, lowest, late = self.standing()  # `highest`, but this is asked for each request that is tried
+        if standing is None or request.request_class in late:
+            return 0
+        return 0 if request.request_class is standing and order_of(request)[0] <= lowest else self._one_in
 
     @property
     def moved(self) -> bool:

@@ -166,7 +166,7 @@ class Queue:
         """Whether a request may fit now that did not before, or a runner must be reserved for another one."""
         if self.freed or self.untried or not self.overdue_are_considered:
             return True
-        return self.last_places_moved or bool(self.rooms.grown)
+        return self._size > 0 and (self.last_places_moved or bool(self.rooms.grown))
 
     @property
     def last_places_moved(self) -> bool:
@@ -207,13 +207,13 @@ class Queue:
             return NOTHING_KEPT
         for runner, reserved_for in self.reserved.items():
             if reserved_for is request:
-                return KeptFrom(one_in, runner, self.rooms.lacking)
-        return KeptFrom(one_in, None, self.rooms.lacking)
+                return KeptFrom(one_in, runner, self.rooms.lacks())
+        return KeptFrom(one_in, None, self.rooms.lacks())
 
     def scanned(self) -> None:
         """All that may fit were tried on the runners that have room."""
         self.freed.clear()
-        self.rooms.grown.clear()
+        self.rooms.tried_again()
         self._behind = False
 
     def try_again(self, requests: Collection[Request]) -> None:
@@ -327,7 +327,7 @@ class Queue:
             self.look_at_headroom()
             if self.rooms.grown:
                 self.freed.update(self.rooms.grown)
-                self.rooms.grown.clear()
+                self.rooms.tried_again()
             self._with_room = self.rooms.of(self.freed)
         found = self._with_room
         if not (found and self.reserved):

@@ -72,7 +72,9 @@ class Rooms:
         self._places: dict[Runner, Places] = {}
         self._free = self._kept = self._lack = 0
         """The sums of these, and how many runners have fewer than they keep."""
-        self._lacking = False
+        self.lacking = False
+        """Whether the group lacked last places when it was last looked: then all room is kept for those for whom they
+        are."""
 
     def __iter__(self) -> Iterator[Runner]:
         """Those that have room."""
@@ -84,14 +86,13 @@ class Rooms:
         """Whether a runner with room keeps some of it."""
         if self._changed:
             self._look()
-        return self._keeping > 0 or (self._lacking and bool(self._found))
+        return self._keeping > 0 or (self.lacking and bool(self._found))
 
-    @property
-    def lacking(self) -> bool:
-        """Whether the group lacks last places, so that all room is kept for those for whom they are."""
+    def lacks(self) -> bool:
+        """`lacking`, and it is looked now."""
         if self._changed:
             self._look()
-        return self._lacking
+        return self.lacking
 
     def changed(self, runner: Runner) -> None:
         """It may have more room now, or keep less."""
@@ -103,10 +104,14 @@ class Rooms:
 
     @property
     def grown(self) -> dict[Runner, None]:
-        """Runners where requests may fit now that were tried before. Who tries them again clears it."""
+        """Runners where requests may fit now that were tried before, until they are tried again."""
         if self._changed:
             self._look()
         return self._grown
+
+    def tried_again(self) -> None:
+        """On those that have `grown`."""
+        self._grown.clear()
 
     def of(self, runners: Collection[Runner]) -> dict[Runner, Room]:
         """Of these, those that have room."""
@@ -152,8 +157,8 @@ class Rooms:
                 insort(whole, (room.whole, number, runner))
                 insort(beside, (room.beside, number, runner))
         self._changed.clear()
-        lacked, self._lacking = self._lacking, self._lack > 0 and self._free <= min(self._kept, HELD)
-        if lacked and not self._lacking:
+        lacked, self.lacking = self.lacking, self._lack > 0 and self._free <= self._kept and self._free <= HELD
+        if lacked and not self.lacking:
             for line in self._by_beside.values():
                 self._grown.update((runner, None) for pages, _, runner in line[-MAX_WOKEN:] if pages > 0)
 
@@ -189,6 +194,6 @@ def _room(runner: Runner, one_in: int) -> tuple[Room | None, Places]:
     left = runner.max_sequences - sequences
     if free <= 0 or left <= 0:
         return None, (0, places)
-    mean = kept // places if places else runner.ledger.total // (sequences or 1)
+    mean = kept // places if places else runner.ledger.total // (sequences or 1) or 1
     room = Room(free, 0 if left <= places else pages_beside(runner, free, kept), kept)
-    return room, (min(left, free // (mean or 1)), places)
+    return room, (left if left * mean <= free else free // mean, places)
