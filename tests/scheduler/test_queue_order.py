@@ -177,6 +177,11 @@ SIZES = st.tuples(
 
 
 INTERACTIVE, STANDARD, BATCH = RequestClass
+RUNNER_STEPS = st.one_of(
+    st.tuples(st.just("overcommit"), st.sampled_from((0.8, 1.0, 1.3))),
+    st.tuples(st.just("detach"), st.sampled_from(INSTANCES)),
+    st.tuples(st.just("attach"), st.sampled_from(INSTANCES)),
+)
 SMALL_BESIDE_LARGE = [
     *(("ask", "b", BASE, INTERACTIVE, 64), ("ask", "c", BASE, BATCH, 200), ("ask", "c", BASE, INTERACTIVE, 16)),
     *(("ask", "b", BASE, INTERACTIVE, 64), ("ask", "a", BASE, BATCH, 32)),
@@ -185,20 +190,41 @@ SMALL_BESIDE_LARGE = [
 
 
 @settings(max_examples=200, deadline=None)
-@example(steps=SMALL_BESIDE_LARGE, pages=(30, 30), headroom=2, max_sequences=6)
+@example(steps=SMALL_BESIDE_LARGE, pages=(30, 30), headroom=2, max_sequences=6, examined=MANY, slots=8, rank_bytes=0)
 @given(
-    steps=st.lists(st.one_of(*(3 * [SIZES]), *(2 * [FINISH]), STEPS), min_size=40, max_size=80),
+    steps=st.lists(st.one_of(*(3 * [SIZES]), *(2 * [FINISH]), STEPS, RUNNER_STEPS), min_size=40, max_size=80),
     pages=st.sampled_from(((16, 12), (40, 8), (30, 30))),
     headroom=st.sampled_from((2, 3)),
     max_sequences=st.sampled_from((4, 6)),
+    examined=st.sampled_from((2, MANY)),
+    slots=st.sampled_from((1, 8)),
+    rank_bytes=st.sampled_from((0, 1)),
 )
-def test_who_waits_fits_nowhere(*, steps, pages, headroom, max_sequences):
-    """Where runners keep last places for some, too."""
-    driver = ready(headroom_one_in=headroom, standard_floor=0.3, batch_floor=0.2, max_passed_over=MAX_PASSED_OVER)
+def test_who_waits_fits_nowhere(*, steps, pages, headroom, max_sequences, examined, slots, rank_bytes):
+    """Where runners keep last places for some, too, and however few are looked at."""
+    floors = {"standard_floor": 0.3, "batch_floor": 0.2}
+    how = {"max_passed_over": MAX_PASSED_OVER, "tenants_examined": examined, "avoid_after_decline": 0.5}
+    driver = ready(headroom_one_in=headroom, **floors, **how)
+    how = {"max_sequences": max_sequences, "adapter_slots": slots, "adapter_rank_bytes": rank_bytes, "page_bytes": 4}
     for name, most in zip(INSTANCES[:2], pages, strict=True):
-        driver.attach(name, pages=most, max_sequences=max_sequences)
+        driver.attach(name, pages=most, **how)
+    driver.state(adapter("pirate"), adapter("poet"))
+    for order in list(driver.orders):
+        driver.certify(order[1].name, {"pirate": PIRATE, "poet": POET}[order[1].name], instance=order[0])
     for number, step in enumerate(steps):
-        take(driver, number, step)
+        match step:
+            case ("overcommit", factor):
+                driver.send(events.OvercommitSet("default/demo", factor))
+            case ("detach", name) if (runner := driver.scheduler.runners.get(name)) is not None:
+                driver.detach(name, runner.identity.incarnation)
+            case ("attach", name):
+                driver.attach(name, incarnation=f"after {number}", pages=30, **how)
+            case ("report", name) if (runner := driver.scheduler.runners.get(name)) is not None and runner.attached:
+                driver.report(name, incarnation=runner.identity.incarnation)
+            case ("report" | "detach", _):
+                pass  # of one that is away
+            case _:
+                take(driver, number, step)
         while driver.scheduler.more_to_try:
             driver.send(events.TryMore())
         assert list(who_fits(driver)) == [], f"step {number}: {step}"

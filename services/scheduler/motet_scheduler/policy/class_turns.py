@@ -19,6 +19,8 @@ class ClassTurns:
         self._owed = dict.fromkeys(floors, 0.0)
         """Placements that each class has not had, up to one and that during which it was late: what it could not use is
         not saved up."""
+        self.came = False
+        """Whether a class has become early or late since this was last set to False."""
 
     def early(self) -> list[RequestClass]:
         """The classes whose turn it is before that of more urgent ones."""
@@ -38,6 +40,13 @@ class ClassTurns:
             if one is request_class:
                 self._owed[one] = max(0.0, self._owed[one] + floor - 1)
             elif one in waiting:
-                self._owed[one] = min(1.0 + floor, self._owed[one] + floor)
+                before = self._owed[one]
+                owed = self._owed[one] = min(1.0 + floor, before + floor)
+                self.came |= before < DUE <= owed or before < DUE + floor <= owed
             else:
                 self._owed[one] = 0.0
+
+    def left(self, request_class: RequestClass) -> None:
+        """None of this class waits any more, as the last one has left without a place."""
+        if request_class in self._owed:
+            self._owed[request_class] = 0.0

@@ -54,11 +54,6 @@ class KeptFrom(NamedTuple):
     """Whether the group lacks last places: then all room is kept, but for a request so large that it never leaves
     them."""
 
-    def any_on(self, runner: Runner) -> bool:
-        if runner is self.own or not self.one_in:
-            return False
-        return self.lacking or kept_on(runner, self.one_in) != NOTHING
-
     def allows(self, runner: Runner, pages: int, digest: Digest) -> bool:
         """Whether a request of `pages` leaves what the runner keeps."""
         if runner is self.own or not self.one_in:
@@ -86,9 +81,13 @@ class Standing(NamedTuple):
 
     def highest(self, request_class: RequestClass) -> float | None:
         """The highest counter of those of this class who may have them. None: nobody of it may."""
-        if self.request_class is None or request_class in self.late:
+        if self.is_open_to(request_class):
             return inf
         return self.lowest if request_class is self.request_class else None
+
+    def is_open_to(self, request_class: RequestClass) -> bool:
+        """Whether all of this class may have them."""
+        return self.request_class is None or request_class in self.late
 
 
 EVERYBODY = Standing(None)
@@ -142,13 +141,28 @@ class Headroom:
             return 0
         return 0 if request.request_class is standing and order_of(request)[0] <= lowest else self._one_in
 
+    def is_for_lowest(self, request: Request) -> bool:
+        """Whether it may have the last places as its tenant was given least."""
+        standing = self.standing()
+        if standing.is_open_to(request.request_class):
+            return False
+        return request.request_class is standing.request_class and order_of(request)[0] <= standing.lowest
+
     @property
     def moved(self) -> bool:
         """Whether the last places are for others than when it was last looked."""
         return self.standing() != self._stood
 
+    @property
+    def opened(self) -> list[RequestClass]:
+        """The classes of which all may have the last places now, and not when it was last looked."""
+        standing, stood = self.standing(), self._stood
+        if stood.request_class is None or (standing.request_class is not None and standing.late == stood.late):  # mostly
+            return []
+        return [one for one in self._shares if standing.is_open_to(one) and not stood.is_open_to(one)]
+
     def look(self) -> bool:
-        """The same, and it is looked now."""
+        """Whether they `moved`, and it is looked now."""
         standing = self.standing()
         moved, self._stood = standing != self._stood, standing
         return moved

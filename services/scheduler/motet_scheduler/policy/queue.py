@@ -174,12 +174,10 @@ class Queue:
         if not ((self._behind or self.headroom.moved) and self.rooms.any_keeps):
             return False
         standing = self.headroom.standing()
-        return any(
-            head[0] <= highest
-            for request_class, class_queue in self.class_queues.items()
-            if class_queue.size and (highest := standing.highest(request_class)) is not None
-            for head in class_queue.firsts()
-        )
+        if any(self.class_queues[one].size for one in self.headroom.opened):
+            return True
+        one = standing.request_class
+        return one is not None and any(head[0] <= standing.lowest for head in self.class_queues[one].firsts())
 
     @property
     def overdue_are_considered(self) -> bool:
@@ -274,19 +272,20 @@ class Queue:
         """
         self.look_at_headroom()
         self._with_room = None
+        self._turns.came = False
         for request_class in self._turns.early():
             self.early = request_class
             for outcome in self.try_class(request_class, config, place):
                 self._with_room = None
                 yield outcome
-                if outcome is Outcome.PLACED:
+                if request_class not in self._turns.early():
                     break
         self.early = None
         for request_class, class_queue in self.class_queues.items():
             for outcome in self.try_class(request_class, config, place):
                 self._with_room = None
                 yield outcome
-                if self._others_may_fit(request_class):
+                if self._turns.came or self._others_may_fit(request_class):
                     yield from self.try_in_order(config, place)
                     return
             if class_queue.untried_heads.of:
@@ -307,7 +306,7 @@ class Queue:
             for head in self._to_try(request_class, rooms, last, config, untried):
                 request = head[3]
                 first = request.waits_for is None
-                anywhere = first or (self._behind and self.headroom.kept_from(request) == 0)
+                anywhere = first or (self._behind and self.headroom.is_for_lowest(request))
                 outcome = place(request, [] if anywhere else [*rooms])
                 if outcome is None:
                     untried -= first
@@ -351,9 +350,10 @@ class Queue:
 
     def look_at_headroom(self) -> None:
         """Whether the last places are for others now than at the last scan."""
+        opened = self.headroom.opened
         if self.headroom.look() and self.rooms.any_keeps:
             self._behind = True
-            if self.headroom.standing().request_class is None:  # nothing is kept any more
+            if opened:  # however many they are: those that fit are found by what they need
                 self.freed.update(dict.fromkeys(self.rooms))
 
     def _to_try(
@@ -371,7 +371,7 @@ class Queue:
         sources = 0
         if class_queue.waiting and (rooms or self._behind):
             highest, lacking = self.headroom.standing().highest(request_class), self.rooms.lacking
-            if highest is not None and (self._behind or highest < inf):
+            if highest is not None and highest < inf:
                 first = class_queue.first_for(highest, config.tenants_examined)
                 found += [
                     head for head in first if self._behind or _may_have_last_place(head[3], rooms, lacking=lacking)
@@ -386,14 +386,16 @@ class Queue:
 
     def remove(self, request: Request) -> None:
         """Remove a request that was not placed."""
-        self.class_queues[request.request_class].remove(request)
-        self._left(request)
+        self._remove(request)
+        if not self.class_queues[request.request_class].size:
+            self._turns.left(request.request_class)
+            self.headroom.shares_changed()
 
     def remove_placed(self, request: Request, runner: Runner, *, near: bool = False) -> None:
         """Remove a request that is placed on this runner, charge its tenant, and count it for the waiting requests that
         it passed. `near`: another choice of its call was placed there, so its prompt is free."""
         order, early = order_of(request), request.request_class is self.early
-        self.remove(request)
+        self._remove(request)
         self._turns.placed(request.request_class, [one for one, others in self.class_queues.items() if others.size])
         for request_class, class_queue in self.class_queues.items():
             if request_class is request.request_class:
@@ -408,7 +410,8 @@ class Queue:
                 class_queue.charged_elsewhere(request.tenant, given)
         self.headroom.shares_changed()
 
-    def _left(self, request: Request) -> None:
+    def _remove(self, request: Request) -> None:
+        self.class_queues[request.request_class].remove(request)
         if request in self.reserved.values():
             self._considered = None
         self._size -= 1

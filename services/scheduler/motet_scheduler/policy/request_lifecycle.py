@@ -1,7 +1,7 @@
 """Begins, queues, moves and ends requests, and keeps the ledgers in step. Also gives up at deadlines."""
 
 from collections import defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from heapq import heappop, heappush
 from itertools import count, takewhile
 from math import inf
@@ -69,6 +69,8 @@ class RequestLifecycle:
         request.deadline_at = self._state.now + timeout if timeout > 0 else None
         self.deadlines.add(request.deadline_at, request)
         self._forget_avoided(request)
+        if request.unable_on:
+            _avoid_unable(request, self._state.runners_of(request.group))
         for until in request.avoid.values():
             self._retry_at(until, request)
         request.limited = self._state.limits.has_limit(request.adapter)
@@ -237,10 +239,14 @@ class RequestLifecycle:
     def avoid_for_good(self, request: Request, runner: Runner, failure: Failure) -> None:
         """This runner can never take it, and neither can those of its pool that were made alike."""
         request.unable = failure
-        pool, revision = runner.identity.pool, runner.identity.revision
-        for one in self._state.runners_of(runner.group):
-            if (one.identity.pool, one.identity.revision) == (pool, revision):
-                request.avoid[one.instance] = inf
+        request.unable_on.add(_template(runner))
+        _avoid_unable(request, self._state.runners_of(runner.group))
+
+    def has_come(self, runner: Runner) -> None:
+        """The one that had its name before may have been made otherwise."""
+        for *_, request in self._state.queue(runner.group).unordered():
+            if request.unable_on:
+                _avoid_unable(request, [runner])
 
     def is_unable(self, request: Request) -> bool:
         """Whether runners can never take it, and there is no other one that may, not even one that is away."""
@@ -380,6 +386,19 @@ class RequestLifecycle:
             waited = f"The request waited {seconds:.3g} seconds {what}: {request.waiting_reason}. Send it again later."
             up = request.held or any(runner.takes_work for runner in self._state.runners_of(request.group))
             self.refuse(request, Failure.of(DeadlineExceeded(waited) if up else NoRunner(waited)))
+
+
+def _template(runner: Runner) -> tuple[str, str]:
+    return runner.identity.pool, runner.identity.revision
+
+
+def _avoid_unable(request: Request, runners: Iterable[Runner]) -> None:
+    """Those of these runners that were made like one that can never take it."""
+    for runner in runners:
+        if _template(runner) in request.unable_on:
+            request.avoid[runner.instance] = inf
+        elif request.avoid.get(runner.instance) == inf:
+            del request.avoid[runner.instance]
 
 
 def _stands(at: float, request: Request) -> bool:

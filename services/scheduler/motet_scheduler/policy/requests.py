@@ -124,6 +124,8 @@ class Request:
     """Of the placement that was declined last."""
     unable: Failure | None = None
     """Why some runners can never take it: with it the request is refused if no other one may."""
+    unable_on: set[tuple[str, str]] = field(default_factory=set)
+    """The pool and the revision of these: a runner of the same name may be made otherwise after a restart."""
     final_failure: object | None = None
     """The failure of a runner that applies to all runners."""
     waiting_reason: str = ""

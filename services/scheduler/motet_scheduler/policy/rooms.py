@@ -196,4 +196,6 @@ def _room(runner: Runner, one_in: int) -> tuple[Room | None, Places]:
         return None, (0, places)
     mean = kept // places if places else runner.ledger.total // (sequences or 1) or 1
     room = Room(free, 0 if left <= places else pages_beside(runner, free, kept), kept)
+    if not sequences:  # it keeps nothing from anybody, also while the group lacks last places
+        return room, (max(left, HELD + 1), 0)
     return room, (left if left * mean <= free else free // mean, places)

@@ -33,7 +33,7 @@ class RunnerEvents:
         instance = InstanceName(event.identity.instance)
         runner = self._state.runners.get(instance)
         kinds = self._kinds(GroupName(event.identity.group))
-        if runner is None or runner.identity.incarnation != event.identity.incarnation:
+        if new := runner is None or runner.identity.incarnation != event.identity.incarnation:
             # A runner starts with factor 1; the supervisor sends another factor to the runner and to us.
             overcommit = self._overcommit.get(event.identity.pool, 1.0) if self._state.supervised else 1.0
             if runner is not None:
@@ -52,6 +52,8 @@ class RunnerEvents:
             self._state.by_group.setdefault(runner.group, []).append(runner)
             self._state.emit(effects.SaveCatalog())
         runner.identity, runner.address, runner.base = event.identity, event.address, event.base
+        if new:
+            self._lifecycle.has_come(runner)
         runner.attached, runner.forget_at, runner.kernels = True, inf, event.kernels
         runner.last_report_at = self._state.now
         if not runner.hung:
