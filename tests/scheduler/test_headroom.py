@@ -2,13 +2,16 @@
 
 from itertools import count
 from random import Random
+from unittest.mock import patch
 
 import pytest
 
-from motet.runner_info import RequestClass
-from motet_scheduler.policy import effects
+from motet.domain import Digest
+from motet.runner_info import RequestClass, Tier
+from motet_scheduler.policy import effects, events, placement
 from motet_scheduler.policy.headroom import kept_on
-from tests.scheduler.builders import SchedulerDriver, entry, ready
+from motet_scheduler.policy.values import Estimate
+from tests.scheduler.builders import GROUP, SchedulerDriver, adapter, entry, ready
 from tests.scheduler.load import Ask, Load
 
 
@@ -89,6 +92,97 @@ def test_in_a_large_group_those_of_other_runners_are_enough():
     driver.enqueue("a too", tenant="a", prompt=1, max_tokens=1)
     other = next(name for name in ("r0", "r1") if name != driver.where("a too"))
     assert finish_on(driver, other) == [other]
+
+
+@pytest.mark.parametrize("places", [3, 4])
+def test_an_empty_runner_keeps_nothing_while_others_lack_last_places(places):
+    driver = group(3)
+    for n in range(3):
+        driver.enqueue(f"a{n}", tenant="a", prompt=1, max_tokens=1)
+    assert driver.scheduler.queues[GROUP].rooms.lacks()
+    driver.attach("small", pages=1000, max_sequences=places)
+    assert driver.scheduler.runners["small"].sequences == 1
+
+
+def late_behind(large: int) -> SchedulerDriver:
+    """A request of class Batch waits behind so many that fit nowhere. It has room only among the last places of r0, and
+    on r1 there is none."""
+    driver = ready()
+    driver.attach("r0", pages=120, max_sequences=32)
+    driver.attach("r1", pages=8, max_sequences=8)
+    driver.enqueue("a", tenant="a", prompt=1, max_tokens=15, request_class=RequestClass.INTERACTIVE)
+    for n in range(139):
+        driver.enqueue(f"b{n}", tenant="b", prompt=1, max_tokens=15, request_class=RequestClass.INTERACTIVE)
+    for n in range(large):
+        how = {"request_class": RequestClass.BATCH, "estimate": Estimate(q50=16, q80=100 * 16)}
+        driver.enqueue(f"t{n}", tenant=f"t{n}", prompt=1, max_tokens=100 * 16 - 1, **how)
+    driver.enqueue("small", tenant="z", prompt=1, max_tokens=31, request_class=RequestClass.BATCH)
+    return driver
+
+
+@pytest.mark.parametrize("large", [0, 40])
+def test_a_late_class_finds_who_fits_however_many_do_not(large):
+    driver = late_behind(large)
+    for _ in range(45):
+        assert finish_on(driver, "r1") != []
+        if driver.where("small"):
+            break
+    assert driver.where("small") == "r0"
+
+
+def test_while_a_class_is_late_and_fits_nowhere_few_are_tried():
+    """Those of each adapter would be tried with each placement."""
+    driver = ready()
+    names = [f"a{n}" for n in range(40)]
+    digests = [Digest(f"sha256:{n + 1:064x}") for n in range(40)]
+    driver.state(*(adapter(name, max_replicas=1) for name in names))
+    driver.attach("r0", pages=181, max_sequences=64, adapter_slots=100, resident=dict.fromkeys(digests, Tier.DEVICE))
+    for name, digest in zip(names, digests, strict=True):
+        instance = next(instance for instance, ref, _ in driver.orders if ref.name == name)
+        driver.certify(name, digest, instance=instance)
+    for n in range(60):
+        how = {"request_class": RequestClass.BATCH, "estimate": Estimate(q50=16, q80=47)}
+        driver.enqueue(f"long{n}", tenant="long", prompt=1, max_tokens=47, **how)
+    driver.attach("r1", pages=128, max_sequences=64, adapter_slots=100)
+    how = {"prompt": 1, "max_tokens": 31, "estimate": Estimate(q50=16, q80=31)}
+    how["request_class"] = RequestClass.INTERACTIVE
+    for n in range(140):
+        driver.enqueue(f"b{n}", tenant="b", **how)
+    for n, (name, digest) in enumerate(zip(names, digests, strict=True)):
+        of_adapter = {"digest": digest, "adapter": f"default/{name}", "estimate": Estimate(q50=16, q80=1599)}
+        driver.enqueue(f"s{n}", tenant=f"s{n}", prompt=1, max_tokens=1599, **of_adapter)
+    for n in range(60):
+        driver.enqueue(f"b{140 + n}", tenant="b", **how)
+        driver.enqueue(f"c{n}", tenant="c", **how)
+    assert driver.scheduler.queues[GROUP].class_queues[RequestClass.STANDARD].waiting.keys() == set(digests)
+
+    def finish() -> list[str]:
+        requests = driver.scheduler.requests.values()
+        one = next(one for one in requests if one.tenant in {"b", "c"} and driver.where(one.id) == "r1")
+        driver.send(events.RequestFinished("g0", one.id, one.epoch, 16))
+        return [one.instance for one in driver.of(effects.SendPlaced)]
+
+    for _ in range(20):
+        finish()
+    assert driver.scheduler.queues[GROUP].headroom.standing().late == (RequestClass.STANDARD,)
+    with patch.object(placement, "choose", wraps=placement.choose) as tried:
+        for _ in range(10):
+            assert finish() == ["r1"]
+    assert tried.call_count <= 50
+
+
+def test_what_may_not_leave_the_last_pages_hides_nobody_who_may():
+    """The runner keeps pages that only a very large request may have."""
+    driver = ready(headroom_one_in=2, tenants_examined=2)
+    driver.attach(pages=28, max_sequences=6, live=(entry("x", 5),))
+    driver.enqueue("most", tenant="a", prompt=1, max_tokens=22 * 16 - 1, request_class=RequestClass.INTERACTIVE)
+    driver.enqueue("a runs", tenant="a", prompt=1, max_tokens=15, request_class=RequestClass.INTERACTIVE)
+    for n in range(3):
+        driver.enqueue(f"mid{n}", tenant=f"m{n}", prompt=1, max_tokens=14 * 16 - 1)
+    driver.enqueue("small", tenant="z", prompt=1, max_tokens=31)
+    assert (driver.where("a runs"), driver.where("small")) == ("r0", "")
+    driver.finish("most")
+    assert driver.where("small") == "r0"
 
 
 def test_one_tenant_alone_has_all_places():

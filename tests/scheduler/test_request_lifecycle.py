@@ -315,6 +315,40 @@ def test_what_a_runner_can_never_take_waits_for_one_that_is_only_away(leave):
     assert driver.where("a") == "m0"
 
 
+@pytest.mark.parametrize("revision", ["1", "2"])
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_what_a_runner_can_never_take_runs_on_one_of_its_name_that_was_made_otherwise(revision, forgotten):
+    driver = ready(forget_runner=10.0)
+    driver.attach("v0", pool=V, revision="1")
+    driver.attach("m0", pool=M)
+    driver.wait(60)
+    driver.detach("m0")
+    driver.enqueue("a")
+    assert driver.where("a") == "v0"
+    driver.attach("m0", pool=M, incarnation="2", max_sequences=1, live=(entry("x", 1),))  # it is full
+    assert unable(driver) == []
+    driver.detach("v0")
+    driver.wait(11 if forgotten else 1)
+    driver.attach("v0", pool=V, revision=revision, incarnation="2")
+    driver.wait(5)
+    assert driver.where("a") == ("v0" if revision == "2" else "")
+
+
+def test_what_a_runner_can_never_take_runs_on_no_other_one_that_was_made_alike():
+    driver = ready()
+    driver.attach("v0", pool=V, revision="1")
+    driver.attach("m0", pool=M)
+    driver.wait(60)
+    driver.detach("m0")
+    driver.enqueue("a")
+    assert unable(driver) == []
+    driver.attach("v1", pool=V, revision="1")
+    driver.wait(5)
+    assert driver.where("a") == ""
+    driver.attach("m0", pool=M, incarnation="2")
+    assert driver.where("a") == "m0"
+
+
 def test_what_a_runner_can_never_take_is_refused_when_the_other_one_is_forgotten():
     driver = ready(forget_runner=10.0)
     driver.attach("v0", pool=V)

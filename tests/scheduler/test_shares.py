@@ -1,12 +1,13 @@
 """Tenants get shares by their weights, and no trick gets more."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count, repeat
 from random import Random
 
 import pytest
 
-from motet.domain import Digest, RequestId
+from motet.domain import Digest, InstanceName, RequestId
 from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects, events
 from motet_scheduler.policy.class_turns import ClassTurns
@@ -408,6 +409,55 @@ def test_a_class_gets_its_floor_beside_requests_that_come_whenever_a_place_is_fr
         driver.enqueue(f"i{n + 32}", tenant="a", request_class=RequestClass.INTERACTIVE)
         placed += any(one.request.startswith("s") for one in driver.of(effects.SendPlaced))
     assert 18 <= placed <= 20
+
+
+@pytest.mark.parametrize("together", [1, 16])
+def test_each_class_gets_its_floor_where_many_requests_end_together(together):
+    driver = ready()
+    driver.attach(pages=4000, max_sequences=256)
+    numbers, placed = count(), Counter[str]()
+
+    def note() -> None:
+        placed.update(one.request[0] for one in driver.of(effects.SendPlaced))
+
+    def ask(tenant: str, request_class: RequestClass, times: int) -> None:
+        for _ in range(times):
+            how = {"request_class": request_class, "prompt": 16, "max_tokens": 16}
+            driver.enqueue(f"{tenant}{next(numbers)}", tenant=tenant, **how)
+            note()
+
+    ask("i", RequestClass.INTERACTIVE, 316)
+    ask("j", RequestClass.INTERACTIVE, 60)
+    ask("s", RequestClass.STANDARD, 80)
+    placed.clear()
+    for _ in range(640 // together):
+        running = [(one.id, one.epoch) for one in driver.scheduler.requests.values() if not one.waiting][:together]
+        driver.send(events.SequencesEnded(InstanceName("r0"), "1", tuple(running)))
+        note()
+        while driver.scheduler.more_to_try:
+            driver.send(events.TryMore())
+            note()
+        for request, epoch in running:
+            driver.finish(request, epoch)
+            note()
+        for tenant in "ij":
+            ask(tenant, RequestClass.INTERACTIVE, together - together // 2)
+    assert placed["s"] / placed.total() > 0.09, placed
+
+
+def test_a_class_of_which_nobody_waits_any_more_is_not_late():
+    driver = ready()
+    driver.attach("r0", pages=1000, max_sequences=32, max_model_length=32768)
+    for n in range(60):
+        driver.enqueue(f"i{n}", tenant="a", request_class=RequestClass.INTERACTIVE)
+    driver.enqueue("large", tenant="b", prompt=1, max_tokens=990 * 16)
+    headroom = driver.scheduler.queues[GROUP].headroom
+    for n in range(20):
+        driver.finish(f"i{n}")
+    assert headroom.standing().late == (RequestClass.STANDARD,)
+    driver.cancel("large")
+    driver.enqueue("runs", tenant="b", request_class=RequestClass.INTERACTIVE)
+    assert headroom.standing().late == ()
 
 
 def test_a_class_whose_turn_it_is_may_have_the_last_places_once_it_was_passed():

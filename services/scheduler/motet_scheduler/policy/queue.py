@@ -382,6 +382,10 @@ class Queue:
                 if free > 0 and (fit := class_queue.that_fit(runner, free, config.tenants_examined)):
                     found += fit
                     sources += 1
+                    if 0 < room.kept < free == room.beside == room.whole and highest != inf and not lacking:
+                        # For the largest it keeps nothing. Those that are too small for that must not hide the others.
+                        found += class_queue.that_fit(runner, free - room.kept, config.tenants_examined)
+                        sources += 1
         return class_queue.to_try(set(found) if sources > 1 else found, last, untried)
 
     def remove(self, request: Request) -> None:
