@@ -185,6 +185,16 @@ def test_what_may_not_leave_the_last_pages_hides_nobody_who_may():
     assert driver.where("small") == "r0"
 
 
+def test_those_who_were_given_least_hide_no_smaller_request_of_another_one_of_them():
+    driver = ready(headroom_one_in=2, tenants_examined=2)
+    driver.attach(pages=40, max_sequences=8, live=tuple(entry(f"x{n}", 5) for n in range(4)))
+    for tenant, pages in (("a", 20), ("c", 25), ("d", 25), ("b", 8)):
+        driver.enqueue(tenant, tenant=tenant, prompt=1, max_tokens=pages * 16 - 1)
+    assert (driver.where("a"), driver.where("b")) == ("r0", "")
+    driver.finish("a")
+    assert driver.where("b") == "r0"
+
+
 def test_one_tenant_alone_has_all_places():
     driver = flooded()
     driver.finish("a runs")

@@ -14,7 +14,7 @@ from motet_scheduler.policy.passes import LESS_URGENT, Passes
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
 from motet_scheduler.policy.shares import Aged, Flow, Share, Shares
-from motet_scheduler.policy.waiting_heads import Waiting
+from motet_scheduler.policy.waiting_heads import MAX_FEW, Waiting
 
 MAX_FLOWS = 32
 """Of one tenant. Its other requests share one more: each of its placements looks at the heads of all its flows."""
@@ -194,11 +194,12 @@ class ClassQueue:
         """Of those that were tried and wait for the same, the first."""
         return (waiting.heads.first() for waiting in self.waiting.values())
 
-    def first_for(self, counter: float, examined: int) -> Iterator[Head]:
-        """Of those that were tried and wait for the same, the first of tenants with at most this counter."""
+    def first_for(self, counter: float, fits: Callable[[Request], bool], examined: int) -> Iterator[Head]:
+        """Of those that were tried, wait for the same and may fit, the first of tenants with at most this counter."""
         for waiting in self.waiting.values():
             if waiting.heads.first()[0] <= counter:  # mostly it is not
-                yield from takewhile(lambda head: head[0] <= counter, islice(waiting.heads, examined))
+                of_these = takewhile(lambda head: head[0] <= counter, islice(waiting.heads, MAX_FEW))
+                yield from islice((head for head in of_these if fits(head[3])), examined)
 
     def to_try(self, fit: Collection[Head], after: Head | None, untried: int) -> list[Head]:
         """In order: untried requests, and those that may fit, each once. `after`: only later ones.

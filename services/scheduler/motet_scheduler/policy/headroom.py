@@ -157,7 +157,9 @@ class Headroom:
     def opened(self) -> list[RequestClass]:
         """The classes of which all may have the last places now, and not when it was last looked."""
         standing, stood = self.standing(), self._stood
-        if stood.request_class is None or (standing.request_class is not None and standing.late == stood.late):  # mostly
+        if stood.request_class is None or (
+            standing.request_class is not None and standing.late == stood.late
+        ):  # mostly
             return []
         return [one for one in self._shares if standing.is_open_to(one) and not stood.is_open_to(one)]
 

@@ -24,6 +24,7 @@ before the others; `TryMore` goes on.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
+from functools import partial
 from itertools import chain
 from math import inf
 
@@ -372,10 +373,11 @@ class Queue:
         if class_queue.waiting and (rooms or self._behind):
             highest, lacking = self.headroom.standing().highest(request_class), self.rooms.lacking
             if highest is not None and highest < inf:
-                first = class_queue.first_for(highest, config.tenants_examined)
-                found += [
-                    head for head in first if self._behind or _may_have_last_place(head[3], rooms, lacking=lacking)
-                ]
+                if self._behind:
+                    fits = self.rooms.may_hold
+                else:
+                    fits = partial(_may_have_last_place, rooms=rooms, lacking=lacking)
+                found += class_queue.first_for(highest, fits, config.tenants_examined)
                 sources += bool(found)
             for runner, room in rooms.items():
                 free = room.whole if highest == inf else room.for_large if lacking else room.beside

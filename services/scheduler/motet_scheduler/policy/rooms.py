@@ -7,7 +7,7 @@ from itertools import count
 from typing import NamedTuple
 
 from motet_scheduler.policy.headroom import kept_on, pages_beside
-from motet_scheduler.policy.requests import CapacityId, PageNeed
+from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
 
 
@@ -119,6 +119,14 @@ class Rooms:
             self._look()
         found = self._found
         return {runner: found[runner][1] for runner in runners if runner in found}
+
+    def may_hold(self, request: Request) -> bool:
+        """Whether a runner has as much room as this request needs."""
+        by_whole = self._by_whole
+        return any(
+            (rooms := by_whole.get(capacity)) and rooms[-1][0] >= pages
+            for capacity, (pages, _) in request.page_needs.items()
+        )
 
     def that_fit(self, needs: Mapping[CapacityId, PageNeed], *, beside: bool) -> list[Runner]:
         """Those that may hold what needs this; `beside` their last places."""

@@ -68,11 +68,11 @@ class ByNeed:
         """The first `examined` of those that need at most `free` pages of this runner, and do not avoid it.
         `adapters_there`: their adapters take no more pages. However many have their turn before them and need more,
         or as much, nobody looks at them."""
-        instance = runner.instance
+        instance, kept = runner.instance, runner.ledger.free - free
         alike = (
             (one for one in self._heads[need] if instance not in one[3].avoid)
             for need in self._needs[: bisect_left(self._needs, (free + 1,))]
-            if adapters_there or not need[1] or need[0] <= runner.free_beside(need[1])
+            if adapters_there or not need[1] or need[0] + kept <= runner.free_beside(need[1])
         )
         return islice(merge(*alike), examined)
 
@@ -123,7 +123,10 @@ class Waiting:
             if only is not None:
                 few = [one for one in few if one[4] in only or one[4] == BASE]
             elif runner.capacity.adapter_rank_bytes:
-                few = [one for one in few if not one[1] or one[4] in running or one[0] <= runner.free_beside(one[1])]
+                kept = runner.ledger.free - free
+                few = [
+                    one for one in few if not one[1] or one[4] in running or one[0] + kept <= runner.free_beside(one[1])
+                ]
             if len(few) <= examined:
                 return [*map(head_of, map(request_of, few))]
             if only is None and not runner.capacity.adapter_rank_bytes:
