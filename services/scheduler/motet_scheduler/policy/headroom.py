@@ -54,6 +54,11 @@ class KeptFrom(NamedTuple):
     """Whether the group lacks last places: then all room is kept, but for a request so large that it never leaves
     them."""
 
+    def any_on(self, runner: Runner) -> bool:
+        if runner is self.own or not self.one_in:
+            return False
+        return self.lacking or kept_on(runner, self.one_in) != NOTHING
+
     def allows(self, runner: Runner, pages: int, digest: Digest) -> bool:
         """Whether a request of `pages` leaves what the runner keeps."""
         if runner is self.own or not self.one_in:
@@ -81,7 +86,7 @@ class Standing(NamedTuple):
 
     def highest(self, request_class: RequestClass) -> float | None:
         """The highest counter of those of this class who may have them. None: nobody of it may."""
-        if self.is_open_to(request_class):
+        if self.request_class is None or request_class in self.late:  # `is_open_to`, but this is asked very often
             return inf
         return self.lowest if request_class is self.request_class else None
 
@@ -103,7 +108,7 @@ class Headroom:
         self._one_in = one_in
         self._shares = shares
         self._late = late
-        self._stood = EVERYBODY
+        self.stood = EVERYBODY
         """For whom they were when it was last looked who may have them."""
         self._standing: Standing | None = None
         """Known until the shares change: it is asked many times for each placement."""
@@ -151,20 +156,17 @@ class Headroom:
     @property
     def moved(self) -> bool:
         """Whether the last places are for others than when it was last looked."""
-        return self.standing() != self._stood
+        return self.standing() != self.stood
 
-    @property
-    def opened(self) -> list[RequestClass]:
-        """The classes of which all may have the last places now, and not when it was last looked."""
-        standing, stood = self.standing(), self._stood
-        if stood.request_class is None or (
-            standing.request_class is not None and standing.late == stood.late
-        ):  # mostly
-            return []
+    def opened_since(self, stood: Standing) -> list[RequestClass]:
+        """The classes of which all may have the last places now, and might not then."""
+        standing = self.standing()
+        if stood.request_class is None or (standing.late == stood.late and standing.request_class is not None):
+            return []  # mostly
         return [one for one in self._shares if standing.is_open_to(one) and not stood.is_open_to(one)]
 
     def look(self) -> bool:
         """Whether they `moved`, and it is looked now."""
         standing = self.standing()
-        moved, self._stood = standing != self._stood, standing
+        moved, self.stood = standing != self.stood, standing
         return moved

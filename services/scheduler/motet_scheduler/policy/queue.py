@@ -175,7 +175,7 @@ class Queue:
         if not ((self._behind or self.headroom.moved) and self.rooms.any_keeps):
             return False
         standing = self.headroom.standing()
-        if any(self.class_queues[one].size for one in self.headroom.opened):
+        if any(self.class_queues[one].size for one in self.headroom.opened_since(self.headroom.stood)):
             return True
         one = standing.request_class
         return one is not None and any(head[0] <= standing.lowest for head in self.class_queues[one].firsts())
@@ -351,10 +351,10 @@ class Queue:
 
     def look_at_headroom(self) -> None:
         """Whether the last places are for others now than at the last scan."""
-        opened = self.headroom.opened
+        stood = self.headroom.stood
         if self.headroom.look() and self.rooms.any_keeps:
             self._behind = True
-            if opened:  # however many they are: those that fit are found by what they need
+            if self.headroom.opened_since(stood):  # however many they are: those that fit are found by what they need
                 self.freed.update(dict.fromkeys(self.rooms))
 
     def _to_try(
