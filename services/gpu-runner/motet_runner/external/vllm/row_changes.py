@@ -133,7 +133,7 @@ class ChangedRow:
     _repetition: float
 
     def read(self) -> RowChange:
-        """To be called before the forward pass. Of several workers, one may still have to draw when the first has drawn,
+        """To be called before the forward pass. Of several workers, one may still have to draw when the first has drawn
         and the engine's process writes for the next iteration. But none has drawn before all are in the forward pass.
         """
         memory, number = self._memory, self._number
