@@ -28,7 +28,8 @@ from motet_runner.adapters.policy.eviction import CacheLimits, Eviction
 from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.frequency import Frequency
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held, Order
-from motet_runner.engine_messages import DropAdapter
+from motet_runner.engine_messages import DropAdapter, LoadAdapter
+from motet_runner.interface import AdapterLoaded
 from motet_runner.sources.fetch_errors import no_space
 from tests.runner_service.test_registry import RegistrySetup
 from tests.support.adapter_fetches import settle
@@ -142,6 +143,29 @@ async def test_the_scheduler_says_which_adapter_leaves_last(tmp_path: Path) -> N
     await setup.ensure(1)
     second = await setup.ensure(2)
     assert setup.cached() == {pinned.digest, second.digest}, "the oldest stays"
+    setup.adapters.close()
+
+
+async def test_the_engine_is_told_what_is_pinned_and_when_that_ends(tmp_path: Path) -> None:
+    setup = RegistrySetup(tmp_path)
+    source = write_adapter(tmp_path / "pinned", seed=9)
+    order = scheduler_pb2.EnsureAdapter(
+        adapter=common_pb2.AdapterRef(namespace="default", name="pinned"),
+        source=source.as_uri(),
+        stage=common_pb2.ADAPTER_STAGE_DEVICE,
+        pinned=True,
+    )
+    one = await setup.settled(setup.adapters.ensure(order))
+    told = [(command.digest, command.pinned) for command in setup.posted if isinstance(command, LoadAdapter)]
+    assert told == [(one.digest, True)]
+    order.pinned = False
+    setup.adapters.on_loaded(AdapterLoaded(one.digest, 10, 0.1))
+    await setup.settled(setup.adapters.ensure(order))
+    order.pinned = True
+    await setup.settled(setup.adapters.ensure(order))
+    setup.adapters.drop(Digest(""), "default/pinned")
+    told = [(command.digest, command.pinned) for command in setup.posted if isinstance(command, LoadAdapter)]
+    assert told == [(one.digest, pinned) for pinned in (True, False, True, False)]
     setup.adapters.close()
 
 

@@ -113,7 +113,7 @@ class EngineLoop:
             Resume: lambda c: engine.resume(c.request, c.epoch, c.promise, number=c.number),
             SetSupervised: lambda c: engine.set_supervised(c.supervised),
             SetOvercommit: lambda c: engine.set_overcommit(c.factor),
-            LoadAdapter: lambda c: engine.load_adapter(c.digest, c.layout),
+            LoadAdapter: lambda c: engine.load_adapter(c.digest, c.layout, pinned=c.pinned),
             DropAdapter: lambda c: engine.drop_adapter(c.digest),
             ReportNow: self._want_report,
         }

@@ -87,6 +87,8 @@ class SetOvercommit:
 class LoadAdapter:
     digest: Digest
     layout: AdapterLayout
+    pinned: bool = False
+    """The platform wants the adapter resident, also without requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -476,9 +476,9 @@ class Engine(Protocol):
         """Of a sequence that is bound. To compile a grammar may take a while, so this is the one call that another
         thread makes. Raises InvalidRequest if the grammar cannot be served, StructuredOutputUnavailable if none can."""
 
-    def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
+    def load_adapter(self, digest: Digest, layout: AdapterLayout, *, pinned: bool = False) -> None:
         """Register where an adapter's checked bytes are, and load the adapter once the device has pages for it.
-        Idempotent. `motet_runner.adapters.certification` makes the layout."""
+        Idempotent. `motet_runner.adapters.certification` makes the layout. `pinned`: it leaves the device last."""
 
     def drop_adapter(self, digest: Digest) -> None:
         """Forget an adapter once no live sequence uses it."""

@@ -55,8 +55,8 @@ class PlannedEngine:
         check_overcommit(factor)
         self.planner.commands.set_overcommit(factor)
 
-    def load_adapter(self, digest: Digest, layout: AdapterLayout) -> None:
-        self.planner.commands.load_adapter(digest, layout)
+    def load_adapter(self, digest: Digest, layout: AdapterLayout, *, pinned: bool = False) -> None:
+        self.planner.commands.load_adapter(digest, layout, pinned=pinned)
 
     def mask_of(self, sequence: NewSequence) -> RowMask:  # noqa: ARG002
         raise StructuredOutputUnavailable("This engine serves no structured output.")

@@ -388,9 +388,9 @@ class Runner(RuleBasedStateMachine):
     def resume(self, data: st.DataObject, promise: int) -> None:
         self.planner.commands.resume(self._one(data).request, 1, promise)
 
-    @rule(adapter=st.sampled_from([*RANKS]))
-    def load_adapter(self, adapter: str) -> None:
-        self.planner.commands.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter]))
+    @rule(adapter=st.sampled_from([*RANKS]), pinned=st.booleans())
+    def load_adapter(self, adapter: str, pinned: bool) -> None:
+        self.planner.commands.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter]), pinned=pinned)
 
     @rule(adapter=st.sampled_from([*RANKS]))
     def drop_adapter(self, adapter: str) -> None:

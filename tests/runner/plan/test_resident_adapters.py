@@ -19,6 +19,11 @@ def know(planner: Planner, **pages: int) -> None:
         planner.commands.load_adapter(Digest(adapter), adapter_layout(count))
 
 
+def pin(planner: Planner, **pages: int) -> None:
+    for adapter, count in pages.items():
+        planner.commands.load_adapter(Digest(adapter), adapter_layout(count), pinned=True)
+
+
 def happened(device: FakeDevice, kind: type) -> list:
     return [event for event in device.events + device.planner.sequences.events if isinstance(event, kind)]
 
@@ -99,6 +104,77 @@ def test_adapters_are_prefetched_into_empty_pages_only() -> None:
     planner.commands.add(new("a", adapter="z"))
     device.run()
     assert here(planner) == {"y", "z"}, "the least recently used one went"
+
+
+def test_pinned_adapters_leave_last_for_a_slot_and_leave_all_the_same_if_nothing_else_can() -> None:
+    planner = make_planner(pages=20, max_adapters=2)
+    device = FakeDevice(planner)
+    pin(planner, x=2)
+    know(planner, y=2, z=2)
+    device.run()
+    assert here(planner) == {"x", "y"}
+    planner.commands.add(new("a", adapter="z"))
+    device.run()
+    assert here(planner) == {"x", "z"}, "y was used after x, but x is pinned"
+    pin(planner, z=2)
+    planner.commands.add(new("b", adapter="y"))
+    device.run()
+    assert here(planner) == {"z", "y"}, "both were pinned: the least recently used one went"
+    assert set(device.finished) == {"a", "b"}
+
+
+def test_pinned_adapters_leave_last_for_kv() -> None:
+    planner = make_planner(pages=8, chunk_tokens=200)
+    device = FakeDevice(planner)
+    pin(planner, x=2)
+    know(planner, y=2)
+    device.run()
+    planner.commands.add(new("a", prompt=80, max_tokens=6))  # six pages
+    device.run()
+    assert [event.digest for event in happened(device, AdapterEvicted)] == [Y]
+    planner.commands.add(new("b", prompt=120, max_tokens=6))  # all
+    device.run()
+    assert [event.digest for event in happened(device, AdapterEvicted)] == [Y, X]
+
+
+def test_an_adapter_is_pinned_until_it_is_said_not_to_be() -> None:
+    planner = make_planner(pages=20, max_adapters=2)
+    device = FakeDevice(planner)
+    pin(planner, x=2)
+    know(planner, y=2, x=2, z=2)
+    device.run()
+    planner.commands.add(new("a", adapter="z"))
+    device.run()
+    assert here(planner) == {"y", "z"}
+    pin(planner, y=2)
+    planner.commands.drop_adapter(Y)
+    device.run()
+    know(planner, y=2, x=2)
+    device.run()
+    planner.commands.add(new("b", adapter="z"))
+    planner.commands.add(new("c", adapter="x"))
+    device.run()
+    assert here(planner) == {"z", "x"}, "what was dropped is not pinned"
+
+
+def test_pinned_adapters_that_nobody_asks_for_leave_a_slot_free() -> None:
+    planner = make_planner(pages=20, max_adapters=2)
+    device = FakeDevice(planner)
+    pin(planner, x=2, z=2)
+    device.run()
+    assert here(planner) == {"x"}
+    assert not planner.has_work()
+    know(planner, y=2)
+    device.run()
+    assert here(planner) == {"x", "y"}
+    planner.commands.add(new("a", adapter="z"))
+    device.run()
+    assert here(planner) == {"x", "z"}, "a request for it may take any slot"
+    alone = make_planner(pages=20, max_adapters=1)
+    device = FakeDevice(alone)
+    pin(alone, x=2)
+    device.run()
+    assert here(alone) == {"x"}
 
 
 def test_an_adapter_with_live_sequences_is_never_evicted() -> None:

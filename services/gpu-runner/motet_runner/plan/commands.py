@@ -99,10 +99,10 @@ class Commands:
             promise = max(promise, sequence.wanted)
         return self._memory.resume(sequence, min(promise, max(sequence.most_pages, 1)), ordered=True)
 
-    def load_adapter(self, adapter: Digest, layout: AdapterLayout) -> None:
+    def load_adapter(self, adapter: Digest, layout: AdapterLayout, *, pinned: bool = False) -> None:
         """Register where an adapter is on this machine. It loads as soon as it can get its pages."""
         new = not self._adapters.is_known(adapter)
-        self._adapters.register(adapter, layout)
+        self._adapters.register(adapter, layout, pinned=pinned)
         if not new:
             return
         too_large = self._adapters.too_large(adapter)

@@ -87,6 +87,7 @@ class DeviceBudget:
         self.max_adapters = max_adapters
         self._kv_runs = kv_runs
         self._runs: OrderedDict[Digest, PageRun] = OrderedDict()  # least recently used first
+        self._pinned: set[Digest] = set()
 
     # -- what there is -----------------------------------------------------------------------------------------------
 
@@ -102,6 +103,14 @@ class DeviceBudget:
 
     def run_of(self, adapter: Digest) -> PageRun:
         return self._runs[adapter]
+
+    def has_free_slot(self, adapter: Digest) -> bool:
+        """True if the adapter may take a slot that is free. Pinned ones leave the last slot to others; a device with
+        one slot has none to leave."""
+        most = self.max_adapters
+        if adapter in self._pinned and most > 1 and self._pinned.issuperset(self._runs):
+            most -= 1
+        return len(self._runs) < most
 
     def could_grant(self, count: int, is_live: IsLive) -> bool:
         """True if a run fits, after evictions, into the pages and the number of adapters."""
@@ -123,16 +132,20 @@ class DeviceBudget:
         """The adapter is used now."""
         self._runs.move_to_end(adapter)
 
+    def pin(self, adapter: Digest, *, pinned: bool) -> None:
+        """A pinned adapter is evicted after those that are not."""
+        (self._pinned.add if pinned else self._pinned.discard)(adapter)
+
     def grant(self, adapter: Digest, count: int, is_live: IsLive, *, evict: bool = True) -> Grant | None:
         """A run of `count` pages for an adapter that is not on the device. None, without any change, if there is no
         room now.
 
-        Empty pages are taken first, then pages that the prefix cache yields, then those of idle adapters, least
-        recently used first. Without `evict` only empty pages are taken, and nothing is moved.
+        Empty pages are taken first, then pages that the prefix cache yields, then those of idle adapters: pinned ones
+        last, and the least recently used first. Without `evict` only empty pages are taken, and nothing is moved.
         """
         assert adapter not in self._runs, adapter
         assert count > 0, count
-        idle = [one for one in self._runs if not is_live(one)] if evict else []
+        idle = self._idle(is_live) if evict else []
         over = max(0, len(self._runs) + 1 - self.max_adapters)
         for number in range(over, len(idle) + 1):
             arrangement = self._arrange(count, idle[:number], evict=evict)
@@ -152,7 +165,7 @@ class DeviceBudget:
         if after and after.stop <= self.pages.capacity and all(map(self.pages.is_empty, after)):
             self.pages.take_these(after)
             return Grant(PageRun(pages[0], count), (), {}, ())
-        idle = [one for one in self._runs if not is_live(one)]
+        idle = self._idle(is_live)
         for number in range(len(idle) + 1):
             arrangement = self._arrange(count, idle[:number], evict=True, kv=pages)
             if arrangement is not None:
@@ -169,17 +182,20 @@ class DeviceBudget:
         """Evict idle adapters until `count` pages are free, least recently used first. None, without any change, if
         they do not suffice."""
         evicted, free = [], self.pages.free
-        for adapter, run in self._runs.items():
+        for adapter in self._idle(is_live):
             if free >= count:
                 break
-            if not is_live(adapter):
-                evicted.append(adapter)
-                free += run.length
+            evicted.append(adapter)
+            free += self._runs[adapter].length
         if free < count:
             return None
         return Reclaimed(tuple(evicted), tuple(effect for adapter in evicted for effect in self.release(adapter)))
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _idle(self, is_live: IsLive) -> list[Digest]:
+        """In the order of eviction"""
+        return sorted((one for one in self._runs if not is_live(one)), key=self._pinned.__contains__)
 
     def _arrange(
         self, count: int, evicted: Collection[Digest], *, evict: bool, kv: Sequence[int] | None = None

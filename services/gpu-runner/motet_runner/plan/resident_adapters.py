@@ -3,8 +3,9 @@
 An adapter gets a run of pages before it loads. A worker copies it into the run, a part in each iteration, and reports
 when all of it has arrived. One adapter loads at a time, and all sequences that wait for it share the load.
 
-An adapter with live sequences stays. Of the others, the least recently used one goes first: for an adapter that a
-sequence waits for, or for KV. A load that nobody waits for takes only empty pages, and is also given up for them.
+An adapter with live sequences stays. Of the others, those that the platform wants resident (`minReplicas`) go last, and
+the least recently used one goes first: for an adapter that a sequence waits for, or for KV. A load that nobody waits
+for takes only empty pages, and is also given up for them. It leaves one slot to adapters that are not pinned.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -146,17 +147,18 @@ class ResidentAdapters:
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def register(self, digest: Digest, layout: AdapterLayout) -> None:
+    def register(self, digest: Digest, layout: AdapterLayout, *, pinned: bool = False) -> None:
         """The adapter's bytes are on this machine. It will load if a sequence waits for it, or if the device has fewer
-        adapters than allowed."""
+        adapters than allowed. `pinned`: the platform wants it resident, until the next call says something else."""
         self._dropped.pop(digest, None)
         known = self._known.get(digest)
         if known is None:
             known = self._known[digest] = KnownAdapter(layout, self._pages_of_rank(layout.rank))
         known.layout = layout
+        self._budget.pin(digest, pinned=pinned)
         if known.pages >= self._pages.capacity:
             return
-        if self._is_live(digest) or len(self._budget.adapters) < self._budget.max_adapters:
+        if self._is_live(digest) or self._budget.has_free_slot(digest):
             self.want(digest)
 
     def want(self, digest: Digest) -> None:
@@ -179,6 +181,7 @@ class ResidentAdapters:
             if digest in self._budget.adapters:
                 effects += self._budget.release(digest)
                 self._gone(digest)
+            self._budget.pin(digest, pinned=False)
             del self._known[digest]
         return tuple(effects)
 
@@ -206,7 +209,9 @@ class ResidentAdapters:
             waits = self._is_live(digest)
             if waits and not self._could_begin(digest):
                 continue
-            grant = self._budget.grant(digest, self._known[digest].pages, self._is_live, evict=waits)
+            grant = None
+            if waits or self._budget.has_free_slot(digest):
+                grant = self._budget.grant(digest, self._known[digest].pages, self._is_live, evict=waits)
             if grant is None:
                 if not waits:
                     del self._wanted[digest]

@@ -143,7 +143,7 @@ class AdapterPolicy:
         self._drop_when_idle(life, drop=False)
         for order in orders.values():
             life.generations[order.manifest] = order.ref.generation
-            (life.pinned.add if order.pinned else life.pinned.discard)(order.manifest)
+            self._pin(life, order.manifest, pinned=order.pinned)
             life.orders[order.number] = order
         self._advance(life)
 
@@ -179,7 +179,7 @@ class AdapterPolicy:
     def manifest_gone(self, manifest: str) -> None:
         for life in self:
             life.generations.pop(manifest, None)
-            life.pinned.discard(manifest)
+            self._pin(life, manifest, pinned=False)
         if (source := self._sources.pop(manifest, None)) is not None:
             self._forget_source(source)
 
@@ -417,7 +417,13 @@ class AdapterPolicy:
     def _load(self, life: AdapterLife) -> None:
         if not life.on_device and not life.drop_when_idle and life.checked is not None:
             life.in_engine = True
-            self._emit(LoadAdapter(life.digest, life.checked.layout))
+            self._emit(LoadAdapter(life.digest, life.checked.layout, pinned=bool(life.pinned)))
+
+    def _pin(self, life: AdapterLife, manifest: str, *, pinned: bool) -> None:
+        before = bool(life.pinned)
+        (life.pinned.add if pinned else life.pinned.discard)(manifest)
+        if bool(life.pinned) is not before and life.in_engine and life.checked is not None and not life.drop_when_idle:
+            self._emit(LoadAdapter(life.digest, life.checked.layout, pinned=bool(life.pinned)))
 
     def _unload(self, life: AdapterLife) -> None:
         life.in_engine = False
