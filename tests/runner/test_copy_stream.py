@@ -63,6 +63,8 @@ def begun(stream: LateCopies) -> AdapterLoads:
         read_bytes=64,
         layout=SimpleNamespace(bytes=64, rank=8),
         linears=frozenset({"q"}),
+        memory=None,
+        from_slab=False,
         scales=False,
     )
     layout = SimpleNamespace(bytes=64)

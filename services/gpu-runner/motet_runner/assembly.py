@@ -56,6 +56,7 @@ def assemble(
         metrics=metrics,
         surroundings=surroundings,
         time_scale=time_scale,
+        slab_bytes=info.slab_bytes,
     )
     rule = preset_named(settings.preset, contiguous=settings.contiguous).promise
     return LoadedRunner(

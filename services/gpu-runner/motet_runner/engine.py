@@ -16,7 +16,8 @@ import torch
 from motet.clock import Clock
 from motet.domain import PAGE_TOKENS
 from motet.errors import SetupError, StructuredOutputUnavailable
-from motet_runner.adapters.layout import ON_A_GPU, SCALE_ROWS
+from motet_runner.adapters.layout import ON_A_GPU, SCALE_ROWS, AdapterLayout
+from motet_runner.adapters.slab_writer import SlabWriter
 from motet_runner.diagnostics import Diagnostics
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
 from motet_runner.execute.adapters.lora_linears import LoraLinears, biased_modules
@@ -45,6 +46,7 @@ from motet_runner.interface import (
     EngineReport,
     LoadProgress,
     NewSequence,
+    SlabWritten,
     StepOutput,
 )
 from motet_runner.machine import machine_name
@@ -68,6 +70,8 @@ HOST_SHARE_ON_CPU = 16
 this."""
 LATE_WAIT_SECONDS = 0.002
 """How long an engine without other work waits for a mask."""
+SLAB_SECONDS = 0.05
+"""After this time, an engine without work asks whether a slab is written."""
 
 
 class Engine(PlannedEngine):
@@ -130,6 +134,7 @@ class Engine(PlannedEngine):
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
         tiers = PageTiers(self._store, host_pages, clock=clock)
         loads = AdapterLoads(self._store.bytes, linears.layout, clock, linears.base, copy_stream_for(loaded.device))
+        self._slabs = SlabWriter(linears.layout, linears.base)
         self._worker: LocalWorker | DeviceWorker
         by_itself = computes_by_itself(loaded.device) and not exact
         self._ahead = int(by_itself) if config.plan_ahead is None else config.plan_ahead
@@ -208,6 +213,7 @@ class Engine(PlannedEngine):
             no_scales="" if loaded.device.type == "cpu" else ON_A_GPU,
             biased_modules=biased_modules(loaded.linears),
             max_device_rank=linears.largest_rank((pages - 1) * page_bytes, config.max_lora_rank + SCALE_ROWS),
+            run_layout=linears.run_layout,
         )
 
     @property
@@ -304,7 +310,15 @@ class Engine(PlannedEngine):
         wait = self._kernel_change.advance()
         if self.planner.cap is not None and self._kernel_choice.state.serving != before.serving:
             self.planner.cap.forget()
+        if self._slabs.busy:
+            wait = SLAB_SECONDS if wait is None else min(wait, SLAB_SECONDS)
         return wait
+
+    def write_slab(self, number: int, layout: AdapterLayout) -> None:
+        self._slabs.write(number, layout)
+
+    def slabs_written(self) -> list[SlabWritten]:
+        return self._slabs.take_ended()
 
     @property
     def steps(self) -> int:

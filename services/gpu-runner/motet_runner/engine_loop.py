@@ -32,6 +32,7 @@ from motet_runner.engine_messages import (
     SequenceRefused,
     SetOvercommit,
     SetSupervised,
+    WriteSlab,
 )
 from motet_runner.free_levels import FreeLevels
 from motet_runner.grammar_thread import CompileThread
@@ -49,6 +50,7 @@ from motet_runner.interface import (
     ParkedNow,
     ResumedNow,
     SequenceOutput,
+    SlabWritten,
     State,
     StateChanged,
 )
@@ -115,6 +117,7 @@ class EngineLoop:
             SetOvercommit: lambda c: engine.set_overcommit(c.factor),
             LoadAdapter: lambda c: engine.load_adapter(c.digest, c.layout, pinned=c.pinned),
             DropAdapter: lambda c: engine.drop_adapter(c.digest),
+            WriteSlab: lambda c: engine.write_slab(c.number, c.layout),
             ReportNow: self._want_report,
         }
 
@@ -145,6 +148,8 @@ class EngineLoop:
                     message.failure.CopyFrom(error.to_proto())
             case LoadAdapter(digest):
                 self._on_event(AdapterFailed(digest, error))
+            case WriteSlab(number):
+                self._on_event(SlabWritten(number, 0))
             case DropAdapter() | SetSupervised() | SetOvercommit() | ReportNow():
                 pass
             case _:
@@ -171,6 +176,8 @@ class EngineLoop:
             self._idle_wait = 0.0
         else:
             self._idle_wait = self._engine.idle()
+        for written in self._engine.slabs_written():
+            self._on_event(written)
         return self.take()
 
     def take(self) -> EngineOutputs | None:
@@ -371,6 +378,8 @@ class EngineLoop:
                 self._report_state(request, epoch, (State.PARKED, 0, False))
             case OverflowAhead() | ResumedNow() | OrderRefused() | AdapterLoaded() | AdapterEvicted() | AdapterFailed():
                 pass  # gateways do not need these
+            case SlabWritten():
+                pass
             case _:
                 assert_never(event)
         if isinstance(event, REPORT_AT_ONCE):

@@ -97,11 +97,30 @@ class DropAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteSlab:
+    number: int
+    """`SlabWritten` has it, too."""
+    layout: AdapterLayout
+
+
+@dataclass(frozen=True, slots=True)
 class ReportNow:
     """The next EngineOutputs must have a report."""
 
 
-Command = Add | Cancel | Extend | Park | Resume | SetSupervised | SetOvercommit | LoadAdapter | DropAdapter | ReportNow
+Command = (
+    Add
+    | Cancel
+    | Extend
+    | Park
+    | Resume
+    | SetSupervised
+    | SetOvercommit
+    | LoadAdapter
+    | DropAdapter
+    | WriteSlab
+    | ReportNow
+)
 
 # ------------------------------------------------------------------------------------------------------------ answers
 

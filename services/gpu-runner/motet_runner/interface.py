@@ -222,6 +222,16 @@ class AdapterLoaded:
     seconds: float
     pause: float = 0.0
     """For how long iterations stood still for it, in all"""
+    from_slab: bool = True
+    """False: the adapter's slab is missing, or was damaged and is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlabWritten:
+    number: int
+    """Of the order"""
+    bytes: int
+    """0: it could not be written. The adapter loads from its checked bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +262,7 @@ Event = (
     | ResumedNow
     | OrderRefused
     | AdapterLoaded
+    | SlabWritten
     | AdapterEvicted
     | AdapterFailed
     | StateChanged
@@ -361,6 +372,15 @@ class EngineInfo:
     max_device_rank: int | None = None
     """The largest rank on the device for which it has pages, beside one for a request. None: it has them for every rank
     that the pool serves."""
+    run_layout: str = ""
+    """What the bytes of an adapter on the device depend on, besides the adapter and the base. Empty: it loads no
+    slabs."""
+
+    def slab_bytes(self, rank: int) -> int:
+        """What a slab of this rank has at most. Beside the run there is a short head."""
+        tiles = -(-rank // self.adapter_rank_tile)
+        run = tiles * self.adapter_rank_tile * self.adapter_rank_bytes
+        return run + run // 64 + 4096
 
     def capacity(self, promise_rule: PromiseRule, promise_quantile: int = USUAL_PROMISE_QUANTILE) -> Capacity:
         """As the runner tells scheduler and supervisor."""
@@ -482,6 +502,12 @@ class Engine(Protocol):
 
     def drop_adapter(self, digest: Digest) -> None:
         """Forget an adapter once no live sequence uses it."""
+
+    def write_slab(self, number: int, layout: AdapterLayout) -> None:
+        """Write an adapter's slab beside its checked bytes. `slabs_written` says when that has ended."""
+
+    def slabs_written(self) -> list[SlabWritten]:
+        """Since the last call. Until all are told, `idle` asks to be called again."""
 
     def has_work(self) -> bool: ...
 

@@ -34,6 +34,7 @@ from motet_runner.interface import (
     OverflowAhead,
     ParkedNow,
     ResumedNow,
+    SlabWritten,
     StateChanged,
 )
 from motet_runner.metrics import Metrics
@@ -234,6 +235,8 @@ class LoadedRunner:
                 log.warning("adapter_load_failed", adapter=event.digest, reason=event.error.message)
                 if (one := self.adapters.on_failed(event)) is not None:
                     self.scheduler.adapter_changed(one, event.error)
+            case SlabWritten():
+                self.adapters.on_slab(event)
             case StateChanged():
                 pass  # the gateway gets it with a step
 

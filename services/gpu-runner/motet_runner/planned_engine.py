@@ -10,7 +10,7 @@ from motet.errors import StructuredOutputUnavailable
 from motet.ledger import check_overcommit
 from motet.prefix_hints import MAX_CACHED_HINTS
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.interface import EngineAdapterReport, EngineInfo, EngineReport, NewSequence, State
+from motet_runner.interface import EngineAdapterReport, EngineInfo, EngineReport, NewSequence, SlabWritten, State
 from motet_runner.plan import Planner
 from motet_runner.row_mask import RowMask
 from motet_runner.step_costs import StepCosts
@@ -63,6 +63,12 @@ class PlannedEngine:
 
     def drop_adapter(self, digest: Digest) -> None:
         self.planner.commands.drop_adapter(digest)
+
+    def write_slab(self, number: int, layout: AdapterLayout) -> None:  # noqa: ARG002
+        self.planner.sequences.events.append(SlabWritten(number, 0))
+
+    def slabs_written(self) -> list[SlabWritten]:
+        return []
 
     def has_work(self) -> bool:
         return self.planner.has_work()

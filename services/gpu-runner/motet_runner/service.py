@@ -151,7 +151,9 @@ class RunnerService:
             check_header=self._checks.check_header,
         )
         await asyncio.to_thread(cache.prepare)
-        checks = Checks(cache, self._checks.check, base_digest=base, engine_limits=str(limits))
+        checks = Checks(
+            cache, self._checks.check, base_digest=base, engine_limits=str(limits), run_layout=info.run_layout
+        )
         return assemble(
             settings,
             self._addresses,

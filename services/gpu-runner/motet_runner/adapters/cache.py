@@ -1,10 +1,10 @@
 """The disk cache: fetched adapters in folders that are named by their digest.
 
 DATA/cache/adapters/<hex digest>/ holds adapter_config.json, adapter_model.safetensors, the optional files that belong
-to the digest, certificate.json, and the layout that the check has found. Only complete folders appear there: the files
-are digested and flushed while they are written into a temporary folder, which is then renamed. Runners on one machine
-may share the cache. A runner that uses an adapter holds a lease of it. No runner evicts an adapter that another runner
-has leased.
+to the digest, certificate.json, the layout that the check has found, and slabs (`slab.py`), which leave first. Only
+complete folders appear there: the files are digested and flushed while they are written into a temporary folder, which
+is then renamed. Runners on one machine may share the cache. A runner that uses an adapter holds a lease of it. No
+runner evicts an adapter that another runner has leased.
 
 All calls block: make them in a thread. A disk that is read-only, or full, still serves the files that it has.
 """
@@ -13,10 +13,12 @@ import errno
 import itertools
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -28,6 +30,7 @@ from motet_runner.adapters.digest_lease import DigestLease, DigestLeases
 from motet_runner.adapters.folder_lease import FolderLease
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held
 from motet_runner.adapters.safetensors_header import read_header
+from motet_runner.adapters.slab import size_of_slabs
 from motet_runner.sources.fetch_errors import another_digest, no_space, temporary
 from motet_runner.sources.file_selection import WEIGHTS
 from motet_runner.sources.partial_fetch import key_of
@@ -35,6 +38,9 @@ from motet_runner.sources.partial_fetch import key_of
 log = structlog.get_logger(__name__)
 
 CERTIFICATE = "certificate.json"
+
+MAX_READ_AGAIN = 64
+"""Of how many folders a listing counts the slabs again"""
 
 MAX_ORIGINS = 64
 """How many origins of an adapter are known in each namespace, those that were used last. From another one it is fetched
@@ -60,8 +66,10 @@ class DiskCache:
         self.max_adapter_bytes = max_adapter_bytes
         self._leases = DigestLeases(folder)
         self._noted: set[str] = set()
-        self._sizes: dict[str, int] = {}
+        self._sizes: dict[str, _Size] = {}
         """The bytes of the folders that were read."""
+        self._read_again: deque[str] = deque()
+        """The folders whose slabs are counted again in this round: other runners write some, too."""
 
     def prepare(self) -> None:
         """Make the folder, and remove the files of processes that ended during a fetch."""
@@ -122,8 +130,13 @@ class DiskCache:
         own = f".fetch-{os.getpid()}-"
         others = (name for name in names if name.startswith(".") and not name.startswith(own))
         unfinished = sum(_bytes_of(self.folder / name) for name in others)
+        self._read_again = self._read_again or deque(adapters)
+        for _ in range(min(MAX_READ_AGAIN, len(self._read_again))):
+            self._sizes.pop(self._read_again.popleft(), None)
         self._sizes = {name: self._size_of(name) for name in adapters}
-        total = sum(self._sizes.values())
+        total = sum(map(sum, self._sizes.values()))
+        if total + unfinished > room:
+            total -= self._remove_slabs(total + unfinished - room)
         if len(adapters) <= capacity and total + unfinished <= room:
             return CacheContents(unfinished=total + unfinished)
         return CacheContents(self._by_last_use(adapters), unfinished)
@@ -133,16 +146,39 @@ class DiskCache:
         for name in names:
             with suppress(ValueError, FileNotFoundError):
                 used = (self.folder / name).stat().st_mtime_ns
-                found.append((used, digest_from_hex(name), self._sizes.get(name, 0)))
+                found.append((used, digest_from_hex(name), sum(self._sizes.get(name, _NO_SIZE))))
         return tuple(Cached(digest, size) for _, digest, size in sorted(found))
 
-    def _size_of(self, name: str) -> int:
-        """The bytes of an adapter's files. These never change, so each folder is read once, if it was there."""
-        if size := self._sizes.get(name):
+    def _size_of(self, name: str) -> "_Size":
+        """The bytes of an adapter's files never change. Those of slabs do, see `slab_written`."""
+        if (size := self._sizes.get(name)) is not None and size.files:
             return size
         with suppress(FileNotFoundError, NotADirectoryError):
-            return _size_of_adapter(self.folder / name)
-        return 0  # it has just gone
+            folder = self.folder / name
+            return _Size(_size_of_adapter(folder), sum(size_of_slabs(folder).values()))
+        return _NO_SIZE  # it has just gone
+
+    def slab_written(self, digest: Digest) -> None:
+        """This process has written a slab: the folder's bytes are counted again."""
+        self._sizes.pop(self.path_of(digest).name, None)
+
+    def _remove_slabs(self, surplus: float) -> int:
+        """Remove slabs, those of the adapters first that were used longest ago, until `surplus` bytes are free. Without
+        them an adapter loads more slowly; without its files it would be fetched again. Returns the bytes."""
+        gone = 0
+        with_slabs = [name for name, size in self._sizes.items() if size.slabs]
+        for cached in self._by_last_use(with_slabs):
+            if gone >= surplus:
+                break
+            folder = self.path_of(cached.digest)
+            left = before = self._sizes[folder.name].slabs
+            for slab, size in size_of_slabs(folder).items():
+                with self._noting("slabs stay"):
+                    slab.unlink(missing_ok=True)
+                    left -= size
+            self._sizes[folder.name] = self._sizes[folder.name]._replace(slabs=max(0, left))
+            gone += before - max(0, left)
+        return gone
 
     # -------------------------------------------------------------------------------------------------------- writing
 
@@ -369,6 +405,14 @@ def _has_earlier_mark(folder: Path, request: FetchRequest) -> bool:
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
+
+
+class _Size(NamedTuple):
+    files: int
+    slabs: int
+
+
+_NO_SIZE = _Size(0, 0)
 
 
 def _size_of_adapter(folder: Path) -> int:

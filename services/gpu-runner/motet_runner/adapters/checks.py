@@ -9,13 +9,15 @@ from motet_runner.adapters.cache import CERTIFICATE, DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.policy.values import Held
+from motet_runner.adapters.slab import has_slab
 
 Check = Callable[[Path], Certification]
 """Checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
 
 
 class Checks:
-    """`engine_limits`: the text of `EngineLimits` of the engine that `check` checks for."""
+    """`engine_limits`: the text of `EngineLimits` of the engine that `check` checks for. `run_layout`: of that engine's
+    `EngineInfo`; empty: there are no slabs."""
 
     def __init__(
         self,
@@ -24,12 +26,14 @@ class Checks:
         *,
         base_digest: Digest,
         engine_limits: str = "",
+        run_layout: str = "",
         version: int = CHECK_VERSION,
     ) -> None:
         self._cache = cache
         self._check = check
         self._base_digest = base_digest
         self._engine_limits = engine_limits
+        self._run_layout = run_layout
         self._version = version
 
     def certify(self, held: Held) -> Certification:
@@ -44,7 +48,7 @@ class Checks:
             checked = Certification.of(certificate, layout, checked.engine)
             found = {layout.linears_file: layout.packed, CERTIFICATE: checked.encode().encode()}
             if self._cache.keep(held.folder, found):
-                return replace(checked, layout=layout.stored())
+                return self._with_slab(held, replace(checked, layout=layout.stored()))
         return checked
 
     def earlier(self, held: Held) -> Certification | None:
@@ -56,4 +60,13 @@ class Checks:
         certificate = checked.certificate
         found = (certificate.digest, certificate.base_digest, certificate.checker, checked.engine)
         same = found == (held.digest, self._base_digest, self._version, self._engine_limits)
-        return checked if same and checked.layout.file_unchanged() and checked.layout.is_stored() else None
+        if not same or not checked.layout.file_unchanged() or not checked.layout.is_stored():
+            return None
+        return self._with_slab(held, checked)
+
+    def _with_slab(self, held: Held, checked: Certification) -> Certification:
+        """The same, with the slab's name, which depends on everything that its bytes do."""
+        if not self._run_layout:
+            return checked
+        layout = checked.layout.with_slab(held.digest, self._base_digest, self._version, self._run_layout)
+        return replace(checked, layout=layout, lacks_slab=not has_slab(layout))

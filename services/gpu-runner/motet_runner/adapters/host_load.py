@@ -1,20 +1,26 @@
 """Reads a checked adapter into host memory, on a thread of its own, so that no iteration waits for a disk (PU-07).
 
 The result is ready to be copied to the device: in the engine's data type, multiplied by the scale, and in the back
-end's layout. The part that has been read may be copied while the rest is read.
+end's layout. The part that has been read may be copied while the rest is read. An adapter's slab holds these bytes. If
+there is none, or it is damaged, they are made of the checked bytes.
 """
 
+import errno
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import structlog
 import torch
 
 from motet.errors import AdapterIncompatible
 from motet_kernels import RunLayout
 from motet_runner.adapters.layout import AdapterLayout, LoraLinear
+from motet_runner.adapters.slab import Slab, SlabDamaged, remove_damaged
 from motet_runner.adapters.weight_reader import WeightReader, has_changed
+
+log = structlog.get_logger(__name__)
 
 PACE_SECONDS = 1.0
 """The thread waits at most this time for the engine's next iteration, and then reads on."""
@@ -42,9 +48,16 @@ class HostLoad:
     """
 
     def __init__(
-        self, adapter: AdapterLayout, layout: RunLayout, base: BaseLinearOf | None = None, *, pinned: bool
+        self,
+        adapter: AdapterLayout,
+        layout: RunLayout,
+        base: BaseLinearOf | None = None,
+        *,
+        pinned: bool,
+        memory: torch.Tensor | None = None,
     ) -> None:
-        """`base`: needed if the adapter scales the linears' own results"""
+        """`base`: needed if the adapter scales the linears' own results. `memory`: of an earlier load. New memory takes
+        longer than what is read into it: the operating system gives it page by page."""
         self.layout = layout
         self.run: torch.Tensor | None = None
         """[bytes] in `layout`, in pinned memory if the device is a GPU; None before anything is read. It holds zeros
@@ -55,6 +68,10 @@ class HostLoad:
         """True if the adapter scales the linears' own results; known once `run` is set"""
         self.read_bytes = 0
         """The first `read_bytes` bytes of `run` are final."""
+        self.from_slab = False
+        """True if all was in the adapter's slab; known at the end"""
+        self.memory = memory
+        """What the next load may use once this one has ended, and all copies of `run`"""
         self._adapter = adapter
         self._base = base
         self._pinned = pinned
@@ -94,6 +111,47 @@ class HostLoad:
         self._ended.set()
 
     def _read_all(self) -> None:
+        fresh = self.memory is None or len(self.memory) < self.layout.bytes
+        if self.memory is None or fresh:
+            self.memory = _zeros(self.layout.bytes, pinned=self._pinned)
+        run = self.memory[: self.layout.bytes]
+        if self._adapter.slab:
+            try:
+                self._read_slab(run, zeros=fresh)
+            except FileNotFoundError:
+                pass
+            except (SlabDamaged, OSError) as error:
+                fresh = False
+                if isinstance(error, SlabDamaged) or error.errno == errno.EIO:
+                    log.warning("slab_damaged", file=self._adapter.slab, result="it is removed, and written again")
+                    remove_damaged(self._adapter)
+            else:
+                self.from_slab = True
+                return
+        if not fresh:
+            run[self.read_bytes :] = 0  # what is before may be on its way to the device, and is right
+        self._read_checked(run)
+
+    def _read_slab(self, run: torch.Tensor, *, zeros: bool) -> None:
+        if not self._adapter.file_unchanged():
+            raise has_changed(self._adapter)
+        into = run.numpy()
+        with Slab(self._adapter, self.layout.bytes, list(self.layout.offsets)) as slab:
+            self.linears, self.scales = slab.changed, slab.scales
+            for part, at in slab.places():
+                self._keep_pace()
+                slab.read(part, at, into)
+                if not zeros:
+                    into[self.read_bytes : part.begin] = 0
+                self._done += part.size
+                self.read_bytes = part.end
+                self.run = run
+        if not zeros:
+            into[self.read_bytes :] = 0
+        self.run = run
+        self.read_bytes = self.layout.bytes
+
+    def _read_checked(self, run: torch.Tensor) -> None:
         try:
             linears = {linear.module: linear for linear in self._adapter.linears}
         except (OSError, ValueError) as error:
@@ -105,12 +163,11 @@ class HostLoad:
                 "against this model first."
             )
         with WeightReader(self._adapter) as matrices:
-            run = _zeros(self.layout.bytes, pinned=self._pinned)
             self.linears = frozenset(linears)
             self.scales = any(linear.scales for linear in linears.values())
             self.run = run
             for group in self.layout.groups:
-                self.read_bytes = self.layout.begin(group)
+                self.read_bytes = max(self.read_bytes, self.layout.begin(group))
                 for module in group.outputs:
                     linear = linears.get(module)
                     if linear is None:

@@ -91,6 +91,8 @@ class AdapterLayout:
     """The name says what is in the file, so no other check writes something else there."""
     packed: bytes = field(default=b"", repr=False)
     """The linears, while they are not in their file."""
+    slab: str = ""
+    """The name of the adapter's slab, beside its file, if it may have one: see `motet_runner.adapters.slab`."""
 
     @classmethod
     def of(cls, file: Path, stamp: FileStamp, rank: int, linears: Iterable[LoraLinear]) -> "AdapterLayout":
@@ -115,6 +117,11 @@ class AdapterLayout:
     def stored(self) -> "AdapterLayout":
         """The same, without what is in the file now."""
         return replace(self, packed=b"")
+
+    def with_slab(self, *depends_on: object) -> "AdapterLayout":
+        """The same, with the name of the slab that depends on this and on the layout."""
+        text = repr((depends_on, self.stamp, self.rank, self.linears_file))
+        return replace(self, slab=f"slab-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.bin")
 
     def is_stored(self) -> bool:
         try:
@@ -142,6 +149,11 @@ def checked_name(name: str, packed: bytes) -> str:
     if not _NAME.fullmatch(name) or (packed and name != _name_of(packed)):
         raise ValueError(f"{name!r} is not the name of the layout's file")
     return name
+
+
+def slab_key(name: str) -> bytes:
+    """What is in a slab's name. `name` is from `with_slab`."""
+    return bytes.fromhex(name.removeprefix("slab-").removesuffix(".bin"))
 
 
 def _name_of(packed: bytes) -> str:

@@ -27,8 +27,8 @@ from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.values import FetchRequest, Held, Order
 from motet_runner.adapters.residency import Residency
 from motet_runner.daemon_threads import CallHangs
-from motet_runner.engine_messages import Command, DropAdapter, LoadAdapter
-from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport
+from motet_runner.engine_messages import Command, DropAdapter, LoadAdapter, WriteSlab
+from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport, SlabWritten
 from motet_runner.metrics import Metrics
 
 log = structlog.get_logger(__name__)
@@ -50,7 +50,9 @@ class AdapterRegistry:
         metrics: Metrics,
         surroundings: Surroundings,
         time_scale: float = 1.0,
+        slab_bytes: Callable[[int], int] = lambda _: 0,
     ) -> None:
+        """`slab_bytes`: how many a slab has at most, by the adapter's rank"""
         self.files = files
         self._post = post
         self._metrics = metrics
@@ -59,7 +61,9 @@ class AdapterRegistry:
             spread=lambda: surroundings.random.uniform(0.8, 1.2),
             scale=time_scale,
         )
-        self.policy = AdapterPolicy(limits=limits, users_of=users_of, clock=clock, failures=failures)
+        self.policy = AdapterPolicy(
+            limits=limits, users_of=users_of, clock=clock, failures=failures, slab_bytes=slab_bytes
+        )
         self._waiting: dict[int, asyncio.Future[AdapterLife]] = {}
         """Orders, and waiting requests, by number."""
         self._numbers = count(1)
@@ -182,7 +186,14 @@ class AdapterRegistry:
         self._metrics.adapter_load_seconds.observe(event.seconds)
         self._on_device.add(event.digest)
         self._decide(self.policy.engine_has, event.digest, on_device=True)
+        if not event.from_slab:
+            self._decide(self.policy.slab_missing, event.digest)
         return self.policy.get(event.digest)
+
+    def on_slab(self, event: SlabWritten) -> None:
+        if (digest := self.policy.slab_under_way) is not None:
+            self.files.slab_written(digest)
+        self._decide(self.policy.slab_written, event.number, event.bytes)
 
     def on_evicted(self, event: AdapterEvicted) -> AdapterLife | None:
         self._metrics.adapter_evictions.inc()
@@ -244,7 +255,7 @@ class AdapterRegistry:
             case effects.RefuseRoom():
                 if (asked := self._room.get(effect.fetch)) is not None and not asked.done():
                     asked.set_exception(from_proto(effect.failure.to_proto()))
-            case LoadAdapter() | DropAdapter():
+            case LoadAdapter() | DropAdapter() | WriteSlab():
                 self._post(effect)
             case effects.Succeed():
                 life = self.policy.get(effect.digest)

@@ -123,7 +123,7 @@ class IterationResults:
     def _take_loads(self, result: StepResult) -> None:
         adapters = self._memory.adapters
         for one in result.arrived:
-            arrived = adapters.arrived(one.number, one.seconds, one.pause)
+            arrived = adapters.arrived(one)
             if arrived is not None:
                 for sequence in self._waiting_for(arrived):
                     self._sequences.enter(sequence, State.WAITING)

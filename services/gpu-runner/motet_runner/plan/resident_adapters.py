@@ -19,7 +19,7 @@ from motet_runner.plan.device_budget import DeviceBudget, Grant
 from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.pages import PageAllocator
 from motet_runner.plan.sequence_table import SequenceTable
-from motet_runner.plan.step_plan import AdapterLoad
+from motet_runner.plan.step_plan import AdapterLoad, LoadArrived
 
 
 @dataclass(slots=True, eq=False)
@@ -237,14 +237,14 @@ class ResidentAdapters:
 
     # -- what a worker says ------------------------------------------------------------------------------------------
 
-    def arrived(self, number: int, seconds: float, pause: float = 0.0) -> Digest | None:
+    def arrived(self, load: LoadArrived) -> Digest | None:
         """All of an adapter is on the device. None if the load was given up meanwhile."""
-        if self._loading is None or self._loading.number != number:
+        if self._loading is None or self._loading.number != load.number:
             return None
         digest, self._loading = self._loading.digest, None
         known = self._known[digest]
         known.arrived = True
-        self._table.events.append(AdapterLoaded(digest, known.layout.size, seconds, pause))
+        self._table.events.append(AdapterLoaded(digest, known.layout.size, load.seconds, load.pause, load.from_slab))
         return digest
 
     def failed(self, number: int) -> tuple[Digest, tuple[Effect, ...]] | None:

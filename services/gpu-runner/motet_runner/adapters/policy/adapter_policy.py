@@ -16,8 +16,9 @@ from motet_runner.adapters.policy.eviction import CacheLimits, Eviction
 from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.pending import FetchJob, Listing, Pending
+from motet_runner.adapters.policy.slabs import SlabQueue
 from motet_runner.adapters.policy.values import CacheContents, FetchRequest, Held, Order
-from motet_runner.engine_messages import DropAdapter, LoadAdapter
+from motet_runner.engine_messages import DropAdapter, LoadAdapter, WriteSlab
 from motet_runner.sources.fetch_errors import no_space, too_large
 
 MAX_MANIFESTS = 4096
@@ -33,12 +34,21 @@ class AdapterPolicy:
     requests that use an adapter; `limits` are the disk cache's."""
 
     def __init__(
-        self, *, limits: CacheLimits, users_of: Callable[[Digest], int], clock: Clock, failures: SourceFailures
+        self,
+        *,
+        limits: CacheLimits,
+        users_of: Callable[[Digest], int],
+        clock: Clock,
+        failures: SourceFailures,
+        slab_bytes: Callable[[int], int] = lambda _: 0,
     ) -> None:
+        """`slab_bytes`: how many a slab has at most, by the adapter's rank"""
         self._failures = failures
         self._users_of = users_of
         self._clock = clock
         self._eviction = Eviction(limits)
+        self._slabs = SlabQueue()
+        self._slab_bytes = slab_bytes
         self._lives: dict[Digest, AdapterLife] = {}
         self.jobs: dict[tuple[object, ...], FetchJob] = {}
         self.pending = Pending()
@@ -55,6 +65,10 @@ class AdapterPolicy:
 
     def get(self, digest: Digest) -> AdapterLife | None:
         return self._lives.get(digest)
+
+    @property
+    def slab_under_way(self) -> Digest | None:
+        return self._slabs.current
 
     def take_effects(self) -> list[Effect]:
         taken, self._effects = self._effects, []
@@ -76,6 +90,7 @@ class AdapterPolicy:
             self._forget_unused(life)  # the adapter may have been dropped while its folder was checked
         if self._eviction.waiting():
             self._list()
+        self._next_slab()
         if not self._confirming:
             self._unconfirmed = iter(list(self._lives))
             self._confirm_some()
@@ -260,6 +275,8 @@ class AdapterPolicy:
             case (Listing(), Failure()):
                 for fetch in self._eviction.listing_failed():
                     self._emit(effects.RefuseRoom(fetch, answer))
+                if self._eviction.spare_granted() is not None:
+                    self._slab_ended(0)
                 self._eviction_ended()
             case (None, _):
                 pass
@@ -329,6 +346,19 @@ class AdapterPolicy:
         if life is not None and life.in_engine:
             self._on_device(life, on_device=on_device)
 
+    def slab_missing(self, digest: Digest) -> None:
+        """The engine has loaded the adapter from its checked bytes."""
+        life = self.get(digest)
+        if life is not None and life.ready and life.checked is not None and life.checked.layout.slab:
+            life.slab_asked = False
+            self._want_slab(life)
+
+    def slab_written(self, number: int, size: int) -> None:
+        """The engine has done with a slab of `size` bytes. 0: it could not be written."""
+        if number == self._slabs.number and self._slabs.current is not None:
+            self._slabs.written(self._clock(), success=size > 0)
+            self._slab_ended(size)
+
     def engine_failed(self, digest: Digest) -> None:
         """The engine could not load the adapter: its files may have changed."""
         life = self.get(digest)
@@ -375,6 +405,7 @@ class AdapterPolicy:
 
     def _let_go(self, life: AdapterLife) -> None:
         self.changed[life.digest] = None
+        life.slab_asked = False
         if life.held is not None:
             self._emit(effects.Release(life.held))
             life.held = None
@@ -411,6 +442,8 @@ class AdapterPolicy:
         for waiter in life.waiters:
             self._emit(effects.Succeed(waiter, life.digest))
         life.waiters.clear()
+        if life.checked.lacks_slab:
+            self._want_slab(life)
         if self._clock() < life.wanted_until:
             self._load(life)
 
@@ -436,6 +469,8 @@ class AdapterPolicy:
             return
         if self._lives.get(life.digest) is not life or not life.idle or self._users_of(life.digest):
             return
+        if life.digest == self._slabs.current:
+            return  # its lease is needed; it is asked again when the slab has ended
         del self._lives[life.digest]
         if life.held is not None or life.in_engine:
             self._unload(life)
@@ -474,6 +509,7 @@ class AdapterPolicy:
             for fetch in self._eviction.granted():
                 self._emit(effects.GrantRoom(fetch))
             self._refuse(self._eviction.stuck())
+            self._grant_slab(self._eviction.spare_granted())
             self._eviction_ended()
             return
         life = self._life(digest)
@@ -498,7 +534,46 @@ class AdapterPolicy:
     def _in_use(self, digest: Digest) -> bool:
         """By requests, or by an order or a call, which will end."""
         life = self._lives.get(digest)
-        return self._is_used(digest) or (life is not None and not life.idle) or self.pending.may_bring(digest)
+        busy = (life is not None and not life.idle) or digest == self._slabs.current
+        return self._is_used(digest) or busy or self.pending.may_bring(digest)
+
+    # ---------------------------------------------------------------------------------------------------------- slabs
+
+    def _want_slab(self, life: AdapterLife) -> None:
+        if not life.slab_asked:
+            life.slab_asked = True
+            self._slabs.add(life.digest)
+            self._next_slab()
+
+    def _next_slab(self) -> None:
+        while (digest := self._slabs.begin(self._clock())) is not None:
+            life = self._lives.get(digest)
+            if life is not None and life.ready and life.checked is not None:
+                if self._eviction.limits.bytes is None:
+                    self._grant_slab(granted=True)
+                elif self._eviction.ask_spare(self._slab_bytes(life.checked.layout.rank)):
+                    self._list()
+                return
+            self._slabs.end()
+
+    def _grant_slab(self, granted: bool | None) -> None:
+        if granted is None or self._slabs.current is None:
+            return
+        if not granted:
+            self._slabs.pause(self._clock())
+        life = self._lives.get(self._slabs.current)
+        if granted and life is not None and life.ready and life.checked is not None:
+            self._emit(WriteSlab(self._slabs.number, life.checked.layout))
+        else:
+            self._slab_ended(0)
+
+    def _slab_ended(self, size: int) -> None:
+        digest = self._slabs.end()
+        if self._eviction.spare_ended(size):
+            self._list()
+        if digest is not None and (life := self._lives.get(digest)) is not None:
+            self._forget_unused(life)
+        self._next_slab()
 
     def _emit(self, effect: Effect) -> None:
         self._effects.append(effect)

@@ -7,7 +7,7 @@ from motet.domain import Digest
 from motet.runner_info import Failure
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.policy.values import CacheContents, FetchRequest, Held
-from motet_runner.engine_messages import DropAdapter, LoadAdapter
+from motet_runner.engine_messages import DropAdapter, LoadAdapter, WriteSlab
 
 # ---------------------------------------------------------------------------------------------------- with an answer
 
@@ -139,6 +139,7 @@ Effect = (
     | RefuseRoom
     | LoadAdapter
     | DropAdapter
+    | WriteSlab
     | Succeed
     | Fail
 )

@@ -1,7 +1,8 @@
 """Which adapters leave the disk cache when it holds too many of them, or too many bytes.
 
-Adapters that are used or awaited stay. Of the others, those that few requests use go first, and of these the ones that
-were used longest ago. Adapters that the platform wants resident (`minReplicas`) go last.
+Slabs leave first: a listing of too many bytes removes them. Adapters that are used or awaited stay. Of the others,
+those that few requests use go first, and of these the ones that were used longest ago. Adapters that the platform wants
+resident (`minReplicas`) go last.
 """
 
 from collections.abc import Callable
@@ -50,6 +51,10 @@ class Eviction:
         """The fetches that had asked when the present listing began."""
         self._arrived = 0
         """The bytes of fetches that have ended since the present listing began: it may lack them."""
+        self._spare: int | None = None
+        """The bytes that the slab asks for: nothing leaves for it."""
+        self._spare_considered = False
+        self._spare_granted = 0
 
     # ---------------------------------------------------------------------------------------------------------- room
 
@@ -57,7 +62,7 @@ class Eviction:
     def room(self) -> float:
         """How many bytes may be on the disk besides those of this runner's fetches that run, or ask for room."""
         wanted = self._granted | self._asked
-        return inf if self.limits.bytes is None else self.limits.bytes - sum(wanted.values())
+        return inf if self.limits.bytes is None else self.limits.bytes - sum(wanted.values()) - self._spare_granted
 
     def ask(self, fetch: int, size: int) -> bool:
         """A fetch asks for room for all its bytes. Returns whether to list the cache."""
@@ -89,7 +94,7 @@ class Eviction:
         """Fetch → the bytes that it may write if the cache keeps this many. A large one is not passed by the small ones
         that ask later. But those that hold room come first, each if it can: nobody else gets it before they end."""
         fitting = dict(self._granted)
-        free, passed = self._limit - kept - sum(fitting.values()), False
+        free, passed = self._limit - kept - sum(fitting.values()) - self._spare_granted, False
         for fetch, size in sorted(self._asked.items(), key=lambda one: one[0] not in self._granted):
             more = size - fitting.get(fetch, 0)
             if more > free:
@@ -98,6 +103,29 @@ class Eviction:
                 fitting[fetch] = size
                 free -= more
         return fitting
+
+    def ask_spare(self, size: int) -> bool:
+        """The one slab that is written next asks for room that nobody else wants. Returns whether to list the cache."""
+        self._spare, self._spare_considered = size, False
+        return self._begin()
+
+    def spare_granted(self) -> bool | None:
+        """Whether the slab gets the room that it asked for. None: it has not asked, or the listing does not count."""
+        if self._spare is None or not self._spare_considered:
+            return None
+        size, self._spare = self._spare, None
+        free = self._limit - self._bytes - sum(self._granted.values())
+        if self._asked or size > free:
+            return False
+        self._spare_granted = size
+        return True
+
+    def spare_ended(self, size: int) -> bool:
+        """The slab is written, or never will be. Returns whether to list the cache, because fetches wait for room."""
+        self._spare, self._spare_granted = None, 0
+        self._arrived += size
+        self._bytes += size
+        return self.waiting()
 
     def stuck(self) -> list[int]:
         """The youngest of the fetches that hold room, if all of them wait for more. One alone waits for what orders and
@@ -128,7 +156,7 @@ class Eviction:
     @property
     def _too_many_bytes(self) -> bool:
         """Whether more must leave for the fetches that can run together."""
-        return self._bytes + sum(self._fitting(self._fixed).values()) > self._limit
+        return self._bytes + self._spare_granted + sum(self._fitting(self._fixed).values()) > self._limit
 
     # ------------------------------------------------------------------------------------------------------ a listing
 
@@ -172,7 +200,7 @@ class Eviction:
         asked."""
         self._running = False
         changed = self._arrived or self._spared or self._asked.keys() - self._considered
-        return bool(self._answered or (self._asked and changed)) and self._begin()
+        return bool(self._answered or (self._asked and changed) or self._spare is not None) and self._begin()
 
     def _begin(self) -> bool:
         if self._running:
@@ -180,4 +208,5 @@ class Eviction:
         self._running = True
         self._spared, self._answered = self._answered, set()
         self._considered, self._arrived = set(self._asked), 0
+        self._spare_considered = self._spare is not None
         return True

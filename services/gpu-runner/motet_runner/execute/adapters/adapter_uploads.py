@@ -25,6 +25,9 @@ SLICE_BYTES = 2 * 1024 * 1024
 """The most bytes of an adapter that one iteration reads, and the most that one plan copies, while sequences run: a
 millisecond or two."""
 
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Host memory that is kept for the next load: that of the last one, if it is not larger"""
+
 HURRY_SECONDS = 0.01
 """How long an iteration without work waits for an adapter that is still being read. Commands wait equally long."""
 
@@ -70,6 +73,8 @@ class AdapterLoads:
     stream: CopyStream = field(default_factory=CopyStream)
     parts: int = 0
     """How often more of an adapter had been read"""
+    _memory: torch.Tensor | None = None
+    """Of the last load, for the next one"""
     _arrived: dict[Digest, _Arrived] = field(default_factory=dict)
     _loading: dict[int, _Loading] = field(default_factory=dict)
 
@@ -91,10 +96,17 @@ class AdapterLoads:
         results = LoadResults()
         for load in begin:
             try:
-                host = HostLoad(load.layout, self.layout(load.layout.rank), self.base, pinned=self.memory.is_cuda)
+                host = HostLoad(
+                    load.layout,
+                    self.layout(load.layout.rank),
+                    self.base,
+                    pinned=self.memory.is_cuda,
+                    memory=self._memory,
+                )
             except RuntimeError as error:  # no more threads available
                 results.failed += (LoadFailed(load.number, _as_motet_error(error)),)
             else:
+                self._memory = None
                 self._loading[load.number] = _Loading(load.digest, load.layout.rank, host, self.clock())
         for number, loading in list(self._loading.items()):
             if number not in first_page_of:
@@ -119,7 +131,10 @@ class AdapterLoads:
                 host = loading.host
                 products = self.layout(loading.rank - SCALE_ROWS).rank if host.scales else 0
                 self._arrived[loading.digest] = _Arrived(host.layout.rank, host.linears, products)
-                results.arrived += (LoadArrived(number, self.clock() - loading.began, loading.pause),)
+                if host.memory is not None and len(host.memory) <= MAX_KEPT_BYTES:
+                    self._memory = host.memory
+                seconds = self.clock() - loading.began
+                results.arrived += (LoadArrived(number, seconds, loading.pause, host.from_slab),)
         return results
 
     def before_copies(self) -> None:

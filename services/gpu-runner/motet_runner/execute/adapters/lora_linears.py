@@ -7,6 +7,7 @@ iteration without adapters takes no extra work.
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -76,6 +77,13 @@ class LoraLinears:
     def layout(self, rank: int) -> RunLayout:
         """The places of an adapter's matrices in its run, by rank. All back ends that are bound share this layout."""
         return self._layout(-(-rank // self._tile) * self._tile)
+
+    @property
+    def run_layout(self) -> str:
+        """What the bytes of a run depend on, besides the adapter and the base"""
+        layout = self.layout(self._tile)
+        groups = sha256(repr([(group.inputs, group.outputs) for group in self.groups]).encode()).hexdigest()
+        return f"{type(layout).__name__} {layout.dtype}, of {self._dtype}, tile {self._tile}, groups {groups}"
 
     def run_bytes(self, rank: int) -> int:
         """The bytes of an adapter's run at this rank."""

@@ -1,0 +1,240 @@
+"""Slabs: a checked adapter as the engine keeps it on the device, in a file beside the checked bytes. A load is then a
+read and a copy.
+
+    magic, key, bytes of the run, scales or not, linears, parts | which linears it changes | parts | digest | the bytes
+
+A run is mostly zeros if the adapter changes few linears, so only the parts with other bytes are in the file, in order,
+each with a checksum. The key says what the bytes depend on, and is the file's name, too. A file of another key, of
+another length, or with another byte is never used: it is removed, the adapter is loaded from its checked bytes, and the
+slab is written again. Nothing is flushed: what a crash of the machine leaves has another checksum.
+"""
+
+import itertools
+import os
+import struct
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from motet_runner.adapters.layout import AdapterLayout, FileStamp, slab_key
+
+MAX_SLABS = 4
+"""Of one adapter: pools and versions that share the cache may have engines of different layouts."""
+MAX_PART_BYTES = 1 << 20
+"""So many bytes have a checksum of their own, and may be copied to the device before the rest has been read."""
+MAX_DRAFT_SECONDS = 3600.0
+"""A draft that is older was left by a process that has ended."""
+
+_MAGIC = b"motet s1"
+_HEAD = struct.Struct("<8s16sQ?II")
+_PART = struct.Struct("<QQI")
+_DIGEST_BYTES = 16
+_BLOCK = 4096
+_SHORTEST_GAP = 8
+"""Blocks of zeros that are left out. Fewer are cheaper to read than another part."""
+
+_counter = itertools.count()
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class SlabDamaged(Exception):
+    """The file is not what was written for this adapter and this engine."""
+
+
+class Part(NamedTuple):
+    begin: int
+    """In the run"""
+    size: int
+    checksum: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.size
+
+
+class Slab:
+    """A context manager that holds a slab open. Raises FileNotFoundError if there is none, and SlabDamaged."""
+
+    def __init__(self, adapter: AdapterLayout, run_bytes: int, linears: Sequence[str]) -> None:
+        """`linears`: all that an adapter may change, in the engine's order"""
+        self._adapter = adapter
+        self._run_bytes = run_bytes
+        self._linears = linears
+        self.parts: tuple[Part, ...] = ()
+        self.changed: frozenset[str] = frozenset()
+        """The linears that the adapter changes"""
+        self.scales = False
+
+    def __enter__(self) -> "Slab":
+        self._file = os.open(_path_of(self._adapter), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._read_head()
+        except BaseException:
+            os.close(self._file)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def read(self, part: Part, at: int, run: Bytes) -> None:
+        """Read a part, which begins at this place of the file, into its place in the run."""
+        into = run[part.begin : part.end].data
+        self._fill(into, at)
+        if zlib.crc32(into) != part.checksum:
+            raise SlabDamaged
+
+    def places(self) -> Iterator[tuple[Part, int]]:
+        """Each part, and where in the file it begins"""
+        at = self._begin
+        for part in self.parts:
+            yield part, at
+            at += part.size
+
+    def _read_head(self) -> None:
+        most = _HEAD.size + len(self._linears) // 8 + 1 + _PART.size * (self._run_bytes // _BLOCK + 1) + _DIGEST_BYTES
+        size = os.fstat(self._file).st_size
+        begin = os.pread(self._file, min(most, 2 * _BLOCK), 0)
+        if len(begin) < _HEAD.size:
+            raise SlabDamaged
+        magic, key, run_bytes, self.scales, linears, count = _HEAD.unpack_from(begin)
+        expected = (_MAGIC, slab_key(self._adapter.slab), self._run_bytes, len(self._linears))
+        marks = _HEAD.size + (linears + 7) // 8
+        end = marks + count * _PART.size
+        if (magic, key, run_bytes, linears) != expected or end + _DIGEST_BYTES > most:
+            raise SlabDamaged
+        head = begin if len(begin) >= end + _DIGEST_BYTES else os.pread(self._file, end + _DIGEST_BYTES, 0)
+        if _digest(head[:end]) != head[end : end + _DIGEST_BYTES]:
+            raise SlabDamaged
+        changes = np.unpackbits(np.frombuffer(head[_HEAD.size : marks], np.uint8), count=linears)
+        self.changed = frozenset(itertools.compress(self._linears, changes))
+        self.parts = tuple(Part(*one) for one in _PART.iter_unpack(head[marks:end]))
+        self._begin = end + _DIGEST_BYTES
+        ends = [0, *(part.end for part in self.parts)]
+        ordered = all(before <= part.begin for before, part in zip(ends, self.parts, strict=False))
+        if not ordered or ends[-1] > run_bytes or self._begin + sum(part.size for part in self.parts) != size:
+            raise SlabDamaged
+
+    def _fill(self, into: memoryview, at: int) -> None:
+        while into:
+            count = os.preadv(self._file, [into], at)
+            if not count:
+                raise SlabDamaged
+            at, into = at + count, into[count:]
+
+
+def write_slab(
+    adapter: AdapterLayout, run: Bytes, linears: Sequence[str], changed: frozenset[str], *, scales: bool
+) -> int:
+    """The bytes of the new file. Raises OSError; then there is no file, or an earlier one."""
+    folder = os.open(adapter.file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # If the folder is replaced meanwhile, the slab goes with the old one: it may be made of what was found damaged.
+        status = os.stat(adapter.file.name, dir_fd=folder)
+        if FileStamp(status.st_size, status.st_mtime_ns, status.st_ino) != adapter.stamp:
+            raise FileNotFoundError(f"{adapter.file} has changed")
+        draft = f".{adapter.slab}-{os.getpid()}-{next(_counter)}"
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+        try:
+            with os.fdopen(file, "wb", buffering=0) as opened:
+                size = 0
+                for part in _contents(adapter, run, linears, changed, scales=scales):
+                    left = memoryview(part).cast("B")
+                    size += len(left)
+                    while left:
+                        left = left[opened.write(left) :]
+            os.rename(draft, adapter.slab, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=folder)
+            raise
+        _remove_surplus(folder)
+        return size
+    finally:
+        os.close(folder)
+
+
+def is_slab(name: str) -> bool:
+    """Also a draft"""
+    return name.startswith(("slab-", ".slab-"))
+
+
+def remove_damaged(adapter: AdapterLayout) -> None:
+    """Only the slab of this layout: others in the folder are for other engines."""
+    with suppress(OSError):
+        _path_of(adapter).unlink()
+
+
+def size_of_slabs(folder: Path) -> dict[Path, int]:
+    """The slabs in an adapter's folder, also for other engines"""
+    found = {}
+    for entry in os.scandir(folder):
+        if is_slab(entry.name):
+            with suppress(FileNotFoundError):
+                found[Path(entry.path)] = entry.stat().st_size
+    return found
+
+
+def has_slab(adapter: AdapterLayout) -> bool:
+    return bool(adapter.slab) and _path_of(adapter).exists()
+
+
+def _contents(
+    adapter: AdapterLayout, run: Bytes, linears: Sequence[str], changed: frozenset[str], *, scales: bool
+) -> Iterator[bytes | memoryview]:
+    parts = list(_parts_of(run))
+    marks = np.packbits(np.array([one in changed for one in linears], bool)).tobytes()
+    head = _HEAD.pack(_MAGIC, slab_key(adapter.slab), len(run), scales, len(linears), len(parts))
+    head += marks + b"".join(_PART.pack(*part) for part in parts)
+    yield head + _digest(head)
+    for part in parts:
+        yield run[part.begin : part.end].data
+
+
+def _parts_of(run: Bytes) -> Iterator[Part]:
+    """All but the longer stretches of zeros, cut into parts."""
+    blocks = -(-len(run) // _BLOCK)
+    starts = np.arange(0, len(run), _BLOCK)
+    filled = np.logical_or.reduceat(run != 0, starts) if blocks else np.zeros(0, bool)
+    places = np.flatnonzero(filled)
+    if not len(places):
+        return
+    gaps = np.flatnonzero(np.diff(places) > _SHORTEST_GAP)
+    firsts = [places[0], *places[gaps + 1]]
+    lasts = [*places[gaps], places[-1]]
+    for first, last in zip(firsts, lasts, strict=True):
+        end = min(len(run), (int(last) + 1) * _BLOCK)
+        for begin in range(int(first) * _BLOCK, end, MAX_PART_BYTES):
+            part = run[begin : min(end, begin + MAX_PART_BYTES)]
+            yield Part(begin, len(part), zlib.crc32(part.data))
+
+
+def _remove_surplus(folder: int) -> None:
+    """Slabs beyond the newest, and drafts that nobody finishes"""
+    found: list[tuple[float, str]] = []
+    for name in os.listdir(folder):
+        if is_slab(name):
+            with suppress(FileNotFoundError):
+                found.append((os.stat(name, dir_fd=folder).st_mtime, name))
+    slabs = sorted((one for one in found if not one[1].startswith(".")), reverse=True)
+    late = time.time() - MAX_DRAFT_SECONDS
+    drafts = [one for one in found if one[1].startswith(".") and one[0] < late]
+    for _, name in [*slabs[MAX_SLABS:], *drafts]:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+
+
+def _path_of(adapter: AdapterLayout) -> Path:
+    return adapter.file.with_name(adapter.slab)
+
+
+def _digest(head: bytes) -> bytes:
+    return blake2b(head, digest_size=_DIGEST_BYTES).digest()

@@ -1,0 +1,100 @@
+"""Writes the slabs of checked adapters, in a thread of the engine's process: only the engine knows the layout, and what
+DoRA needs of the base.
+
+One adapter after the other, slowly: an adapter that is not written yet serves from its checked bytes.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from time import sleep
+
+import structlog
+
+from motet.errors import MotetError
+from motet_kernels import RunLayout
+from motet_runner.adapters.host_load import BaseLinearOf, HostLoad
+from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.slab import Slab, SlabDamaged, write_slab
+from motet_runner.interface import SlabWritten
+
+log = structlog.get_logger(__name__)
+
+PACE_BYTES = 1 << 20
+PACE_SECONDS = 0.02
+"""In each of these intervals, so many bytes of the adapter are read and converted: that takes a millisecond or two."""
+
+
+class SlabWriter:
+    def __init__(self, layout: Callable[[int], RunLayout], base: BaseLinearOf | None = None) -> None:
+        """`layout`: the back end's layout by rank"""
+        self._layout = layout
+        self._base = base
+        self._orders: deque[tuple[int, AdapterLayout]] = deque()
+        self._ended: deque[SlabWritten] = deque()
+        self._lock = threading.Lock()
+        self._works = False
+        self._noted: set[str] = set()
+
+    @property
+    def busy(self) -> bool:
+        return self._works or bool(self._ended)
+
+    def write(self, number: int, adapter: AdapterLayout) -> None:
+        """`take_ended` says when it is done, and with what result."""
+        with self._lock:
+            self._orders.append((number, adapter))
+            if self._works:
+                return
+            self._works = True
+        try:
+            threading.Thread(target=self._work, name="slab-writer", daemon=True).start()
+        except RuntimeError:  # no more threads available
+            self._works = False
+            self._orders.remove((number, adapter))
+            self._ended.append(SlabWritten(number, 0))
+
+    def take_ended(self) -> list[SlabWritten]:
+        ended = []
+        while self._ended:
+            ended.append(self._ended.popleft())
+        return ended
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._orders:
+                    self._works = False
+                    return
+                number, adapter = self._orders.popleft()
+            size = 0
+            try:
+                size = self._write(adapter)
+            except (MotetError, OSError, MemoryError, RuntimeError) as error:
+                self._note(error)
+            except Exception:
+                log.exception("slab_not_written", file=adapter.slab)
+            self._ended.append(SlabWritten(number, size))
+
+    def _write(self, adapter: AdapterLayout) -> int:
+        layout = self._layout(adapter.rank)
+        linears = list(layout.offsets)
+        try:
+            with Slab(adapter, layout.bytes, linears):
+                return adapter.file.with_name(adapter.slab).stat().st_size  # another runner was faster
+        except (FileNotFoundError, SlabDamaged):
+            pass
+        host = HostLoad(replace(adapter, slab=""), layout, self._base, pinned=False)
+        while not host.ended(PACE_SECONDS):
+            host.allow(PACE_BYTES)
+            sleep(PACE_SECONDS)
+        assert host.run is not None
+        return write_slab(adapter, host.run.numpy(), linears, host.linears, scales=host.scales)
+
+    def _note(self, error: Exception) -> None:
+        """Once: the adapters serve all the same."""
+        reason = getattr(error, "strerror", None) or str(error)
+        if reason not in self._noted and len(self._noted) < 16:
+            self._noted.add(reason)
+            log.warning("slab_not_written", reason=reason, result="these adapters load from their checked bytes")
