@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -35,7 +36,8 @@ from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.failures import MAX_PER_NAMESPACE, SourceFailures
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held, Order
 from motet_runner.adapters.residency import Residency
-from motet_runner.engine_messages import DropAdapter, LoadAdapter
+from motet_runner.adapters.slab import Slab, SlabDamaged, remove_damaged, write_slab
+from motet_runner.engine_messages import DropAdapter, LoadAdapter, WriteSlab
 from motet_runner.sources.fetch_errors import credentials
 from motet_runner.sources.folder import AdapterFolder
 from tests.support.in_process_runner import write_adapter
@@ -54,6 +56,16 @@ def check(folder: Path) -> Certification:
     return Certification.of(scheduler_pb2.Certificate(rank=4), layout)
 
 
+LINEARS = ("q", "v")
+RUN_BYTES = 9000
+
+
+def run_of(weights: Path) -> np.ndarray:
+    """What the engine makes of these weights"""
+    content = np.frombuffer(weights.read_bytes(), np.uint8)
+    return np.resize(content, RUN_BYTES)
+
+
 class Runner:
     """One runner's policy on the shared cache."""
 
@@ -61,7 +73,7 @@ class Runner:
         self.shared = shared
         self.cache = DiskCache(shared.folder / "cache", max_adapter_bytes=1 << 20)
         self.cache.prepare()
-        self.checks = Checks(self.cache, check, base_digest=Digest("sha256:" + "b" * 64))
+        self.checks = Checks(self.cache, check, base_digest=Digest("sha256:" + "b" * 64), run_layout="one")
         self.users: Counter[Digest] = Counter()
         self.policy = AdapterPolicy(
             limits=CacheLimits(CAPACITY),
@@ -115,6 +127,9 @@ class Runner:
     def carry_out(self, effect: Any) -> None:
         self.undone.remove(effect)
         answer: effects.Answer
+        if isinstance(effect, WriteSlab):
+            self.tell(self.policy.slab_written, effect.number, self.write_slab(effect.layout))
+            return
         if isinstance(effect, effects.Confirm):
             self.cache.touch(effect.held)
             if not effect.held.lease.is_live():
@@ -151,6 +166,31 @@ class Runner:
                 return self.evict(effect)
             case _:
                 return self.cache.contents(effect.capacity)
+
+    def write_slab(self, layout: AdapterLayout) -> int:
+        if self.shared.disk_full:
+            return 0
+        try:
+            return write_slab(layout, run_of(layout.file), LINEARS, frozenset("q"), scales=False)
+        except OSError:
+            return 0
+
+    def load(self, digest: Digest) -> None:
+        """As the engine does"""
+        life = self.policy.get(digest)
+        if life is None or not life.ready or life.checked is None or not life.checked.layout.file_unchanged():
+            return
+        layout, run = life.checked.layout, np.zeros(RUN_BYTES, np.uint8)
+        try:
+            with Slab(layout, RUN_BYTES, LINEARS) as slab:
+                for part, at in slab.places():
+                    slab.read(part, at, run)
+            assert (run == run_of(layout.file)).all()
+        except FileNotFoundError:
+            self.tell(self.policy.slab_missing, digest)
+        except SlabDamaged:
+            remove_damaged(layout)
+            self.tell(self.policy.slab_missing, digest)
 
     def evict(self, effect: effects.Evict) -> effects.Answer:
         if self.shared.disk_full:  # a disk that is read-only does not let anything be removed, either
@@ -296,6 +336,15 @@ class SharedCache(RuleBasedStateMachine):
     def engine_fails(self, at: int, name: str) -> None:
         self.runners[at].tell(self.runners[at].policy.engine_failed, self.digests[name])
 
+    @rule(at=runner, name=name)
+    def engine_loads(self, at: int, name: str) -> None:
+        self.runners[at].load(self.digests[name])
+
+    @rule(name=name, size=st.integers(0, 9000))
+    def damage_slabs(self, name: str, size: int) -> None:
+        for path in self.runners[0].cache.path_of(self.digests[name]).glob("slab-*"):
+            path.write_bytes(path.read_bytes()[:size])
+
     @rule(name=name)
     def vanish(self, name: str) -> None:
         shutil.rmtree(self.runners[0].cache.path_of(self.digests[name]), ignore_errors=True)
@@ -364,6 +413,7 @@ class SharedCache(RuleBasedStateMachine):
             assert not life.ready, "a request waits for what is there"
         held = [life.held for life in runner.policy if life.held is not None]
         assert all(one.lease.is_live() for one in held), "a lease of a folder that has gone"
+        assert runner.policy.slab_under_way is None, "a slab is never written"
         unreleased = {id(one.lease) for one in runner.leases if not one.lease.released}
         assert unreleased == {id(one.lease) for one in held}, "a lease that nobody holds"
         for life in runner.policy:

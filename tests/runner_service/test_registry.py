@@ -45,6 +45,8 @@ class RegistrySetup:
         refuses="refuse",
         engine="",
         check=None,
+        run_layout="",
+        slab_bytes=lambda _: 0,
         **settings,
     ):
         self.folder = folder
@@ -58,7 +60,14 @@ class RegistrySetup:
         cache.prepare()
         self.cache = cache
         sources = usual_sources(folder, **settings)
-        checks = Checks(cache, check or self.check, base_digest=base, engine_limits=engine, version=checker)
+        checks = Checks(
+            cache,
+            check or self.check,
+            base_digest=base,
+            engine_limits=engine,
+            run_layout=run_layout,
+            version=checker,
+        )
         self.files = DiskAdapterFiles(cache, checks, sources)
         self.adapters = AdapterRegistry(
             self.files,
@@ -68,6 +77,7 @@ class RegistrySetup:
             metrics=Metrics(CollectorRegistry(), wall=REAL.wall),
             time_scale=sources.time_scale,
             surroundings=with_clock(self.clock),
+            slab_bytes=slab_bytes,
         )
 
     def check(self, folder):

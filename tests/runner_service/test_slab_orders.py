@@ -1,0 +1,218 @@
+"""When the engine is asked for an adapter's slab: one at a time, where the disk has room that nothing else wants."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from motet.domain import Digest
+from motet_runner.adapters.cache import MAX_READ_AGAIN
+from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.policy.life import AdapterLife
+from motet_runner.adapters.policy.slabs import MAX_FAILURES, PAUSE_SECONDS
+from motet_runner.adapters.slab import is_slab, size_of_slabs, write_slab
+from motet_runner.engine_messages import WriteSlab
+from motet_runner.interface import AdapterLoaded, SlabWritten
+from tests.runner_service.test_disk_limit import bytes_in
+from tests.runner_service.test_registry import RegistrySetup
+
+RUN_BYTES = 3000
+
+
+class SlabSetup(RegistrySetup):
+    """Its engine writes slabs when it is told to."""
+
+    def __init__(self, folder: Path, **more) -> None:
+        super().__init__(folder, **{"run_layout": "one", "capacity": 99} | more)
+
+    @property
+    def ordered(self) -> list[WriteSlab]:
+        return [one for one in self.posted if isinstance(one, WriteSlab)]
+
+    async def write(self, order: WriteSlab) -> int:
+        size = write_slab(order.layout, np.full(RUN_BYTES, 7, np.uint8), ["q"], frozenset("q"), scales=False)
+        await self.end(order, size)
+        return size
+
+    async def end(self, order: WriteSlab, size: int) -> None:
+        self.posted.remove(order)
+        self.adapters.on_slab(SlabWritten(order.number, size))
+        await self.settled()
+
+    async def loaded(self, life: AdapterLife, *, from_slab: bool) -> None:
+        self.adapters.on_loaded(AdapterLoaded(life.digest, 1, 0.1, from_slab=from_slab))
+        await self.settled()
+
+    def bytes(self) -> int:
+        return bytes_in(self.cache.folder) + self.of_slabs()
+
+    def of_slabs(self) -> int:
+        return sum(path.stat().st_size for path in self.cache.folder.rglob("*") if is_slab(path.name))
+
+
+def layout_of(life: AdapterLife) -> AdapterLayout:
+    assert life.checked is not None
+    return life.checked.layout
+
+
+async def test_after_its_check_an_adapters_slab_is_written_once_for_all_runners_and_starts(tmp_path: Path) -> None:
+    setup = SlabSetup(tmp_path)
+    one = await setup.ensure(1)
+    (order,) = setup.ordered
+    assert order.layout == layout_of(one)
+    await setup.write(order)
+    await setup.ensure(1)
+    await setup.loaded(one, from_slab=True)
+    other = SlabSetup(tmp_path)
+    await other.ensure(1)
+    assert setup.ordered == other.ordered == []
+    of_another_layout = SlabSetup(tmp_path, run_layout="other")
+    assert layout_of(await of_another_layout.ensure(1)).slab != order.layout.slab
+    assert len(of_another_layout.ordered) == 1
+    for each in (setup, other, of_another_layout):
+        each.adapters.close()
+
+
+async def test_an_engine_that_loads_no_slabs_is_asked_for_none(tmp_path: Path) -> None:
+    setup = SlabSetup(tmp_path, run_layout="")
+    one = await setup.ensure(1)
+    await setup.loaded(one, from_slab=False)
+    assert (layout_of(one).slab, setup.ordered) == ("", [])
+    setup.adapters.close()
+
+
+async def test_slabs_are_written_one_at_a_time_in_order(tmp_path: Path) -> None:
+    setup = SlabSetup(tmp_path)
+    lives = [await setup.ensure(number) for number in range(3)]
+    for life in lives:
+        (order,) = setup.ordered
+        assert order.layout == layout_of(life)
+        await setup.write(order)
+    assert setup.ordered == []
+    setup.adapters.close()
+
+
+async def test_a_slab_that_a_load_has_found_damaged_is_written_again(tmp_path: Path) -> None:
+    setup = SlabSetup(tmp_path)
+    one = await setup.ensure(1)
+    await setup.write(setup.ordered[0])
+    await setup.loaded(one, from_slab=False)
+    await setup.loaded(one, from_slab=False)
+    assert [order.layout for order in setup.ordered] == [layout_of(one)]
+    setup.adapters.close()
+
+
+async def test_slabs_count_and_make_room_for_adapters_and_none_makes_room_for_them(
+    tmp_path: Path,
+) -> None:
+    measured = SlabSetup(tmp_path / "measured")
+    await measured.ensure(1)
+    of_adapter, of_slab = measured.bytes(), await measured.write(measured.ordered[0])
+    measured.adapters.close()
+    limit = 3 * of_adapter + 2 * of_slab + 100
+    setup = SlabSetup(tmp_path, disk_bytes=limit, slab_bytes=lambda _: of_slab + 50)
+    lives = [await setup.ensure(number) for number in (1, 2, 3)]
+    for _ in range(2):
+        await setup.write(setup.ordered[0])
+        assert setup.bytes() <= limit
+    assert setup.ordered == [], "the third has no room"
+    assert setup.cached() == {life.digest for life in lives}
+    setup.users[lives[0].digest] = setup.users[lives[1].digest] = setup.users[lives[2].digest] = 1
+    fourth = await setup.ensure(4)
+    assert setup.cached() == {life.digest for life in (*lives, fourth)}, "slabs leave, also those of adapters in use"
+    assert setup.bytes() <= limit
+    slabs = [bool(size_of_slabs(layout_of(life).file.parent)) for life in lives]
+    assert of_adapter < of_slab
+    assert slabs == [False, True, False], "only what is needed, of the one that was used longest ago first"
+    setup.adapters.close()
+
+
+async def test_without_room_the_next_one_is_asked_for_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = SlabSetup(tmp_path, disk_bytes=6000, slab_bytes=lambda _: 6000)
+    one = await setup.ensure(1)
+    listings = []
+    contents = setup.cache.contents
+    monkeypatch.setattr(setup.cache, "contents", lambda *given: listings.append(given) or contents(*given))
+    await setup.loaded(one, from_slab=False)
+    assert listings == [], "nobody looks again so soon"
+    setup.clock.advance(PAUSE_SECONDS)
+    await setup.loaded(one, from_slab=False)
+    assert len(listings) == 1
+    assert setup.ordered == []
+    setup.adapters.close()
+
+
+async def test_one_that_cannot_be_written_holds_up_no_other_and_after_some_there_is_a_pause(tmp_path: Path) -> None:
+    setup = SlabSetup(tmp_path)
+    lives = [await setup.ensure(number) for number in range(MAX_FAILURES + 2)]
+    await setup.end(setup.ordered[0], 0)
+    await setup.write(setup.ordered[0])
+    for _ in range(MAX_FAILURES):
+        await setup.end(setup.ordered[0], 0)
+    await setup.loaded(lives[0], from_slab=False)
+    assert setup.ordered == []
+    setup.clock.advance(PAUSE_SECONDS)
+    setup.adapters.tick()
+    await setup.settled()
+    assert len(setup.ordered) == 1
+    setup.adapters.close()
+
+
+async def test_an_adapter_stays_while_its_slab_is_written(tmp_path: Path) -> None:
+    setup = SlabSetup(tmp_path, capacity=1)
+    first = await setup.ensure(1)
+    await setup.ensure(2)
+    third = await setup.ensure(3)
+    assert first.digest in setup.cached()
+    setup.adapters.drop(first.digest)
+    assert first.held is not None
+    assert not first.held.lease.released
+    await setup.end(setup.ordered[0], 0)
+    assert setup.adapters.get(first.digest) is None
+    fourth = await setup.ensure(4)
+    assert setup.cached() <= {third.digest, fourth.digest}
+    setup.adapters.close()
+
+
+async def test_an_answer_to_an_order_that_has_ended_changes_nothing(tmp_path: Path) -> None:
+    setup = SlabSetup(tmp_path)
+    await setup.ensure(1)
+    await setup.ensure(2)
+    (order,) = setup.ordered
+    setup.adapters.on_slab(SlabWritten(order.number + 7, 10))
+    assert setup.adapters.policy.slab_under_way == layout_digest(order)
+    setup.adapters.close()
+
+
+def layout_digest(order: WriteSlab) -> Digest:
+    return Digest(f"sha256:{order.layout.file.parent.name}")
+
+
+async def test_slabs_that_another_runner_has_written_are_counted_soon(tmp_path: Path) -> None:
+    setup = SlabSetup(tmp_path, disk_bytes=1 << 30)
+    lives = [await setup.ensure(number) for number in range(3)]
+    for life in lives:
+        write_slab(layout_of(life), np.full(RUN_BYTES, 7, np.uint8), ["q"], frozenset("q"), scales=False)
+    assert len(lives) < MAX_READ_AGAIN
+    assert setup.cache.contents(0, 1 << 30).bytes == setup.bytes()
+    setup.adapters.close()
+
+
+async def test_a_listing_that_fails_leaves_no_slab_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = SlabSetup(tmp_path, disk_bytes=100_000, slab_bytes=lambda _: 5000)
+    one = await setup.ensure(1)
+    await setup.write(setup.ordered[0])
+
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(setup.cache, "contents", fails)
+    await setup.loaded(one, from_slab=False)
+    assert setup.adapters.policy.slab_under_way is None
+    assert setup.ordered == []
+    monkeypatch.undo()
+    await setup.loaded(one, from_slab=False)
+    assert len(setup.ordered) == 1
+    setup.adapters.close()
