@@ -1,4 +1,4 @@
-"""Measures what registered adapters cost a runner while they wait.
+"""Measures what registered adapters cost a runner while they wait, and what their loads cost.
 
 `registered_*`: a runner's service fetches adapters from folders and checks them; the engine learns of all of them, as
 if each had served once. Memory is what both then take more, for each adapter. The adapters are small, but have as many
@@ -10,7 +10,15 @@ as there can be.
 `registered_10000`: 64 different adapters of ranks 4 to 16 serve a request each, on a random Llama of 30 M parameters,
 once with only these registered, and once with all; the CPU time of an engine, its report included.
 
-    python -m benchmarks.adapters [--registered 10000] [--requests 64] [--pairs 5] [--scratch FOLDER] [--json]
+`load_vs_read`: CPU time of a load from the page cache to the device, beside an engine, over reading the adapter's file
+and copying as many bytes. `switch_vs_peft`: what PEFT takes to load an adapter, set it and delete the last one, over
+such a load.
+
+`hits_15`, `hits_10`: hits among 64 places over those of an eviction that knows the future, with Zipf 1.5 and 1.0 over
+2,000 adapters.
+
+    python -m benchmarks.adapters [--only registered|loads|hits] [--registered 10000] [--requests 64] [--pairs 5]
+                                  [--scratch FOLDER] [--json]
 """
 
 import argparse
@@ -33,6 +41,8 @@ import psutil
 from prometheus_client import CollectorRegistry
 from safetensors.numpy import save
 
+from benchmarks.adapter_hits import measure_hits
+from benchmarks.adapter_loads import measure_loads
 from benchmarks.engine_cases.bench import at_least
 from benchmarks.engine_cases.setup import start_as_the_product_does
 from benchmarks.engine_run import Run
@@ -60,6 +70,7 @@ from motet_runner.scheduler_link import SchedulerLink
 from motet_runner.settings import KERNEL_CACHE, Settings
 from motet_runner.sources.source_access import Sources
 
+PARTS = ("registered", "loads", "hits")
 MAX_KIB, MAX_FILES, MAX_KB_A_SECOND, LEAST = 4, 200, 5, 0.98
 WARM_UP, AT_ONCE = 50, 8
 SECONDS = 10
@@ -221,6 +232,18 @@ def seconds_of(run: Run, count: int) -> Measure:
 
 
 async def measure(given: argparse.Namespace) -> list[Result]:
+    results = []
+    if "registered" in given.only:
+        results += await measure_registered(given)
+    if "loads" in given.only:
+        with tempfile.TemporaryDirectory(dir=given.scratch) as name:
+            results += await measure_loads(SHAPE, random_llama(SHAPE, given.scratch), Path(name), given)
+    if "hits" in given.only:
+        results += measure_hits()
+    return results
+
+
+async def measure_registered(given: argparse.Namespace) -> list[Result]:
     count = given.registered
     with tempfile.TemporaryDirectory(dir=given.scratch) as name:
         folder = Path(name)
@@ -255,6 +278,7 @@ async def measure(given: argparse.Namespace) -> list[Result]:
 
 def main() -> None:
     parser = arguments(__doc__)
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part; again for more (default: all)")
     parser.add_argument("--registered", type=int, default=10_000, help="adapters that wait")
     parser.add_argument("--requests", type=int, default=64, help="adapters that serve")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
@@ -263,6 +287,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where the model is kept")
     parser.set_defaults(vocabulary=SHAPE.vocabulary)
     given = parser.parse_args()
+    given.only = given.only or PARTS
     start_as_the_product_does("benchmarks.adapters")
     given.scratch.mkdir(parents=True, exist_ok=True)
     report("adapters", asyncio.run(measure(given)), as_json=given.json)

@@ -18,6 +18,7 @@ from motet.errors import AdapterFetchFailed
 from motet_runner.adapters import layout as layout_module
 from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout, StoredTensor
+from motet_runner.adapters.load_threads import LoadThreads
 from motet_runner.adapters.peft_config import CONFIG_NAME, WEIGHTS_NAME
 from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import Engine
@@ -265,6 +266,7 @@ def test_a_machine_without_threads_to_give_fails_the_adapter_and_not_the_engine(
     engine = make_engine(llama)
     load(engine, A, adapters[0])
     monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr("motet_runner.adapters.host_load._THREADS", LoadThreads())
     ran = run(engine, ask("tuned", adapter=A), ask("base"))
     assert ran.last["tuned"].finish is Finish.FAILED
     assert len(ran.tokens["base"]) == 40
