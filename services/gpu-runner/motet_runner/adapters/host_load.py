@@ -149,6 +149,7 @@ class HostLoad:
                 self._done += part.size
                 self.read_bytes = part.end
                 self.run = run
+            slab.verified()
         if not zeros:
             into[self.read_bytes :] = 0
         self.run = run

@@ -4,7 +4,7 @@ read and a copy.
     magic, key, bytes of the run, scales or not, linears, parts | which linears it changes | parts | digest | the bytes
 
 A run is mostly zeros if the adapter changes few linears, so only the parts with other bytes are in the file, in order,
-each with a checksum. The key says what the bytes depend on, and is the file's name, too. A file of another key, of
+each with checksums. The key says what the bytes depend on, and is the file's name, too. A file of another key, of
 another length, or with another byte is never used: it is removed, the adapter is loaded from its checked bytes, and the
 slab is written again. Nothing is flushed: what a crash of the machine leaves has another checksum.
 """
@@ -13,6 +13,7 @@ import itertools
 import os
 import struct
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b, shake_256
@@ -28,12 +29,14 @@ MAX_SLABS = 4
 """Of one adapter: pools and versions that share the cache may have engines of different layouts."""
 MAX_PART_BYTES = 1 << 20
 """So many bytes have a checksum of their own, and may be copied to the device before the rest has been read."""
+MAX_VERIFIED = 4096
+"""Of how many slabs a process knows that they are right"""
 MAX_DRAFT_SECONDS = 3600.0
 """A draft that is older was left by a process that has ended."""
 
 _MAGIC = b"motet s1"
 _HEAD = struct.Struct("<8s16sQ?II")
-_PART = struct.Struct("<QQQ")
+_PART = struct.Struct("<QQQQ")
 _DIGEST_BYTES = 16
 _BLOCK = 4096
 """Memory is given and disks are read in such blocks."""
@@ -46,6 +49,9 @@ _counter = itertools.count()
 
 Bytes = npt.NDArray[np.uint8]
 
+_verified: OrderedDict[tuple[int, ...], None] = OrderedDict()
+"""The states of the files that this process has read as a whole and found right"""
+
 
 class SlabDamaged(Exception):
     """The file is not what was written for this adapter and this engine."""
@@ -55,6 +61,8 @@ class Part(NamedTuple):
     begin: int
     """In the run"""
     size: int
+    sum: int
+    """Of its words, modulo 2^64"""
     checksum: int
 
     @property
@@ -91,8 +99,17 @@ class Slab:
         """Read a part, which begins at this place of the file, into its place in the run."""
         into = run[part.begin : part.end].data
         self._fill(into, at)
-        if _checksum(run[part.begin : part.end]) != part.checksum:
+        found = run[part.begin : part.end]
+        if _sum(found) != part.sum or not (self._known or _checksum(found) == part.checksum):
             raise SlabDamaged
+
+    def verified(self) -> None:
+        """All parts were read. Until somebody writes to the file, only their sums are compared: that finds what a disk
+        does to them."""
+        if not self._known:
+            _verified[self._state] = None
+            if len(_verified) > MAX_VERIFIED:
+                _verified.popitem(last=False)
 
     def places(self) -> Iterator[tuple[Part, int]]:
         """Each part, and where in the file it begins"""
@@ -103,7 +120,11 @@ class Slab:
 
     def _read_head(self) -> None:
         most = _HEAD.size + len(self._linears) // 8 + 1 + _PART.size * (self._run_bytes // _BLOCK + 1) + _DIGEST_BYTES
-        size = os.fstat(self._file).st_size
+        status = os.fstat(self._file)
+        size = status.st_size
+        # The kernel notes the time of each write as ctime, which nobody can set.
+        self._state = (status.st_dev, status.st_ino, size, status.st_mtime_ns, status.st_ctime_ns)
+        self._known = self._state in _verified
         begin = os.pread(self._file, min(most, 2 * _BLOCK), 0)
         if len(begin) < _HEAD.size:
             raise SlabDamaged
@@ -216,7 +237,7 @@ def _parts_of(run: Bytes) -> Iterator[Part]:
         end = min(len(run), (int(last) + 1) * _BLOCK)
         for begin in range(int(first) * _BLOCK, end, MAX_PART_BYTES):
             part = run[begin : min(end, begin + MAX_PART_BYTES)]
-            yield Part(begin, len(part), _checksum(part))
+            yield Part(begin, len(part), _sum(part), _checksum(part))
 
 
 def _remove_surplus(folder: int) -> None:
@@ -236,6 +257,11 @@ def _remove_surplus(folder: int) -> None:
 
 def _path_of(adapter: AdapterLayout) -> Path:
     return adapter.file.with_name(adapter.slab)
+
+
+def _sum(part: Bytes) -> int:
+    words = len(part) // 8 * 8
+    return (int(part[:words].view(np.uint64).sum(dtype=np.uint64)) + int(part[words:].sum(dtype=np.uint64))) % (1 << 64)
 
 
 def _checksum(part: Bytes) -> int:
