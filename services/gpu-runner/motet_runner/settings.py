@@ -149,8 +149,9 @@ class Settings(BaseSettings):
     An adapter in use is never removed."""
 
     adapter_disk_mib: int | None = Field(None, ge=1)
-    """The most MiB of the files of adapters in the disk cache, with those of unfinished fetches. What a check has found
-    takes some KiB more for each adapter. A fetch begins when adapters that may go
+    """The most MiB of the files of adapters in the disk cache, with those of unfinished fetches, and with slabs: these
+    take only room that nothing else needs, and leave first. What a check has found takes some KiB more for each
+    adapter. A fetch begins when adapters that may go
     have left room for it. A larger adapter is refused before it is fetched. Runners that share a cache grant room each
     to its own fetches, and can together exceed the number by these. Unset: any number."""
 

@@ -196,8 +196,8 @@ class EngineSpec(ResourceModel):
     """The largest number of adapters in the disk cache of a runner at once."""
 
     adapter_disk_mib: Annotated[int, Field(ge=1, le=1_073_741_824)] | None = Field(default=None, alias="adapterDiskMiB")
-    """The most MiB that adapters may take on the disk of a runner, with unfinished fetches. A larger adapter is
-    refused. Absent: any number."""
+    """The most MiB that adapters may take on the disk of a runner, with unfinished fetches and with their slabs, which
+    are only written where there is room. A larger adapter is refused. Absent: any number."""
 
     max_model_length: Annotated[int, Field(ge=16, le=4_194_304)] | None = None
     """The largest number of tokens of prompt and output together. Absent: the limit of the model."""
