@@ -1,5 +1,6 @@
 """When the engine is asked for an adapter's slab: one at a time, where the disk has room that nothing else wants."""
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -215,4 +216,33 @@ async def test_a_listing_that_fails_leaves_no_slab_waiting(tmp_path: Path, monke
     monkeypatch.undo()
     await setup.loaded(one, from_slab=False)
     assert len(setup.ordered) == 1
+    setup.adapters.close()
+
+
+async def test_slabs_that_come_and_go_change_nothing_of_the_order_in_which_adapters_leave(tmp_path: Path) -> None:
+    setup = SlabSetup(tmp_path, disk_bytes=1 << 20, slab_bytes=lambda _: 5000)
+    lives = [await setup.ensure(number) for number in range(3)]
+    order = [one.digest for one in setup.cache.contents().by_last_use]
+    for _ in range(3):
+        await setup.write(setup.ordered[0])
+    assert setup.of_slabs() > 0
+    assert [one.digest for one in setup.cache.contents().by_last_use] == order
+    listed = setup.cache.contents(0, setup.bytes() - setup.of_slabs())
+    assert setup.of_slabs() == 0
+    assert [one.digest for one in listed.by_last_use] == order == [life.digest for life in lives]
+    setup.adapters.close()
+
+
+async def test_slabs_on_a_disk_that_takes_no_writes_stay_and_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = SlabSetup(tmp_path, disk_bytes=1 << 20, slab_bytes=lambda _: 5000)
+    await setup.ensure(1)
+    await setup.write(setup.ordered[0])
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert setup.cache.contents(0, 1).bytes == setup.bytes()
     setup.adapters.close()

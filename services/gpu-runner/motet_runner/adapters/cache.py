@@ -172,10 +172,12 @@ class DiskCache:
                 break
             folder = self.path_of(cached.digest)
             left = before = self._sizes[folder.name].slabs
-            for slab, size in size_of_slabs(folder).items():
-                with self._noting("slabs stay"):
+            with self._noting("slabs stay"):
+                used = folder.stat().st_mtime_ns
+                for slab, size in size_of_slabs(folder).items():
                     slab.unlink(missing_ok=True)
                     left -= size
+                os.utime(folder, ns=(used, used))  # the order of eviction stays
             self._sizes[folder.name] = self._sizes[folder.name]._replace(slabs=max(0, left))
             gone += before - max(0, left)
         return gone

@@ -18,6 +18,9 @@ import orjson
 SCALE_ROWS = 2
 """As `motet_kernels.run_layout` says: this module needs no torch"""
 
+SLAB_VERSION = 1
+"""Of what is in a slab. An earlier version that shares the cache has files of other names."""
+
 ON_A_GPU = "on a GPU"
 WITH_VLLM = "with vLLM"
 """Where adapters that scale and shift are not served yet"""
@@ -120,7 +123,7 @@ class AdapterLayout:
 
     def with_slab(self, *depends_on: object) -> "AdapterLayout":
         """The same, with the name of the slab that depends on this and on the layout."""
-        text = repr((depends_on, self.stamp, self.rank, self.linears_file))
+        text = repr((SLAB_VERSION, depends_on, self.stamp, self.rank, self.linears_file))
         return replace(self, slab=f"slab-{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}.bin")
 
     def is_stored(self) -> bool:

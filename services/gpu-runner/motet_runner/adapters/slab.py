@@ -160,6 +160,7 @@ def write_slab(
     """The bytes of the new file. Raises OSError; then there is no file, or an earlier one."""
     folder = os.open(adapter.file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        used = os.fstat(folder).st_mtime_ns
         # If the folder is replaced meanwhile, the slab goes with the old one: it may be made of what was found damaged.
         status = os.stat(adapter.file.name, dir_fd=folder)
         if FileStamp(status.st_size, status.st_mtime_ns, status.st_ino) != adapter.stamp:
@@ -180,6 +181,7 @@ def write_slab(
                 os.unlink(draft, dir_fd=folder)
             raise
         _remove_surplus(folder)
+        os.utime(folder, ns=(used, used))  # the order of eviction: to write a slab is no use
         return size
     finally:
         os.close(folder)
