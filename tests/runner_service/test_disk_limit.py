@@ -24,13 +24,14 @@ from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
-from motet_runner.adapters.policy.eviction import CacheLimits, Eviction
+from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.failures import SourceFailures
 from motet_runner.adapters.policy.frequency import Frequency
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held, Order
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterLoaded
 from motet_runner.sources.fetch_errors import no_space
+from testbed.adapter_uses import best_hits, hits, uses_of
 from tests.runner_service.test_registry import RegistrySetup
 from tests.support.adapter_fetches import settle
 from tests.support.in_process_runner import write_adapter
@@ -435,24 +436,8 @@ async def test_adapters_that_come_together_all_find_room_in_turn(tmp_path, one_s
 
 @pytest.mark.parametrize(("skew", "least"), [(1.5, 0.97), (1.0, 0.87)])
 def test_the_hits_come_near_those_of_an_eviction_that_knows_the_future(skew: float, least: float) -> None:
-    random, places = Random(7), 64
-    weights = [1 / rank**skew for rank in range(1, 2001)]
-    uses = [digest(one) for one in random.choices(range(2000), weights, k=20_000)]
-    eviction = Eviction(CacheLimits(places))
-    cached: dict[Digest, None] = {}
-    hits = 0
-    for one in uses:
-        eviction.frequency.used(one)
-        hits += one in cached
-        cached.pop(one, None)
-        cached[one] = None
-        if eviction.answered(one):
-            eviction.listed(CacheContents(tuple(map(Cached, cached))), lambda _: False, lambda _: False)
-            while (gone := eviction.next(lambda _: False)) is not None:
-                del cached[gone]
-                eviction.removed()
-            eviction.ended()
-    assert hits / best_hits(uses, places) >= least
+    uses = uses_of(skew)
+    assert hits(uses) / best_hits(uses) >= least
 
 
 def test_what_was_popular_long_ago_leaves_and_counts_stay_finite_and_few() -> None:
@@ -462,22 +447,6 @@ def test_what_was_popular_long_ago_leaves_and_counts_stay_finite_and_few() -> No
     for number in range(2, 100_000):
         frequency.used(digest(2 + number % 5000))
     assert 0.0 == frequency.of(digest(1)) < frequency.of(digest(2 + 99_999 % 5000)) < inf
-
-
-def best_hits(uses: list[Digest], places: int) -> int:
-    """Belady's: whatever is used last, or never again, leaves."""
-    later: dict[Digest, list[int]] = {}
-    for at in range(len(uses) - 1, -1, -1):
-        later.setdefault(uses[at], []).append(at)
-    cached: dict[Digest, int] = {}
-    hits = 0
-    for one in uses:
-        later[one].pop()
-        hits += one in cached
-        cached[one] = later[one][-1] if later[one] else len(uses)
-        if len(cached) > places:
-            del cached[max(cached, key=lambda digest: cached[digest])]
-    return hits
 
 
 WRITES = {
