@@ -14,8 +14,8 @@ once with only these registered, and once with all; the CPU time of an engine, i
 and copying as many bytes. `switch_vs_peft`: what PEFT takes to load an adapter, set it and delete the last one, over
 such a load.
 
-`hits_15`, `hits_10`: hits among 64 places over those of an eviction that knows the future, with Zipf 1.5 and 1.0 over
-2,000 adapters.
+`hits_15`, `hits_10`: hits of the disk cache with 64 places over those of an eviction that knows the future, with Zipf
+1.5 and 1.0 over 2,000 adapters.
 
     python -m benchmarks.adapters [--only registered|loads|hits] [--registered 10000] [--requests 64] [--pairs 5]
                                   [--scratch FOLDER] [--json]
