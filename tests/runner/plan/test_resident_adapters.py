@@ -157,24 +157,18 @@ def test_an_adapter_is_pinned_until_it_is_said_not_to_be() -> None:
     assert here(planner) == {"z", "x"}, "what was dropped is not pinned"
 
 
-def test_pinned_adapters_that_nobody_asks_for_leave_a_slot_free() -> None:
+def test_pinned_adapters_as_many_as_slots_are_all_resident_and_one_yields_to_a_request() -> None:
     planner = make_planner(pages=20, max_adapters=2)
     device = FakeDevice(planner)
     pin(planner, x=2, z=2)
     device.run()
-    assert here(planner) == {"x"}
-    assert not planner.has_work()
+    assert here(planner) == {"x", "z"}
     know(planner, y=2)
     device.run()
-    assert here(planner) == {"x", "y"}
-    planner.commands.add(new("a", adapter="z"))
+    assert here(planner) == {"x", "z"}
+    planner.commands.add(new("a", adapter="y"))
     device.run()
-    assert here(planner) == {"x", "z"}, "a request for it may take any slot"
-    alone = make_planner(pages=20, max_adapters=1)
-    device = FakeDevice(alone)
-    pin(alone, x=2)
-    device.run()
-    assert here(alone) == {"x"}
+    assert here(planner) == {"z", "y"}
 
 
 def test_an_adapter_with_live_sequences_is_never_evicted() -> None:

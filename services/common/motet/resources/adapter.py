@@ -124,8 +124,7 @@ class AdapterPlacement(ResourceModel):
 
     min_replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = 0
     """How many runners keep the adapter resident, also without requests; at most the pool's `pinnedReplicas` for this
-    namespace. Such adapters leave a runner's memory last, and without requests they leave one slot to others. 0: its
-    first request loads it."""
+    namespace. Such adapters leave a runner's memory last. 0: its first request loads it."""
 
     max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = MAX_REPLICAS
     """The largest number of runners that serve the adapter. If these are full, its next request waits for one of

@@ -104,14 +104,6 @@ class DeviceBudget:
     def run_of(self, adapter: Digest) -> PageRun:
         return self._runs[adapter]
 
-    def has_free_slot(self, adapter: Digest) -> bool:
-        """True if the adapter may take a slot that is free. Pinned ones leave the last slot to others; a device with
-        one slot has none to leave."""
-        most = self.max_adapters
-        if adapter in self._pinned and most > 1 and self._pinned.issuperset(self._runs):
-            most -= 1
-        return len(self._runs) < most
-
     def could_grant(self, count: int, is_live: IsLive) -> bool:
         """True if a run fits, after evictions, into the pages and the number of adapters."""
         idle = [run.length for adapter, run in self._runs.items() if not is_live(adapter)]

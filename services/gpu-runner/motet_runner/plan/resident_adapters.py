@@ -5,7 +5,7 @@ when all of it has arrived. One adapter loads at a time, and all sequences that 
 
 An adapter with live sequences stays. Of the others, those that the platform wants resident (`minReplicas`) go last, and
 the least recently used one goes first: for an adapter that a sequence waits for, or for KV. A load that nobody waits
-for takes only empty pages, and is also given up for them. It leaves one slot to adapters that are not pinned.
+for takes only empty pages, and is also given up for them.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -158,7 +158,7 @@ class ResidentAdapters:
         self._budget.pin(digest, pinned=pinned)
         if known.pages >= self._pages.capacity:
             return
-        if self._is_live(digest) or self._budget.has_free_slot(digest):
+        if self._is_live(digest) or len(self._budget.adapters) < self._budget.max_adapters:
             self.want(digest)
 
     def want(self, digest: Digest) -> None:
@@ -209,9 +209,7 @@ class ResidentAdapters:
             waits = self._is_live(digest)
             if waits and not self._could_begin(digest):
                 continue
-            grant = None
-            if waits or self._budget.has_free_slot(digest):
-                grant = self._budget.grant(digest, self._known[digest].pages, self._is_live, evict=waits)
+            grant = self._budget.grant(digest, self._known[digest].pages, self._is_live, evict=waits)
             if grant is None:
                 if not waits:
                     del self._wanted[digest]
