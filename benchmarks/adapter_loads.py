@@ -51,7 +51,7 @@ class Loader:
                 if found.failed:
                     raise found.failed[0].error
                 if found.arrived:
-                    return found.arrived[0].from_slab
+                    return not found.arrived[0].lacks_slab
 
 
 def with_slabs(engine: Engine, folders: Sequence[Path]) -> list[AdapterLayout]:

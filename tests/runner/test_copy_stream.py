@@ -64,7 +64,7 @@ def begun(stream: LateCopies) -> AdapterLoads:
         layout=SimpleNamespace(bytes=64, rank=8),
         linears=frozenset({"q"}),
         memory=None,
-        from_slab=False,
+        lacks_slab=True,
         scales=False,
     )
     layout = SimpleNamespace(bytes=64)

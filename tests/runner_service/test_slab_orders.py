@@ -1,17 +1,17 @@
 """When the engine is asked for an adapter's slab: one at a time, where the disk has room that nothing else wants."""
 
 import errno
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from motet.domain import Digest
-from motet_runner.adapters.cache import MAX_READ_AGAIN
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.slabs import MAX_FAILURES, PAUSE_SECONDS
-from motet_runner.adapters.slab import is_slab, size_of_slabs, write_slab
+from motet_runner.adapters.slab import is_slab, remove_slabs, size_of_slabs, write_slab
 from motet_runner.engine_messages import WriteSlab
 from motet_runner.interface import AdapterLoaded, SlabWritten
 from tests.runner_service.test_disk_limit import bytes_in
@@ -25,6 +25,11 @@ class SlabSetup(RegistrySetup):
 
     def __init__(self, folder: Path, **more) -> None:
         super().__init__(folder, **{"run_layout": "one", "capacity": 99} | more)
+
+    async def ensure(self, *given, **more) -> AdapterLife:
+        life = await super().ensure(*given, **more)
+        await self.loaded(life, lacks_slab=bool(layout_of(life).slab) and not has_slab(life))
+        return life
 
     @property
     def ordered(self) -> list[WriteSlab]:
@@ -40,8 +45,8 @@ class SlabSetup(RegistrySetup):
         self.adapters.on_slab(SlabWritten(order.number, size))
         await self.settled()
 
-    async def loaded(self, life: AdapterLife, *, from_slab: bool) -> None:
-        self.adapters.on_loaded(AdapterLoaded(life.digest, 1, 0.1, from_slab=from_slab))
+    async def loaded(self, life: AdapterLife, *, lacks_slab: bool) -> None:
+        self.adapters.on_loaded(AdapterLoaded(life.digest, 1, 0.1, lacks_slab=lacks_slab))
         await self.settled()
 
     def bytes(self) -> int:
@@ -51,19 +56,23 @@ class SlabSetup(RegistrySetup):
         return sum(path.stat().st_size for path in self.cache.folder.rglob("*") if is_slab(path.name))
 
 
+def has_slab(life: AdapterLife) -> bool:
+    return layout_of(life).file.with_name(layout_of(life).slab).exists()
+
+
 def layout_of(life: AdapterLife) -> AdapterLayout:
     assert life.checked is not None
     return life.checked.layout
 
 
-async def test_after_its_check_an_adapters_slab_is_written_once_for_all_runners_and_starts(tmp_path: Path) -> None:
+async def test_after_its_first_load_an_adapters_slab_is_written_once_for_all_runners_and_starts(tmp_path: Path) -> None:
     setup = SlabSetup(tmp_path)
     one = await setup.ensure(1)
     (order,) = setup.ordered
     assert order.layout == layout_of(one)
     await setup.write(order)
     await setup.ensure(1)
-    await setup.loaded(one, from_slab=True)
+    await setup.loaded(one, lacks_slab=False)
     other = SlabSetup(tmp_path)
     await other.ensure(1)
     assert setup.ordered == other.ordered == []
@@ -74,10 +83,19 @@ async def test_after_its_check_an_adapters_slab_is_written_once_for_all_runners_
         each.adapters.close()
 
 
+async def test_an_adapter_that_is_never_loaded_gets_no_slab(tmp_path: Path) -> None:
+    setup = SlabSetup(tmp_path)
+    await RegistrySetup.ensure(setup, 1)
+    setup.adapters.tick()
+    await setup.settled()
+    assert setup.ordered == []
+    setup.adapters.close()
+
+
 async def test_an_engine_that_loads_no_slabs_is_asked_for_none(tmp_path: Path) -> None:
     setup = SlabSetup(tmp_path, run_layout="")
     one = await setup.ensure(1)
-    await setup.loaded(one, from_slab=False)
+    await setup.loaded(one, lacks_slab=True)
     assert (layout_of(one).slab, setup.ordered) == ("", [])
     setup.adapters.close()
 
@@ -97,8 +115,8 @@ async def test_a_slab_that_a_load_has_found_damaged_is_written_again(tmp_path: P
     setup = SlabSetup(tmp_path)
     one = await setup.ensure(1)
     await setup.write(setup.ordered[0])
-    await setup.loaded(one, from_slab=False)
-    await setup.loaded(one, from_slab=False)
+    await setup.loaded(one, lacks_slab=True)
+    await setup.loaded(one, lacks_slab=True)
     assert [order.layout for order in setup.ordered] == [layout_of(one)]
     setup.adapters.close()
 
@@ -136,10 +154,10 @@ async def test_without_room_the_next_one_is_asked_for_after_a_pause(
     listings = []
     contents = setup.cache.contents
     monkeypatch.setattr(setup.cache, "contents", lambda *given: listings.append(given) or contents(*given))
-    await setup.loaded(one, from_slab=False)
+    await setup.loaded(one, lacks_slab=True)
     assert listings == [], "nobody looks again so soon"
     setup.clock.advance(PAUSE_SECONDS)
-    await setup.loaded(one, from_slab=False)
+    await setup.loaded(one, lacks_slab=True)
     assert len(listings) == 1
     assert setup.ordered == []
     setup.adapters.close()
@@ -152,7 +170,7 @@ async def test_one_that_cannot_be_written_holds_up_no_other_and_after_some_there
     await setup.write(setup.ordered[0])
     for _ in range(MAX_FAILURES):
         await setup.end(setup.ordered[0], 0)
-    await setup.loaded(lives[0], from_slab=False)
+    await setup.loaded(lives[0], lacks_slab=True)
     assert setup.ordered == []
     setup.clock.advance(PAUSE_SECONDS)
     setup.adapters.tick()
@@ -191,12 +209,33 @@ def layout_digest(order: WriteSlab) -> Digest:
     return Digest(f"sha256:{order.layout.file.parent.name}")
 
 
-async def test_slabs_that_another_runner_has_written_are_counted_soon(tmp_path: Path) -> None:
+async def test_slabs_that_another_runner_has_written_or_removed_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setup = SlabSetup(tmp_path, disk_bytes=1 << 30)
     lives = [await setup.ensure(number) for number in range(3)]
+    monkeypatch.setattr("motet_runner.adapters.cache.RECENT_NS", 0)
+    setup.cache.contents(0, 1 << 30)
+    time.sleep(0.05)
     for life in lives:
         write_slab(layout_of(life), np.full(RUN_BYTES, 7, np.uint8), ["q"], frozenset("q"), scales=False)
-    assert len(lives) < MAX_READ_AGAIN
+    assert setup.cache.contents(0, 1 << 30).bytes == setup.bytes()
+    with_slabs = setup.bytes()
+    time.sleep(0.05)
+    remove_slabs(layout_of(lives[1]).file.parent)
+    assert setup.bytes() < with_slabs
+    assert setup.cache.contents(0, 1 << 30).bytes == setup.bytes()
+    setup.adapters.close()
+
+
+async def test_slabs_written_right_after_a_listing_are_counted(tmp_path: Path) -> None:
+    """Some disks have the same time for both."""
+    setup = SlabSetup(tmp_path, disk_bytes=1 << 30)
+    life = await setup.ensure(1)
+    folder = layout_of(life).file.parent
+    setup.cache.contents(0, 1 << 30)
+    write_slab(layout_of(life), np.full(RUN_BYTES, 7, np.uint8), ["q"], frozenset("q"), scales=False)
+    assert setup.cache._sizes[folder.name].changed == 0, "too recent to be believed"  # noqa: SLF001
     assert setup.cache.contents(0, 1 << 30).bytes == setup.bytes()
     setup.adapters.close()
 
@@ -210,11 +249,11 @@ async def test_a_listing_that_fails_leaves_no_slab_waiting(tmp_path: Path, monke
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(setup.cache, "contents", fails)
-    await setup.loaded(one, from_slab=False)
+    await setup.loaded(one, lacks_slab=True)
     assert setup.adapters.policy.slab_under_way is None
     assert setup.ordered == []
     monkeypatch.undo()
-    await setup.loaded(one, from_slab=False)
+    await setup.loaded(one, lacks_slab=True)
     assert len(setup.ordered) == 1
     setup.adapters.close()
 

@@ -213,7 +213,7 @@ class Engine(PlannedEngine):
             no_scales="" if loaded.device.type == "cpu" else ON_A_GPU,
             biased_modules=biased_modules(loaded.linears),
             max_device_rank=linears.largest_rank((pages - 1) * page_bytes, config.max_lora_rank + SCALE_ROWS),
-            run_layout=linears.run_layout,
+            run_layout=f"{linears.run_layout}, kernels {exact_mode.NAME if exact else config.kernels}",
         )
 
     @property

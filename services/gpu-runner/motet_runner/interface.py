@@ -222,8 +222,8 @@ class AdapterLoaded:
     seconds: float
     pause: float = 0.0
     """For how long iterations stood still for it, in all"""
-    from_slab: bool = True
-    """False: the adapter's slab is missing, or was damaged and is removed."""
+    lacks_slab: bool = False
+    """The adapter's slab is missing, or was damaged and is removed."""
 
 
 @dataclass(frozen=True, slots=True)

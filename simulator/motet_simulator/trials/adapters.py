@@ -212,9 +212,6 @@ class SimulatedAdapterFiles:
     def release(self, held: Held) -> None:
         self._lease_of(held).release()
 
-    def slab_written(self, digest: Digest) -> None:
-        pass  # a simulated engine writes none
-
     async def forget_partial(self, request: FetchRequest) -> None: ...
 
     async def clear_partial(self) -> None: ...

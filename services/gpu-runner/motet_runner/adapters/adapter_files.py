@@ -61,9 +61,6 @@ class AdapterFiles(Protocol):
     def release(self, held: Held) -> None:
         """Releases a lease without waiting."""
 
-    def slab_written(self, digest: Digest) -> None:
-        """The engine has written a slab, or tried to: count the adapter's bytes again, without waiting."""
-
     async def forget_partial(self, request: FetchRequest) -> None: ...
 
     async def clear_partial(self) -> None:
@@ -136,9 +133,6 @@ class DiskAdapterFiles(Fetches):
     def release(self, held: Held) -> None:
         # In the thread for folders: if a call hangs there, closing a folder may hang, too.
         self.folders.submit(held.lease.release)
-
-    def slab_written(self, digest: Digest) -> None:
-        self.folders.submit(partial(self.cache.slab_written, digest))
 
     async def clear_partial(self) -> None:
         await self.sources.clear_partial()

@@ -13,7 +13,7 @@ import errno
 import itertools
 import os
 import shutil
-from collections import deque
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import inf
@@ -30,7 +30,7 @@ from motet_runner.adapters.digest_lease import DigestLease, DigestLeases
 from motet_runner.adapters.folder_lease import FolderLease
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held
 from motet_runner.adapters.safetensors_header import read_header
-from motet_runner.adapters.slab import size_of_slabs
+from motet_runner.adapters.slab import remove_drafts, remove_slabs, size_of_slabs
 from motet_runner.sources.fetch_errors import another_digest, no_space, temporary
 from motet_runner.sources.file_selection import WEIGHTS
 from motet_runner.sources.partial_fetch import key_of
@@ -39,8 +39,8 @@ log = structlog.get_logger(__name__)
 
 CERTIFICATE = "certificate.json"
 
-MAX_READ_AGAIN = 64
-"""Of how many folders a listing counts the slabs again"""
+RECENT_NS = 2_000_000_000
+"""The times of files are so coarse on some disks that a second change soon after the first one does not show."""
 
 MAX_ORIGINS = 64
 """How many origins of an adapter are known in each namespace, those that were used last. From another one it is fetched
@@ -68,8 +68,6 @@ class DiskCache:
         self._noted: set[str] = set()
         self._sizes: dict[str, _Size] = {}
         """The bytes of the folders that were read."""
-        self._read_again: deque[str] = deque()
-        """The folders whose slabs are counted again in this round: other runners write some, too."""
 
     def prepare(self) -> None:
         """Make the folder, and remove the files of processes that ended during a fetch."""
@@ -77,6 +75,8 @@ class DiskCache:
         self.renew_leases()
         for left in self.folder.glob(".*-*"):
             self._remove_unlocked(left)
+        for folder in self._folders():
+            remove_drafts(folder)
 
     def renew_leases(self) -> None:
         """Called at intervals: if the lock files are removed, or could not be made before, the leases get locks."""
@@ -130,11 +130,8 @@ class DiskCache:
         own = f".fetch-{os.getpid()}-"
         others = (name for name in names if name.startswith(".") and not name.startswith(own))
         unfinished = sum(_bytes_of(self.folder / name) for name in others)
-        self._read_again = self._read_again or deque(adapters)
-        for _ in range(min(MAX_READ_AGAIN, len(self._read_again))):
-            self._sizes.pop(self._read_again.popleft(), None)
         self._sizes = {name: self._size_of(name) for name in adapters}
-        total = sum(map(sum, self._sizes.values()))
+        total = sum(size.bytes for size in self._sizes.values())
         if total + unfinished > room:
             total -= self._remove_slabs(total + unfinished - room)
         if len(adapters) <= capacity and total + unfinished <= room:
@@ -146,21 +143,33 @@ class DiskCache:
         for name in names:
             with suppress(ValueError, FileNotFoundError):
                 used = (self.folder / name).stat().st_mtime_ns
-                found.append((used, digest_from_hex(name), sum(self._sizes.get(name, _NO_SIZE))))
+                found.append((used, digest_from_hex(name), self._sizes.get(name, _NO_SIZE).bytes))
         return tuple(Cached(digest, size) for _, digest, size in sorted(found))
 
     def _size_of(self, name: str) -> "_Size":
-        """The bytes of an adapter's files never change. Those of slabs do, see `slab_written`."""
-        if (size := self._sizes.get(name)) is not None and size.files:
-            return size
+        """Counted again when the folder has changed: other runners write and remove slabs, too."""
         with suppress(FileNotFoundError, NotADirectoryError):
             folder = self.folder / name
-            return _Size(_size_of_adapter(folder), sum(size_of_slabs(folder).values()))
+            changed = folder.stat().st_ctime_ns
+            if (size := self._sizes.get(name)) is not None and size.changed == changed:
+                return size
+            if time.time_ns() - changed < RECENT_NS:
+                changed = 0
+            return _Size(_size_of_adapter(folder), sum(size_of_slabs(folder).values()), changed)
         return _NO_SIZE  # it has just gone
 
-    def slab_written(self, digest: Digest) -> None:
-        """This process has written a slab: the folder's bytes are counted again."""
-        self._sizes.pop(self.path_of(digest).name, None)
+    def _folders(self) -> list[Path]:
+        return [self.folder / name for name in os.listdir(self.folder) if not name.startswith(".")]  # noqa: PTH208
+
+    def remove_slabs(self) -> bool:
+        """The disk is full. Returns whether there is more space now: adapters load more slowly without their slabs."""
+        gone = 0
+        for folder in self._folders():
+            with self._noting("slabs stay"), suppress(FileNotFoundError, NotADirectoryError):
+                gone += remove_slabs(folder)
+        if gone:
+            log.warning("slabs_removed", bytes=gone, reason="the disk is full")
+        return gone > 0
 
     def _remove_slabs(self, surplus: float) -> int:
         """Remove slabs, those of the adapters first that were used longest ago, until `surplus` bytes are free. Without
@@ -171,15 +180,11 @@ class DiskCache:
             if gone >= surplus:
                 break
             folder = self.path_of(cached.digest)
-            left = before = self._sizes[folder.name].slabs
-            with self._noting("slabs stay"):
-                used = folder.stat().st_mtime_ns
-                for slab, size in size_of_slabs(folder).items():
-                    slab.unlink(missing_ok=True)
-                    left -= size
-                os.utime(folder, ns=(used, used))  # the order of eviction stays
-            self._sizes[folder.name] = self._sizes[folder.name]._replace(slabs=max(0, left))
-            gone += before - max(0, left)
+            before = self._sizes[folder.name]
+            with self._noting("slabs stay"), suppress(FileNotFoundError):
+                remove_slabs(folder)
+            self._sizes[folder.name] = after = self._size_of(folder.name)
+            gone += before.bytes - after.bytes
         return gone
 
     # -------------------------------------------------------------------------------------------------------- writing
@@ -195,16 +200,12 @@ class DiskCache:
     def keep(self, folder: Path, contents: Mapping[str, bytes]) -> bool:
         """Write what a check has found beside the adapter's files, in this order. False: the disk takes no more."""
         try:
-            for name, content in contents.items():
-                draft = folder / f".{name}-{os.getpid()}-{next(_counter)}"
-                try:
-                    draft.write_bytes(content)
-                    draft.chmod(0o644)
-                    draft.replace(folder / name)
-                except OSError:
-                    with suppress(OSError):
-                        draft.unlink()
+            try:
+                self._keep(folder, contents)
+            except OSError as error:
+                if error.errno not in _NO_SPACE or not self.remove_slabs():
                     raise
+                self._keep(folder, contents)
         except OSError as error:
             self._note(error, "adapters are checked again after the next start")
             return False
@@ -273,6 +274,18 @@ class DiskCache:
 
     def held(self, digest: Digest, lease: DigestLease) -> Held:
         return Held(digest, _size_of_adapter(lease.folder), lease.inode, lease)
+
+    def _keep(self, folder: Path, contents: Mapping[str, bytes]) -> None:
+        for name, content in contents.items():
+            draft = folder / f".{name}-{os.getpid()}-{next(_counter)}"
+            try:
+                draft.write_bytes(content)
+                draft.chmod(0o644)
+                draft.replace(folder / name)
+            except OSError:
+                with suppress(OSError):
+                    draft.unlink()
+                raise
 
     def _may_use(self, held: Held, request: FetchRequest) -> bool:
         origin = held.folder / _origin(request)
@@ -412,9 +425,15 @@ def _remove(path: Path) -> None:
 class _Size(NamedTuple):
     files: int
     slabs: int
+    changed: int
+    """When the folder changed last. 0: it is to be counted again."""
+
+    @property
+    def bytes(self) -> int:
+        return self.files + self.slabs
 
 
-_NO_SIZE = _Size(0, 0)
+_NO_SIZE = _Size(0, 0, 0)
 
 
 def _size_of_adapter(folder: Path) -> int:

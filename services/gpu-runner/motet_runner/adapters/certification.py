@@ -72,8 +72,6 @@ class Certification:
     layout: AdapterLayout
     engine: str = ""
     """The engine's limits that the adapter was checked against: the text of `EngineLimits`."""
-    lacks_slab: bool = False
-    """The layout may have a slab, and there was none when the certification was read."""
 
     @classmethod
     def of(cls, certificate: scheduler_pb2.Certificate, layout: AdapterLayout, engine: str = "") -> "Certification":

@@ -9,7 +9,6 @@ from motet_runner.adapters.cache import CERTIFICATE, DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.policy.values import Held
-from motet_runner.adapters.slab import has_slab
 
 Check = Callable[[Path], Certification]
 """Checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
@@ -69,4 +68,4 @@ class Checks:
         if not self._run_layout:
             return checked
         layout = checked.layout.with_slab(held.digest, self._base_digest, self._version, self._run_layout)
-        return replace(checked, layout=layout, lacks_slab=not has_slab(layout))
+        return replace(checked, layout=layout)

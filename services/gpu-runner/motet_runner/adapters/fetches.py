@@ -34,15 +34,23 @@ class Fetches:
     async def fetch(self, fetch: Fetch, room: Room | None = None) -> Held:
         """`room`: awaited before files of this many bytes are written. None: there is room for all. Raises
         AdapterFetchFailed, and OSError or CallHangs if the runner's own disk fails or hangs."""
-        source = parse(fetch.request.source, fetch.request.revision)
         try:
-            if isinstance(source, FolderUri):
-                return await self._from_folder(source.path, fetch, room)
-            return await self._from_remote(fetch.number, fetch.request, room)
+            try:
+                return await self._fetch(fetch, room)
+            except AdapterFetchFailed as failure:
+                if failure.reason != "NoSpace" or not await self.threads.run(self.cache.remove_slabs):
+                    raise
+            return await self._fetch(fetch, room)
         except AdapterFetchFailed as failure:
             if failure.reason == "NoSpace":
                 await self.sources.clear_partial(all_of_them=True)
             raise
+
+    async def _fetch(self, fetch: Fetch, room: Room | None) -> Held:
+        source = parse(fetch.request.source, fetch.request.revision)
+        if isinstance(source, FolderUri):
+            return await self._from_folder(source.path, fetch, room)
+        return await self._from_remote(fetch.number, fetch.request, room)
 
     async def forget_partial(self, request: FetchRequest) -> None:
         await self.sources.forget_partial(self._remote(request))

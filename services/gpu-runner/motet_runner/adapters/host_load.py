@@ -73,6 +73,8 @@ class HostLoad:
         """The first `read_bytes` bytes of `run` are final."""
         self.from_slab = False
         """True if all was in the adapter's slab; known at the end"""
+        self.lacks_slab = False
+        """True if the slab is missing, or was damaged and is removed; known at the end"""
         self.memory = memory
         """What the next load may use once this one has ended, and all copies of `run`"""
         self._adapter = adapter
@@ -122,12 +124,13 @@ class HostLoad:
             try:
                 self._read_slab(run, zeros=fresh)
             except FileNotFoundError:
-                pass
+                self.lacks_slab = True
             except (SlabDamaged, OSError) as error:
                 fresh = False
                 if isinstance(error, SlabDamaged) or error.errno == errno.EIO:
-                    log.warning("slab_damaged", file=self._adapter.slab, result="it is removed, and written again")
-                    remove_damaged(self._adapter)
+                    self.lacks_slab = remove_damaged(self._adapter)
+                    result = "it is removed, and written again" if self.lacks_slab else "it stays: the disk takes no writes"
+                    log.warning("slab_damaged", file=self._adapter.slab, result=result)
             else:
                 self.from_slab = True
                 return

@@ -186,13 +186,11 @@ class AdapterRegistry:
         self._metrics.adapter_load_seconds.observe(event.seconds)
         self._on_device.add(event.digest)
         self._decide(self.policy.engine_has, event.digest, on_device=True)
-        if not event.from_slab:
+        if event.lacks_slab:
             self._decide(self.policy.slab_missing, event.digest)
         return self.policy.get(event.digest)
 
     def on_slab(self, event: SlabWritten) -> None:
-        if (digest := self.policy.slab_under_way) is not None:
-            self.files.slab_written(digest)
         self._decide(self.policy.slab_written, event.number, event.bytes)
 
     def on_evicted(self, event: AdapterEvicted) -> AdapterLife | None:

@@ -9,10 +9,12 @@ another length, or with another byte is never used: it is removed, the adapter i
 slab is written again. Nothing is flushed: what a crash of the machine leaves has another checksum.
 """
 
+import errno
+import fcntl
 import itertools
 import os
+import secrets
 import struct
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -25,14 +27,15 @@ import numpy.typing as npt
 
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, slab_key
 
-MAX_SLABS = 4
+MAX_SLABS = 2
 """Of one adapter: pools and versions that share the cache may have engines of different layouts."""
+FREE_SHARE = 20
+MAX_FREE_BYTES = 4 << 30
+"""A slab is written only if this share of the disk, or so many bytes, stay free."""
 MAX_PART_BYTES = 1 << 20
 """So many bytes have a checksum of their own, and may be copied to the device before the rest has been read."""
 MAX_VERIFIED = 4096
 """Of how many slabs a process knows that they are right"""
-MAX_DRAFT_SECONDS = 3600.0
-"""A draft that is older was left by a process that has ended."""
 
 _MAGIC = b"motet s1"
 _HEAD = struct.Struct("<8s16sQ?II")
@@ -44,8 +47,6 @@ _SHORTEST_GAP = 8
 """Blocks of zeros that are left out. Fewer are cheaper to read than another part."""
 
 _WEIGHTS = np.frombuffer(shake_256(_MAGIC).digest(4096), np.uint64) | np.uint64(1)
-
-_counter = itertools.count()
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -165,10 +166,13 @@ def write_slab(
         status = os.stat(adapter.file.name, dir_fd=folder)
         if FileStamp(status.st_size, status.st_mtime_ns, status.st_ino) != adapter.stamp:
             raise FileNotFoundError(f"{adapter.file} has changed")
-        draft = f".{adapter.slab}-{os.getpid()}-{next(_counter)}"
+        check_room(folder, len(run))
+        draft = f".{adapter.slab}-{secrets.token_hex(8)}"
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
         try:
             with os.fdopen(file, "wb", buffering=0) as opened:
+                with suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 size = 0
                 for part in _contents(adapter, run, linears, changed, scales=scales):
                     left = memoryview(part).cast("B")
@@ -180,7 +184,7 @@ def write_slab(
             with suppress(OSError):
                 os.unlink(draft, dir_fd=folder)
             raise
-        _remove_surplus(folder)
+        _remove_surplus(folder, adapter.slab)
         os.utime(folder, ns=(used, used))  # the order of eviction: to write a slab is no use
         return size
     finally:
@@ -192,10 +196,47 @@ def is_slab(name: str) -> bool:
     return name.startswith(("slab-", ".slab-"))
 
 
-def remove_damaged(adapter: AdapterLayout) -> None:
-    """Only the slab of this layout: others in the folder are for other engines."""
-    with suppress(OSError):
-        _path_of(adapter).unlink()
+def check_room(folder: int | Path, size: int) -> None:
+    """Raises OSError if the folder's disk would be too full with so many bytes more."""
+    disk = os.statvfs(folder)
+    free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    if free - size < min(whole // FREE_SHARE, MAX_FREE_BYTES):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def remove_damaged(adapter: AdapterLayout) -> bool:
+    """Only the slab of this layout: others in the folder are for other engines. False: the disk takes no writes."""
+    try:
+        _path_of(adapter).unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def remove_slabs(folder: Path) -> int:
+    """Returns the bytes of those that have gone. Raises OSError."""
+    used = folder.stat().st_mtime_ns
+    gone = 0
+    try:
+        for slab, size in size_of_slabs(folder).items():
+            slab.unlink(missing_ok=True)
+            gone += size
+    finally:
+        if gone:
+            os.utime(folder, ns=(used, used))  # the order of eviction stays
+    return gone
+
+
+def remove_drafts(folder: Path) -> None:
+    """Those whose process has ended: it has locked the others."""
+    for path in folder.glob(".slab-*"):
+        with suppress(OSError):
+            file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(file)
 
 
 def size_of_slabs(folder: Path) -> dict[Path, int]:
@@ -206,10 +247,6 @@ def size_of_slabs(folder: Path) -> dict[Path, int]:
             with suppress(FileNotFoundError):
                 found[Path(entry.path)] = entry.stat().st_size
     return found
-
-
-def has_slab(adapter: AdapterLayout) -> bool:
-    return bool(adapter.slab) and _path_of(adapter).exists()
 
 
 def _contents(
@@ -226,10 +263,7 @@ def _contents(
 
 def _parts_of(run: Bytes) -> Iterator[Part]:
     """All but the longer stretches of zeros, cut into parts."""
-    blocks = -(-len(run) // _BLOCK)
-    starts = np.arange(0, len(run), _BLOCK)
-    filled = np.logical_or.reduceat(run != 0, starts) if blocks else np.zeros(0, bool)
-    places = np.flatnonzero(filled)
+    places = np.fromiter(_filled_blocks(run), np.int64)
     if not len(places):
         return
     gaps = np.flatnonzero(np.diff(places) > _SHORTEST_GAP)
@@ -242,17 +276,22 @@ def _parts_of(run: Bytes) -> Iterator[Part]:
             yield Part(begin, len(part), _sum(part), _checksum(part))
 
 
-def _remove_surplus(folder: int) -> None:
-    """Slabs beyond the newest, and drafts that nobody finishes"""
+def _filled_blocks(run: Bytes) -> Iterator[int]:
+    """Those that hold more than zeros. A bool for each byte of the run would take as much memory as the run."""
+    for begin in range(0, len(run), MAX_PART_BYTES):
+        some = run[begin : begin + MAX_PART_BYTES]
+        filled = np.logical_or.reduceat(some != 0, np.arange(0, len(some), _BLOCK))
+        yield from np.flatnonzero(filled) + begin // _BLOCK
+
+
+def _remove_surplus(folder: int, new: str) -> None:
+    """Slabs beyond this one and the newest of the others"""
     found: list[tuple[float, str]] = []
     for name in os.listdir(folder):
-        if is_slab(name):
+        if is_slab(name) and not name.startswith(".") and name != new:
             with suppress(FileNotFoundError):
                 found.append((os.stat(name, dir_fd=folder).st_mtime, name))
-    slabs = sorted((one for one in found if not one[1].startswith(".")), reverse=True)
-    late = time.time() - MAX_DRAFT_SECONDS
-    drafts = [one for one in found if one[1].startswith(".") and one[0] < late]
-    for _, name in [*slabs[MAX_SLABS:], *drafts]:
+    for _, name in sorted(found, reverse=True)[MAX_SLABS - 1 :]:
         with suppress(OSError):
             os.unlink(name, dir_fd=folder)
 

@@ -16,7 +16,7 @@ from motet.errors import MotetError
 from motet_kernels import RunLayout
 from motet_runner.adapters.host_load import BaseLinearOf, HostLoad
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.adapters.slab import Slab, SlabDamaged, write_slab
+from motet_runner.adapters.slab import Slab, SlabDamaged, check_room, write_slab
 from motet_runner.interface import SlabWritten
 
 log = structlog.get_logger(__name__)
@@ -85,6 +85,7 @@ class SlabWriter:
                 return adapter.file.with_name(adapter.slab).stat().st_size  # another runner was faster
         except (FileNotFoundError, SlabDamaged):
             pass
+        check_room(adapter.file.parent, layout.bytes)
         host = HostLoad(replace(adapter, slab=""), layout, self._base, pinned=False)
         while not host.ended(PACE_SECONDS):
             host.allow(PACE_BYTES)

@@ -242,7 +242,7 @@ class ResidentAdapters:
         digest, self._loading = self._loading.digest, None
         known = self._known[digest]
         known.arrived = True
-        self._table.events.append(AdapterLoaded(digest, known.layout.size, load.seconds, load.pause, load.from_slab))
+        self._table.events.append(AdapterLoaded(digest, known.layout.size, load.seconds, load.pause, load.lacks_slab))
         return digest
 
     def failed(self, number: int) -> tuple[Digest, tuple[Effect, ...]] | None:

@@ -347,11 +347,13 @@ class AdapterPolicy:
             self._on_device(life, on_device=on_device)
 
     def slab_missing(self, digest: Digest) -> None:
-        """The engine has loaded the adapter from its checked bytes."""
+        """The engine has loaded the adapter from its checked bytes, because it has no slab. An adapter that is never
+        loaded gets none."""
         life = self.get(digest)
         if life is not None and life.ready and life.checked is not None and life.checked.layout.slab:
-            life.slab_asked = False
-            self._want_slab(life)
+            if digest != self._slabs.current:
+                self._slabs.add(digest)
+                self._next_slab()
 
     def slab_written(self, number: int, size: int) -> None:
         """The engine has done with a slab of `size` bytes. 0: it could not be written."""
@@ -405,7 +407,6 @@ class AdapterPolicy:
 
     def _let_go(self, life: AdapterLife) -> None:
         self.changed[life.digest] = None
-        life.slab_asked = False
         if life.held is not None:
             self._emit(effects.Release(life.held))
             life.held = None
@@ -442,8 +443,6 @@ class AdapterPolicy:
         for waiter in life.waiters:
             self._emit(effects.Succeed(waiter, life.digest))
         life.waiters.clear()
-        if life.checked.lacks_slab:
-            self._want_slab(life)
         if self._clock() < life.wanted_until:
             self._load(life)
 
@@ -538,12 +537,6 @@ class AdapterPolicy:
         return self._is_used(digest) or busy or self.pending.may_bring(digest)
 
     # ---------------------------------------------------------------------------------------------------------- slabs
-
-    def _want_slab(self, life: AdapterLife) -> None:
-        if not life.slab_asked:
-            life.slab_asked = True
-            self._slabs.add(life.digest)
-            self._next_slab()
 
     def _next_slab(self) -> None:
         while (digest := self._slabs.begin(self._clock())) is not None:

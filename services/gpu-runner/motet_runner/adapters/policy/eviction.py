@@ -55,6 +55,9 @@ class Eviction:
         """The bytes that the slab asks for: nothing leaves for it."""
         self._spare_considered = False
         self._spare_granted = 0
+        """Only other slabs leave for it. If fetches take the room meanwhile, slabs leave once it is written."""
+        self._surplus = False
+        """The last slab did not fit any more, and no listing has begun since."""
 
     # ---------------------------------------------------------------------------------------------------------- room
 
@@ -94,7 +97,7 @@ class Eviction:
         """Fetch → the bytes that it may write if the cache keeps this many. A large one is not passed by the small ones
         that ask later. But those that hold room come first, each if it can: nobody else gets it before they end."""
         fitting = dict(self._granted)
-        free, passed = self._limit - kept - sum(fitting.values()) - self._spare_granted, False
+        free, passed = self._limit - kept - sum(fitting.values()), False
         for fetch, size in sorted(self._asked.items(), key=lambda one: one[0] not in self._granted):
             more = size - fitting.get(fetch, 0)
             if more > free:
@@ -121,11 +124,13 @@ class Eviction:
         return True
 
     def spare_ended(self, size: int) -> bool:
-        """The slab is written, or never will be. Returns whether to list the cache, because fetches wait for room."""
+        """The slab is written, or never will be. Returns whether to list the cache, because fetches wait for room, or
+        have got that of the slab: a listing of too many bytes removes slabs."""
         self._spare, self._spare_granted = None, 0
         self._arrived += size
         self._bytes += size
-        return self.waiting()
+        self._surplus = size > 0 and self._bytes + sum(self._granted.values()) > self._limit
+        return self.waiting() or (self._surplus and self._begin())
 
     def stuck(self) -> list[int]:
         """The youngest of the fetches that hold room, if all of them wait for more. One alone waits for what orders and
@@ -156,7 +161,7 @@ class Eviction:
     @property
     def _too_many_bytes(self) -> bool:
         """Whether more must leave for the fetches that can run together."""
-        return self._bytes + self._spare_granted + sum(self._fitting(self._fixed).values()) > self._limit
+        return self._bytes + sum(self._fitting(self._fixed).values()) > self._limit
 
     # ------------------------------------------------------------------------------------------------------ a listing
 
@@ -200,12 +205,14 @@ class Eviction:
         asked."""
         self._running = False
         changed = self._arrived or self._spared or self._asked.keys() - self._considered
-        return bool(self._answered or (self._asked and changed) or self._spare is not None) and self._begin()
+        again = self._answered or (self._asked and changed) or self._spare is not None or self._surplus
+        return bool(again) and self._begin()
 
     def _begin(self) -> bool:
         if self._running:
             return False
         self._running = True
+        self._surplus = False
         self._spared, self._answered = self._answered, set()
         self._considered, self._arrived = set(self._asked), 0
         self._spare_considered = self._spare is not None

@@ -37,8 +37,6 @@ class AdapterLife:
     """A request was announced: the adapter is not evicted before this time."""
     drop_when_idle: bool = False
     """Forget the adapter once no request uses it."""
-    slab_asked: bool = False
-    """The engine was asked to write the slab, or will be."""
 
     @property
     def checked(self) -> Certification | None:

@@ -134,7 +134,7 @@ class AdapterLoads:
                 if host.memory is not None and len(host.memory) <= MAX_KEPT_BYTES:
                     self._memory = host.memory
                 seconds = self.clock() - loading.began
-                results.arrived += (LoadArrived(number, seconds, loading.pause, host.from_slab),)
+                results.arrived += (LoadArrived(number, seconds, loading.pause, host.lacks_slab),)
         return results
 
     def before_copies(self) -> None:

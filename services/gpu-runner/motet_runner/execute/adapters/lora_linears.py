@@ -80,7 +80,7 @@ class LoraLinears:
 
     @property
     def run_layout(self) -> str:
-        """What the bytes of a run depend on, besides the adapter and the base"""
+        """What the bytes of a run depend on, besides the adapter, the base and, for DoRA, what multiplies"""
         layout = self.layout(self._tile)
         groups = sha256(repr([(group.inputs, group.outputs) for group in self.groups]).encode()).hexdigest()
         return f"{type(layout).__name__} {layout.dtype}, of {self._dtype}, tile {self._tile}, groups {groups}"
