@@ -1,16 +1,20 @@
 """When the engine is asked for an adapter's slab: one at a time, where the disk has room that nothing else wants."""
 
+import asyncio
 import errno
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from motet.domain import Digest
+from motet.errors import AdapterFetchFailed
+from motet_runner.adapters.cache import CERTIFICATE, DiskCache
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.policy.eviction import CacheLimits, Eviction
 from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.slabs import MAX_FAILURES, PAUSE_SECONDS
+from motet_runner.adapters.policy.values import CacheContents
 from motet_runner.adapters.slab import is_slab, remove_slabs, size_of_slabs, write_slab
 from motet_runner.engine_messages import WriteSlab
 from motet_runner.interface import AdapterLoaded, SlabWritten
@@ -216,12 +220,12 @@ async def test_slabs_that_another_runner_has_written_or_removed_are_counted(
     lives = [await setup.ensure(number) for number in range(3)]
     monkeypatch.setattr("motet_runner.adapters.cache.RECENT_NS", 0)
     setup.cache.contents(0, 1 << 30)
-    time.sleep(0.05)
+    await asyncio.sleep(0.05)
     for life in lives:
         write_slab(layout_of(life), np.full(RUN_BYTES, 7, np.uint8), ["q"], frozenset("q"), scales=False)
     assert setup.cache.contents(0, 1 << 30).bytes == setup.bytes()
     with_slabs = setup.bytes()
-    time.sleep(0.05)
+    await asyncio.sleep(0.05)
     remove_slabs(layout_of(lives[1]).file.parent)
     assert setup.bytes() < with_slabs
     assert setup.cache.contents(0, 1 << 30).bytes == setup.bytes()
@@ -285,3 +289,71 @@ async def test_slabs_on_a_disk_that_takes_no_writes_stay_and_are_counted(
     monkeypatch.setattr(Path, "unlink", refused)
     assert setup.cache.contents(0, 1).bytes == setup.bytes()
     setup.adapters.close()
+
+
+@pytest.mark.parametrize("at", ["store", "keep"])
+async def test_on_a_full_disk_slabs_leave_for_an_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Also without engine.adapterDiskMiB."""
+    setup = SlabSetup(tmp_path)
+    first = await setup.ensure(1)
+    await setup.write(setup.ordered[0])
+    full = OSError(errno.ENOSPC, "No space left on device")
+    real = getattr(DiskCache, f"_{at}")
+    calls: list[int] = []
+    ever_full = False
+
+    def fails(*given, **more):
+        calls.append(setup.of_slabs())
+        if ever_full or setup.of_slabs():
+            raise full
+        return real(*given, **more)
+
+    monkeypatch.setattr(DiskCache, f"_{at}", fails)
+    second = await setup.ensure(2)
+    assert setup.cached() == {first.digest, second.digest}
+    assert layout_of(second).file.with_name(CERTIFICATE).exists()
+    assert (len(calls), setup.of_slabs()) == (2, 0)
+    ever_full = True
+    if at == "store":
+        with pytest.raises(AdapterFetchFailed, match="no space left"):
+            await setup.ensure(3)
+    else:
+        assert not layout_of(await setup.ensure(3)).file.with_name(CERTIFICATE).exists()
+    assert len(calls) == 3, "nothing could leave, so there is no second attempt"
+    setup.adapters.close()
+
+
+async def test_a_fetch_evicts_nothing_for_a_slab_that_is_being_written_and_the_slab_yields(tmp_path: Path) -> None:
+    measured = SlabSetup(tmp_path / "measured")
+    await measured.ensure(1)
+    of_adapter, of_slab = measured.bytes(), await measured.write(measured.ordered[0])
+    measured.adapters.close()
+    assert of_adapter < of_slab
+    limit = 2 * of_adapter + of_slab + 100
+    setup = SlabSetup(tmp_path, disk_bytes=limit, slab_bytes=lambda _: of_slab)
+    lives = [await setup.ensure(1), await setup.ensure(2)]
+    (order,) = setup.ordered
+    lives.append(await setup.ensure(3))
+    assert setup.cached() == {life.digest for life in lives}, "none leaves"
+    await setup.write(order)
+    assert setup.bytes() <= limit
+    assert setup.of_slabs() == 0
+    assert setup.cached() == {life.digest for life in lives}
+    setup.adapters.close()
+
+
+def test_a_slab_that_no_longer_fits_is_looked_for_after_a_listing_that_is_under_way() -> None:
+    eviction = Eviction(CacheLimits(10, 100))
+    assert eviction.ask_spare(40)
+    eviction.listed(CacheContents(unfinished=50), lambda _: False, lambda _: False)
+    assert eviction.spare_granted()
+    assert not eviction.ended()
+    assert eviction.ask(1, 45)
+    eviction.listed(CacheContents(unfinished=50), lambda _: False, lambda _: False)
+    assert eviction.granted() == [1]
+    assert not eviction.spare_ended(40), "a listing is under way"
+    assert eviction.ended(), "there is another one"
+    assert eviction.room == 55
+    assert not eviction.ended(), "but only one"

@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from motet.domain import Digest
 from motet.errors import Internal, MotetError
 from motet.runner_info import Failure
 from motet_runner.adapters.cache import DiskCache

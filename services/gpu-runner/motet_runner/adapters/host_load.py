@@ -129,8 +129,8 @@ class HostLoad:
                 fresh = False
                 if isinstance(error, SlabDamaged) or error.errno == errno.EIO:
                     self.lacks_slab = remove_damaged(self._adapter)
-                    result = "it is removed, and written again" if self.lacks_slab else "it stays: the disk takes no writes"
-                    log.warning("slab_damaged", file=self._adapter.slab, result=result)
+                    result = "is removed, and written again" if self.lacks_slab else "stays: the disk takes no writes"
+                    log.warning("slab_damaged", file=self._adapter.slab, result=f"it {result}")
             else:
                 self.from_slab = True
                 return

@@ -350,10 +350,11 @@ class AdapterPolicy:
         """The engine has loaded the adapter from its checked bytes, because it has no slab. An adapter that is never
         loaded gets none."""
         life = self.get(digest)
-        if life is not None and life.ready and life.checked is not None and life.checked.layout.slab:
-            if digest != self._slabs.current:
-                self._slabs.add(digest)
-                self._next_slab()
+        if life is None or not life.ready or life.checked is None or digest == self._slabs.current:
+            return
+        if life.checked.layout.slab:
+            self._slabs.add(digest)
+            self._next_slab()
 
     def slab_written(self, number: int, size: int) -> None:
         """The engine has done with a slab of `size` bytes. 0: it could not be written."""
