@@ -151,9 +151,9 @@ class Settings(BaseSettings):
     adapter_disk_mib: int | None = Field(None, ge=1)
     """The most MiB of the files of adapters in the disk cache, with those of unfinished fetches, and with slabs: these
     take only room that nothing else needs, and leave first. What a check has found takes some KiB more for each
-    adapter. A fetch begins when adapters that may go
-    have left room for it. A larger adapter is refused before it is fetched. Runners that share a cache grant room each
-    to its own fetches, and can together exceed the number by these. Unset: any number."""
+    adapter. A fetch begins when adapters that may go have left room for it. A larger adapter is refused before it is
+    fetched. Runners that share a cache grant room each to its own fetches, and can together exceed the number by these.
+    One slab can exceed it for a moment, if a fetch has got its room while it was written. Unset: any number."""
 
     max_adapter_mib: int = Field(2048, ge=1)
     """The most MiB of an adapter's weights. A larger adapter is refused before its weights are read."""

@@ -281,7 +281,7 @@ def _filled_blocks(run: Bytes) -> Iterator[int]:
     for begin in range(0, len(run), MAX_PART_BYTES):
         some = run[begin : begin + MAX_PART_BYTES]
         filled = np.logical_or.reduceat(some != 0, np.arange(0, len(some), _BLOCK))
-        yield from np.flatnonzero(filled) + begin // _BLOCK
+        yield from (np.flatnonzero(filled) + begin // _BLOCK).tolist()
 
 
 def _remove_surplus(folder: int, new: str) -> None:
