@@ -43,12 +43,12 @@ def digest(number: int) -> Digest:
 
 def bytes_in(folder: Path) -> int:
     """Of adapters' files, also of those that come. None is counted twice: a folder is renamed while it is read."""
-    names = (*ADAPTER_FILES, *ADAPTER_OPTIONAL_FILES)
+    names = {*ADAPTER_FILES, *ADAPTER_OPTIONAL_FILES}
     sizes: dict[int, int] = {}
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):
-            if path.name in names:
-                status = path.stat()
+    for root, _, files in os.walk(folder):  # `rglob` raises if a folder goes while it is read
+        for name in names & set(files):
+            with suppress(FileNotFoundError):
+                status = Path(root, name).stat()
                 sizes[status.st_ino] = status.st_size
     return sum(sizes.values())
 
