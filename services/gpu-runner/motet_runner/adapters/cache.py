@@ -76,7 +76,8 @@ class DiskCache:
         for left in self.folder.glob(".*-*"):
             self._remove_unlocked(left)
         for folder in self._folders():
-            remove_drafts(folder)
+            with suppress(OSError):  # another runner may remove it meanwhile
+                remove_drafts(folder)
 
     def renew_leases(self) -> None:
         """Called at intervals: if the lock files are removed, or could not be made before, the leases get locks."""
