@@ -31,9 +31,9 @@ MAX_SLABS = 2
 """Of one adapter: pools and versions that share the cache may have engines of different layouts."""
 FREE_SHARE = 20
 MAX_FREE_BYTES = 4 << 30
-"""A slab is written only if this share of the disk, or so many bytes, stay free."""
+"""A slab is written only if one part of FREE_SHARE of the disk stays free, or this number of bytes."""
 MAX_PART_BYTES = 1 << 20
-"""So many bytes have a checksum of their own, and may be copied to the device before the rest has been read."""
+"""A part has a checksum of its own, and may be copied to the device before the rest has been read."""
 MAX_VERIFIED = 4096
 """Of how many slabs a process knows that they are right"""
 
@@ -197,7 +197,7 @@ def is_slab(name: str) -> bool:
 
 
 def check_room(folder: int | Path, size: int) -> None:
-    """Raises OSError if the folder's disk would be too full with so many bytes more."""
+    """Raises OSError if the folder's disk would be too full with `size` bytes more."""
     disk = os.statvfs(folder)
     free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     if free - size < min(whole // FREE_SHARE, MAX_FREE_BYTES):

@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 PACE_BYTES = 1 << 20
 PACE_SECONDS = 0.02
-"""In each of these intervals, so many bytes of the adapter are read and converted: that takes a millisecond or two."""
+"""In each of these intervals, this number of bytes is read and converted: that takes a millisecond or two."""
 
 
 class SlabWriter:

@@ -5,7 +5,7 @@ from motet.domain import Digest
 PAUSE_SECONDS = 60.0
 """After one that had no room on the disk, and after MAX_FAILURES. Those that waited then wait for their next load."""
 MAX_FAILURES = 3
-"""So many, one after the other, are no fault of the adapters."""
+"""This number of failures, one after the other, is no fault of the adapters."""
 
 
 class SlabQueue:
