@@ -25,6 +25,7 @@ async def test_row_20_a_runner_that_is_killed_costs_its_clients_a_pause(
     product: Product, node: ClusterNode, two_runners: list[str]
 ) -> None:
     undisturbed = await asyncio.gather(*(stream(product, model, tokens=TOKENS) for model in ADAPTERS))
+    assert [answer.problem for answer in undisturbed if not answer.complete] == []
     await asyncio.to_thread(wait_for_silence, product)
     running = [asyncio.create_task(stream(product, model, tokens=TOKENS)) for model in (*ADAPTERS, *ADAPTERS)]
     sequences = await asyncio.to_thread(wait_for_streams, product)
