@@ -105,7 +105,7 @@ def test_an_empty_runner_keeps_nothing_while_others_lack_last_places(places):
 
 
 def late_behind(large: int) -> SchedulerDriver:
-    """A request of class Batch waits behind so many that fit nowhere. It has room only among the last places of r0, and
+    """A request of class Batch waits behind many that fit nowhere. It has room only among the last places of r0, and
     on r1 there is none."""
     driver = ready()
     driver.attach("r0", pages=120, max_sequences=32)

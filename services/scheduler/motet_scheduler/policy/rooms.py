@@ -47,7 +47,8 @@ HELD = 3
 group: who needs one needs it on any runner."""
 
 MAX_WOKEN = 16
-"""Of one capacity: on so many runners others are tried again once the group lacks none. Reports do that on the rest."""
+"""Of one capacity: on this number of runners others are tried again once the group lacks none. Reports do that on the
+rest."""
 
 Line = list[tuple[int, int, Runner]]
 """Pages, a number that tells equal ones apart, and the runner. In order."""
