@@ -36,10 +36,11 @@ from motet_operator.reconcile.view import AdapterObject, AdapterReplica, Adapter
 _FAILURE_REASONS = {
     "adapter_fetch_failed": "FetchFailed",
     "adapter_incompatible": "FormatRejected",
+    "adapter_unproved": "ProofFailed",
 }
 """Reasons by error code (motet.errors), for failures that have no reason of their own."""
 
-_CERTIFYING = frozenset(("UnknownField", "UnmappedTensors", "ShapeMismatch", "NoEffect"))
+_CERTIFYING = frozenset(("UnknownField", "UnmappedTensors", "ShapeMismatch", "NoEffect", "ProofFailed"))
 """Failures of complete, well-formed files that do not fit the base model."""
 
 _ELSEWHERE = frozenset(("FetchFailed", "NoSpace"))

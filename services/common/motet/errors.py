@@ -19,6 +19,7 @@ MotetError
 │   └── DeadlineExceeded
 ├── AdapterError              the adapter is wrong; its owner must act
 │   ├── AdapterIncompatible
+│   ├── AdapterUnproved
 │   └── AdapterFetchFailed
 ├── StoreRefused              the database will never accept the value
 ├── Declined                  a runner does not take the request now: the scheduler places it again
@@ -234,6 +235,15 @@ class AdapterIncompatible(AdapterError):
 
     mapping = ErrorMapping("adapter_incompatible", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
     public_message = "The adapter does not fit its base model, or uses a feature that Motet does not support"
+
+
+class AdapterUnproved(AdapterError):
+    """The adapter fits its base model, but what a runner's engine computes with it is wrong, or the adapter moves no
+    logit. The runner does not serve it, and an earlier version goes on serving. The adapter's status says what was
+    found."""
+
+    mapping = ErrorMapping("adapter_unproved", 422, "adapter_error", grpc.StatusCode.FAILED_PRECONDITION)
+    public_message = "The adapter was not proved: its results are wrong, or it changes nothing"
 
 
 class AdapterFetchFailed(AdapterError):

@@ -16,10 +16,11 @@ import torch
 from motet.clock import Clock
 from motet.domain import PAGE_TOKENS
 from motet.errors import SetupError, StructuredOutputUnavailable
-from motet_runner.adapters.layout import ON_A_GPU, SCALE_ROWS, AdapterLayout
+from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout
 from motet_runner.adapters.slab_writer import SlabWriter
 from motet_runner.diagnostics import Diagnostics
 from motet_runner.execute.adapters.adapter_uploads import AdapterLoads
+from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.adapters.lora_linears import LoraLinears, biased_modules
 from motet_runner.execute.exact import exact_mode
 from motet_runner.execute.exact.tiles import Tiles
@@ -30,11 +31,13 @@ from motet_runner.execute.kernels.gpu_kernels_test import fault_of
 from motet_runner.execute.kernels.kernel_change import KernelChange
 from motet_runner.execute.kernels.kernel_choice import KernelChoice
 from motet_runner.execute.kernels.roles import Kernels
+from motet_runner.execute.load.base_outline import no_scales_of
 from motet_runner.execute.load.checkpoint_reader import ignore_progress
 from motet_runner.execute.load.device import device_named
 from motet_runner.execute.load.load_model import load
 from motet_runner.execute.memory_budget.page_budget import copy_bytes_of, whole_pages
 from motet_runner.execute.pack.linear_packing import squares_of
+from motet_runner.execute.proof.adapter_proof import Prover
 from motet_runner.execute.tune.dtype_choice import DtypeChoice
 from motet_runner.execute.tune.thread_choice import choose_threads, threads_to_begin_with, threads_to_judge
 from motet_runner.execute.worker.base_worker import LogitsTap
@@ -133,7 +136,10 @@ class Engine(PlannedEngine):
         with torch.inference_mode():
             self._store = PagedStore(pages, loaded.shape, loaded.dtype, loaded.device)
         tiers = PageTiers(self._store, host_pages, clock=clock)
-        loads = AdapterLoads(self._store.bytes, linears.layout, clock, linears.base, copy_stream_for(loaded.device))
+        self._prover = Prover(loaded, linears, self._store.bytes.view(-1), self._adding_kernels)
+        loads = AdapterLoads(
+            self._store.bytes, linears.layout, clock, linears.base, self._prover, copy_stream_for(loaded.device)
+        )
         self._slabs = SlabWriter(linears.layout, linears.base)
         self._worker: LocalWorker | DeviceWorker
         by_itself = computes_by_itself(loaded.device) and not exact
@@ -183,6 +189,7 @@ class Engine(PlannedEngine):
             beside=None if config.decode_slowdown is None else costs.prompt_tokens_beside,
             tpot_seconds=config.tpot_seconds,
         )
+        self.planner.kernels_changed(choice.state.serving)
         self._masks = SequenceMasks(config.model / "tokenizer.json", loaded.vocabulary, loaded.eos_token_ids)
         self._launched: deque[tuple[StepPlan, float]] = deque()
         """Launched plans that are not yet collected, and when they began."""
@@ -210,10 +217,11 @@ class Engine(PlannedEngine):
             adapter_rank_tile=kernels.add_lora.tile,
             kernels=choice.state,
             by_forecast=preset.admission == "forecast",
-            no_scales="" if loaded.device.type == "cpu" else ON_A_GPU,
+            no_scales=no_scales_of(config),
             biased_modules=biased_modules(loaded.linears),
             max_device_rank=linears.largest_rank((pages - 1) * page_bytes, config.max_lora_rank + SCALE_ROWS),
             run_layout=f"{linears.run_layout}, kernels {exact_mode.NAME if exact else config.kernels}",
+            proves=config.prove_adapters,
         )
 
     @property
@@ -308,8 +316,12 @@ class Engine(PlannedEngine):
         self._newest_end = None
         before = self._kernel_choice.state
         wait = self._kernel_change.advance()
-        if self.planner.cap is not None and self._kernel_choice.state.serving != before.serving:
-            self.planner.cap.forget()
+        if wait == 0:
+            self._prover.weights_changed()
+        if self._kernel_choice.state.serving != before.serving:
+            self.planner.kernels_changed(self._kernel_choice.state.serving)
+            if self.planner.cap is not None:
+                self.planner.cap.forget()
         if self._slabs.busy:
             wait = SLAB_SECONDS if wait is None else min(wait, SLAB_SECONDS)
         return wait
@@ -367,6 +379,10 @@ class Engine(PlannedEngine):
         self._loaded.fused = fused
         self._backend = backend
         self._worker.use(backend, attention)
+
+    def _adding_kernels(self) -> tuple[str, AddLora]:
+        serving = self._kernel_choice.serving
+        return serving.name, serving.add_lora
 
     def _tune(self, kernels: Kernels) -> Iterator[None]:
         if kernels.has_threads and kernels.packing is not None and self._config.threads is None:

@@ -40,6 +40,7 @@ from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
     AdapterLoaded,
+    AdapterProved,
     DecodedTokens,
     Engine,
     Event,
@@ -115,7 +116,9 @@ class EngineLoop:
             Resume: lambda c: engine.resume(c.request, c.epoch, c.promise, number=c.number),
             SetSupervised: lambda c: engine.set_supervised(c.supervised),
             SetOvercommit: lambda c: engine.set_overcommit(c.factor),
-            LoadAdapter: lambda c: engine.load_adapter(c.digest, c.layout, pinned=c.pinned),
+            LoadAdapter: lambda c: engine.load_adapter(
+                c.digest, c.layout, pinned=c.pinned, prove=c.prove, proved_by=c.proved_by
+            ),
             DropAdapter: lambda c: engine.drop_adapter(c.digest),
             WriteSlab: lambda c: engine.write_slab(c.number, c.layout),
             ReportNow: self._want_report,
@@ -376,7 +379,9 @@ class EngineLoop:
                 self._report_state(request, epoch, (state, percent, alone))
             case ParkedNow(request, epoch):
                 self._report_state(request, epoch, (State.PARKED, 0, False))
-            case OverflowAhead() | ResumedNow() | OrderRefused() | AdapterLoaded() | AdapterEvicted() | AdapterFailed():
+            case OverflowAhead() | ResumedNow() | OrderRefused():
+                pass  # gateways do not need these
+            case AdapterLoaded() | AdapterProved() | AdapterEvicted() | AdapterFailed():
                 pass  # gateways do not need these
             case SlabWritten():
                 pass

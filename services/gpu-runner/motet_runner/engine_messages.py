@@ -87,6 +87,9 @@ class SetOvercommit:
 class LoadAdapter:
     digest: Digest
     layout: AdapterLayout
+    prove: bool = False
+    proved_by: tuple[str, ...] = ()
+    """See `Engine.load_adapter`."""
     pinned: bool = False
     """The platform wants the adapter resident, also without requests."""
 

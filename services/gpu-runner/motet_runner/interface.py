@@ -3,7 +3,7 @@
 The service uses an engine only through `Engine`. That protocol is narrow, so that another engine can implement it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +16,7 @@ from motet.grammars.grammar import Grammar
 from motet.promises import USUAL_PROMISE_QUANTILE, PromiseRule
 from motet.runner_info import BatchCap, Capacity, KernelState
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.proof import Proof
 from motet_runner.row_mask import RowMask
 
 Sampling = sampling.Sampling
@@ -235,6 +236,14 @@ class SlabWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterProved:
+    """The results of the adapter on the device are right. It may serve with these kernels."""
+
+    digest: Digest
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterEvicted:
     digest: Digest
 
@@ -262,6 +271,7 @@ Event = (
     | ResumedNow
     | OrderRefused
     | AdapterLoaded
+    | AdapterProved
     | SlabWritten
     | AdapterEvicted
     | AdapterFailed
@@ -372,6 +382,8 @@ class EngineInfo:
     max_device_rank: int | None = None
     """The largest rank on the device for which it has pages, beside one for a request. None: it has them for every rank
     that the pool serves."""
+    proves: bool = False
+    """True if the engine proves adapters: `Engine.load_adapter`"""
     run_layout: str = ""
     """What the bytes of an adapter on the device depend on, besides the adapter and the base. Empty: it loads no
     slabs."""
@@ -413,6 +425,8 @@ class EngineConfig:
     """What computes adapters and attention: auto, torch, cpp, triton on a GPU, or exact for exact mode."""
     adapter_dtype: str = "auto"
     """The type of adapters in device memory: auto for the model's, or int8 with the kernels triton."""
+    prove_adapters: bool = False
+    """True if the engine proves adapters, as far as it can: see `EngineInfo.proves`"""
     kernel_cache: Path | None = None
     """The folder of compiled kernels. None: nothing is compiled, so that `auto` is torch."""
     compiler: str = ""
@@ -496,9 +510,23 @@ class Engine(Protocol):
         """Of a sequence that is bound. To compile a grammar may take a while, so this is the one call that another
         thread makes. Raises InvalidRequest if the grammar cannot be served, StructuredOutputUnavailable if none can."""
 
-    def load_adapter(self, digest: Digest, layout: AdapterLayout, *, pinned: bool = False) -> None:
+    def load_adapter(
+        self,
+        digest: Digest,
+        layout: AdapterLayout,
+        *,
+        pinned: bool = False,
+        prove: bool = False,
+        proved_by: Collection[str] = (),
+    ) -> None:
         """Register where an adapter's checked bytes are, and load the adapter once the device has pages for it.
-        Idempotent. `motet_runner.adapters.certification` makes the layout. `pinned`: it leaves the device last."""
+        Idempotent. `motet_runner.adapters.certification` makes the layout. `pinned`: it leaves the device last.
+
+        `prove`: unless the kernels that serve are among `proved_by`, or have proved it here, they prove the adapter
+        before it serves, and it loads for that even if nobody waits for it. Then comes AdapterProved, or AdapterFailed
+        with AdapterUnproved. What is on the device unproved loads again once no sequence is live on it. An engine whose
+        `info.proves` is false ignores this.
+        """
 
     def drop_adapter(self, digest: Digest) -> None:
         """Forget an adapter once no live sequence uses it."""

@@ -28,6 +28,7 @@ from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
     AdapterLoaded,
+    AdapterProved,
     EngineReport,
     Event,
     OrderRefused,
@@ -205,6 +206,8 @@ class LoadedRunner:
         if batch.report is not None:
             self._report_asked = False
             self.adapters.on_report(batch.report.adapters)
+            if batch.report.kernels is not None:
+                self.adapters.on_kernels(batch.report.kernels.serving)
             self._publish(batch.report)
 
     def _on_event(self, event: Event) -> None:
@@ -227,6 +230,9 @@ class LoadedRunner:
                 self._metrics.adapter_pause_seconds.observe(event.pause)
                 if (one := self.adapters.on_loaded(event)) is not None and not self.scheduler.adapter_changed(one):
                     self._engine.post(ReportNow())
+            case AdapterProved():
+                log.info("adapter_proved", adapter=event.digest, **event.proof._asdict())
+                self.adapters.on_proved(event)
             case AdapterEvicted():
                 one = self.adapters.on_evicted(event)
                 if one is None or one.drop_when_idle or not self.scheduler.adapter_changed(one):

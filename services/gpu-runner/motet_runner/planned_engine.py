@@ -3,6 +3,7 @@
 Subclasses add `step` and `idle`, with a model, a function, or a simulation of iterations. No torch.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from motet.domain import Digest, ParkMethod, RequestId
@@ -55,8 +56,18 @@ class PlannedEngine:
         check_overcommit(factor)
         self.planner.commands.set_overcommit(factor)
 
-    def load_adapter(self, digest: Digest, layout: AdapterLayout, *, pinned: bool = False) -> None:
-        self.planner.commands.load_adapter(digest, layout, pinned=pinned)
+    def load_adapter(
+        self,
+        digest: Digest,
+        layout: AdapterLayout,
+        *,
+        pinned: bool = False,
+        prove: bool = False,
+        proved_by: Collection[str] = (),
+    ) -> None:
+        self.planner.commands.load_adapter(
+            digest, layout, pinned=pinned, prove=prove and self.info.proves, proved_by=proved_by
+        )
 
     def mask_of(self, sequence: NewSequence) -> RowMask:  # noqa: ARG002
         raise StructuredOutputUnavailable("This engine serves no structured output.")

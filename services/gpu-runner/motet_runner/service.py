@@ -28,6 +28,7 @@ from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import EngineLimits
 from motet_runner.adapters.check_processes import CheckProcesses
 from motet_runner.adapters.checks import Checks
+from motet_runner.adapters.kept_proofs import KeptProofs, ProofKey
 from motet_runner.assembly import assemble, new_identity
 from motet_runner.assets import stream_assets
 from motet_runner.engine_client import EngineClient
@@ -151,8 +152,14 @@ class RunnerService:
             check_header=self._checks.check_header,
         )
         await asyncio.to_thread(cache.prepare)
+        proofs = KeptProofs(cache, ProofKey.of(info, base)) if info.proves else None
         checks = Checks(
-            cache, self._checks.check, base_digest=base, engine_limits=str(limits), run_layout=info.run_layout
+            cache,
+            self._checks.check,
+            base_digest=base,
+            engine_limits=str(limits),
+            run_layout=info.run_layout,
+            proofs=proofs,
         )
         return assemble(
             settings,

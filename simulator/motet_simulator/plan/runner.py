@@ -23,6 +23,7 @@ from motet_runner.interface import (
     AdapterEvicted,
     AdapterFailed,
     AdapterLoaded,
+    AdapterProved,
     Event,
     Finish,
     NewSequence,
@@ -223,7 +224,7 @@ class SimulatedRunner:
                     self._report_adapter(self._refs[event.digest], event.digest, AdapterStage.CERTIFIED)
                 else:
                     self._clock.at(self._clock.now, self.ask_report)  # only a report tells that it is gone altogether
-            case AdapterFailed() | StateChanged():
+            case AdapterFailed() | AdapterProved() | StateChanged():
                 pass
 
     def _report_adapter(

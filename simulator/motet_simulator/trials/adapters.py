@@ -18,6 +18,7 @@ from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held
+from motet_runner.adapters.proof import Proof
 from motet_runner.sources.fetch_errors import another_digest, missing, no_space, temporary
 from motet_runner.sources.process_pool import Room
 from motet_simulator.fake_engine import MAX_RANK
@@ -163,6 +164,9 @@ class SimulatedAdapterFiles:
 
     def bytes_of(self, number: int) -> int:
         return 0
+
+    async def keep_proof(self, held: Held, proof: Proof) -> None:
+        """Its engines prove nothing."""
 
     async def check(self, held: Held) -> Certification:
         await self._passes(CHECK_SECONDS)

@@ -34,6 +34,9 @@ _CERTIFYING = {
     "trained on.",
     "NoEffect": "The adapter changes nothing: all its weights are zero. It was saved before training, or by a script "
     "that left out the trained weights. Save it again after training.",
+    "ProofFailed": "A runner's engine has loaded the adapter, and its results differ from those that follow from the "
+    "adapter's files, or the adapter moves no logit. The message says which. If it moves none, train on; otherwise "
+    "please report it.",
 }
 _REFUSED = {
     "PoolNotFound": "`spec.poolRef` names no existing group of pools. Delete the adapter and create it again "

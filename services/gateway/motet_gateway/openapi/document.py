@@ -13,6 +13,7 @@ from motet.errors import (
     AdapterError,
     AdapterFetchFailed,
     AdapterIncompatible,
+    AdapterUnproved,
     BaseModelReplaced,
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -57,7 +58,7 @@ EVERYWHERE = (HostNotAllowed, HeadersTooLarge, RequestTimeout, Internal)
 """Of every path: the connection, the Host header on a loopback address, and defects."""
 OF_KEYS = (NotAuthenticated, InsufficientScope, StoreUnavailable)
 OF_BODIES = (InvalidRequest, UnsupportedParameter, UnsupportedMediaType, RequestTooLarge, Overloaded)
-OF_MODELS = (ModelNotFound, NoRunner, AdapterError, AdapterIncompatible, AdapterFetchFailed)
+OF_MODELS = (ModelNotFound, NoRunner, AdapterError, AdapterIncompatible, AdapterUnproved, AdapterFetchFailed)
 OF_ANSWERS = (
     ContextLengthExceeded,
     RateLimited,

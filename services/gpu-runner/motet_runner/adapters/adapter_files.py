@@ -19,6 +19,7 @@ from motet_runner.adapters.checks import Checks
 from motet_runner.adapters.fetches import Fetches
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.values import CacheContents, FetchRequest, Held
+from motet_runner.adapters.proof import Proof
 from motet_runner.daemon_threads import CallHangs, DaemonThreads
 from motet_runner.sources.fetch_errors import temporary
 from motet_runner.sources.process_pool import Room
@@ -45,6 +46,9 @@ class AdapterFiles(Protocol):
         """How many bytes have been fetched, while the fetch of this number runs."""
 
     async def check(self, held: Held) -> Certification: ...
+
+    async def keep_proof(self, held: Held, proof: Proof) -> None:
+        """Keep a proof beside the certificate, for the next start. Not if the disk takes no more."""
 
     async def evict(self, effect: effects.Evict) -> effects.Answer: ...
 
@@ -90,6 +94,9 @@ class DiskAdapterFiles(Fetches):
     async def check(self, held: Held) -> Certification:
         certify = partial(self.checks.certify, held)
         return await self.threads.run(certify, seconds=self.sources.disk_seconds(held.bytes))
+
+    async def keep_proof(self, held: Held, proof: Proof) -> None:
+        await self._in_folders(partial(self.checks.keep_proof, held, proof))
 
     async def evict(self, effect: effects.Evict) -> effects.Answer:
         try:

@@ -15,6 +15,7 @@ from motet.api.v1 import scheduler_pb2
 from motet_runner.adapters.compatibility_check import check
 from motet_runner.adapters.layout import AdapterLayout, FileStamp, checked_name
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
+from motet_runner.adapters.proof import Proof
 from motet_runner.adapters.weight_check import check_products, check_values
 from motet_runner.interface import EngineInfo
 
@@ -72,6 +73,8 @@ class Certification:
     layout: AdapterLayout
     engine: str = ""
     """The engine's limits that the adapter was checked against: the text of `EngineLimits`."""
+    proofs: tuple[Proof, ...] = ()
+    """By the kernels of this engine. They are kept in a file of their own."""
 
     @classmethod
     def of(cls, certificate: scheduler_pb2.Certificate, layout: AdapterLayout, engine: str = "") -> "Certification":

@@ -8,7 +8,9 @@ from motet.domain import Digest
 from motet_runner.adapters.cache import CERTIFICATE, DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
+from motet_runner.adapters.kept_proofs import KeptProofs
 from motet_runner.adapters.policy.values import Held
+from motet_runner.adapters.proof import Proof
 
 Check = Callable[[Path], Certification]
 """Checks an adapter's folder against the base model. Raises AdapterIncompatible. Called in a thread."""
@@ -27,17 +29,20 @@ class Checks:
         engine_limits: str = "",
         run_layout: str = "",
         version: int = CHECK_VERSION,
+        proofs: KeptProofs | None = None,
     ) -> None:
+        """`proofs`: None if the engine proves nothing."""
         self._cache = cache
         self._check = check
         self._base_digest = base_digest
         self._engine_limits = engine_limits
         self._run_layout = run_layout
         self._version = version
+        self._proofs = proofs
 
     def certify(self, held: Held) -> Certification:
         """The result of an earlier check, or of a new one."""
-        checked = self.earlier(held)
+        checked = self._earlier(held)
         if checked is None:
             self._cache.verify(held)
             checked = self._check(held.folder)
@@ -47,11 +52,25 @@ class Checks:
             checked = Certification.of(certificate, layout, checked.engine)
             found = {layout.linears_file: layout.packed, CERTIFICATE: checked.encode().encode()}
             if self._cache.keep(held.folder, found):
-                return self._with_slab(held, replace(checked, layout=layout.stored()))
-        return checked
+                checked = self._with_slab(held, replace(checked, layout=layout.stored()))
+        return self._with_proofs(held, checked)
 
     def earlier(self, held: Held) -> Certification | None:
-        """The result of an earlier check of these files, if the checks, base model and engine were the same."""
+        """The result of an earlier check of these files, if the checks, base model and engine were the same, with the
+        proofs of this engine."""
+        checked = self._earlier(held)
+        return checked and self._with_proofs(held, checked)
+
+    def keep_proof(self, held: Held, proof: Proof) -> None:
+        if self._proofs is not None and held.certification is not None:
+            self._proofs.keep(held.folder, held.digest, held.certification, proof)
+
+    def _with_proofs(self, held: Held, checked: Certification) -> Certification:
+        if self._proofs is None:
+            return checked
+        return replace(checked, proofs=self._proofs.of(held.folder, held.digest, checked))
+
+    def _earlier(self, held: Held) -> Certification | None:
         try:
             checked = Certification.decode((held.folder / CERTIFICATE).read_text(), held.folder)
         except (ValueError, OSError):  # also if there was no check

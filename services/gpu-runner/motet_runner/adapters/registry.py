@@ -17,6 +17,7 @@ from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.digest import hex_of
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed, MotetError, from_proto
+from motet.runner_info import Failure
 from motet.surroundings import Surroundings
 from motet_runner.adapters.adapter_files import AdapterFiles, failure_of
 from motet_runner.adapters.policy import effects
@@ -28,7 +29,14 @@ from motet_runner.adapters.policy.values import FetchRequest, Held, Order
 from motet_runner.adapters.residency import Residency
 from motet_runner.daemon_threads import CallHangs
 from motet_runner.engine_messages import Command, DropAdapter, LoadAdapter, WriteSlab
-from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, EngineAdapterReport, SlabWritten
+from motet_runner.interface import (
+    AdapterEvicted,
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterProved,
+    EngineAdapterReport,
+    SlabWritten,
+)
 from motet_runner.metrics import Metrics
 
 log = structlog.get_logger(__name__)
@@ -51,8 +59,10 @@ class AdapterRegistry:
         surroundings: Surroundings,
         time_scale: float = 1.0,
         slab_bytes: Callable[[int], int] = lambda _: 0,
+        proves_with: str | None = None,
     ) -> None:
-        """`slab_bytes`: how many a slab has at most, by the adapter's rank"""
+        """`slab_bytes`: how many a slab has at most, by the adapter's rank. `proves_with`: the engine's kernels; None:
+        it proves nothing."""
         self.files = files
         self._post = post
         self._metrics = metrics
@@ -62,7 +72,12 @@ class AdapterRegistry:
             scale=time_scale,
         )
         self.policy = AdapterPolicy(
-            limits=limits, users_of=users_of, clock=clock, failures=failures, slab_bytes=slab_bytes
+            limits=limits,
+            users_of=users_of,
+            clock=clock,
+            failures=failures,
+            slab_bytes=slab_bytes,
+            proves_with=proves_with,
         )
         self._waiting: dict[int, asyncio.Future[AdapterLife]] = {}
         """Orders, and waiting requests, by number."""
@@ -181,6 +196,10 @@ class AdapterRegistry:
             self._decide(self.policy.engine_lists, digest, on_device=True)
         self._on_device = on_device
 
+    def on_kernels(self, serving: str) -> None:
+        """What computes adapters in the engine now"""
+        self._decide(self.policy.kernels_serve, serving)
+
     def on_loaded(self, event: AdapterLoaded) -> AdapterLife | None:
         self._metrics.adapter_loads.inc()
         self._metrics.adapter_load_seconds.observe(event.seconds)
@@ -189,6 +208,13 @@ class AdapterRegistry:
         if event.lacks_slab:
             self._decide(self.policy.slab_missing, event.digest)
         return self.policy.get(event.digest)
+
+    def on_proved(self, event: AdapterProved) -> None:
+        """Orders for the adapter are answered, and the proof is kept for the next start."""
+        self._decide(self.policy.engine_proved, event.digest, event.proof)
+        life = self.policy.get(event.digest)
+        if life is not None and (held := life.held) is not None:
+            self._spawn(self._quietly(lambda: self.files.keep_proof(held, event.proof)))
 
     def on_slab(self, event: SlabWritten) -> None:
         self._decide(self.policy.slab_written, event.number, event.bytes)
@@ -200,8 +226,9 @@ class AdapterRegistry:
 
     def on_failed(self, event: AdapterFailed) -> AdapterLife | None:
         self._metrics.adapter_failures.inc()
-        self._decide(self.policy.engine_failed, event.digest)
-        return self.policy.get(event.digest)
+        life = self.policy.get(event.digest)
+        self._decide(self.policy.engine_failed, event.digest, Failure.of(event.error))
+        return life
 
     def close(self) -> None:
         """Close the registry. Leases are released soon after, and at the latest when the process ends."""

@@ -1,6 +1,8 @@
 """Commands: sequences and adapters come and go, and promises change. Each takes effect at once, and the next iteration
 is planned with it."""
 
+from collections.abc import Collection
+
 from motet.domain import Digest, ParkMethod, RequestId
 from motet.errors import TOO_FEW_PAGES, Declined, InvalidRequest
 from motet_runner.adapters.layout import AdapterLayout
@@ -99,10 +101,19 @@ class Commands:
             promise = max(promise, sequence.wanted)
         return self._memory.resume(sequence, min(promise, max(sequence.most_pages, 1)), ordered=True)
 
-    def load_adapter(self, adapter: Digest, layout: AdapterLayout, *, pinned: bool = False) -> None:
-        """Register where an adapter is on this machine. It loads as soon as it can get its pages."""
+    def load_adapter(
+        self,
+        adapter: Digest,
+        layout: AdapterLayout,
+        *,
+        pinned: bool = False,
+        prove: bool = False,
+        proved_by: Collection[str] = (),
+    ) -> None:
+        """Register where an adapter is on this machine. It loads as soon as it can get its pages. `prove`: it is proved
+        before it serves, unless by kernels in `proved_by`."""
         new = not self._adapters.is_known(adapter)
-        self._adapters.register(adapter, layout, pinned=pinned)
+        self._adapters.register(adapter, layout, pinned=pinned, prove=prove, proved_by=proved_by)
         if not new:
             return
         too_large = self._adapters.too_large(adapter)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from motet.domain import Digest, ParkMethod
 from motet_runner.interface import DecodedTokens, Event, SequenceOutput, State
+from motet_runner.plan.adapter_proofs import MAX_PLANS_WAITED, AdapterProofs
 from motet_runner.plan.batch_cap import SloCap
 from motet_runner.plan.chunk_round import ChunkRound, chunk_of, may_go_on_beside
 from motet_runner.plan.commands import Commands
@@ -59,9 +60,10 @@ class Planner:
         cheaper: Callable[[Sequence], ParkMethod] = lambda _: ParkMethod.RECOMPUTE,
         beside: PromptTokensBeside | None = None,
         tpot_seconds: float | None = None,
+        max_plans_waited: int = MAX_PLANS_WAITED,
     ) -> None:
         """`page_tokens`: how many tokens a page holds. `tpot_seconds`: how long a token may take on average; None: as
-        long as it takes."""
+        long as it takes. `max_plans_waited`: by a proof, until its turn comes"""
         self._sequences = SequenceTable()
         # A sequence whose window leaves pages gives up the first pages of its prefix, which sharing needs.
         self._memory = SequenceMemory(
@@ -74,6 +76,7 @@ class Planner:
             prefix_cache=prefix_cache and window is None and not preset.contiguous,
             by_forecast=preset.admission == "forecast",
             contiguous=preset.contiguous,
+            proofs=AdapterProofs(max_plans_waited),
         )
         self.adapters = self._memory.adapters
         self.chunk = SizeLimit(chunk_tokens, least=_LEAST_CHUNK)
@@ -155,6 +158,11 @@ class Planner:
         self._end_round()
         return self._commands
 
+    def kernels_changed(self, kernels: str) -> None:
+        """These kernels serve from now on. Called before there is a sequence, or while there is none."""
+        self._end_round()
+        self._memory.kernels_changed(kernels)
+
     # -- plan --------------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
@@ -164,6 +172,7 @@ class Planner:
         """
         if self._sequences.late:
             self._sequences.take_back()
+        self.adapters.another_plan()
         plan = self._plan_as_before() or self._plan_anew()
         self._memory.ledger.sequences_changed()
         return plan

@@ -6,15 +6,19 @@ when all of it has arrived. One adapter loads at a time, and all sequences that 
 An adapter with live sequences stays. Of the others, those that the platform wants resident (`minReplicas`) go last, and
 the least recently used one goes first: for an adapter that a sequence waits for, or for KV. A load that nobody waits
 for takes only empty pages, and is also given up for them.
+
+An adapter that is to be proved has arrived only once it is proved. See `adapter_proofs` for when that is.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from motet.domain import BASE, Digest
 from motet.errors import AdapterIncompatible
 from motet_runner.adapters.layout import AdapterLayout
-from motet_runner.interface import AdapterEvicted, AdapterLoaded
+from motet_runner.interface import AdapterEvicted, AdapterLoaded, AdapterProved
+from motet_runner.plan.adapter_proofs import AdapterProofs
 from motet_runner.plan.device_budget import DeviceBudget, Grant
 from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.pages import PageAllocator
@@ -42,8 +46,12 @@ class ResidentAdapters:
         max_adapters: int,
         pages_of_rank: Callable[[int], int],
         contiguous: bool = False,
+        proofs: AdapterProofs | None = None,
     ) -> None:
         """`contiguous`: the pages of each sequence are a run."""
+        self.proofs = proofs or AdapterProofs()
+        self.promises_fit: Callable[[], bool] = lambda: True
+        """True if all promises fit beside the adapters in use. A proof alone breaks none: its turn waits for that."""
         self._budget = DeviceBudget(
             pages,
             max_adapters=max_adapters,
@@ -56,6 +64,8 @@ class ResidentAdapters:
         self._wanted: dict[Digest, None] = {}
         """Adapters to load, in this order."""
         self._dropped: dict[Digest, None] = {}
+        self._unproved: dict[Digest, None] = {}
+        """On the device, and to be proved: once no sequence is live on it, it loads again"""
         self._loading: AdapterLoad | None = None
         self._loads = 0
         """How many loads have begun."""
@@ -91,12 +101,12 @@ class ResidentAdapters:
     def pages_in_use(self, *more: Digest) -> int:
         """How many pages KV cannot get because of the adapters with live sequences, and of `more`. Adapters count
         before they are loaded, but never more of them than fit on the device together."""
-        sizes = sorted(map(self.pages_of, self._table.live_adapters() | {*more}), reverse=True)
+        sizes = sorted(map(self.pages_of, self._in_use() | {*more}), reverse=True)
         return sum(sizes[: self._budget.max_adapters])
 
     def reclaimable(self, *, spare: Digest | None = None) -> int:
         """How many pages of adapters KV may get instead."""
-        live = self._table.live_adapters()
+        live = self._in_use()
         return sum(run.length for one, run in self._budget.runs if one not in live and one != spare)
 
     def pages_to_take(self, digest: Digest) -> int:
@@ -106,7 +116,9 @@ class ResidentAdapters:
     @property
     def busy(self) -> bool:
         """True if a plan could do something for an adapter now."""
-        if self._loading is not None or self._begun or self._evicted or any(map(self._forgettable, self._dropped)):
+        if self._loading is not None or self._begun or self._evicted or self._some_go:
+            return True
+        if self._proves_beside_nobody:
             return True
         return any(not self._is_live(digest) or self._could_begin(digest) for digest in self._wanted)
 
@@ -114,24 +126,39 @@ class ResidentAdapters:
     def still(self) -> bool:
         """True if no adapter loads, is to load, has gone, or is to be forgotten."""
         changes = self._loading or self._begun or self._evicted or self._wanted
-        return not changes and not any(map(self._forgettable, self._dropped))
+        return not changes and not self._some_go
 
     @property
     def still_beside_load(self) -> bool:
         """The same, but one adapter may load, of which the worker knows. Until it has arrived, no other load begins."""
         if self._loading is None:
             return self.still
-        return not (self._begun or self._evicted or any(map(self._forgettable, self._dropped)))
+        return not (self._begun or self._evicted or self._some_go)
 
     @property
     def loads_wait(self) -> bool:
         """True if sequences wait for adapters, and no such adapter can get its pages."""
-        return self._loading is None and any(map(self._is_live, self._wanted))
+        return self._loading is None and any(map(self._is_awaited, self._wanted))
 
     @property
     def loads_lack_pages(self) -> bool:
         """True if sequences wait for adapters that lack only pages, not a place among the device's adapters."""
         return self.loads_wait and sum(map(self._is_live, self._budget.adapters)) < self._budget.max_adapters
+
+    def in_the_way_of_a_proof(self) -> Digest | None:
+        """The adapter with the fewest live sequences, if the turn of a proof waits only for a place on the device. Or
+        the one whose turn it is, if it is on the device already and is to load again."""
+        turn = self.proofs.turn
+        if turn is None or self._loading is not None or not self.promises_fit():
+            return None
+        if turn in self._unproved:
+            return turn
+        if turn not in self._wanted:
+            return None
+        resident = self._budget.adapters
+        if len(resident) < self._budget.max_adapters or not all(map(self._is_live, resident)):
+            return None
+        return min(resident, key=self._table.live_on)
 
     def too_large(self, digest: Digest) -> AdapterIncompatible | None:
         """Why no request can ever use an adapter on this device."""
@@ -147,9 +174,18 @@ class ResidentAdapters:
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def register(self, digest: Digest, layout: AdapterLayout, *, pinned: bool = False) -> None:
+    def register(
+        self,
+        digest: Digest,
+        layout: AdapterLayout,
+        *,
+        pinned: bool = False,
+        prove: bool = False,
+        proved_by: Collection[str] = (),
+    ) -> None:
         """The adapter's bytes are on this machine. It will load if a sequence waits for it, or if the device has fewer
-        adapters than allowed. `pinned`: the platform wants it resident, until the next call says something else."""
+        adapters than allowed, or to be proved. `pinned`: the platform wants it resident, until the next call says
+        something else."""
         self._dropped.pop(digest, None)
         known = self._known.get(digest)
         if known is None:
@@ -158,6 +194,10 @@ class ResidentAdapters:
         self._budget.pin(digest, pinned=pinned)
         if known.pages >= self._pages.capacity:
             return
+        if prove and (proof := self.proofs.ask(digest, proved_by)) is not None:
+            self._table.events.append(AdapterProved(digest, proof))
+        if known.arrived:
+            self._note_unproved(digest)
         if self._is_live(digest) or len(self._budget.adapters) < self._budget.max_adapters:
             self.want(digest)
 
@@ -183,6 +223,31 @@ class ResidentAdapters:
                 self._gone(digest)
             self._budget.pin(digest, pinned=False)
             del self._known[digest]
+            self.proofs.forget(digest)
+        return tuple(effects)
+
+    def release_unproved(self) -> tuple[Effect, ...]:
+        """Those that no sequence is live on load again, and are proved."""
+        effects: list[Effect] = []
+        for digest in [one for one in self._unproved if self._releasable(one)]:
+            effects += self._budget.release(digest)
+            self._gone(digest)
+            self.want(digest)
+        return tuple(effects)
+
+    def another_plan(self) -> None:
+        loading = None if self._loading is None else self._loading.digest
+        if (turn := self.proofs.another_plan(loading)) is not None:
+            self.want(turn)
+
+    def kernels_changed(self, kernels: str) -> tuple[Effect, ...]:
+        """Other kernels serve now, and no sequence is live. What they have not proved loads again, and is proved."""
+        effects: list[Effect] = []
+        for digest in self.proofs.kernels_changed(kernels, self._budget.adapters):
+            effects += self._budget.release(digest)
+            self._gone(digest)
+            self.want(digest)
+        self._unproved.clear()  # the others that were to be proved have been, by these kernels
         return tuple(effects)
 
     def reclaim(self, count: int, *, spare: Digest | None = None) -> tuple[Effect, ...] | None:
@@ -205,11 +270,18 @@ class ResidentAdapters:
         """Give pages to the next adapter to load, and evict others for it."""
         if self._loading is not None:
             return None
-        for digest in list(self._wanted):
+        alone = self._proves_beside_nobody
+        if alone and (first := self.proofs.first) is not None:
+            self.want(first)
+        turn, wanted = self.proofs.turn, list(self._wanted)
+        if self.proofs.first is not None:
+            wanted.sort(key=lambda one: (one != turn, not self._is_live(one)))
+        for digest in wanted:
             waits = self._is_live(digest)
             if waits and not self._could_begin(digest):
                 continue
-            grant = self._budget.grant(digest, self._known[digest].pages, self._is_live, evict=waits)
+            evict = waits or (alone and self.proofs.needs(digest))
+            grant = self._budget.grant(digest, self._known[digest].pages, self._is_live, evict=evict)
             if grant is None:
                 if not waits:
                     del self._wanted[digest]
@@ -218,7 +290,8 @@ class ResidentAdapters:
                 self._gone(evicted)
             del self._wanted[digest]
             self._loads += 1
-            self._loading = AdapterLoad(self._loads, digest, self._known[digest].layout)
+            layout, prove = self._known[digest].layout, self.proofs.needs(digest)
+            self._loading = AdapterLoad(self._loads, digest, layout, prove)
             self._begun.append(self._loading)
             return grant
         return None
@@ -236,13 +309,18 @@ class ResidentAdapters:
     # -- what a worker says ------------------------------------------------------------------------------------------
 
     def arrived(self, load: LoadArrived) -> Digest | None:
-        """All of an adapter is on the device. None if the load was given up meanwhile."""
+        """All of an adapter is on the device, and proved if that was asked for. None if the load was given up
+        meanwhile."""
         if self._loading is None or self._loading.number != load.number:
             return None
         digest, self._loading = self._loading.digest, None
         known = self._known[digest]
         known.arrived = True
         self._table.events.append(AdapterLoaded(digest, known.layout.size, load.seconds, load.pause, load.lacks_slab))
+        if load.proof is not None:
+            self.proofs.proved(digest, load.proof)
+            self._table.events.append(AdapterProved(digest, load.proof))
+        self._note_unproved(digest)  # if its load began before it was to be proved
         return digest
 
     def failed(self, number: int) -> tuple[Digest, tuple[Effect, ...]] | None:
@@ -250,6 +328,7 @@ class ResidentAdapters:
         if self._loading is None or self._loading.number != number:
             return None
         digest = self._loading.digest
+        self.proofs.stop_waiting(digest)
         effects = self._budget.release(digest)
         self._gone(digest)
         return digest, effects
@@ -265,19 +344,48 @@ class ResidentAdapters:
         assert not here & loading, (here, loading)
         assert not self._wanted.keys() & {*here, *loading}, (self._wanted, here, loading)
         assert self._wanted.keys() <= self._known.keys(), self._wanted
+        self.proofs.check(self._known)
+        assert {*self._unproved} == {one for one in here if self.proofs.needs(one)}, (self._unproved, here)
         for digest in self._budget.adapters:
             assert self._budget.run_of(digest).length == self._known[digest].pages, digest
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _is_live(self, digest: Digest) -> bool:
-        return digest in self._table.live_adapters()
+        return digest in self._table.live_adapters() or digest == self.proofs.turn
+
+    def _in_use(self) -> AbstractSet[Digest]:
+        live, turn = self._table.live_adapters(), self.proofs.turn
+        return live if turn is None else live | {turn}
+
+    def _is_awaited(self, digest: Digest) -> bool:
+        """By a sequence, or it is the turn of its proof, and that breaks no promise."""
+        return digest in self._table.live_adapters() or (digest == self.proofs.turn and self.promises_fit())
+
+    @property
+    def _proves_beside_nobody(self) -> bool:
+        """True if an adapter is to be proved, and there is no sequence: it need not wait for its turn."""
+        return self._loading is None and self.proofs.first is not None and not len(self._table)
 
     def _stays(self, digest: Digest, spare: Digest | None) -> bool:
         return digest == spare or self._is_live(digest)
 
     def _could_begin(self, digest: Digest) -> bool:
-        return self._budget.could_grant(self._known[digest].pages, self._is_live)
+        return self._is_awaited(digest) and self._budget.could_grant(self._known[digest].pages, self._is_live)
+
+    @property
+    def _some_go(self) -> bool:
+        return any(map(self._forgettable, self._dropped)) or any(map(self._releasable, self._unproved))
+
+    def _releasable(self, digest: Digest) -> bool:
+        return digest not in self._table.live_adapters()
+
+    def _note_unproved(self, digest: Digest) -> None:
+        if self.proofs.needs(digest):
+            self._unproved[digest] = None
+            self.proofs.wait(digest)
+        else:
+            self._unproved.pop(digest, None)
 
     def _forgettable(self, digest: Digest) -> bool:
         return not self._table.users_of(digest)
@@ -285,6 +393,7 @@ class ResidentAdapters:
     def _gone(self, digest: Digest) -> None:
         known = self._known[digest]
         self._evicted.append(digest)
+        self._unproved.pop(digest, None)
         if known.arrived:
             known.arrived = False
             self._table.events.append(AdapterEvicted(digest))

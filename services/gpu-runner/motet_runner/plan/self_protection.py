@@ -7,7 +7,7 @@ overcommitted (PU-15), and when an adapter has lacked pages for a long time.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from motet.domain import ParkMethod
+from motet.domain import Digest, ParkMethod
 from motet.errors import MotetError, Overloaded
 from motet_runner.interface import State
 from motet_runner.plan.composer import Iteration
@@ -114,9 +114,11 @@ class SelfProtection:
         other, until the adapter has its pages. The supervisor is not asked: it decides about promises, and here pages
         are short.
         """
+        adapters = self._memory.adapters
+        if (adapter := adapters.in_the_way_of_a_proof()) is not None:
+            self._park_all_of(adapter)
         if self._loads_waited < PASSED_OVER_AT_MOST:
             return
-        adapters = self._memory.adapters
         self._memory.begin_load()
         while adapters.loads_lack_pages and (victim := victim_among(self._sequences, holding_pages=True)) is not None:
             self._park(victim, victim.promise)
@@ -129,6 +131,15 @@ class SelfProtection:
         self._loads_waited = self._loads_waited + 1 if adapters.loads_lack_pages else 0
         if nobody_runs and adapters.loads_wait:
             self.make_way()  # waiting sequences hold pages that their adapters need
+
+    def _park_all_of(self, adapter: Digest) -> None:
+        """All adapters on the device have sequences, and new ones may come for ever: the turn of a proof has come, and
+        these sequences give up their adapter's place. Not if one of them was parked too often."""
+        theirs = [one for one in self._sequences if one.adapter == adapter and one.state is not State.PARKED]
+        if all(one.parked_times < MAX_PARKED for one in theirs):
+            for sequence in theirs:
+                self._park(sequence, sequence.promise)
+            self._memory.begin_load()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from motet.domain import Digest, ParkMethod, RequestId, pages_for
 from motet_runner.interface import NewSequence, OverflowAhead, ParkedNow, ResumedNow, State
+from motet_runner.plan.adapter_proofs import AdapterProofs
 from motet_runner.plan.forecast_ledger import ForecastLedger
 from motet_runner.plan.page_copies import Copy, Effect, Tier
 from motet_runner.plan.page_ledger import PageLedger
@@ -37,19 +38,26 @@ class SequenceMemory:
         prefix_cache: bool = True,
         by_forecast: bool = False,
         contiguous: bool = False,
+        proofs: AdapterProofs | None = None,
     ) -> None:
         """`contiguous`: a sequence that begins takes pages for its whole promise, as one run (S3-08). The prefix cache
         must be off: the pages of a run belong to one sequence."""
         self.page_tokens = page_tokens
         self.pages = PageAllocator(pages)
         self.adapters = ResidentAdapters(
-            self.pages, table, max_adapters=max_adapters, pages_of_rank=pages_of_rank, contiguous=contiguous
+            self.pages,
+            table,
+            max_adapters=max_adapters,
+            pages_of_rank=pages_of_rank,
+            contiguous=contiguous,
+            proofs=proofs,
         )
         self.ledger: PageLedger
         if by_forecast:
             self.ledger = ForecastLedger(self.pages, self.adapters.pages_in_use, table, page_tokens)
         else:
             self.ledger = PageLedger(self.pages, self.adapters.pages_in_use)
+            self.adapters.promises_fit = lambda: self.ledger.promised <= self.ledger.limit
         self.cache = PrefixCache(self.pages, page_tokens)
         self._cache_on = prefix_cache
         self._contiguous = contiguous
@@ -134,9 +142,13 @@ class SequenceMemory:
     def begin_load(self) -> None:
         """Begin to load the next adapter that can get its pages."""
         self.copies += self.adapters.forget_dropped()
+        self.copies += self.adapters.release_unproved()
         grant = self.adapters.begin_load()
         if grant is not None:
             self.move_pages(grant.moved, grant.effects)
+
+    def kernels_changed(self, kernels: str) -> None:
+        self.copies += self.adapters.kernels_changed(kernels)
 
     def charges(self) -> dict[RequestId, int]:
         """How many pages of its promise the ledger charges to each sequence."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from motet.domain import Digest, RequestId
 from motet.errors import MotetError
 from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.proof import Proof
 from motet_runner.interface import Logprobs, Sampling
 from motet_runner.plan.page_copies import Effect
 from motet_runner.plan.prompt_scores import PromptScores
@@ -104,6 +105,8 @@ class AdapterLoad:
     """Unique per load."""
     digest: Digest
     layout: AdapterLayout
+    prove: bool = False
+    """Prove the adapter once it has been copied, before it counts as arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,8 @@ class LoadArrived:
     """For how long iterations stood still for it, in all"""
     lacks_slab: bool = False
     """The adapter's slab is missing, or was damaged and is removed."""
+    proof: Proof | None = None
+    """If the load was to be proved"""
 
 
 @dataclass(frozen=True, slots=True)

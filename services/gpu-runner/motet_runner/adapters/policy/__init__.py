@@ -8,10 +8,12 @@ orders for the same bytes:
 |----------|--------------|---------------------------------------------------------------------------------|
 | finding  | `Find`       | `Held`: checking. None: fetching, unless the source failed just now             |
 | fetching | `Fetch`      | `Held`: checking. `Failure`: the order and the requests for its manifest fail   |
-| checking | `Check`      | `Certification`: answered. `Failure`: the order fails, the lease is released    |
+| checking | `Check`      | `Certification`: proving. `Failure`: the order fails, the lease is released     |
+| proving  | the engine   | `engine_proved`: answered. `engine_failed`: the order fails                     |
 
-An order without a digest begins with fetching: only the files say which digest it is. A digest (`AdapterLife`) has
-these stages:
+An engine that proves nothing has no last stage. Requests do not wait for it here: the engine proves what it loads
+before it serves. An order without a digest begins with fetching: only the files say which digest it is. A digest
+(`AdapterLife`) has these stages:
 
 | stage     | folder | it waits for      | then                                                                     |
 |-----------|--------|-------------------|--------------------------------------------------------------------------|
@@ -19,7 +21,8 @@ these stages:
 | looking   | no     | `Find`            | `Held` with a certificate: certified. Otherwise absent                   |
 | fetched   | leased | an order to check | checking                                                                 |
 | checking  | leased | `Check`           | certified, or absent                                                     |
-| certified | leased | nothing           | requests use it. `vanished`, `engine_failed`: looking. Idle: evicting    |
+| certified | leased | nothing           | requests use it. `vanished`, `engine_failed`: looking. Idle: evicting.   |
+|           |        |                   | Not proved by the engine: absent                                         |
 | evicting  | no     | `Evict`           | None: absent. `Held`, `Failure`: its folder and lease stay               |
 
 `Held` says that a folder exists, and hands over its lease: at no moment could the folder be evicted. A folder with

@@ -7,7 +7,7 @@ from itertools import islice
 
 from motet.clock import Clock
 from motet.domain import Digest
-from motet.errors import AdapterFetchFailed, AdapterIncompatible
+from motet.errors import AdapterFetchFailed, AdapterIncompatible, AdapterUnproved
 from motet.runner_info import Failure
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.policy import effects
@@ -18,6 +18,7 @@ from motet_runner.adapters.policy.life import AdapterLife
 from motet_runner.adapters.policy.pending import FetchJob, Listing, Pending
 from motet_runner.adapters.policy.slabs import SlabQueue
 from motet_runner.adapters.policy.values import CacheContents, FetchRequest, Held, Order
+from motet_runner.adapters.proof import Proof
 from motet_runner.engine_messages import DropAdapter, LoadAdapter, WriteSlab
 from motet_runner.sources.fetch_errors import no_space, too_large
 
@@ -41,8 +42,11 @@ class AdapterPolicy:
         clock: Clock,
         failures: SourceFailures,
         slab_bytes: Callable[[int], int] = lambda _: 0,
+        proves_with: str | None = None,
     ) -> None:
-        """`slab_bytes`: how many a slab has at most, by the adapter's rank"""
+        """`slab_bytes`: how many a slab has at most, by the adapter's rank. `proves_with`: the engine's kernels; None:
+        it proves nothing."""
+        self.proves_with = proves_with
         self._failures = failures
         self._users_of = users_of
         self._clock = clock
@@ -180,6 +184,9 @@ class AdapterPolicy:
     def cancel_order(self, number: int) -> None:
         """The order needs no answer any more. Its fetch goes on, because the next order will want the files."""
         self.pending.cancel_order(number)
+        if self.proves_with is not None:  # else it waits for nothing but the check
+            for life in self:
+                life.orders.pop(number, None)
 
     # ------------------------------------------------------------------------------------------------------- sources
 
@@ -362,13 +369,42 @@ class AdapterPolicy:
             self._slabs.written(self._clock(), success=size > 0)
             self._slab_ended(size)
 
-    def engine_failed(self, digest: Digest) -> None:
-        """The engine could not load the adapter: its files may have changed."""
+    def kernels_serve(self, kernels: str) -> None:
+        """The engine's present kernels: others may have proved what orders wait for, or not."""
+        if self.proves_with in (None, kernels):
+            return
+        self.proves_with = kernels
+        for life in [life for life in self if life.orders]:
+            self._advance(life)
+
+    def engine_proved(self, digest: Digest, proof: Proof) -> None:
+        """The engine's present kernels have proved the adapter."""
+        self.kernels_serve(proof.kernels)
+        if (life := self.get(digest)) is not None and life.checked is not None:
+            life.add_proof(proof)
+            self._advance(life)
+
+    def engine_failed(self, digest: Digest, failure: Failure) -> None:
+        """The engine could not load the adapter: its files may have changed. Or it has not proved it: then nobody gets
+        it from these files, until they are ordered again."""
         life = self.get(digest)
         if life is None:
             return
         self._on_device(life, on_device=False)
         self.changed[digest] = None
+        unproved = failure.code == AdapterUnproved.mapping.code
+        if life.ready and (life.orders or unproved):
+            orders, life.orders = life.orders, {}
+            self._unload(life)  # the next order begins anew
+            if unproved:
+                self._let_go(life)
+            for order in orders.values():
+                self._fail_order(order, failure)
+            for waiter in [*life.waiters] if unproved else ():
+                self._fail_request(life, waiter, failure)
+            if unproved:
+                self._forget_unused(life)
+                return
         if life.ready:
             life.certify(None)  # until the files are known to be the checked files
             self._look(life)
@@ -424,11 +460,14 @@ class AdapterPolicy:
         if life.held is None:
             if life.look:
                 self._look(life)
-            else:
-                self._forget_unused(life)
+                return
+            orders, life.orders = life.orders, {}
+            for order in orders.values():
+                self._fetch(order)  # the folder went while the order waited for a proof
+            self._forget_unused(life)
             return
         for order in list(life.orders.values()):
-            if life.checked is not None or not order.check:
+            if self._may_serve(life) or not order.check:
                 del life.orders[order.number]
                 self._emit(effects.Succeed(order.number, life.digest))
                 if order.load and life.checked is not None:
@@ -440,6 +479,8 @@ class AdapterPolicy:
                 life.pending = effects.Check(self.pending.add(life), life.held)
                 self._emit(life.pending)
             return
+        if life.orders:
+            self._load(life)  # it is proved there
         life.look = False
         for waiter in life.waiters:
             self._emit(effects.Succeed(waiter, life.digest))
@@ -447,16 +488,27 @@ class AdapterPolicy:
         if self._clock() < life.wanted_until:
             self._load(life)
 
+    def _may_serve(self, life: AdapterLife) -> bool:
+        """A revision is ready once it is proved. Requests need not wait here: the engine proves before it serves."""
+        return life.checked is not None and (self.proves_with is None or self.proves_with in life.proved_by)
+
     def _load(self, life: AdapterLife) -> None:
-        if not life.on_device and not life.drop_when_idle and life.checked is not None:
+        waits_for_proof = self.proves_with is not None and bool(life.orders)
+        if (life.drop_when_idle and not waits_for_proof) or life.checked is None:
+            return
+        if not life.on_device or not self._may_serve(life):
             life.in_engine = True
-            self._emit(LoadAdapter(life.digest, life.checked.layout, pinned=bool(life.pinned)))
+            self._emit_load(life, life.checked)
+
+    def _emit_load(self, life: AdapterLife, checked: Certification) -> None:
+        prove = self.proves_with is not None
+        self._emit(LoadAdapter(life.digest, checked.layout, prove, life.proved_by, pinned=bool(life.pinned)))
 
     def _pin(self, life: AdapterLife, manifest: str, *, pinned: bool) -> None:
         before = bool(life.pinned)
         (life.pinned.add if pinned else life.pinned.discard)(manifest)
         if bool(life.pinned) is not before and life.in_engine and life.checked is not None and not life.drop_when_idle:
-            self._emit(LoadAdapter(life.digest, life.checked.layout, pinned=bool(life.pinned)))
+            self._emit_load(life, life.checked)
 
     def _unload(self, life: AdapterLife) -> None:
         life.in_engine = False

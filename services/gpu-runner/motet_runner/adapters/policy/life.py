@@ -8,6 +8,7 @@ from motet.domain import Digest
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.policy.effects import Check, Evict, Find
 from motet_runner.adapters.policy.values import Held, Order
+from motet_runner.adapters.proof import Proof
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +24,7 @@ class AdapterLife:
     waiters: dict[int, str] = field(default_factory=dict)
     """Waiting request → the adapter that its client has named."""
     orders: dict[int, Order] = field(default_factory=dict)
-    """Orders that have found the folder and wait for the check."""
+    """Orders that have found the folder, and wait for the check or for the engine's proof."""
     generations: dict[str, int] = field(default_factory=dict)
     """The manifests that the adapter was ordered for: namespace/name → generation."""
     pinned: set[str] = field(default_factory=set)
@@ -48,8 +49,20 @@ class AdapterLife:
         return self.checked is not None and self.pending is None
 
     @property
+    def proved_by(self) -> tuple[str, ...]:
+        """The kernels of this engine that have proved the adapter"""
+        return () if self.checked is None else tuple(proof.kernels for proof in self.checked.proofs)
+
+    @property
     def certificate(self) -> scheduler_pb2.Certificate | None:
-        return None if self.checked is None else self.checked.certificate
+        """With what the newest proof has found"""
+        if self.checked is None:
+            return None
+        certificate = self.checked.certificate
+        for proof in self.checked.proofs[-1:]:
+            certificate.max_delta_to_base = proof.moved
+            certificate.warnings.extend([proof.warning] if proof.warning else [])
+        return certificate
 
     @property
     def bytes(self) -> int:
@@ -88,3 +101,8 @@ class AdapterLife:
     def certify(self, certification: Certification | None) -> None:
         assert self.held is not None
         self.held = replace(self.held, certification=certification)
+
+    def add_proof(self, proof: Proof) -> None:
+        if self.checked is not None:
+            others = (one for one in self.checked.proofs if one.kernels != proof.kernels)
+            self.certify(replace(self.checked, proofs=(*others, proof)))

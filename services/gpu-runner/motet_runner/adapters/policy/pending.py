@@ -46,6 +46,7 @@ class Pending:
         return next((number for number, one in self.askers.items() if one is asker), None)
 
     def cancel_order(self, order: int) -> None:
+        """Of those without a folder"""
         for number, asker in list(self.askers.items()):
             match asker:
                 case Order() if asker.number == order:
@@ -53,8 +54,6 @@ class Pending:
                 case FetchJob():
                     asker.orders.pop(order, None)
                     asker.late.pop(order, None)
-                case AdapterLife():
-                    asker.orders.pop(order, None)
 
     def may_bring(self, digest: Digest) -> bool:
         """True if a current order may result in this digest."""

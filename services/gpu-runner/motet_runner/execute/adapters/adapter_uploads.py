@@ -1,21 +1,27 @@
 """Loads adapters into their runs without making sequences wait (PU-07).
 
 A thread reads an adapter into host memory (`host_load.py`). With each plan, the worker's thread copies a part of it
-into the pages that the plan gave to the adapter.
+into the pages that the plan gave to the adapter. If the load is to be proved, the adapter has arrived only once it is
+proved (`execute/proof`).
 """
 
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 
 from motet.clock import Clock
 from motet.domain import Digest
-from motet.errors import AdapterError, MotetError, Overloaded
+from motet.errors import AdapterError, AdapterUnproved, MotetError, Overloaded
 from motet_kernels import PlacedAdapter, RunLayout
 from motet_runner.adapters.host_load import BaseLinearOf, HostLoad
-from motet_runner.adapters.layout import SCALE_ROWS
+from motet_runner.adapters.layout import SCALE_ROWS, AdapterLayout
+from motet_runner.adapters.proof import Proof
+from motet_runner.adapters.slab import remove_damaged
+from motet_runner.execute.adapters.proving import ProofUnderWay, Proves
 from motet_runner.memory.copy_stream import CopyStream
 from motet_runner.memory.marks import Mark
 from motet_runner.memory.out_of_memory import device_has_failed, is_out_of_memory
@@ -40,8 +46,7 @@ class LoadResults:
 
 @dataclass(slots=True)
 class _Loading:
-    digest: Digest
-    rank: int
+    load: AdapterLoad
     host: HostLoad
     began: float
     seen_bytes: int = 0
@@ -51,6 +56,15 @@ class _Loading:
     """For how long sequences have waited for its copies"""
     copied: Mark | None = None
     """A mark after the last copy, once that copy is launched"""
+    proof: ProofUnderWay | None = None
+    """Once all copies have ended, if the load is to be proved"""
+    computed: Mark | None = None
+    """A mark after the last part of the proof, once that part is launched"""
+
+    def give_up(self) -> None:
+        self.host.give_up()
+        if self.proof is not None:
+            self.proof.give_up()
 
 
 @dataclass(slots=True)
@@ -70,9 +84,11 @@ class AdapterLoads:
     """The back end's layout by rank"""
     clock: Clock
     base: BaseLinearOf | None = None
+    prover: Proves | None = None
+    """None: no load is to be proved."""
     stream: CopyStream = field(default_factory=CopyStream)
     parts: int = 0
-    """How often more of an adapter had been read"""
+    """How often more of an adapter had been read, or proved"""
     _memory: torch.Tensor | None = None
     """Of the last load, for the next one"""
     _arrived: dict[Digest, _Arrived] = field(default_factory=dict)
@@ -85,7 +101,9 @@ class AdapterLoads:
 
     def placed(self, digest: Digest, first_page: int) -> PlacedAdapter:
         """A loaded adapter, whose run begins at this page."""
-        arrived = self._arrived[digest]
+        return self._place(digest, self._arrived[digest], first_page)
+
+    def _place(self, digest: Digest, arrived: _Arrived, first_page: int) -> PlacedAdapter:
         return PlacedAdapter(
             digest, first_page * self.memory.shape[1], arrived.rank, arrived.linears, arrived.product_rank
         )
@@ -107,19 +125,26 @@ class AdapterLoads:
                 results.failed += (LoadFailed(load.number, _as_motet_error(error)),)
             else:
                 self._memory = None
-                self._loading[load.number] = _Loading(load.digest, load.layout.rank, host, self.clock())
+                self._loading[load.number] = _Loading(load, host, self.clock())
         for number, loading in list(self._loading.items()):
             if number not in first_page_of:
-                loading.host.give_up()
+                loading.give_up()
                 del self._loading[number]
                 self.stream.let_model_wait()  # the adapter's pages may get other contents at once
                 continue
             began = self.clock()
+            proof: Proof | None = None
             try:
                 complete = self._has_arrived(loading, first_page_of[number], hurry=hurry)
+                if complete and loading.load.prove:
+                    proof = self._prove(loading, first_page_of[number], hurry=hurry)
+                    complete = proof is not None
             except (AdapterError, OSError, MemoryError, RuntimeError) as error:
                 if device_has_failed(error):  # the adapter is not to blame
                     raise
+                loading.give_up()
+                if isinstance(error, AdapterUnproved) and loading.host.from_slab:
+                    _remove_slab(loading.load.layout)
                 del self._loading[number]
                 self.stream.let_model_wait()
                 results.failed += (LoadFailed(number, _as_motet_error(error)),)
@@ -129,13 +154,35 @@ class AdapterLoads:
             if complete:
                 del self._loading[number]
                 host = loading.host
-                products = self.layout(loading.rank - SCALE_ROWS).rank if host.scales else 0
-                self._arrived[loading.digest] = _Arrived(host.layout.rank, host.linears, products)
+                self._arrived[loading.load.digest] = self._what_arrived(loading)
                 if host.memory is not None and len(host.memory) <= MAX_KEPT_BYTES:
                     self._memory = host.memory
                 seconds = self.clock() - loading.began
-                results.arrived += (LoadArrived(number, seconds, loading.pause, host.lacks_slab),)
+                results.arrived += (LoadArrived(number, seconds, loading.pause, host.lacks_slab, proof),)
         return results
+
+    def _what_arrived(self, loading: _Loading) -> _Arrived:
+        host = loading.host
+        products = self.layout(loading.load.layout.rank - SCALE_ROWS).rank if host.scales else 0
+        return _Arrived(host.layout.rank, host.linears, products)
+
+    def _prove(self, loading: _Loading, first_page: int, *, hurry: bool) -> Proof | None:
+        """Do the next part of the proof; with `hurry`, one after the other. None if it goes on."""
+        assert self.prover is not None, "this engine proves nothing"
+        if loading.proof is None:
+            loading.proof = self.prover.begin(loading.load.layout, loading.host.layout, self.base)
+        proof, before = loading.proof, loading.proof.parts
+        if loading.computed is None:
+            placed = self._place(loading.load.digest, self._what_arrived(loading), first_page)
+            self.stream.let_model_wait()
+            complete = proof.advance(placed, wait_seconds=HURRY_SECONDS if hurry else 0.0)
+            self.parts += proof.parts > before
+            if not complete:
+                return None
+            loading.computed = self.stream.model_mark()
+        if hurry:
+            loading.computed.wait()
+        return proof.result() if loading.computed.passed() else None
 
     def before_copies(self) -> None:
         """Call this before pages are copied or moved: some of them may belong to runs still being loaded."""
@@ -169,6 +216,12 @@ class AdapterLoads:
         self.stream.copy(self.memory.view(-1)[offset + begin : offset + end], host.run[begin:end])
         loading.copied_bytes = end
         return end == host.layout.bytes and host.ended()
+
+
+def _remove_slab(layout: AdapterLayout) -> None:
+    """What the engine computes from it is wrong. In a thread: the disk may hang."""
+    with suppress(RuntimeError):  # no more threads available
+        threading.Thread(target=remove_damaged, args=(layout,), name="slab-removal", daemon=True).start()
 
 
 def _as_motet_error(error: Exception) -> MotetError:

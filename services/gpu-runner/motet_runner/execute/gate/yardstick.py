@@ -1,7 +1,7 @@
 """The truth for a few texts, and the modules' error of each token: the yardstick for other forward passes."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import torch
 from motet_kernels import LinearGroup, LoraBackend, PlacedAdapter, TorchBackend
 from motet_runner.execute.adapters.add_lora import AddLora
 from motet_runner.execute.adapters.lora_linears import LoraLinears
-from motet_runner.execute.batch.flat_batch import FlatBatch
+from motet_runner.execute.forward.added_lora import added
 from motet_runner.execute.forward.modules import LoadedModel
 from motet_runner.execute.forward.trial import MakeAttention, Trial, text
 from motet_runner.execute.forward.wide_modules import wide
@@ -124,7 +124,7 @@ class Yardstick:
             if iteration.some:
                 keep_some(batch)
             places = everywhere[batch.keep]
-            with _added(loaded, backend, batch), routed(everywhere):
+            with added(loaded, backend, batch), routed(everywhere):
                 logits = loaded.forward(batch)
             if len(logits) != len(places):
                 raise Wrong("it gives logits of other tokens than those that are wanted")
@@ -193,31 +193,6 @@ def _square(numbers: torch.Tensor) -> torch.Tensor:
 def _root(squares: torch.Tensor) -> float:
     """The root of the mean of the rows' mean squares"""
     return float(squares.mean().sqrt())
-
-
-@contextmanager
-def _added(loaded: LoadedModel, backend: LoraBackend[Any], batch: FlatBatch) -> Iterator[None]:
-    """While the block runs, this back end adds LoRA to the modules' linears, and the engine's back end does not. A
-    fused forward pass adds LoRA by itself."""
-    if loaded.fused is not None:
-        yield
-        return
-    lora, batch.lora = batch.lora, None
-
-    def add(path: str) -> Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], None]:
-        def followed(_: torch.nn.Module, given: tuple[torch.Tensor, ...], y: torch.Tensor) -> None:
-            backend.add_lora(y.view(-1, y.shape[-1]), given[0].reshape(-1, given[0].shape[-1]), path, lora)
-
-        return followed
-
-    hooks = []
-    if lora is not None:
-        hooks = [module.register_forward_hook(add(path)) for path, module in loaded.linears.items()]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _are_largest(chosen: torch.Tensor, logits: torch.Tensor) -> bool:

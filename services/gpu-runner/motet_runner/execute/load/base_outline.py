@@ -34,8 +34,15 @@ def limits_of(config: EngineConfig, *, with_vllm: bool = False) -> EngineLimits:
     if linears is None:
         linears = load(config.model, dtype, config.device).linears
     shapes = {path: shape for path, module in linears.items() if (shape := features(module)) is not None}
-    no_scales = WITH_VLLM if with_vllm else "" if device_named(config.device).type == "cpu" else ON_A_GPU
+    no_scales = WITH_VLLM if with_vllm else no_scales_of(config)
     return EngineLimits(shapes, config.max_lora_rank, dtype, no_scales, biased_modules(linears))
+
+
+def no_scales_of(config: EngineConfig) -> str:
+    """Where Motet's engine does not serve adapters that scale and shift; empty: it serves them. A GPU's kernels do not,
+    also where Triton's interpreter computes them on a CPU."""
+    of_a_gpu = config.kernels == "triton" or config.adapter_dtype == "int8"
+    return ON_A_GPU if of_a_gpu or device_named(config.device).type != "cpu" else ""
 
 
 def _dtype(config: EngineConfig, raw: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ DIFFERENCES: Mapping[str, str] = {
     "groups": "A request that is refused goes to a runner with Motet's engine, if the group has one.",
     "scales": "DoRA (`use_dora`), biases on lora_B (`lora_bias`) and trained biases are refused: the plain adapter "
     "that vLLM gets does not hold them yet.",
+    "proofs": "An adapter is ready once it is checked: it is not proved.",
     "temperature": "A temperature between 0 and 0.01 counts as 0.01.",
     "seed": "The same seed gives the same answer while the answer is neither parked, moved nor left out of an "
     "iteration. Afterwards it goes on with other noise.",
@@ -22,8 +23,8 @@ DIFFERENCES: Mapping[str, str] = {
     "prefix cache": "vLLM finds the prefixes. `motet status` and the scheduler know nothing of them, and "
     "`cached_tokens` is 0. With `engine.prefixCache: false`, a request finds only what was computed for itself.",
     "no prefix cache": "A model for which vLLM has no prefix cache is refused at the start.",
-    "settings": "`decode_slowdown`, `kernels`, `adapter_dtype`, `host_kv_mib` and `step_trace` of a runner have no "
-    "effect.",
+    "settings": "`decode_slowdown`, `kernels`, `adapter_dtype`, `prove_adapters`, `host_kv_mib` and `step_trace` of a "
+    "runner have no effect.",
     "numbers": "Results that are not finite are not noticed.",
     "layers": "A model with layers of several kinds, as with and without a sliding window, is refused at the start.",
 }

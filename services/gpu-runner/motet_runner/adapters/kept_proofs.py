@@ -1,0 +1,108 @@
+"""Keeps proofs beside the adapters' files, so that a restart proves nothing anew.
+
+A proof holds for these bytes, this layout, this base model, this engine, its data type, device and kernels, and this
+version of Motet and of its checks. If any of them differs, the adapter is proved again.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from motet.domain import Digest
+from motet_runner.adapters.cache import DiskCache
+from motet_runner.adapters.certification import Certification, EngineLimits
+from motet_runner.adapters.compatibility_check import CHECK_VERSION
+from motet_runner.adapters.layout import SLAB_VERSION
+from motet_runner.adapters.proof import Proof
+from motet_runner.interface import EngineInfo
+
+MAX_KERNELS = 8
+"""The number of kernels whose proofs are kept for one adapter and engine: those that were proved last"""
+
+MAX_PROOF_FILES = 8
+"""The number of engines whose proofs are kept beside one adapter: those that proved it last"""
+
+MAX_PROOF_BYTES = 16_384
+
+PREFIX = "proofs-"
+
+
+class ProofKey(NamedTuple):
+    """What all proofs of one engine depend on, beside its kernels"""
+
+    base_digest: Digest
+    limits: str
+    """The text of `EngineLimits`, with the data type"""
+    adapter_layout: str
+    """How adapters lie in the engine's memory"""
+    backend: str
+    device: str
+    version: str
+    """Of the engine, and of Motet with its kernels"""
+    checker: int = CHECK_VERSION
+
+    @classmethod
+    def of(cls, info: EngineInfo, base_digest: Digest) -> "ProofKey":
+        limits = str(EngineLimits.of_engine(info))
+        rank = f"tile {info.adapter_rank_tile}, bytes {info.adapter_rank_bytes}"
+        adapter_layout = f"{rank}, {info.run_layout}, slabs {SLAB_VERSION}"
+        versions = f"{info.version} {version('motet')}"
+        return cls(base_digest, limits, adapter_layout, info.backend, info.device, versions)
+
+    def file_name(self, digest: Digest, linears_file: str) -> str:
+        """Of the proofs of one adapter. `linears_file`: its name says what is in the layout."""
+        return f"{PREFIX}{_hash(self._packed(digest, linears_file))}.json"
+
+    def encode(self, digest: Digest, linears_file: str, proofs: Iterable[Proof]) -> bytes:
+        packed, found = self._packed(digest, linears_file), orjson.dumps([tuple(one) for one in proofs][-MAX_KERNELS:])
+        return orjson.dumps({"key": packed.decode(), "proofs": found.decode(), "sum": _hash(packed + found)})
+
+    def decode(self, digest: Digest, linears_file: str, content: bytes) -> tuple[Proof, ...]:
+        """None if `encode` has not written this for the same key, or the file is damaged."""
+        packed = self._packed(digest, linears_file)
+        try:
+            kept: dict[str, Any] = orjson.loads(content)
+            found: str = kept["proofs"]
+            if kept["key"] != packed.decode() or kept["sum"] != _hash(packed + found.encode()):
+                return ()
+            return tuple(Proof(str(name), float(moved), float(most)) for name, moved, most in orjson.loads(found))
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return ()
+
+    def _packed(self, digest: Digest, linears_file: str) -> bytes:
+        return orjson.dumps([digest, linears_file, *self])
+
+
+class KeptProofs:
+    def __init__(self, cache: DiskCache, key: ProofKey) -> None:
+        self._cache = cache
+        self._key = key
+
+    def of(self, folder: Path, digest: Digest, checked: Certification) -> tuple[Proof, ...]:
+        """The proofs of this engine, one for each of its kernels; none from a file that says something else"""
+        linears_file = checked.layout.linears_file
+        try:
+            with (folder / self._key.file_name(digest, linears_file)).open("rb") as file:
+                content = file.read(MAX_PROOF_BYTES)
+        except OSError:
+            return ()
+        return self._key.decode(digest, linears_file, content)
+
+    def keep(self, folder: Path, digest: Digest, checked: Certification, proof: Proof) -> None:
+        others = (one for one in self.of(folder, digest, checked) if one.kernels != proof.kernels)
+        linears_file = checked.layout.linears_file
+        content = self._key.encode(digest, linears_file, (*others, proof))
+        if self._cache.keep(folder, {self._key.file_name(digest, linears_file): content}):
+            with suppress(OSError):
+                files = sorted(folder.glob(f"{PREFIX}*.json"), key=lambda one: one.stat().st_mtime_ns)
+                for old in files[:-MAX_PROOF_FILES]:
+                    old.unlink()
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

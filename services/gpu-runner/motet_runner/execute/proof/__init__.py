@@ -1,0 +1,1 @@
+"""Proves adapters where they lie in the engine's memory."""

@@ -1,0 +1,200 @@
+"""Proves an adapter where it lies in the engine's memory, before it serves.
+
+*Right*: for four fixed rows, each linear gives what kernels' reference gives for the tensors that were checked, within
+the rounding of the engine's type. *Acts*: the adapter moves the logits of a short text.
+
+The engine's thread does a few linears with each plan, or one forward pass of four rows. A thread of its own reads the
+tensors and computes what is expected. The back end is another one of the kind that serves: it reads the same memory,
+but no iteration's batch.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from motet.errors import AdapterUnproved
+from motet_kernels import LoraBackend, PlacedAdapter, RunLayout, Segment
+from motet_runner.adapters.expected_results import ROWS, Expected, ExpectedResults
+from motet_runner.adapters.host_load import BaseLinearOf
+from motet_runner.adapters.layout import AdapterLayout
+from motet_runner.adapters.proof import Proof
+from motet_runner.execute.adapters.add_lora import AddLora
+from motet_runner.execute.adapters.lora_linears import LoraLinears
+from motet_runner.execute.forward.added_lora import added
+from motet_runner.execute.forward.modules import LoadedModel
+from motet_runner.execute.forward.trial import Trial, text
+
+LINEARS_AT_ONCE = 8
+"""The most linears that one plan proves while sequences run"""
+
+ROUNDING = {torch.float64: 2.0**-52, torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+"""By the type of the rows. In float32, the sums of a linear are rounded more often than the numbers."""
+INT8_ROUNDING = 1 / 254
+"""Of adapters in integers"""
+ALLOWED = 2.0
+"""The allowed error of a row, as a multiple of what rounding explains: the root of the mean square of its results"""
+OF_ONE = 4.0
+"""The same for one result, beside the error that is allowed for its row"""
+
+TOKENS = 4
+COMPANY = 12
+"""The tokens of the text that is computed with the other one, to see by how much that moves it"""
+
+
+class _Compared(NamedTuple):
+    linear: str
+    wrong: torch.Tensor
+    """[] bool"""
+    off: torch.Tensor
+    """[] the largest error as a multiple of what rounding explains"""
+
+
+@dataclass(slots=True)
+class Prover:
+    """What all proofs of an engine share."""
+
+    loaded: LoadedModel
+    linears: LoraLinears
+    memory: torch.Tensor
+    """[bytes] with all adapters"""
+    serving: Callable[[], tuple[str, AddLora]]
+    """The name of the kernels that serve, and how they add adapters"""
+    _kernels: str = ""
+    _backend: LoraBackend[Any] | None = None
+    _alone: torch.Tensor | None = None
+    _composition: torch.Tensor | None = None
+
+    def begin(self, layout: AdapterLayout, run_layout: RunLayout, base: BaseLinearOf | None) -> "AdapterProof":
+        return AdapterProof(self, ExpectedResults(layout, run_layout, self.loaded.dtype, base), self.kernels)
+
+    @property
+    def kernels(self) -> str:
+        return self.serving()[0]
+
+    def backend(self) -> LoraBackend[Any]:
+        """Of the kind that serves"""
+        kernels, add_lora = self.serving()
+        if self._backend is None or self._kernels != kernels:
+            groups, dtype = self.linears.groups, self.loaded.dtype
+            self._backend, self._kernels = add_lora.make(groups, self.memory, dtype, 0), kernels
+            self.weights_changed()
+        return self._backend
+
+    def weights_changed(self) -> None:
+        """The base model's weights are packed now, or its kernels have other settings: its logits may differ in their
+        last digits."""
+        self._alone = self._composition = None
+
+    def prepare(self) -> bool:
+        """Compute the next of the base model's logits. True if all are there."""
+        if self._alone is None:
+            self._alone = self.logits()
+        elif self._composition is None:
+            company = self.logits(text(COMPANY, stride=11, first=5, vocabulary=self.loaded.vocabulary))
+            self._composition = (company - self._alone).abs().max()
+        else:
+            return True
+        return False
+
+    def effect_of(self, adapter: PlacedAdapter) -> tuple[torch.Tensor, torch.Tensor]:
+        """By how much the adapter, and other rows in the batch, move a logit at most. Only after `prepare`."""
+        assert self._alone is not None
+        assert self._composition is not None
+        return (self.logits(adapter=adapter) - self._alone).abs().max(), self._composition
+
+    def logits(self, *company: list[int], adapter: PlacedAdapter | None = None) -> torch.Tensor:
+        """[TOKENS, vocabulary] of the fixed text in fp32, by the model's modules on pages of their own"""
+        texts = [text(TOKENS, stride=7, first=3, vocabulary=self.loaded.vocabulary), *company]
+        backend, adapters = self.backend(), {} if adapter is None else {0: adapter}
+        modules = replace(self.loaded, fused=None)
+        trial = Trial(modules, texts, backend=backend, adapters=adapters)
+        batch = trial.batch({number: len(tokens) for number, tokens in enumerate(texts)})
+        with added(modules, backend, batch):
+            every = modules.forward(batch)
+        place = 0
+        for row in batch.line.rows:
+            if row.number == 0:
+                break
+            place += len(texts[row.number])
+        return every[place : place + TOKENS].float()
+
+
+class AdapterProof:
+    def __init__(self, prover: Prover, expected: ExpectedResults, kernels: str) -> None:
+        self._prover = prover
+        self._expected = expected
+        self._kernels = kernels
+        self._compared: list[_Compared] = []
+        self._effect: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.parts = 0
+        """How many parts are done"""
+
+    def give_up(self) -> None:
+        self._expected.give_up()
+
+    def advance(self, placed: PlacedAdapter, *, wait_seconds: float) -> bool:
+        """Do the next part: some linears, or one forward pass. `wait_seconds`: no sequence would have to wait for more;
+        0 if one would. → True if all is launched: `result` reads it once the device has computed it."""
+        prover = self._prover
+        if len(self._compared) < self._expected.linears:
+            backend = prover.backend()
+            batch = backend.make_batch([Segment(0, ROWS, placed)])
+            most = len(self._compared) + (self._expected.linears if wait_seconds else LINEARS_AT_ONCE)
+            while len(self._compared) < min(most, self._expected.linears):
+                expected = self._expected.take(wait_seconds)
+                if expected is None:
+                    return False
+                self._compared.append(self._compare(expected, backend, batch))
+                self.parts += 1
+            return False
+        self.parts += 1
+        if prover.prepare():
+            self._effect = prover.effect_of(placed)
+        return self._effect is not None
+
+    def result(self) -> Proof:
+        """Raises AdapterUnproved."""
+        assert self._effect is not None
+        wrong = torch.stack([one.wrong for one in self._compared]).tolist() if self._compared else []
+        for compared, is_wrong in zip(self._compared, wrong, strict=True):
+            if is_wrong:
+                off = float(compared.off)
+                raise _unproved(
+                    f"what the engine computes for {compared.linear} is wrong: it is off by {off:.2g} times what "
+                    f"rounding explains. The kernels are {self._kernels}. Please report this, and restart the runner."
+                )
+        moved, composition = map(float, self._effect)
+        if not moved > 0:
+            raise _unproved(
+                "the adapter moves no logit of a short text: its weights are so small that the engine's data type "
+                "rounds them away. Train on, or use a pool with a wider engine.dtype."
+            )
+        return Proof(self._kernels, moved, composition)
+
+    def _compare(self, expected: Expected, backend: LoraBackend[Any], batch: Any) -> _Compared:
+        device = self._prover.memory.device
+        y = expected.own.to(device, copy=True)
+        backend.add_lora(y, expected.rows.to(device), expected.linear, batch)
+        error = (y.double() - expected.result.to(device)).abs()
+        kinds = (expected.size, self._rounding), (expected.wide, ROUNDING[torch.float32]), (expected.floor, 1.0)
+        size = torch.stack([(size * share).square() for size, share in kinds]).sum(0).sqrt().to(device)
+        of_row = ALLOWED * _root(size)
+        wrong = ~(_root(error) <= of_row).all() | ~(error <= OF_ONE * size + of_row).all()
+        off = (error.max() / size.max()).nan_to_num(torch.inf)
+        return _Compared(expected.linear, wrong, off)
+
+    @property
+    def _rounding(self) -> float:
+        stored = self._prover.linears.layout(1).dtype
+        return max(ROUNDING[self._prover.loaded.dtype], INT8_ROUNDING if stored is torch.int8 else 0.0)
+
+
+def _root(numbers: torch.Tensor) -> torch.Tensor:
+    """[rows, 1] of each row, the root of its mean square"""
+    return numbers.square().mean(1, keepdim=True).sqrt()
+
+
+def _unproved(why: str) -> AdapterUnproved:
+    return AdapterUnproved(why[0].upper() + why[1:], reason="ProofFailed")
