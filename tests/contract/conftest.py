@@ -12,7 +12,7 @@ from motet_runner.adapters.certification import certify
 from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.external.vllm.differences import DIFFERENCES
 from motet_runner.interface import EngineConfig, NewSequence
-from tests.contract.engines import Size, fake, on_vllm, real, vllm
+from tests.contract.engines import ADAPTER_PAGES, Size, fake, on_vllm, real, vllm
 from tests.runner.engines import ask
 from tests.runner.external.vllm_itself import OneTest, VllmItself, needs_vllm
 from tests.runner.random_models import ENDS, RandomAdapter, llama, save_adapter, save_base
@@ -27,7 +27,7 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def layout(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AdapterLayout:
     """The layout of an adapter that the real engine can load. Adapters of the fake engine have no bytes."""
     folder = save_adapter(base_model, "llama", RandomAdapter(4, 8), tmp_path_factory.mktemp("adapter") / "a", seed=1)
-    return certify(folder, real(base_model, Size()).info).layout
+    return certify(folder, real(base_model, Size(pages=ADAPTER_PAGES + 1)).info).layout
 
 
 def longer(
@@ -122,7 +122,8 @@ def engine_of(request: pytest.FixtureRequest) -> Callable[[Size], object]:
         return make(replace(size, ahead=ahead, page_tokens=page_tokens, length=size.length * factor))
 
     engine_of.ahead = ahead
-    engine_of.lacks = {"vllm": frozenset(DIFFERENCES), "fake": frozenset({"masks"})}.get(kind[:4], frozenset())
+    lacks = {"vllm": frozenset(DIFFERENCES), "fake": frozenset({"masks", "proofs"})}
+    engine_of.lacks = lacks.get(kind[:4], frozenset())
     """What it does not do; every test of the rest holds for it."""
     engine_of.factor = factor
     engine_of.ask = partial(longer, factor)

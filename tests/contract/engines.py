@@ -63,6 +63,7 @@ def real(base: Path, size: Size) -> Engine:
         protect_after_steps=size.patience,
         plan_ahead=size.ahead,
         preset=size.preset,
+        prove_adapters=True,
     )
     return started(config)
 
@@ -81,6 +82,7 @@ def on_vllm(driven: Driven, size: Size, eos: int) -> VllmEngine:
         max_concurrent_sequences=size.sequences,
         max_resident_adapters=size.slots,
         protect_after_steps=size.patience,
+        prove_adapters=True,
     )
     modules = {"model.layers.0.mlp.up_proj": (16, 32)}
     return VllmEngine(

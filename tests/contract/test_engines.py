@@ -20,6 +20,7 @@ from motet.errors import (
 from motet_runner.interface import (
     AdapterEvicted,
     AdapterLoaded,
+    AdapterProved,
     Finish,
     OverflowAhead,
     ParkedNow,
@@ -696,3 +697,42 @@ def test_penalties_count_what_another_engine_has_delivered(engine_of, penalties)
     whole = run(engine_of(Size()), ask("a", **penalties)).tokens["a"]
     moved = run(engine_of(Size()), ask("a", epoch=2, delivered=tuple(whole[:17]), **penalties))
     assert moved.tokens["a"] == whole[17:]
+
+
+# ------------------------------------------------------------------------------------------------------------- proofs
+
+
+def test_an_engine_that_proves_does_so_before_it_serves_and_others_serve_as_they_are(engine_of, layout):
+    engine = engine_of(Size(pages=32))
+    engine.load_adapter(A, layout, prove=True)
+    ran = run(engine, ask("a", adapter=A))
+    assert len(ran.tokens["a"]) == 40
+    proved = ran.of(AdapterProved)
+    assert [event.digest for event in proved] == [A] * engine.info.proves
+    if proved:
+        assert ran.events.index(proved[0]) < ran.events.index(StateChanged(R("a"), 1, State.PREFILL))
+        assert proved[0].proof.kernels == engine.report().kernels.serving
+    assert engine.info.proves == ("proofs" not in engine_of.lacks)
+
+
+def test_an_engine_proves_once_and_not_what_its_kernels_have_proved(engine_of, layout):
+    engine = engine_of(Size(pages=32))
+    serving = engine.info.kernels.serving if engine.info.proves else ""
+    engine.load_adapter(A, layout, prove=True, proved_by=("others", serving))
+    assert not run(engine, ask("a", adapter=A)).of(AdapterProved)
+    engine.load_adapter(B, layout, prove=True)
+    ran = run(engine)
+    engine.load_adapter(B, layout, prove=True, proved_by=(serving,))
+    run(engine, ask("b", adapter=B), ran=ran)
+    assert len(ran.of(AdapterProved)) == engine.info.proves
+
+
+def test_an_adapter_that_is_to_be_proved_loads_though_nobody_waits_and_slots_are_taken(engine_of, layout):
+    engine = engine_of(Size(pages=32, slots=1))
+    engine.load_adapter(A, layout)
+    run(engine)
+    engine.load_adapter(B, layout, prove=True)
+    ran = run(engine)
+    assert on_device(engine) == ({B} if engine.info.proves else {A})
+    assert len(ran.of(AdapterProved)) == engine.info.proves
+    assert not engine.has_work()

@@ -163,6 +163,13 @@ def test_a_gpu_refuses_them_by_name(qwen: tuple[Path, Path]) -> None:
         certify(adapter, limits._replace(no_scales=ON_A_GPU))
 
 
+@pytest.mark.parametrize("more", [{"kernels": "triton"}, {"adapter_dtype": "int8"}])
+def test_a_gpus_kernels_refuse_them_also_on_a_cpu(qwen: tuple[Path, Path], more: dict[str, str]) -> None:
+    base, adapter = qwen
+    with pytest.raises(AdapterIncompatible, match="not serve on a GPU yet"):
+        certify(adapter, limits_of(EngineConfig(model=base, device="cpu", **more)))
+
+
 def test_vllm_refuses_them_by_name(qwen: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = qwen
     limits = limits_of(EngineConfig(model=base, device="cpu"))

@@ -22,12 +22,13 @@ from motet.api.v1 import common_pb2, scheduler_pb2
 from motet.clock import FakeClock
 from motet.digest import adapter_digest
 from motet.domain import Digest
-from motet.errors import AdapterIncompatible, MotetError
+from motet.errors import AdapterFetchFailed, AdapterIncompatible, AdapterUnproved, MotetError
 from motet.runner_info import Failure
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.checks import Checks
 from motet_runner.adapters.folder_fetch import copy_folder
+from motet_runner.adapters.kept_proofs import KeptProofs, ProofKey
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.policy import effects
@@ -35,6 +36,7 @@ from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
 from motet_runner.adapters.policy.eviction import CacheLimits
 from motet_runner.adapters.policy.failures import MAX_PER_NAMESPACE, SourceFailures
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held, Order
+from motet_runner.adapters.proof import Proof
 from motet_runner.adapters.residency import Residency
 from motet_runner.adapters.slab import Slab, SlabDamaged, remove_damaged, write_slab
 from motet_runner.engine_messages import DropAdapter, LoadAdapter, WriteSlab
@@ -47,6 +49,12 @@ ADAPTERS = ("pirate", "poet", "pilot", "refused")
 """Each tenant has each of them, with equal bytes, in a folder of its own."""
 
 CAPACITY = 2
+
+KERNELS = ("torch", "cpp")
+
+
+def key_of(base: Digest) -> ProofKey:
+    return ProofKey(base, "float32", "tile 8", "motet", "cpu", "1")
 
 
 def check(folder: Path) -> Certification:
@@ -73,14 +81,20 @@ class Runner:
         self.shared = shared
         self.cache = DiskCache(shared.folder / "cache", max_adapter_bytes=1 << 20)
         self.cache.prepare()
-        self.checks = Checks(self.cache, check, base_digest=Digest("sha256:" + "b" * 64), run_layout="one")
+        base = Digest("sha256:" + "b" * 64)
+        proofs = KeptProofs(self.cache, key_of(base))
+        self.checks = Checks(self.cache, check, base_digest=base, run_layout="one", proofs=proofs)
         self.users: Counter[Digest] = Counter()
         self.policy = AdapterPolicy(
             limits=CacheLimits(CAPACITY),
             users_of=lambda digest: self.users[digest],
             clock=shared.clock,
             failures=SourceFailures(),
+            proves_with=KERNELS[0],
         )
+        self.kernels = KERNELS[0]
+        self.to_prove: dict[Digest, tuple[str, ...]] = {}
+        """What the engine is asked to prove → by which kernels it is proved, as it was told"""
         self.undone: list[Any] = []
         self.orders: dict[int, Order] = {}
         self.waiters: dict[int, tuple[Digest, str]] = {}
@@ -109,13 +123,20 @@ class Runner:
                     assert life is not None
                     assert life.held is not None
                     assert life.checked is not None or (order is not None and not order.check)
+                    if order is not None and order.check:
+                        assert self.policy.proves_with in life.proved_by, "a revision is ready before it is proved"
                     if order is None:
                         self.waiters.pop(effect.who)
                 case effects.Fail():
                     order = self.orders.pop(effect.who, None)
                     manifest = order.manifest if order is not None else self.waiters.pop(effect.who)[1]
                     self.tells_only_of(effect.failure, manifest.partition("/")[0])
-                case LoadAdapter() | DropAdapter() | effects.ForgetPartial():
+                case LoadAdapter():
+                    assert effect.prove
+                    self.to_prove[effect.digest] = effect.proved_by
+                case DropAdapter():
+                    self.to_prove.pop(effect.digest, None)
+                case effects.ForgetPartial():
                     pass
                 case _:
                     self.undone.append(effect)
@@ -167,6 +188,16 @@ class Runner:
             case _:
                 return self.cache.contents(effect.capacity)
 
+    def prove(self, digest: Digest) -> None:
+        """The engine does what it was asked for. It is quiet if it knows of a proof by its kernels."""
+        if self.kernels in self.to_prove.pop(digest, (self.kernels,)):
+            return
+        proof = Proof(self.kernels, 1.0, 0.0)
+        self.tell(self.policy.engine_proved, digest, proof)
+        life = self.policy.get(digest)
+        if life is not None and life.held is not None and not self.shared.disk_full:
+            self.checks.keep_proof(life.held, proof)
+
     def write_slab(self, layout: AdapterLayout) -> int:
         if self.shared.disk_full:
             return 0
@@ -206,7 +237,9 @@ class Runner:
         for life in self.policy:
             if life.pending is not None:
                 assert number_of(life) == life.pending.number, f"{life} waits for nothing"
-            assert not life.orders or life.pending is not None, f"{life} has orders that nothing answers"
+            proved = self.to_prove.get(life.digest)
+            answers = life.pending is not None or (proved is not None and self.policy.proves_with not in proved)
+            assert not life.orders or answers, f"{life} has orders that nothing answers"
             assert not life.waiters or not life.ready, f"{life} is ready, and requests wait for it"
             assert life.held is not None or life.pending is not None or not life.look, f"{life} is not looked for"
         for job in self.policy.jobs.values():
@@ -334,7 +367,30 @@ class SharedCache(RuleBasedStateMachine):
 
     @rule(at=runner, name=name)
     def engine_fails(self, at: int, name: str) -> None:
-        self.runners[at].tell(self.runners[at].policy.engine_failed, self.digests[name])
+        runner, digest = self.runners[at], self.digests[name]
+        failure = Failure.of(AdapterFetchFailed("the files have changed"))
+        runner.tell(runner.policy.engine_failed, digest, failure)
+
+    @rule(at=runner, name=name)
+    def engine_proves(self, at: int, name: str) -> None:
+        self.runners[at].prove(self.digests[name])
+
+    @rule(at=runner, name=name)
+    def engine_proves_not(self, at: int, name: str) -> None:
+        runner, digest = self.runners[at], self.digests[name]
+        if runner.to_prove.pop(digest, None) is not None:
+            runner.tell(runner.policy.engine_failed, digest, Failure.of(AdapterUnproved("its results are wrong")))
+            life = runner.policy.get(digest)
+            assert life is None or not life.orders
+            assert life is None or life.pending is not None or not life.waiters
+            assert digest not in runner.to_prove, "it is not loaded again by itself"
+
+    @rule(at=runner, kernels=st.sampled_from(KERNELS))
+    def engine_changes(self, at: int, kernels: str) -> None:
+        """It is told with a report."""
+        runner = self.runners[at]
+        runner.kernels = kernels
+        runner.tell(runner.policy.kernels_serve, kernels)
 
     @rule(at=runner, name=name)
     def engine_loads(self, at: int, name: str) -> None:
@@ -395,6 +451,13 @@ class SharedCache(RuleBasedStateMachine):
             self.carry_out_all()
             self.time_passes(1000.0)
             self.carry_out_all()
+            while any(runner.orders and runner.to_prove for runner in self.runners):
+                for runner in self.runners:
+                    for digest in list(runner.to_prove):
+                        runner.prove(digest)
+                self.carry_out_all()
+            self.time_passes(1.0)  # what was dropped while its proof was awaited goes then
+            self.carry_out_all()
             for runner in self.runners:
                 self.check_settled(runner)
         finally:
@@ -446,7 +509,7 @@ def test_a_folder_whose_load_failed_is_checked_again_if_an_order_finds_it_first(
     held = Held(DIGEST, 1, (1, 1), None, Certification.of(scheduler_pb2.Certificate(), None))
     (find,) = told.order(an_order(1))
     assert effects.Succeed(1, DIGEST) in told.answered(find.number, held)
-    told.engine_failed(DIGEST)
+    told.engine_failed(DIGEST, Failure.of(AdapterFetchFailed("changed")))
     (find,) = told.order(an_order(2))
     done = told.answered(find.number, replace(held, certification=None))
     assert kinds(done) == [effects.Release, effects.Check]

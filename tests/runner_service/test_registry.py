@@ -19,6 +19,7 @@ from motet_runner.adapters.certification import Certification
 from motet_runner.adapters.checks import Checks
 from motet_runner.adapters.compatibility_check import CHECK_VERSION
 from motet_runner.adapters.digest_lease import DigestLeases
+from motet_runner.adapters.kept_proofs import KeptProofs, ProofKey
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.peft_config import WEIGHTS_NAME
 from motet_runner.adapters.policy.eviction import CacheLimits
@@ -45,6 +46,8 @@ class RegistrySetup:
         refuses="refuse",
         engine="",
         check=None,
+        proves_with=None,
+        version="1",
         run_layout="",
         slab_bytes=lambda _: 0,
         **settings,
@@ -60,6 +63,8 @@ class RegistrySetup:
         cache.prepare()
         self.cache = cache
         sources = usual_sources(folder, **settings)
+        key = ProofKey(base, engine, "tile 8", "motet", "cpu", version, checker)
+        proofs = None if proves_with is None else KeptProofs(cache, key)
         checks = Checks(
             cache,
             check or self.check,
@@ -67,6 +72,7 @@ class RegistrySetup:
             engine_limits=engine,
             run_layout=run_layout,
             version=checker,
+            proofs=proofs,
         )
         self.files = DiskAdapterFiles(cache, checks, sources)
         self.adapters = AdapterRegistry(
@@ -77,6 +83,7 @@ class RegistrySetup:
             metrics=Metrics(CollectorRegistry(), wall=REAL.wall),
             time_scale=sources.time_scale,
             surroundings=with_clock(self.clock),
+            proves_with=proves_with,
             slab_bytes=slab_bytes,
         )
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId
-from motet.errors import AdapterError
+from motet.errors import AdapterError, AdapterUnproved
 from motet_runner.adapters.layout import AdapterLayout, FileStamp
+from motet_runner.adapters.proof import Proof
 from motet_runner.interface import Event, Finish, Logprobs, NewSequence, Sampling
 from motet_runner.plan import (
     AdapterLoad,
@@ -144,6 +145,9 @@ class FakeDevice:
         self.adapters: dict[str, int] = {}
         """Adapters that have arrived, and their pages."""
         self.loads_fail: set[str] = set()
+        self.unproved: set[str] = set()
+        """Adapters whose proofs fail"""
+        self.proved: set[str] = set()
         self.disk_answers = True
         self.events: list[Event] = []
         self.steps = 0
@@ -247,9 +251,14 @@ class FakeDevice:
                     self.memory[plan.loading[number] + index, offset] = (load.digest, index)
             self.loads[number] = load, until
             if until == pages:
-                arrived.append(LoadArrived(number, 0.5))
-                self.adapters[load.digest] = pages
                 del self.loads[number]
+                if load.prove and load.digest in self.unproved:
+                    failed.append(LoadFailed(number, AdapterUnproved("its results are wrong")))
+                    continue
+                proof = Proof(self.planner.adapters.proofs.kernels, 1.0, 0.0) if load.prove else None
+                arrived.append(LoadArrived(number, 0.5, proof=proof))
+                self.adapters[load.digest] = pages
+                self.proved |= {load.digest} if load.prove else set()
         return arrived, failed
 
     def _check_adapters(self, plan: StepPlan) -> None:

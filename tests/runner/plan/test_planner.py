@@ -315,12 +315,15 @@ class Runner(RuleBasedStateMachine):
             preset=preset_named(self.preset, contiguous=self.contiguous), pages=PAGES, places=3, host_pages=5,
             protect_after_steps=2, window=self.window, max_adapters=2, page_tokens=self.page_tokens,
             cheaper=lambda sequence: ParkMethod.SWAP if sequence.arrival % 2 else ParkMethod.RECOMPUTE,
+            max_plans_waited=2,
         )  # fmt: skip
         self.device = FakeDevice(self.planner, ahead=self.ahead)
         self.admitted: set[str] = set()
         self.cancelled: set[str] = set()
         self.count = 0
         self.needed = 0
+        self.in_turn: Digest | None = None
+        """The adapter that has pages because it is the turn of its proof"""
 
     def _one(self, data: st.DataObject):
         return data.draw(st.sampled_from(sorted(self.planner.sequences, key=lambda sequence: sequence.arrival)))
@@ -392,6 +395,19 @@ class Runner(RuleBasedStateMachine):
     def load_adapter(self, adapter: str, pinned: bool) -> None:
         self.planner.commands.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter]), pinned=pinned)
 
+    @rule(adapter=st.sampled_from([*RANKS]), by=st.sampled_from([(), (), ("",), ("others",)]))
+    def prove_adapter(self, adapter: str, by: tuple[str, ...]) -> None:
+        self.planner.commands.load_adapter(Digest(adapter), adapter_layout(RANKS[adapter]), prove=True, proved_by=by)
+
+    @precondition(lambda self: not len(self.planner.sequences) and not self.device.launched)
+    @rule(kernels=st.sampled_from(["", "others"]))
+    def change_kernels(self, kernels: str) -> None:
+        self.planner.kernels_changed(kernels)
+
+    @rule(adapter=st.sampled_from(["", "", *RANKS]))
+    def prove_nothing_of(self, adapter: str) -> None:
+        self.device.unproved = {adapter}
+
     @rule(adapter=st.sampled_from([*RANKS]))
     def drop_adapter(self, adapter: str) -> None:
         self.planner.commands.drop_adapter(Digest(adapter))
@@ -416,6 +432,7 @@ class Runner(RuleBasedStateMachine):
     def step(self, times: int) -> None:
         for _ in range(times):
             self.device.step()
+            self.pages_suffice_for_all_promises()
 
     @invariant()
     def records_agree(self) -> None:
@@ -426,6 +443,7 @@ class Runner(RuleBasedStateMachine):
     @invariant()
     def kv_may_have_what_adapters_in_use_leave(self) -> None:
         live = {s.adapter for s in self.planner.sequences if s.state is not State.PARKED}
+        live |= {self.planner.adapters.proofs.turn or ""}
         pages = sorted((self.planner.adapters.pages_of(adapter) for adapter in live), reverse=True)
         assert self.planner.memory.ledger.kv_pages == max(0, PAGES - sum(pages[:2]))
 
@@ -437,19 +455,30 @@ class Runner(RuleBasedStateMachine):
             return
         memory, adapters, sequences = self.planner.memory, self.planner.adapters, self.planner.sequences
         of_live = sum(
-            adapters.pages_of(adapter) for adapter in sequences.live_adapters() if not adapters.pages_to_take(adapter)
+            adapters.pages_of(adapter)
+            for adapter in sequences.live_adapters() | {adapters.proofs.turn or ""}
+            if not adapters.pages_to_take(adapter)
         )
         needed = sum(s.promise - len(s.pages) for s in sequences if s.state is not State.PARKED)
         needed += memory.pages.capacity - memory.free - of_live
-        assert needed <= max(memory.ledger.limit, self.needed)
+        limit, above = memory.ledger.limit, self.needed
+        turn = adapters.proofs.turn
+        if turn is not None and adapters.pages_to_take(turn):  # until it has pages, they are others'
+            sizes = sorted(map(adapters.pages_of, sequences.live_adapters()), reverse=True)
+            limit, turn = memory.ledger.limit_beside(sum(sizes[:2])), None
+        if turn not in (None, self.in_turn):  # it has taken pages: only because all promises fit beside it
+            above = 0
+        assert needed <= max(limit, above)
+        self.in_turn = turn
         self.needed = needed
 
     def teardown(self) -> None:
         self.planner.commands.supervised = False
-        self.device.disk_answers, self.device.loads_fail = True, set()
+        self.device.disk_answers, self.device.loads_fail, self.device.unproved = True, set(), set()
         for adapter, rank in RANKS.items():
             self.planner.commands.load_adapter(Digest(adapter), adapter_layout(rank))
         self.device.run()
+        assert self.planner.adapters.proofs.first is None, "what is to be proved is proved"
         assert not len(self.planner.sequences), [
             (s.request, s.state, s.promise, s.parked_times) for s in self.planner.sequences
         ]

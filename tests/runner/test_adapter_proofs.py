@@ -1,0 +1,386 @@
+"""An engine proves an adapter before it serves: its results are right, and it acts."""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from motet.domain import Digest
+from motet.errors import AdapterUnproved
+from motet_runner.adapters.certification import certify
+from motet_runner.adapters.expected_results import ExpectedResults
+from motet_runner.adapters.proof import Proof
+from motet_runner.engine import Engine
+from motet_runner.execute.proof import adapter_proof
+from motet_runner.execute.proof.adapter_proof import AdapterProof, Prover
+from motet_runner.interface import AdapterEvicted, AdapterFailed, AdapterLoaded, AdapterProved, Finish
+from motet_runner.settings import Settings
+from testbed.compiled_kernels import needs_a_compiler
+from tests.runner.engines import EngineRun, ask, make_device_engine, make_engine, run, step_beside_load
+from tests.runner.proof_mutants import OF_SOME, PLAIN, SCALED, Plant
+from tests.runner.random_models import RandomAdapter, save_adapter, save_base
+
+A, B = map(Digest, "AB")
+KERNELS = [
+    ("torch", "float32"),
+    ("torch", "bfloat16"),
+    ("exact", "float32"),
+    ("cpp", "float32"),
+    ("cpp", "bfloat16"),
+]
+proving_engine = partial(make_engine, prove_adapters=True)
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With biases that are not zero"""
+    return save_base("qwen2", tmp_path_factory.mktemp("qwen2") / "base", biased=True)
+
+
+@pytest.fixture(scope="module")
+def plain(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_adapter(llama, "llama", RandomAdapter(6, 9), tmp_path_factory.mktemp("plain") / "a", seed=1)
+
+
+@pytest.fixture(scope="module")
+def of_some(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    spec = RandomAdapter(6, 9, targets=("q_proj", "up_proj"))
+    return save_adapter(llama, "llama", spec, tmp_path_factory.mktemp("some") / "a", seed=1)
+
+
+@pytest.fixture(scope="module")
+def dora(qwen2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_adapter(qwen2, "qwen2", RandomAdapter(6, 9, dora=True), tmp_path_factory.mktemp("dora") / "a", seed=1)
+
+
+@pytest.fixture(scope="module", params=KERNELS, ids=" ".join)
+def engine_on(request: pytest.FixtureRequest):
+    """One engine for each model: its adapters are dropped after each proof."""
+    kernels, dtype = request.param
+    if kernels == "cpp":
+        needs_a_compiler()
+    engines: dict[Path, Engine] = {}
+
+    def engine_on(base: Path) -> Engine:
+        if base not in engines:
+            engines[base] = proving_engine(base, kernels=kernels, dtype=dtype)
+        return engines[base]
+
+    return engine_on
+
+
+def prove(engine: Engine, digest: Digest, folder: Path, **more) -> EngineRun:
+    engine.load_adapter(digest, certify(folder, engine.info).layout, prove=True, **more)
+    return run(engine)
+
+
+def outcome(engine: Engine, folder: Path) -> Proof | AdapterUnproved:
+    ran = prove(engine, A, folder)
+    engine.drop_adapter(A)
+    run(engine)
+    found = [one.proof for one in ran.of(AdapterProved)] + [one.error for one in ran.of(AdapterFailed)]
+    assert len(found) == 1, ran.events
+    assert len(ran.of(AdapterLoaded)) == isinstance(found[0], Proof)
+    return found[0]
+
+
+@pytest.mark.parametrize("case", [("llama", "plain"), ("llama", "of_some"), ("qwen2", "dora")])
+def test_what_is_right_is_proved(engine_on, case: tuple[str, str], request: pytest.FixtureRequest) -> None:
+    base, folder = map(request.getfixturevalue, case)
+    proof = outcome(engine_on(base), folder)
+    assert isinstance(proof, Proof), proof
+    assert proof.moved > 100 * proof.composition
+    assert proof.kernels == engine_on(base).report().kernels.serving
+    assert proof.warning == ""
+
+
+@pytest.mark.parametrize("mutant", PLAIN)
+def test_no_defect_of_a_load_is_missed(engine_on, llama: Path, plain: Path, mutant: str, monkeypatch) -> None:
+    refused(engine_on(llama), plain, PLAIN[mutant], monkeypatch)
+
+
+@pytest.mark.parametrize("mutant", SCALED)
+def test_no_defect_of_scales_is_missed(engine_on, qwen2: Path, dora: Path, mutant: str, monkeypatch) -> None:
+    refused(engine_on(qwen2), dora, SCALED[mutant], monkeypatch)
+
+
+@pytest.mark.parametrize("mutant", OF_SOME)
+def test_no_linear_changes_that_the_adapter_does_not_name(llama: Path, of_some: Path, mutant: str, monkeypatch) -> None:
+    """The torch back end computes with all of a run; others skip what an adapter does not name."""
+    refused(proving_engine(llama, kernels="torch"), of_some, OF_SOME[mutant], monkeypatch)
+
+
+def refused(engine: Engine, folder: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as planted:
+        plant(planted)
+        found = outcome(engine, folder)
+    assert isinstance(found, AdapterUnproved), found
+    assert found.reason == "ProofFailed"
+    assert "is wrong" in found.message
+    assert isinstance(outcome(engine, folder), Proof), "only the defect was refused"
+
+
+def with_b(folder: Path, to: Path, factor: float) -> Path:
+    shutil.copytree(folder, to)
+    weights = {
+        name: tensor * factor if "lora_B" in name else tensor
+        for name, tensor in load_file(folder / "adapter_model.safetensors").items()
+    }
+    save_file(weights, to / "adapter_model.safetensors")
+    return to
+
+
+def test_an_adapter_that_rounding_takes_away_is_refused(engine_on, llama: Path, plain: Path, tmp_path: Path) -> None:
+    found = outcome(engine_on(llama), with_b(plain, tmp_path / "faint", 1e-14))
+    assert isinstance(found, AdapterUnproved)
+    assert "moves no logit" in found.message
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dora_that_changes_little_beside_large_biases_is_proved(qwen2: Path, dora: Path, tmp_path: Path, dtype: str):
+    """Of a bias and nearly the same bias only the difference is left, with the rounding of both."""
+    base = shutil.copytree(qwen2, tmp_path / "base")
+    with safe_open(base / "model.safetensors", "pt") as file:
+        metadata = file.metadata()
+    weights = load_file(base / "model.safetensors")
+    for name in [one for one in weights if one.endswith("k_proj.bias")]:
+        weights[name] *= 100 / weights[name].abs().mean()
+    save_file(weights, base / "model.safetensors", metadata)
+    folder = shutil.copytree(dora, tmp_path / "dora")
+    changed = load_file(folder / "adapter_model.safetensors")
+    for name in changed:
+        if ".lora_magnitude_vector" in name:
+            linear = name.removeprefix("base_model.model.").partition(".lora_magnitude_vector")[0]
+            norms = weights[f"{linear}.weight"].float().norm(dim=1)
+            off = torch.randn(norms.shape, generator=torch.Generator().manual_seed(3))
+            changed[name] = (norms * (1 + 1e-3 * off)).reshape(changed[name].shape)
+        elif "lora_B" in name:
+            changed[name] *= 1e-3
+    save_file(changed, folder / "adapter_model.safetensors")
+    assert isinstance(found := outcome(proving_engine(base, kernels="torch", dtype=dtype), folder), Proof), found
+
+
+@pytest.mark.parametrize("factor", [1e-2, 1e-3, 1e-4])
+def test_an_adapter_of_the_smallest_numbers_of_fp16_is_proved(
+    llama: Path, plain: Path, tmp_path: Path, factor: float
+) -> None:
+    engine = proving_engine(llama, kernels="torch", dtype="float16")
+    assert isinstance(found := outcome(engine, with_b(plain, tmp_path / "faint", factor)), Proof), found
+
+
+def test_an_adapter_that_moves_little_is_proved_with_a_warning() -> None:
+    assert "hardly changes anything" in Proof("torch", moved=9e-5, composition=1e-5).warning
+    assert Proof("torch", moved=1e-4, composition=1e-5).warning == ""
+    assert Proof("torch", moved=1e-9, composition=0.0).warning == ""
+
+
+def test_the_rows_beside_a_text_move_its_logits_by_what_is_found(llama: Path, plain: Path, monkeypatch) -> None:
+    """As with kernels whose sums depend on the number of rows"""
+    engine = proving_engine(llama)
+    logits = Prover.logits
+    monkeypatch.setattr(
+        Prover, "logits", lambda self, *company, **more: logits(self, *company, **more) + 0.5 * len(company)
+    )
+    proof = outcome(engine, plain)
+    assert isinstance(proof, Proof)
+    assert proof.composition == pytest.approx(0.5)
+    assert proof.warning
+
+
+def test_sequences_wait_for_the_proof_as_for_the_load_and_others_go_on(llama: Path, plain: Path, monkeypatch) -> None:
+    monkeypatch.setattr(adapter_proof, "LINEARS_AT_ONCE", 1)
+    engine = proving_engine(llama)
+    ran = run(engine, ask("base", max_tokens=200), steps=1)
+    engine.load_adapter(A, certify(plain, engine.info).layout, prove=True)
+    engine.add(ask("tuned", adapter=A))
+    linears = len(engine.info.target_modules)
+    while "tuned" not in ran.tokens:
+        before = len(ran.tokens["base"])
+        step_beside_load(engine, ran)
+        assert len(ran.tokens["base"]) == before + 1
+    assert len(ran.tokens["base"]) > linears + 3, "one linear with each, and three forward passes"
+    kinds = [type(event) for event in ran.events if isinstance(event, AdapterLoaded | AdapterProved)]
+    assert kinds == [AdapterLoaded, AdapterProved]
+    run(engine, ran=ran)
+    alone = run(proving_engine(llama), ask("base", max_tokens=200))
+    assert ran.tokens["base"] == alone.tokens["base"], "a proof changes nothing of the others"
+
+
+def test_a_failed_proof_fails_the_sequences_that_wait_and_no_others(llama: Path, plain: Path, monkeypatch) -> None:
+    engine = proving_engine(llama)
+    with monkeypatch.context() as planted:
+        PLAIN["no scale"](planted)
+        engine.load_adapter(A, certify(plain, engine.info).layout, prove=True)
+        ran = run(engine, ask("a", adapter=A), ask("base"))
+    assert ran.last["a"].finish is Finish.FAILED
+    assert isinstance(ran.last["a"].error, AdapterUnproved)
+    assert len(ran.tokens["base"]) == 40
+    assert engine.report().adapters == []
+    run(engine, ask("again", adapter=A), ran=ran)  # it may load again, and is proved again
+    assert len(ran.tokens["again"]) == 40
+    assert len(ran.of(AdapterProved)) == 1
+
+
+def test_a_proof_is_made_once_on_an_engine_and_not_if_it_is_known(llama: Path, plain: Path, of_some: Path) -> None:
+    engine = proving_engine(llama, max_resident_adapters=1)
+    ran = prove(engine, A, plain)
+    assert len(ran.of(AdapterProved)) == 1
+    assert not prove(engine, B, of_some, proved_by=("torch", "others")).of(AdapterProved)
+    for name, adapter in (("b", B), ("a", A), ("b2", B)):
+        again = run(engine, ask(name, adapter=adapter))
+        assert len(again.of(AdapterLoaded)) == 1, "it had left the device"
+        assert not again.of(AdapterProved)
+    told = prove(engine, A, plain)
+    assert told.of(AdapterProved) == ran.of(AdapterProved), "whoever asks again is told again"
+    assert not told.of(AdapterLoaded)
+
+
+def test_other_kernels_prove_again_what_is_on_the_device(llama: Path, plain: Path, monkeypatch) -> None:
+    needs_a_compiler()
+    engine = proving_engine(llama, kernels="torch")
+    ran = prove(engine, A, plain)
+    compiled = proving_engine(llama, kernels="cpp").diagnostics.kernel_choice.serving
+    choice = engine.diagnostics.kernel_choice
+    monkeypatch.setattr(engine.diagnostics.kernel_change, "advance", lambda: choice.changed(compiled, "", seconds=0.0))
+    engine.idle()
+    again = run(engine)
+    assert [type(one) for one in again.events] == [AdapterEvicted, AdapterLoaded, AdapterProved]
+    before, after = ran.of(AdapterProved)[0].proof, again.of(AdapterProved)[0].proof
+    assert (before.kernels, after.kernels) == ("torch", compiled.name)
+    assert after.moved == pytest.approx(before.moved, rel=1e-3)
+    assert not run(engine, ask("a", adapter=A)).of(AdapterLoaded), "it stays there"
+
+
+def test_a_proof_that_is_given_up_leaves_no_thread(llama: Path, plain: Path, monkeypatch) -> None:
+    monkeypatch.setattr("motet_runner.adapters.expected_results.LOOK_SECONDS", 0.01)
+    engine = proving_engine(llama)
+    begun, begin = [], Prover.begin
+    monkeypatch.setattr(Prover, "begin", lambda self, *of: begun.append(begin(self, *of)) or begun[-1])
+    ran = run(engine, ask("base", max_tokens=60), steps=1)
+    engine.load_adapter(A, certify(plain, engine.info).layout, prove=True)
+    while not begun:
+        step_beside_load(engine, ran)
+    engine.drop_adapter(A)
+    run(engine, ran=ran)
+    deadline = threading.Event()
+    for _ in range(500):
+        if not any(one.name == "adapter-proof" for one in threading.enumerate()):
+            break
+        deadline.wait(0.01)
+    assert not any(one.name == "adapter-proof" for one in threading.enumerate())
+    assert not ran.of(AdapterProved)
+
+
+def test_a_disk_that_does_not_answer_holds_up_the_proof_and_no_iteration(llama: Path, plain: Path, monkeypatch) -> None:
+    answers, changed = threading.Event(), vars(ExpectedResults)["_changed"]
+
+    def slow(self: ExpectedResults, *of):
+        assert answers.wait(60)
+        return changed(self, *of)
+
+    monkeypatch.setattr(ExpectedResults, "_changed", slow)
+    engine = proving_engine(llama)
+    engine.load_adapter(A, certify(plain, engine.info).layout, prove=True)
+    ran = run(engine, ask("tuned", adapter=A), ask("base"), steps=1)
+    while not ran.last.get("base") or ran.last["base"].finish is None:
+        ran.take(engine)
+    assert "tuned" not in ran.tokens
+    answers.set()
+    run(engine, ran=ran)
+    assert len(ran.tokens["tuned"]) == 40
+
+
+def test_a_file_that_changed_after_its_load_fails_the_proof_as_a_load(
+    llama: Path, plain: Path, tmp_path: Path, monkeypatch
+) -> None:
+    folder = shutil.copytree(plain, tmp_path / "changed")
+    begin = Prover.begin
+
+    def changes(self: Prover, *of) -> AdapterProof:
+        (folder / "adapter_model.safetensors").unlink()
+        return begin(self, *of)
+
+    monkeypatch.setattr(Prover, "begin", changes)
+    (failed,) = prove(proving_engine(llama), A, folder).of(AdapterFailed)
+    assert failed.error.code == "adapter_fetch_failed"
+
+
+def test_a_device_that_computes_by_itself_proves_as_well(llama: Path, plain: Path, monkeypatch) -> None:
+    engine = make_device_engine(llama, prove_adapters=True)
+    assert isinstance(outcome(engine, plain), Proof)
+    refused(engine, plain, PLAIN["no scale"], monkeypatch)
+
+
+def test_a_slab_with_which_the_proof_fails_is_removed(
+    llama: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = proving_engine(llama)
+    layout = certify(shutil.copytree(plain, tmp_path / "adapter"), engine.info).layout
+    layout = layout.with_slab("digest", engine.info.run_layout)
+    slab = layout.file.with_name(layout.slab)
+    with monkeypatch.context() as planted:
+        PLAIN["no scale"](planted)
+        engine.write_slab(1, layout)
+        while not (written := engine.slabs_written()):
+            assert engine.idle() is not None
+    assert written[0].bytes == slab.stat().st_size
+    engine.load_adapter(A, layout, prove=True)
+    (failed,) = run(engine).of(AdapterFailed)
+    assert isinstance(failed.error, AdapterUnproved)
+    wait_until(lambda: not slab.exists())
+    engine.load_adapter(A, layout, prove=True)
+    ran = run(engine)
+    assert len(ran.of(AdapterProved)) == 1
+    assert ran.of(AdapterLoaded)[0].lacks_slab
+
+
+def test_an_adapter_is_proved_from_its_slab(llama: Path, plain: Path, tmp_path: Path) -> None:
+    engine = proving_engine(llama)
+    layout = certify(shutil.copytree(plain, tmp_path / "adapter"), engine.info).layout
+    layout = layout.with_slab("digest", engine.info.run_layout)
+    engine.write_slab(1, layout)
+    while not engine.slabs_written():
+        assert engine.idle() is not None
+    engine.load_adapter(A, layout, prove=True)
+    ran = run(engine)
+    assert len(ran.of(AdapterProved)) == 1
+    assert not ran.of(AdapterLoaded)[0].lacks_slab
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_engine_proves_only_if_it_is_told_to(llama: Path, plain: Path) -> None:
+    engine = make_engine(llama)
+    assert not engine.info.proves
+    ran = prove(engine, A, plain)
+    assert len(ran.of(AdapterLoaded)) == 1
+    assert not ran.of(AdapterProved)
+    assert not Settings().engine_config(llama).prove_adapters
+    assert Settings(prove_adapters=True).engine_config(llama).prove_adapters
+
+
+def test_numbers_that_are_none_are_wrong(llama: Path, plain: Path, monkeypatch) -> None:
+    engine = proving_engine(llama)
+    compare = vars(AdapterProof)["_compare"]
+
+    def infected(self: AdapterProof, expected, backend, batch):
+        class Broken:
+            def add_lora(self, y: torch.Tensor, *_: object) -> None:
+                y[0, 0] = torch.nan
+
+        return compare(self, expected, Broken(), batch)
+
+    monkeypatch.setattr(AdapterProof, "_compare", infected)
+    assert isinstance(outcome(engine, plain), AdapterUnproved)

@@ -1,0 +1,308 @@
+"""A revision is ready once the engine has proved it; the proof is kept, and only what was proved is believed."""
+
+import asyncio
+import errno
+from pathlib import Path
+
+import orjson
+import pytest
+
+from motet.api.v1 import common_pb2, scheduler_pb2
+from motet.domain import Digest
+from motet.errors import AdapterUnproved, Overloaded
+from motet_runner.adapters.compatibility_check import CHECK_VERSION
+from motet_runner.adapters.kept_proofs import MAX_KERNELS, MAX_PROOF_FILES, ProofKey
+from motet_runner.adapters.proof import Proof
+from motet_runner.engine_messages import DropAdapter, LoadAdapter
+from motet_runner.interface import AdapterFailed, AdapterLoaded, AdapterProved
+from tests.runner_service.test_registry import BASE_DIGEST, RegistrySetup
+from tests.support.adapter_fetches import settle
+from tests.support.in_process_runner import write_adapter
+
+DEVICE = common_pb2.ADAPTER_STAGE_DEVICE
+
+
+class Proving(RegistrySetup):
+    """The test is the engine."""
+
+    def __init__(self, folder: Path, kernels: str = "torch", **more) -> None:
+        super().__init__(folder, proves_with=kernels, **more)
+        self.kernels = kernels
+
+    def order(self, n: int, stage=common_pb2.ADAPTER_STAGE_CERTIFIED, **config) -> asyncio.Task:
+        source = write_adapter(self.folder / f"a{n}", seed=n, **config)
+        ref = common_pb2.AdapterRef(namespace="default", name=f"a{n}")
+        order = scheduler_pb2.EnsureAdapter(adapter=ref, source=source.as_uri(), stage=stage)
+        return asyncio.create_task(self.adapters.ensure(order))
+
+    async def asked(self) -> LoadAdapter:
+        """The engine's order to prove an adapter, once it comes"""
+        async with asyncio.timeout(3):
+            while not any(isinstance(one, LoadAdapter) for one in self.posted):
+                await asyncio.sleep(0.001)
+        await settle(self.adapters)
+        asked = [one for one in self.posted if isinstance(one, LoadAdapter)][-1]
+        assert asked.prove
+        return asked
+
+    async def proves(self, digest: Digest, moved: float = 1.0, composition: float = 0.0) -> None:
+        self.adapters.on_proved(AdapterProved(digest, Proof(self.kernels, moved, composition)))
+        await settle(self.adapters)
+
+    async def proved(self, n: int, **config):
+        order = self.order(n, **config)
+        await self.proves((await self.asked()).digest)
+        self.posted.clear()
+        return await order
+
+
+@pytest.fixture
+def setup(tmp_path):
+    setup = Proving(tmp_path)
+    yield setup
+    setup.adapters.close()
+
+
+async def test_an_order_is_answered_once_the_engine_has_proved_the_adapter(setup):
+    order = setup.order(1)
+    asked = await setup.asked()
+    assert asked.proved_by == ()
+    setup.adapters.on_loaded(AdapterLoaded(asked.digest, 10, 0.1))
+    await settle(setup.adapters)
+    assert not order.done()
+    await setup.proves(asked.digest)
+    life = await order
+    assert life.digest == asked.digest
+    assert life.certificate.max_delta_to_base == 1.0
+    assert not life.certificate.warnings
+
+
+async def test_requests_need_not_wait_here_for_a_proof(setup):
+    """The engine proves what it loads before it serves, and says meanwhile that it loads."""
+    setup.order(1)
+    asked = await setup.asked()
+    life = setup.adapters.for_request(asked.digest)
+    assert life is not None
+    assert setup.posted[-1] == asked
+
+
+async def test_an_adapter_that_hardly_acts_is_certified_with_a_warning(setup):
+    order = setup.order(1)
+    await setup.proves((await setup.asked()).digest, moved=1e-5, composition=1e-4)
+    assert "hardly changes anything" in (await order).certificate.warnings[0]
+
+
+async def test_what_is_not_proved_is_refused_and_the_former_revision_stays(setup):
+    before = await setup.proved(1)
+    order = setup.order(1, r=8)
+    digest = (await setup.asked()).digest
+    assert digest != before.digest
+    waiting = asyncio.create_task(setup.adapters.wait_for(digest))
+    await asyncio.sleep(0)
+    told = setup.adapters.on_failed(AdapterFailed(digest, AdapterUnproved("wrong", reason="ProofFailed")))
+    with pytest.raises(AdapterUnproved) as refused:
+        await order
+    assert refused.value.reason == "ProofFailed"
+    assert told is not None
+    assert DropAdapter(digest) in setup.posted, "the engine forgets it"
+    assert setup.adapters.get(digest) is None
+    assert setup.adapters.for_request(before.digest) is before
+    await asyncio.wait([waiting], timeout=0)
+    waiting.cancel()
+    again = setup.order(1, r=8)
+    setup.posted.clear()
+    assert (await setup.asked()).digest == digest, "whoever orders it again has it proved again"
+    await setup.proves(digest)
+    assert (await again).digest == digest
+
+
+async def test_a_load_that_fails_for_another_reason_fails_the_order_and_not_the_bytes(setup):
+    order = setup.order(1)
+    digest = (await setup.asked()).digest
+    setup.adapters.on_failed(AdapterFailed(digest, Overloaded("no memory")))
+    with pytest.raises(Overloaded):
+        await order
+    await settle(setup.adapters)
+    assert setup.adapters.get(digest) is not None
+
+
+async def test_an_order_that_is_taken_back_while_its_proof_is_awaited_gets_no_answer(setup):
+    order = setup.order(1)
+    digest = (await setup.asked()).digest
+    order.cancel()
+    await settle(setup.adapters)
+    assert not setup.adapters.get(digest).orders
+    await setup.proves(digest)
+    assert (await setup.order(1)).digest == digest
+
+
+async def test_an_order_for_what_is_dropped_meanwhile_is_proved_and_answered(setup, monkeypatch):
+    checks, check = asyncio.Event(), setup.files.check
+
+    async def slow(held):
+        checks.set()
+        await asyncio.sleep(0.05)
+        return await check(held)
+
+    monkeypatch.setattr(setup.files, "check", slow)
+    order = setup.order(1)
+    await checks.wait()
+    (life,) = setup.adapters.policy
+    setup.adapters.policy.drop(life.digest)
+    await setup.proves((await setup.asked()).digest)
+    assert (await order).digest == life.digest
+
+
+async def test_a_restart_proves_nothing_anew(setup, tmp_path):
+    first = await setup.proved(1)
+    setup.adapters.close()
+    again = Proving(tmp_path)
+    life = await again.order(1)
+    assert (life.digest, again.posted) == (first.digest, [])
+    assert life.certificate.max_delta_to_base == 1.0
+    assert again.adapters.for_request(life.digest) is life
+    assert again.posted == [LoadAdapter(life.digest, life.checked.layout, True, ("torch",))]
+    again.adapters.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernels": "cpp"},
+        {"base": Digest("sha256:" + "c" * 64)},
+        {"engine": "bfloat16"},
+        {"version": "2"},
+        {"checker": CHECK_VERSION + 1},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+async def test_after_a_change_an_adapter_is_proved_again_and_requests_are_served_meanwhile(setup, tmp_path, change):
+    first = await setup.proved(1)
+    setup.adapters.close()
+    changed = Proving(tmp_path, **change)
+    order = changed.order(1)
+    asked = await changed.asked()
+    assert asked.proved_by == (("torch",) if "kernels" in change else ())
+    assert changed.adapters.for_request(first.digest) is not None
+    assert not order.done()
+    await changed.proves(first.digest)
+    await order
+    changed.adapters.close()
+    back = Proving(tmp_path, **change)
+    await back.order(1)
+    assert back.posted == []
+    back.adapters.close()
+
+
+async def test_other_kernels_that_have_proved_it_before_end_the_wait(setup, tmp_path):
+    await setup.proved(1)
+    setup.adapters.close()
+    compiled = Proving(tmp_path, "cpp")
+    order = compiled.order(1)
+    await compiled.asked()
+    compiled.adapters.on_kernels("torch")
+    await order
+    compiled.adapters.close()
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda _: b"",
+        lambda _: b"[]",
+        lambda _: b'{"key": 1, "proofs": [], "sum": null}',
+        lambda _: b"[" * 100_000,
+        lambda kept: kept.replace(b"torch", b"cpp, "),
+        lambda kept: kept[:-9],
+        lambda _: ProofKey(BASE_DIGEST, "", "tile 8", "motet", "cpu", "1").encode(
+            Digest("sha256:" + "d" * 64), "layout", [Proof("torch", 1.0, 0.0)]
+        ),
+        lambda kept: orjson.dumps(orjson.loads(kept) | {"proofs": '[["torch",1.0,0.0],["cpp",1.0,0.0]]'}),
+    ],
+)
+async def test_a_forged_or_damaged_proof_is_not_believed(setup, tmp_path, forge):
+    first = await setup.proved(1)
+    setup.adapters.close()
+    (kept,) = first.held.folder.glob("proofs-*.json")
+    kept.write_bytes(forge(kept.read_bytes()))
+    again = Proving(tmp_path)
+    order = again.order(1)
+    assert (await again.asked()).proved_by == ()
+    await again.proves(first.digest)
+    await order
+    again.adapters.close()
+
+
+async def test_a_proof_is_for_one_adapter(setup, tmp_path):
+    first, second = await setup.proved(1), None
+    order = setup.order(2)
+    second = (await setup.asked()).digest
+    (of_first,) = first.held.folder.glob("proofs-*.json")
+    setup.adapters.close()
+    order.cancel()
+    again = Proving(tmp_path)
+    for name in (of_first.name, next(iter(_names(again, second)))):
+        (again.cache.path_of(second) / name).write_bytes(of_first.read_bytes())
+    again.order(2)
+    assert (await again.asked()).proved_by == ()
+    again.adapters.close()
+
+
+def _names(setup: Proving, digest: Digest) -> list[str]:
+    checked = setup.files.checks.earlier(setup.cache.find(digest))
+    return [ProofKey(BASE_DIGEST, "", "tile 8", "motet", "cpu", "1").file_name(digest, checked.layout.linears_file)]
+
+
+async def test_a_disk_that_takes_no_proof_costs_only_another_proof(setup, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    order = setup.order(1)
+    digest = (await setup.asked()).digest
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        await setup.proves(digest)
+    await order
+    setup.adapters.close()
+    again = Proving(tmp_path)
+    again.order(1)
+    assert (await again.asked()).digest == digest
+    again.adapters.close()
+
+
+async def test_proofs_of_many_engines_and_kernels_are_bounded(setup, tmp_path):
+    first = await setup.proved(1)
+    for number in range(MAX_KERNELS + 3):
+        setup.kernels = f"kernels {number}"
+        await setup.proves(first.digest)
+    setup.adapters.close()
+    for number in range(MAX_PROOF_FILES + 3):
+        one = Proving(tmp_path, version=f"version {number}")
+        await one.proved(1)
+        one.adapters.close()
+    assert len(list(first.held.folder.glob("proofs-*.json"))) == MAX_PROOF_FILES
+    newest = Proving(tmp_path, version=f"version {MAX_PROOF_FILES + 2}")
+    await newest.order(1)
+    newest.adapters.close()
+
+
+async def test_a_folder_that_goes_while_its_proof_is_awaited_is_fetched_again(setup):
+    order = setup.order(1)
+    asked = await setup.asked()
+    setup.posted.clear()
+    held = setup.adapters.get(asked.digest).held
+    setup.files.cache._discard(held.folder)  # noqa: SLF001 - as another runner does it
+    setup.adapters.tick()
+    again = await setup.asked()
+    assert again.digest == asked.digest
+    await setup.proves(asked.digest)
+    assert (await order).held.inode != held.inode
+
+
+async def test_an_engine_that_proves_nothing_serves_as_before(tmp_path):
+    setup = RegistrySetup(tmp_path)
+    life = await setup.ensure(1, DEVICE)
+    assert setup.posted == [LoadAdapter(life.digest, life.checked.layout)]
+    setup.adapters.on_kernels("any")
+    assert setup.adapters.policy.proves_with is None
+    setup.adapters.close()
