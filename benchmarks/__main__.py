@@ -15,6 +15,8 @@ HERE = Path(__file__).parent
 NOT_BENCHMARKS = {
     "__init__",
     "__main__",
+    "adapter_hits",
+    "adapter_loads",
     "child_driver",
     "cluster_loads",
     "driven",

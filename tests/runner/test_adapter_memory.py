@@ -1,7 +1,7 @@
 """KV and adapters share the pages of one pool, which is taken once; running out of it is one adapter's failure."""
 
 import threading
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from motet.domain import Digest
 from motet.errors import AdapterIncompatible, Declined, InvalidRequest, Overloaded
 from motet_runner.adapters.certification import certify
+from motet_runner.adapters.load_threads import LoadThreads, Work
 from motet_runner.adapters.weight_reader import WeightReader
 from motet_runner.engine import Engine
 from motet_runner.execute.memory_budget.page_budget import CPU_KV_MIB, MIB, RANK_RESERVED, copy_bytes_of
@@ -163,15 +164,20 @@ def test_cached_pages_yield_before_idle_adapters(llama: Path, ranks: dict[int, P
 def test_a_load_that_nobody_needs_is_given_up_for_kv(
     llama: Path, ranks: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, reads = threading.Event(), []
-    read = WeightReader.read
+    answers, ended, reads = threading.Event(), threading.Event(), []
+    read, start = WeightReader.read, LoadThreads.run
 
     def slow(self: WeightReader, matrix: object) -> object:
         assert answers.wait(60)
         reads.append(matrix)
         return read(self, matrix)
 
+    def until_ended(work: Work) -> None:
+        work()
+        ended.set()
+
     monkeypatch.setattr(WeightReader, "read", slow)
+    monkeypatch.setattr(LoadThreads, "run", lambda threads, work: start(threads, partial(until_ended, work)))
     engine = make_engine(llama, **pool(24))
     load(engine, Digest("16"), ranks[16])
     run(engine, steps=2)
@@ -184,8 +190,7 @@ def test_a_load_that_nobody_needs_is_given_up_for_kv(
     assert {len(ran.tokens[name]) for name in names} == {40}
     assert not ran.of(AdapterEvicted), "it has never been there"
     assert not ran.of(AdapterLoaded)
-    while any(thread.name == "adapter-load" for thread in threading.enumerate()):
-        time.sleep(0.001)
+    assert ended.wait(60)
     assert len(reads) <= 2, "the thread reads no further"
     assert len(run(engine, ask("tuned", adapter=Digest("16"))).tokens["tuned"]) == 40
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import grpc
@@ -15,6 +16,10 @@ from motet.health import Health
 from motet.transport import HANDLER_END_SECONDS
 from motet.transport.over_grpc.channels import SERVER_OPTIONS, open_channel, socket_path
 from motet.transport.over_grpc.roles import ROLES, RoleInterceptor, Roles
+
+
+_SERVER: ContextVar[grpc.aio.Server | None] = ContextVar("_SERVER", default=None)
+"""Set in the tasks of a server: its calls and what they start."""
 
 
 class AddServicer(Protocol):
@@ -73,7 +78,11 @@ async def serving(
             f"cannot listen on {address}: it is in use, or its folder cannot be written. Stop the other process, or "
             "choose another address."
         ) from error
-    await server.start()
+    token = _SERVER.set(server)
+    try:
+        await server.start()
+    finally:
+        _SERVER.reset(token)
     handle = GrpcServer(health_servicer, port, process or Health())
     await handle.set_ready(ready, "" if ready else "starting")
     try:
@@ -81,15 +90,19 @@ async def serving(
     finally:
         await handle.set_ready(False, "stopping")
         await server.stop(grace)
-        await _until_cancelled_calls_have_ended()
+        await _until_calls_have_ended(server)
         if path is not None:
             path.unlink(missing_ok=True)
 
 
-async def _until_cancelled_calls_have_ended() -> None:
-    """Wait for the handlers that `stop` has cancelled, because `stop` does not. Otherwise the event loop would cancel
-    them again at its end, and gRPC would print a traceback."""
-    calls = {task for task in asyncio.all_tasks() if task.cancelling() and _name_of(task) == "_handle_exceptions"}
+async def _until_calls_have_ended(server: grpc.aio.Server) -> None:
+    """Wait for the handlers that `stop` cancels, because `stop` does not: it can end before gRPC cancels them. Otherwise
+    the event loop would cancel them again at its end, and gRPC would print a traceback."""
+    calls = {
+        task
+        for task in asyncio.all_tasks()
+        if _name_of(task) == "_handle_exceptions" and task.get_context().get(_SERVER) is server
+    }
     if calls:
         await asyncio.wait(calls, timeout=HANDLER_END_SECONDS)
         await asyncio.sleep(0)  # so that gRPC's own tasks, which wait for the handlers, end as well
