@@ -33,6 +33,9 @@ from motet.transport.over_grpc.streams import GrpcClientStream, GrpcServerStream
 SOCKET_POLL_SECONDS = 0.025
 _RANDOM = Random()  # noqa: S311 - guards nothing
 
+Calls = set["asyncio.Task[None]"]
+"""The tasks of handlers that run"""
+
 
 class GrpcNetwork:
     @asynccontextmanager
@@ -52,13 +55,15 @@ class GrpcNetwork:
         process: Health | None = None,
     ) -> AbstractAsyncContextManager[GrpcServer]:
         """With the methods of `handlers`, health and reflection."""
+        calls: Calls = set()
         return serving(
             address,
-            lambda server: add_to(server, handlers),
+            lambda server: add_to(server, handlers, calls),
             names=_services(handlers),
             ready=ready,
             grace=grace,
             process=process,
+            calls=calls,
         )
 
     async def pause(self, address: str, seconds: float) -> None:
@@ -110,11 +115,13 @@ class GrpcChannel:
             call.cancel()
 
 
-def add_to(server: grpc.aio.Server, handlers: Handlers) -> None:
-    """Not the generated functions: these need no class for each service."""
+def add_to(server: grpc.aio.Server, handlers: Handlers, calls: Calls) -> None:
+    """Not the generated functions: these need no class for each service. `calls` gets the tasks that run."""
     for service in _services(handlers):
         of_service = {
-            method.name: _handler(method, handle) for method, handle in handlers.items() if method.service == service
+            method.name: _handler(method, handle, calls)
+            for method, handle in handlers.items()
+            if method.service == service
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, of_service),))
 
@@ -123,12 +130,13 @@ def _services(handlers: Handlers) -> list[str]:
     return sorted({method.service for method in handlers})
 
 
-def _handler(method: Method[Any, Any], handle: Callable[..., Any]) -> "grpc.RpcMethodHandler[Any, Any]":
+def _handler(method: Method[Any, Any], handle: Callable[..., Any], calls: Calls) -> "grpc.RpcMethodHandler[Any, Any]":
     decode = _decoder(method.up)
     match method:
         case StreamMethod():
 
             async def stream(requests: AsyncIterator[Any], context: Any) -> None:
+                _note(calls)
                 await _answered(context, handle(GrpcServerStream(requests, context)))
 
             return grpc.stream_stream_rpc_method_handler(
@@ -137,6 +145,7 @@ def _handler(method: Method[Any, Any], handle: Callable[..., Any]) -> "grpc.RpcM
         case DownloadMethod():
 
             async def download(request: Any, context: Any) -> AsyncIterator[Any]:
+                _note(calls)
                 try:
                     async for answer in handle(request):
                         yield answer
@@ -147,9 +156,17 @@ def _handler(method: Method[Any, Any], handle: Callable[..., Any]) -> "grpc.RpcM
         case _:
 
             async def unary(request: Any, context: Any) -> Any:
+                _note(calls)
                 return await _answered(context, handle(request))
 
             return grpc.unary_unary_rpc_method_handler(unary, decode, _encoder(method.down))
+
+
+def _note(calls: Calls) -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        calls.add(task)
+        task.add_done_callback(calls.discard)
 
 
 async def _answered(context: Any, answer: Awaitable[Any]) -> Any:

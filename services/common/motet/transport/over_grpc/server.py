@@ -1,9 +1,8 @@
 """A gRPC server with health and reflection, and a function that asks whether a server is healthy."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 import grpc
@@ -16,10 +15,6 @@ from motet.health import Health
 from motet.transport import HANDLER_END_SECONDS
 from motet.transport.over_grpc.channels import SERVER_OPTIONS, open_channel, socket_path
 from motet.transport.over_grpc.roles import ROLES, RoleInterceptor, Roles
-
-
-_SERVER: ContextVar[grpc.aio.Server | None] = ContextVar("_SERVER", default=None)
-"""Set in the tasks of a server: its calls and what they start."""
 
 
 class AddServicer(Protocol):
@@ -51,10 +46,11 @@ async def serving(
     grace: float = 0.5,
     process: Health | None = None,
     roles: Roles = ROLES,
+    calls: Collection["asyncio.Task[Any]"] = (),
 ) -> AsyncIterator[GrpcServer]:
     """A gRPC server on `unix:/path` or `host:port`, with the services that `add` adds, health and reflection.
 
-    `process` gets the same readiness as the health service. With TLS, `roles` says which roles may call each method.
+    `calls` are the tasks of its handlers that run. `process` gets the same readiness as the health service. With TLS, `roles` says which roles may call each method.
     """
     path = socket_path(address)
     identity = tls.current_identity() if path is None else None
@@ -78,11 +74,7 @@ async def serving(
             f"cannot listen on {address}: it is in use, or its folder cannot be written. Stop the other process, or "
             "choose another address."
         ) from error
-    token = _SERVER.set(server)
-    try:
-        await server.start()
-    finally:
-        _SERVER.reset(token)
+    await server.start()
     handle = GrpcServer(health_servicer, port, process or Health())
     await handle.set_ready(ready, "" if ready else "starting")
     try:
@@ -90,21 +82,17 @@ async def serving(
     finally:
         await handle.set_ready(False, "stopping")
         await server.stop(grace)
-        await _until_calls_have_ended(server)
+        await _until_cancelled_calls_have_ended(calls)
         if path is not None:
             path.unlink(missing_ok=True)
 
 
-async def _until_calls_have_ended(server: grpc.aio.Server) -> None:
-    """Wait for the handlers that `stop` cancels, because `stop` does not: it can end before gRPC cancels them. Otherwise
-    the event loop would cancel them again at its end, and gRPC would print a traceback."""
-    calls = {
-        task
-        for task in asyncio.all_tasks()
-        if _name_of(task) == "_handle_exceptions" and task.get_context().get(_SERVER) is server
-    }
-    if calls:
-        await asyncio.wait(calls, timeout=HANDLER_END_SECONDS)
+async def _until_cancelled_calls_have_ended(calls: Iterable["asyncio.Task[Any]"]) -> None:
+    """Wait for the handlers that `stop` cancels, because `stop` does not: it may end before they are cancelled.
+    Otherwise the event loop would cancel them again at its end, and gRPC would print a traceback."""
+    cancelled = {task for task in asyncio.all_tasks() if task.cancelling() and _name_of(task) == "_handle_exceptions"}
+    if cancelled.union(calls):
+        await asyncio.wait(cancelled.union(calls), timeout=HANDLER_END_SECONDS)
         await asyncio.sleep(0)  # so that gRPC's own tasks, which wait for the handlers, end as well
 
 
