@@ -187,9 +187,10 @@ class FakeRunner(runner_pb2_grpc.RunnerServicer):
             await stack.aclose()
 
     async def restart(self) -> None:
-        await self.stop()
         name, _, start = self.incarnation.rpartition("-")
+        # First: what the scheduler places again while this one stops is for its next life.
         self.incarnation = f"{name}-{int(start) + 1}"
+        await self.stop()
         await self.start()
 
     async def Generate(  # type: ignore[override] # it writes to the context, and yields nothing
