@@ -77,7 +77,7 @@ def fetch(order: FetchOrder, source: RemoteSource, secret: SourceCredentials) ->
     into.mkdir(parents=True, exist_ok=True)
     allowed = [*order.access.allowed_hosts, *source.hosts(order.access, secret)]
     NetworkGuard([*allowed, *_hosts(order.access.proxy)]).install()
-    from motet_runner.sources.web_folder import client
+    from motet_runner.sources.web_requests import client
 
     browser = client(order.access, NetworkGuard(allowed), timeout=order.stall_seconds)
     watch = TransferWatch(order)

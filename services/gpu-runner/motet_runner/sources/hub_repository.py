@@ -1,18 +1,17 @@
 """Fetches the files of a repository on a hub, or on a mirror with the same API, with the hub's own library."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from motet.digest import CHUNK_BYTES
 from motet.errors import AdapterFetchFailed
 from motet_runner.sources.fetch_errors import credentials, forbidden, missing, temporary, too_large
+from motet_runner.sources.file_digest import sha256_of
 from motet_runner.sources.file_selection import WantedFile
 from motet_runner.sources.remote_source import Opening
-from motet_runner.sources.web_folder import explain, refused
+from motet_runner.sources.web_requests import explain, refused
 
 MAX_ANSWER_BYTES = 16 << 20
 """The most bytes of an answer that is held in memory: an error, or a listing (of up to 50,000 files). Files are written
@@ -65,7 +64,7 @@ class HubRepository:
             )
         )
         expected = self._listed_sha256.get(file.name)
-        if expected and self._sha256(path) != expected:
+        if expected and sha256_of(path, self._on_checked) != expected:
             path.unlink()
             raise temporary(f"{file.name} of {self.name} arrived damaged. Motet tries again automatically.")
         return True
@@ -110,14 +109,6 @@ class HubRepository:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # this machine's disk, not the hub
             raise temporary(f"Motet cannot fetch {name}: {type(error).__name__}.") from None
-
-    def _sha256(self, path: Path) -> str:
-        found = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                found.update(chunk)
-                self._on_checked(len(chunk))
-        return found.hexdigest()
 
 
 def _limit_body(response: httpx2.Response) -> None:

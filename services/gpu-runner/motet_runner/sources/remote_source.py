@@ -35,6 +35,11 @@ class Opening:
     """Called with the number of bytes that were read again for a check: these count as progress, too."""
     need: NeedRoom
 
+    @property
+    def pause(self) -> float:
+        """Seconds before a request is sent again."""
+        return self.order.stall_seconds / 60
+
 
 class OpenSource(Protocol):
     @property

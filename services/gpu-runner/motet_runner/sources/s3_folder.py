@@ -36,7 +36,8 @@ from motet_runner.sources.s3_refusals import (
     region_of,
 )
 from motet_runner.sources.s3_signature import AccessKey, signed
-from motet_runner.sources.web_folder import PASSING, Interrupted, WebFolder, check_plain, number, retry_after, size_of
+from motet_runner.sources.web_folder import WebFolder, size_of, tag_in
+from motet_runner.sources.web_requests import PASSING, Interrupted, check_plain, number, retry_after
 
 _REGION_HEADER = "x-amz-bucket-region"
 
@@ -44,14 +45,13 @@ _REGION_HEADER = "x-amz-bucket-region"
 class S3Folder(WebFolder):
     def __init__(self, uri: S3Uri, endpoint: str, opening: Opening) -> None:
         """`endpoint`: empty for AWS."""
-        super().__init__("", opening.client, {}, opening.need, opening.order.stall_seconds / 60)
+        super().__init__("", opening.client, {}, opening.need, opening.pause, on_checked=opening.on_checked)
         values = opening.secret.values
         self.name = f"s3://{uri.bucket}/{uri.prefix}"
         self._uri = uri
         self._endpoint = endpoint
         key, secret = (values.get(name, "") for name in ACCESS_KEY)
         self._key = AccessKey(key, secret, values.get(SESSION_TOKEN, "")) if key else None
-        self._on_checked = opening.on_checked
         region = values.get(STORE_REGION) or opening.order.access.s3_region
         if not REGION.fullmatch(region):
             raise credentials(f"{STORE_REGION} of the Secret in source.credentialsSecretRef is no region. Correct it.")
@@ -81,7 +81,7 @@ class S3Folder(WebFolder):
         files: dict[str, Listed] = {}
         token = ""
         for _ in range(MAX_PAGES):
-            page = self._patiently(partial(self._page, token), lambda: 0, "")
+            page = self._patiently(partial(self._page, token), lambda: 0, self.name)
             files.update(page.files)
             if len(files) > MAX_FILES:
                 break
@@ -117,7 +117,7 @@ class S3Folder(WebFolder):
 
     def _once(self, file: WantedFile, part: Path, tag: Path) -> None:
         listed = self._files[file.name]
-        same = bool(listed.etag) and tag.exists() and tag.read_text().strip('"') == listed.etag
+        same = bool(listed.etag) and tag_in(tag).strip('"') == listed.etag
         if same and part.exists() and size_of(part) == listed.size:
             return
         if not same or size_of(part) > listed.size:
@@ -168,12 +168,3 @@ class S3Folder(WebFolder):
             f"{name} of {self.name} has changed or gone since the folder was listed. Motet lists it again "
             "automatically. Publish new files in a new folder."
         )
-
-    def _body(self, response: httpx2.Response, at_most: int) -> bytes:
-        body = bytearray()
-        for chunk in response.iter_raw():
-            self._on_checked(len(chunk))
-            body += chunk
-            if len(body) >= at_most:
-                break
-        return bytes(body[:at_most])

@@ -18,8 +18,7 @@ class WebUri:
     def open(self, opening: Opening) -> OpenSource:
         from motet_runner.sources.web_folder import WebFolder
 
-        pause = opening.order.stall_seconds / 60
-        return WebFolder(self.url, opening.client, opening.secret.header, opening.need, pause)
+        return WebFolder(self.url, opening.client, opening.secret.header, opening.need, opening.pause)
 
 
 def parse(uri: str, _: str) -> WebUri:

@@ -1,30 +1,24 @@
 """Fetches the files of a folder on the web: over TLS, up to their limits. Interrupted downloads are continued."""
 
 import os
-import random
-import ssl
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote
 
-import httpcore2
 import httpx2
 
-from motet.errors import AdapterFetchFailed
-from motet_runner.sources.fetch_errors import credentials, forbidden, missing, temporary, too_large
-from motet_runner.sources.fetch_order import NetworkAccess
+from motet_runner.sources.fetch_errors import missing, too_large
 from motet_runner.sources.file_selection import WantedFile, missing_file
-from motet_runner.sources.network_guard import NetworkGuard
-from motet_runner.sources.proxy import Tunnel
 from motet_runner.sources.remote_source import NeedRoom
-
-MAX_ATTEMPTS = 5
-"""How many attempts in a row may fail without a new byte. Then the fetch fails, and the service fetches again later."""
-
-MAX_REDIRECTS = 5
+from motet_runner.sources.web_requests import (
+    PASSING,
+    Interrupted,
+    WebRequests,
+    check_plain,
+    number,
+    refused,
+    retry_after,
+)
 
 ROOM_STEP = 1 << 20
 ROOM_SHARE = 16
@@ -32,39 +26,8 @@ ROOM_SHARE = 16
 sixteenth of what has come, if that is more. Each time the service lists its cache. If there is no room for so much,
 room for what has come is enough."""
 
-Got = TypeVar("Got")
 
-_PLAIN = {"", "identity", "aws-chunked"}
-"""`aws-chunked`: how the file once came to its object store. Some stores repeat it, and send plain data."""
-
-_REDIRECTS = (301, 302, 303, 307, 308)
-PASSING = (408, 425, 429, 500, 502, 503, 504)
-
-
-def client(access: NetworkAccess, guard: NetworkGuard, *, timeout: float) -> httpx2.Client:
-    """An HTTP client that takes nothing from the environment, such as a proxy or a netrc file. It follows redirects
-    only if the caller sets that.
-
-    If there is a proxy, `guard` checks the addresses that the proxy is asked for.
-    """
-    trust = ssl.create_default_context(cafile=access.ca_file or None)
-    if access.ca_file:
-        trust.load_default_certs()
-    transport = httpx2.HTTPTransport(verify=trust, trust_env=False)
-    if access.proxy:
-        tunnel = Tunnel(access.proxy, None if access.proxy_guards else guard, trust)
-        pool = httpcore2.ConnectionPool(ssl_context=trust, network_backend=tunnel)
-        transport._pool = pool  # noqa: SLF001 - httpx2 has no public way to set it
-    return httpx2.Client(
-        transport=transport,
-        trust_env=False,
-        timeout=timeout,
-        max_redirects=MAX_REDIRECTS,
-        headers={"user-agent": "motet", "accept-encoding": "identity"},
-    )
-
-
-class WebFolder:
+class WebFolder(WebRequests):
     """A folder whose files have URLs. A source with a listing, or with other answers, derives from it."""
 
     revision = ""
@@ -77,13 +40,12 @@ class WebFolder:
         authorization: Mapping[str, str],
         need: NeedRoom,
         pause: float = 0.5,
+        *,
+        on_checked: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`pause`: seconds before the second attempt. The time doubles with each further attempt."""
-        self.url = self.name = url
-        self._client = client
-        self._authorization = authorization
+        super().__init__(url, client, authorization, pause, on_checked=on_checked)
+        self.url = url
         self._need = need
-        self._pause = pause
 
     def fetch(self, file: WantedFile, into: Path) -> bool:
         """Fetch one file. False if it does not exist and is not required."""
@@ -91,7 +53,7 @@ class WebFolder:
         if path.exists():
             path.replace(part)  # an earlier fetch's file: it is fetched again only if it has changed
         try:
-            self._patiently(lambda: self._once(file, part, tag), lambda: size_of(part), file.name)
+            self._patiently(lambda: self._once(file, part, tag), lambda: size_of(part), self._named(file))
         except FileNotFoundError:
             for left in (part, tag):
                 left.unlink(missing_ok=True)
@@ -101,26 +63,11 @@ class WebFolder:
         part.replace(path)
         return True
 
-    def _patiently(self, once: Callable[[], Got], came: Callable[[], int], what: str) -> Got:
-        """Try until it succeeds, or until `MAX_ATTEMPTS` attempts in a row have brought nothing."""
-        failures = 0
-        while True:
-            before = came()
-            try:
-                return once()
-            except Interrupted as interrupted:
-                failures = 1 if came() > before else failures + 1
-                if failures >= MAX_ATTEMPTS:
-                    raise temporary(
-                        f"Motet cannot fetch {self.name}{what}: {interrupted.why}.", after=interrupted.after
-                    ) from None
-                time.sleep(max(interrupted.after, self._pause * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))  # noqa: S311
-
     def _once(self, file: WantedFile, part: Path, tag: Path) -> None:
         have = size_of(part)
-        etag = tag.read_text() if tag.exists() else ""
-        headers = {"range": f"bytes={have}-", "if-range": etag} if have and etag else {}
-        with self._answer(self.url + quote(file.name), headers) as response:
+        etag = tag_in(tag)
+        headers = {"range": f"bytes={have}-", **self._only_if(etag)} if have and etag else {}
+        with self._answer(self._url_of(file), headers) as response:
             self._check_status(response, file)
             if response.status_code == 416:
                 if not headers:
@@ -133,14 +80,13 @@ class WebFolder:
             length = number(response.headers.get("content-length", ""))
             total = start + length if length is not None else None
             if total is not None and total > file.limit:
-                raise too_large(f"{self.name}{file.name} has {total} bytes, but Motet fetches at most {file.limit}.")
-            check_plain(response, f"{self.name}{file.name}")
+                raise too_large(f"{self._named(file)} has {total} bytes, but Motet fetches at most {file.limit}.")
+            check_plain(response, self._named(file))
             if total is not None:
                 self._need({file.name: total})
             if not start:
                 part.unlink(missing_ok=True)
-                etag = response.headers.get("etag", "")
-                tag.write_text("" if etag.startswith("W/") else etag)  # a weak entity tag does not mean equal bytes
+                tag.write_text(self._tag_of(response, file))
             self._write(response, file, part, start, total)
             if total is not None and size_of(part) != total:
                 raise Interrupted(f"the download ended after {size_of(part)} of {total} bytes")
@@ -152,7 +98,7 @@ class WebFolder:
                 written += len(chunk)
                 if written > file.limit:
                     out.truncate(0)
-                    raise too_large(f"{self.name}{file.name} has more than {file.limit} bytes, which is the limit.")
+                    raise too_large(f"{self._named(file)} has more than {file.limit} bytes, which is the limit.")
                 if total is None and written > room:
                     ahead = (max(ROOM_STEP, written // ROOM_SHARE), ROOM_STEP, 0)
                     most, *others = (min(file.limit, written + one) for one in ahead)
@@ -161,45 +107,21 @@ class WebFolder:
             out.flush()
             os.fsync(out.fileno())
 
-    @contextmanager
-    def _answer(self, url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
-        try:
-            response = self._follow(url, headers)
-        except httpx2.HTTPError as error:
-            raise _as_failure(error, self.name) from None
-        except (httpx2.InvalidURL, ValueError):
-            raise forbidden(f"{self.name} leads to something that is not a URL.") from None
-        try:
-            yield response
-        except httpx2.HTTPError as error:
-            raise _as_failure(error, self.name) from None
-        finally:
-            with suppress(httpx2.HTTPError):
-                response.close()
+    def _named(self, file: WantedFile) -> str:
+        """The file in messages."""
+        return f"{self.name}{file.name}"
 
-    def _follow(self, url: str, headers: Mapping[str, str]) -> httpx2.Response:
-        home = _origin(url)
-        for _ in range(MAX_REDIRECTS + 1):
-            own = self._own_headers(url) if _origin(url) == home else {}
-            request = self._client.build_request("GET", url, headers={**headers, **own})
-            response = self._client.send(request, stream=True)
-            if response.status_code not in _REDIRECTS:
-                return response
-            response.close()
-            self._check_redirect(response)
-            url = urljoin(url, response.headers.get("location", ""))
-            if urlsplit(url).scheme != "https":
-                raise forbidden(
-                    f"{self.name} redirects to {urlsplit(url).scheme}://. Motet follows only https:// redirects."
-                )
-        raise forbidden(f"{self.name} redirects more than {MAX_REDIRECTS} times, which is the limit.")
+    def _url_of(self, file: WantedFile) -> str:
+        return self.url + quote(file.name)
 
-    def _own_headers(self, url: str) -> Mapping[str, str]:  # noqa: ARG002 - for sources that derive from this one
-        """What the source's own server is told of who asks for a URL."""
-        return self._authorization
+    def _tag_of(self, response: httpx2.Response, file: WantedFile) -> str:  # noqa: ARG002 - for other sources
+        """What names the bytes that come. Empty: they cannot be continued."""
+        etag: str = response.headers.get("etag", "")
+        return "" if etag.startswith("W/") else etag  # a weak entity tag does not mean equal bytes
 
-    def _check_redirect(self, response: httpx2.Response) -> None:
-        """For sources whose redirects have a meaning of their own."""
+    def _only_if(self, tag: str) -> Mapping[str, str]:
+        """The header by which only the bytes of this tag are continued."""
+        return {"if-range": tag}
 
     def _check_status(self, response: httpx2.Response, file: WantedFile) -> None:
         status = response.status_code
@@ -215,48 +137,7 @@ class WebFolder:
             case _ if status in PASSING:
                 raise Interrupted(f"the server answers {status}", retry_after(response))
             case _:
-                raise missing(f"Motet cannot fetch {self.name}{file.name}: the server answers {status}.")
-
-
-class Interrupted(Exception):
-    """An error after which the next attempt may succeed."""
-
-    def __init__(self, why: str, after: float = 0.0) -> None:
-        super().__init__(why)
-        self.why = why
-        self.after = after
-
-
-def refused(source: str, status: int, *, given: bool) -> AdapterFetchFailed:
-    if given:
-        return credentials(f"{source} answers {status}: it does not accept the Secret in source.credentialsSecretRef.")
-    return credentials(f"{source} answers {status}: it needs a Secret. Name one in source.credentialsSecretRef.")
-
-
-def explain(error: httpx2.HTTPError) -> str:
-    """What happened, without any URL: the URL of a redirect may contain a signature."""
-    if isinstance(error, httpx2.ProxyError):
-        return str(error)  # this text is from `proxy.py`
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return (
-                f"its certificate is not trusted ({cause.verify_message}). The platform can name more authorities in "
-                "MOTET_RUNNER_FETCH_CA_FILE"
-            )
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror.lower()
-        cause = cause.__cause__ or cause.__context__
-    if isinstance(error, httpx2.TimeoutException):
-        return "the server sent nothing for too long"
-    return "the connection broke"
-
-
-def _as_failure(error: httpx2.HTTPError, url: str) -> Exception:
-    why = explain(error)
-    if "not trusted" in why:
-        return missing(f"{url}: {why}.")
-    return Interrupted(why)
+                raise missing(f"Motet cannot fetch {self._named(file)}: the server answers {status}.")
 
 
 def _start(response: httpx2.Response, have: int) -> int:
@@ -268,28 +149,15 @@ def _start(response: httpx2.Response, have: int) -> int:
     raise Interrupted("the server does not continue the interrupted download")
 
 
-def check_plain(response: httpx2.Response, what: str) -> None:
-    codings = response.headers.get("content-encoding", "").lower().split(",")
-    if {coding.strip() for coding in codings} - _PLAIN:
-        raise forbidden(f"{what} is sent compressed, although Motet asked for plain data.")
-
-
-def retry_after(response: httpx2.Response) -> float:
-    return float(min(60, number(response.headers.get("retry-after", "")) or 0))
-
-
-def number(text: str) -> int | None:
-    """The number in a header. None for any other text, and for a number longer than any size or time."""
-    return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port
-
-
 def size_of(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def tag_in(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
