@@ -83,7 +83,7 @@ def _declared(manifest: Manifest | None) -> Json:
         return {"source": None, "manifest": None}
     source = manifest.resource.spec.source
     claim = source.persistent_volume_claim
-    uri = f"{CLAIM.prefix}{claim.claim_name}/{claim.path}" if claim else source.uri or ""
+    uri = f"{CLAIM.prefix}{claim.claim_name}/{claim.path}" if claim else source.address or ""
     return {
         "source": {
             "uri": uri if claim else absolute_uri(uri, manifest=manifest.place.file),

@@ -102,6 +102,6 @@ def _in_a_cluster(name: str, namespace: str, to: str | None) -> str:
         """-o jsonpath='{range .status.revisions[*]}{.time} {.verdict} {.digest} {.source}{"\\n"}{end}'\n"""
         f"kubectl patch lora {name} -n {namespace} --type merge "
         f"""-p '{{"spec": {{"source": {{"digest": "{to or "DIGEST"}"}}}}}}'\n"""
-        "If spec.source has changed since, set its uri and revision, too. A runner that still has the files does not "
+        "If spec.source has changed since, set it back, too. A runner that still has the files does not "
         "need them from the source."
     )

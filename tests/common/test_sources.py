@@ -1,5 +1,6 @@
 """Each source is declared once, and every door reads that: schema, rules, operator, runner, Secrets and pages."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from motet.resources.source_uris import URI_SENTENCE, told
 from motet.resources.validation_rules import VALIDATIONS
 from motet.sources import (
     ADAPTER_SOURCES,
+    DOCKER_CONFIG,
     FOLDER,
     MODEL_SOURCES,
     NOT_SECRET,
-    PLANNED,
     READABLE,
     SOURCES,
+    SecretKeys,
     Source,
     declared,
     folder_of,
@@ -30,7 +32,7 @@ from motet_operator.cluster.object_parser import model_uri
 from motet_operator.local.manifest_folder import absolute_uri
 from motet_runner.sources.fetch_order import NetworkAccess
 from motet_runner.sources.folder import FolderUri
-from motet_runner.sources.secret import read_credentials
+from motet_runner.sources.secret import SourceCredentials, read_credentials
 from motet_runner.sources.uri import parse
 from testbed.tree import ROOT
 from tools.reference.resource_pages import manifests_page
@@ -120,32 +122,44 @@ def test_the_runner_parses_it(one: Source) -> None:
         assert f"must begin with {READABLE[0].prefix}" in refused_by_runner(one.example)
 
 
+def keys_of(one: Source, keys: SecretKeys) -> tuple[dict[str, str], dict[str, str]]:
+    """What a Secret has, and what the runner takes from it. Each secret value ends with -7."""
+    if keys == DOCKER_CONFIG:
+        taken = {"username": "username-7", "password": "password-7"}
+        host = one.example.removeprefix(one.prefix).partition("/")[0]
+        return {keys[0]: json.dumps({"auths": {host: taken}}, indent=1)}, taken
+    values = {key: f"{key}-7" for key in keys}
+    return values, values
+
+
+def read(one: Source, access: NetworkAccess) -> SourceCredentials:
+    return read_credentials("t/key", access, one.secrets, one.secret_options, timeout=1, uri=one.example)
+
+
 @every_source_with_secrets
 def test_a_secret_has_its_keys(one: Source, tmp_path: Path) -> None:
     for keys in one.secrets:
-        values = {key: f"{key}-7" for key in keys}
-        access = secret(tmp_path, **values, other="x")
-        assert read_credentials("t/key", access, one.secrets, one.secret_options, timeout=1).values == values
+        given, taken = keys_of(one, keys)
+        assert read(one, secret(tmp_path, **given, other="x")).values == taken
         for option in one.secret_options:
-            with_one = values | {option: "option-7"}
-            access = secret(tmp_path, **with_one, other="x")
-            assert read_credentials("t/key", access, one.secrets, one.secret_options, timeout=1).values == with_one
+            assert read(one, secret(tmp_path, **given, **{option: "option-7"}, other="x")).values == taken | {
+                option: "option-7"
+            }
     for option in sorted(NOT_SECRET & set(one.secret_options)):
         alone = {option: "option-7"}
-        access = secret(tmp_path, **alone, other="x")
-        assert read_credentials("t/key", access, one.secrets, one.secret_options, timeout=1).values == alone
+        assert read(one, secret(tmp_path, **alone, other="x")).values == alone
     with pytest.raises(AdapterFetchFailed, match=".*".join(key for keys in one.secrets for key in keys)):
-        options = dict.fromkeys(one.secret_options, "x")
-        read_credentials("t/key", secret(tmp_path, **options), one.secrets, one.secret_options, timeout=1)
+        read(one, secret(tmp_path, **dict.fromkeys(one.secret_options, "x")))
 
 
 def test_what_is_secret_is_in_no_message(tmp_path: Path) -> None:
     for one in READABLE:
         for keys in one.secrets:
-            values = {key: f"{key}-7" for key in (*keys, *one.secret_options)}
-            found = read_credentials("t/key", secret(tmp_path, **values), one.secrets, one.secret_options, timeout=1)
-            told_of = {key for key in values if values[key] in found.scrub(f"it says {values[key]}!")}
-            assert told_of == values.keys() & NOT_SECRET
+            given, values = keys_of(one, keys)
+            options = {key: f"{key}-7" for key in one.secret_options}
+            found = read(one, secret(tmp_path, **given, **options))
+            told_of = {key for key, value in (values | options).items() if value in found.scrub(f"it says {value}!")}
+            assert told_of == (values | options).keys() & NOT_SECRET
 
 
 def test_a_source_that_takes_no_secret_refuses_one(tmp_path: Path) -> None:
@@ -161,7 +175,7 @@ def test_the_reference_names_it(one: Source) -> None:
     assert all(f"`{key}`" in row for keys in (*one.secrets, one.secret_options) for key in keys)
 
 
-@pytest.mark.parametrize("scheme", ["ftp", *PLANNED])
+@pytest.mark.parametrize("scheme", ["ftp", "docker"])
 def test_an_unknown_scheme_gets_the_same_sentence_at_every_door(scheme: str) -> None:
     uri = f"{scheme}://me:geheim@host/a"
     for kind, part, known in KINDS:
@@ -186,6 +200,9 @@ HIDDEN = (
     "pvc://me:geheim@claim/a",
     "s3://me:geheim@bucket/a",
     "s3://me:geheim/bucket/a",
+    "oci://me:geheim@ghcr.io/acme/pirate:v1",
+    "oci://me@ghcr.io/acme/pirate:geheim",
+    "oci://me:geheim/acme/pirate:v1",
 )
 
 
@@ -214,7 +231,10 @@ def test_a_folder_may_have_an_at_sign() -> None:
 
 def test_two_sources_for_one_scheme_are_refused_at_import() -> None:
     text = TABLE.read_text()
-    for twice in (text.replace("    CLAIM,\n", "    CLAIM,\n    CLAIM,\n"), text.replace('"oci":', '"pvc":')):
+    for twice in (
+        text.replace("    CLAIM,\n", "    CLAIM,\n    CLAIM,\n"),
+        text.replace('scheme="s3"', 'scheme="pvc"'),
+    ):
         assert twice != text
         with pytest.raises(ValueError, match=r"^Two sources have the scheme pvc://; remove one of them"):
             exec(compile(twice, "sources.py", "exec"), {"__name__": "motet.a_copy"})

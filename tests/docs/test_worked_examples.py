@@ -12,7 +12,6 @@ import orjson
 import pytest
 import yaml
 
-from motet.sources import PLANNED
 from motet_runner.sources.fetch_order import FetchOrder, NetworkAccess
 from testbed.tree import ROOT, package_folders, tracked
 from tests.docs.pages import DOCS
@@ -263,10 +262,10 @@ def test_a_new_back_end_adds_adapters_and_leaves_the_rest_to_torch(copy: Copy) -
 
 
 ENTRY = """\
-    Source(scheme="oci", what="an artifact of a registry", example="oci://ghcr.example/a/b", read_by="oci", \
-of_adapters="`oci://registry/name`", of_models="`oci://registry/name`", form="[^/]+/.+", \
-form_message="must name a registry", revisions=True, secrets=(("account", "pass"),)),
-    Source(scheme="gs", what="a public bucket", example="gs://bucket/a", read_by="oci", \
+    Source(scheme="az", what="a container of a store", example="az://store.example/a/b", read_by="az", \
+of_adapters="`az://store/name`", of_models="`az://store/name`", form="[^/]+/.+", \
+form_message="must name a store", revisions=True, secrets=(("account", "pass"),)),
+    Source(scheme="gs", what="a public bucket", example="gs://bucket/a", read_by="az", \
 of_adapters="`gs://bucket/name`"),
 """
 MODULE = """\
@@ -276,14 +275,14 @@ from motet.errors import AdapterFetchFailed
 
 
 @dataclass(frozen=True)
-class Artifact:
+class Container:
     uri: str
     revision: str
     sizes = None
     user = ""
 
     def hosts(self, access, secret):
-        return ["ghcr.example"]
+        return ["store.example"]
 
     def open(self, opening):
         object.__setattr__(self, "user", opening.secret.values["account"])
@@ -297,24 +296,22 @@ class Artifact:
 
 def parse(uri, revision):
     if uri.count("/") < 3:
-        raise AdapterFetchFailed(f"{uri} is not an artifact.")
-    return Artifact(uri, revision)
+        raise AdapterFetchFailed(f"{uri} is not a container.")
+    return Container(uri, revision)
 """
 
 
 def test_a_new_source_of_adapters_is_known_at_every_door_and_fetched(copy: Copy, tmp_path: Path) -> None:
     of_source = named("source of adapters")
     table = of_source["sources.py"]
-    copy.change(table, f'    "oci": "{PLANNED["oci"]}",\n', "")
     copy.change(table, "    FOLDER,\n)", f"    FOLDER,\n{ENTRY})")
-    copy.add(of_source["remote_source.py"].with_name("oci.py"), MODULE)
-    copy.test("tests/common/test_sources.py", "-k", "oci or gs")
+    copy.add(of_source["remote_source.py"].with_name("az.py"), MODULE)
+    copy.test("tests/common/test_sources.py", "-k", "az or gs")
     copy.run("tools/generate_crds.py", "--out", tmp_path / "crds")
     copy.run("tools/generate_docs.py", "--out", tmp_path)
     (of_adapters,) = (tmp_path / "crds").glob("*loraadapters*.yaml")
-    assert "`oci://registry/name`" in of_adapters.read_text()
-    assert "not yet: oci" not in of_adapters.read_text()
-    (row,) = [line for line in (tmp_path / "manifests.md").read_text().splitlines() if "`oci://ghcr.example" in line]
+    assert "`az://store/name`" in of_adapters.read_text()
+    (row,) = [line for line in (tmp_path / "manifests.md").read_text().splitlines() if "`az://store.example" in line]
     assert "`account` and `pass`" in row
 
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "key", "namespace": "t"}}
@@ -322,7 +319,7 @@ def test_a_new_source_of_adapters_is_known_at_every_door_and_fetched(copy: Copy,
     (tmp_path / "secret.yaml").write_text(yaml.safe_dump(secret))
     order = FetchOrder(
         what="adapter",
-        uri="oci://ghcr.example/a/b",
+        uri="az://store.example/a/b",
         revision="v1",
         into=str(tmp_path / "into"),
         credentials="t/key",
@@ -335,4 +332,4 @@ def test_a_new_source_of_adapters_is_known_at_every_door_and_fetched(copy: Copy,
     assert orjson.loads(lines[-1]).get("done"), lines
     assert {"revision": "v1"} in [orjson.loads(line) for line in lines]
     fetched = (tmp_path / "into/adapter_config.json").read_text()
-    assert fetched == "adapter_config.json of oci://ghcr.example/a/b at v1 for me"
+    assert fetched == "adapter_config.json of az://store.example/a/b at v1 for me"

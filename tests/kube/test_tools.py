@@ -90,7 +90,7 @@ def test_with_all_tools_given_nothing_is_built(tmp_path: Path) -> None:
 
 
 def test_beside_an_existing_cluster_only_clients_are_built(tmp_path: Path) -> None:
-    for name in ("kubectl", "helm", "kwok", "versitygw"):
+    for name in ("kubectl", "helm", "kwok", "versitygw", "registry", "oras"):
         tool(tmp_path / "assets", name)
     done = build(KUBEBUILDER_ASSETS=str(tmp_path / "assets"), USE_EXISTING_CLUSTER="true", PATH="")
     assert done.returncode == 0

@@ -46,8 +46,8 @@ GOOD = {"LoRAAdapter": ADAPTER, "ServingPool": POOL}
 NAME_LENGTH = "name must be 63 characters or fewer (it becomes a label value)"
 UNSAFE = "must not contain '..', '@', '?' or '%' (no traversal, no inline credentials, no signed URLs)"
 SCHEMES = {
-    "LoRAAdapter": "file:// or hf:// or https:// or s3://",
-    "ServingPool": "file:// or pvc:// or hf:// or https:// or s3://",
+    "LoRAAdapter": "file:// or hf:// or https:// or oci:// or s3://",
+    "ServingPool": "file:// or pvc:// or hf:// or https:// or oci:// or s3://",
 }
 GPUS = (
     "the GPUs in template.resources.limits must be engine.parallel.tensor × engine.parallel.stages; without "
@@ -59,6 +59,8 @@ A_URI = (
 )
 A_REPOSITORY = "must name a repository of the hub, as hf://organisation/name"
 A_BUCKET = "must name a bucket and a folder in it, as s3://bucket/folder"
+AN_IMAGE = "must name a registry, a repository in it, and a tag or a digest, as ghcr.io/acme/pirate:v1"
+A_REGISTRY = AN_IMAGE.replace("ghcr", "oci://ghcr")
 A_CLAIM = "must name a claim and a folder in it, as pvc://models/llama"
 A_PATH = "must be a path inside the volume, such as team/legal: no '/' at either end, no part that begins with '.'"
 A_PREFIX = (
@@ -69,9 +71,9 @@ AN_OBJECT = (
     "must be an object's name: lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit"
 )
 A_REVISION = "must be a branch, tag or commit: letters, digits, '-', '_', '.' and '/'"
-ONE_SOURCE = "exactly one of uri and persistentVolumeClaim must be set"
+ONE_SOURCE = "exactly one of uri, image and persistentVolumeClaim must be set"
 HUB_ONLY = "revision may only be set for an hf:// source"
-NO_SECRET = "credentialsSecretRef may only be set for an hf:// or https:// or s3:// source"
+NO_SECRET = "credentialsSecretRef may only be set for an hf:// or https:// or oci:// or s3:// source"
 A_LABEL = "must be a DNS label: lower-case letters, digits and '-', beginning and ending with a letter or digit"
 A_TENANT = "must be a namespace, or '*' for all that the pool admits"
 ALONE = "'*' must be the only entry"
@@ -84,9 +86,6 @@ A_DIGEST = "must be 'sha256:' and 64 lower-case hex digits"
 A_LABEL_KEY = "must be a label key: letters, digits, '-', '_' and '.', optionally after a DNS prefix and '/'"
 A_LABEL_VALUE = "must be a label value: letters, digits, '-', '_' and '.', or empty"
 ABSOLUTE = "must be absolute in a cluster (file:///models/base); only motet up knows the manifest's folder"
-NOT_YET = {
-    "oci": "not yet: oci:// (OCI registries) comes later; ",
-}
 REMOVED = object()
 
 
@@ -133,13 +132,11 @@ def of_a_uri(kind: str, field: str) -> list[InvalidObject]:
         InvalidObject(kind, field, "file:///a\x7fb", A_URI),
         InvalidObject(kind, field, "file:///a/../b", UNSAFE),
         InvalidObject(kind, field, "file:///a?token=x", UNSAFE),
-        *(
-            InvalidObject(kind, field, f"{scheme}://host/a", message + "use " + SCHEMES[kind])
-            for scheme, message in NOT_YET.items()
-        ),
         InvalidObject(kind, field, "ftp://host/a", "must begin with " + SCHEMES[kind]),
         InvalidObject(kind, field, "hf://organisation", A_REPOSITORY),
         InvalidObject(kind, field, "s3://-bucket/legal", A_BUCKET),
+        InvalidObject(kind, field, "oci://ghcr.io/acme/pirate", A_REGISTRY),
+        InvalidObject(kind, field, "oci://me:geheim@ghcr.io/acme/pirate:v1", A_REGISTRY),
         InvalidObject(kind, field, "file://adapters/legal", ABSOLUTE, only_in_a_cluster=True),
     ]
 
@@ -168,6 +165,15 @@ BROKEN = [
     *of_a_uri("LoRAAdapter", "spec.source.uri"),
     InvalidObject("LoRAAdapter", "spec.source", {"uri": "file:///a", "persistentVolumeClaim": CLAIM}, ONE_SOURCE),
     InvalidObject("LoRAAdapter", "spec.source", {}, ONE_SOURCE),
+    InvalidObject("LoRAAdapter", "spec.source", {"image": "ghcr.io/a:1", "persistentVolumeClaim": CLAIM}, ONE_SOURCE),
+    InvalidObject("LoRAAdapter", "spec.source", {"uri": "hf://a/b", "image": "ghcr.io/a:1"}, ONE_SOURCE),
+    InvalidObject(
+        "LoRAAdapter",
+        "spec.source",
+        {"uri": "hf://a/b", "image": "ghcr.io/a:1", "persistentVolumeClaim": CLAIM},
+        ONE_SOURCE,
+    ),
+    InvalidObject("LoRAAdapter", "spec.source.image", {"image": "acme/pirate:v1"}, AN_IMAGE, at="spec.source"),
     *(
         InvalidObject(
             "LoRAAdapter",

@@ -264,10 +264,10 @@ SOURCE_COMPLAINTS = {
     '{uri: "file://a?token=x"}': UNSAFE,
     '{uri: "/models/a"}': "must be a URI such as hf://organisation/name or "
     "https://files.example.com/legal/, without spaces and control characters; not '/models/a'",
-    '{uri: "ftp://host/a"}': "must begin with file:// or hf:// or https:// or s3://",
+    '{uri: "ftp://host/a"}': "must begin with file:// or hf:// or https:// or oci:// or s3://",
     '{uri: "hf://repo"}': "must name a repository of the hub, as hf://organisation/name",
     '{uri: "s3://a"}': "must name a bucket and a folder in it, as s3://bucket/folder",
-    '{uri: "oci://host/a"}': "not yet: oci:// (OCI registries) comes later; use file:// or hf:// or https:// or s3://",
+    '{uri: "oci://host/a"}': "must name a registry, a repository in it, and a tag or a digest, as oci://ghcr.io/acme/pirate:v1",
 }
 
 

@@ -130,10 +130,8 @@ async def test_another_digest_than_expected_is_refused_and_leaves_nothing(tmp_pa
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
-        (
-            "oci://host/a",
-            r"source\.uri: not yet: oci:// \(OCI registries\) comes later; use file:// or hf:// or https:// or s3://",
-        ),
+        ("ftp://host/a", "source.uri: must begin with file:// or hf:// or https:// or oci:// or s3://"),
+        ("oci://host/a", "source.image: oci://host/a must name a registry, a repository in it, and a tag or a digest"),
         ("file://elsewhere/a", "is not a folder of this machine"),
         ("file:///nonexistent/a", "There is no folder /nonexistent/a"),
     ],

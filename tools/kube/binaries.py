@@ -1,5 +1,5 @@
-"""The Kubernetes tools for the tests of a cluster, and an object store: their names, the Go module that builds each,
-and their files.
+"""The Kubernetes tools for the tests of a cluster, an object store and a registry: their names, the Go module that
+builds each, and their files.
 
 The environment may name a file, in the order of envtest: variables such as `TEST_ASSET_KUBE_APISERVER` name one file,
 `KUBEBUILDER_ASSETS` names a folder. Without them, our own build (`make kube`) in the user's cache is used.
@@ -97,7 +97,17 @@ VERSITYGW = Module(
     release="github.com/versity/versitygw",
     packages=(("versitygw", "github.com/versity/versitygw/cmd/versitygw"),),
 )
-MODULES = (KUBERNETES, HELM, KWOK, VERSITYGW)
+DISTRIBUTION = Module(
+    name="distribution",
+    release="github.com/distribution/distribution/v3",
+    packages=(("registry", "github.com/distribution/distribution/v3/cmd/registry"),),
+)
+ORAS = Module(
+    name="oras",
+    release="oras.land/oras",
+    packages=(("oras", "oras.land/oras/cmd/oras"),),
+)
+MODULES = (KUBERNETES, HELM, KWOK, VERSITYGW, DISTRIBUTION, ORAS)
 NOT_NEEDED_BESIDE_A_CLUSTER = frozenset({"etcd", "kube-apiserver", "kube-controller-manager"})
 
 

@@ -9,7 +9,7 @@ from motet.resources.planned_fields import PLANNED_FIELDS, PLANNED_VALUES
 from motet.resources.reasons import ADAPTER_REASONS, POOL_REASONS
 from motet.resources.source_uris import told
 from motet.resources.status import ADAPTER_CONDITIONS, POOL_CONDITIONS
-from motet.sources import PLANNED, SOURCES
+from motet.sources import SOURCES
 from tools.reference.markdown import code, flat, note, table
 from tools.reference.schema_fields import Schema, SchemaField, fields_of
 
@@ -85,13 +85,10 @@ def manifests_page() -> str:
             "Motet does not have these fields and values yet; validation refuses them:\n",
             table(["field", "comes with"], coming),
         ]
-    schemes = [[code(f"{scheme}://"), what] for scheme, what in PLANNED.items()]
     parts += [
         "## Sources\n",
         table(["URI", "what it names", "for", "`revision`", "keys of its Secret"], list(source_rows())),
         "An adapter on a volume has no URI: `spec.source.persistentVolumeClaim` names its claim.\n",
-        "## Sources to come\n",
-        table(["URI", "comes with"], schemes),
     ]
     return "\n".join(parts)
 

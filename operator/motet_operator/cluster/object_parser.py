@@ -233,7 +233,7 @@ def model_claim(pool: ServingPool) -> str:
 def adapter_source(adapter: LoRAAdapter) -> str:
     source = adapter.spec.source
     claim = source.persistent_volume_claim
-    return f"{adapter_volume(adapter)}/{claim.path}" if claim is not None else source.uri or ""
+    return f"{adapter_volume(adapter)}/{claim.path}" if claim is not None else source.address or ""
 
 
 def adapter_volume(adapter: LoRAAdapter) -> str:

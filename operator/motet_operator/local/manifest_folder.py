@@ -174,8 +174,8 @@ def source_of(source: AdapterSource, *, manifest: str, sub_path: str | None = No
     if claim is not None:
         volume = volume_folder("/".join(filter(None, (claim.claim_name, sub_path))), manifest=manifest)
         return (volume / claim.path).as_uri(), volume.as_uri()
-    assert source.uri is not None
-    return absolute_uri(source.uri, manifest=manifest), ""
+    assert source.address is not None
+    return absolute_uri(source.address, manifest=manifest), ""
 
 
 def stamp_of(folder: Path, counts: Callable[[str], bool] = lambda _: True) -> str:

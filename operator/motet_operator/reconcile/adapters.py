@@ -423,7 +423,7 @@ def _against_policy(view: View, adapter: AdapterObject, pool: PoolObject, labels
     if source.scheme in view.refused_schemes:
         return f"the pool's runners cannot read {source.scheme}:// sources; {view.refused_schemes[source.scheme]}"
     allowed = spec.admission.allowed_schemes
-    if source.uri is not None and allowed is not None and source.scheme not in allowed:
+    if source.address is not None and allowed is not None and source.scheme not in allowed:
         known = " or ".join(f"{scheme}://" for scheme in allowed) or "a volume of the pool's spec.adapterVolumes"
         return f"pool {group} takes no adapters from {source.scheme}://; use {known}"
     if spec.admission.require_digest and source.digest is None:

@@ -15,6 +15,8 @@ SecretKeys = tuple[str, ...]
 
 TOKEN: SecretKeys = ("token",)
 PASSWORD: SecretKeys = ("username", "password")
+DOCKER_CONFIG: SecretKeys = (".dockerconfigjson",)
+"""What a Secret of type `kubernetes.io/dockerconfigjson` has: user names and passwords, by registry."""
 ACCESS_KEY: SecretKeys = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 SESSION_TOKEN = "AWS_SESSION_TOKEN"  # noqa: S105 - a key of Secrets
 STORE_ENDPOINT = "AWS_ENDPOINT_URL"
@@ -54,18 +56,12 @@ class Source:
         return f"{self.scheme}://"
 
 
-PLANNED: Mapping[str, str] = {
-    "oci": "OCI registries",
-}
-"""Validation says that these come later, and with what."""
-
-
 def declared(*sources: Source) -> Mapping[str, Source]:
     """By scheme. Raises ValueError where two have the same one."""
     found: dict[str, Source] = {}
     for one in sources:
-        if one.scheme in found or one.scheme in PLANNED:
-            raise ValueError(f"Two sources have the scheme {one.prefix}; remove one of them from SOURCES or PLANNED.")
+        if one.scheme in found:
+            raise ValueError(f"Two sources have the scheme {one.prefix}; remove one of them.")
         found[one.scheme] = one
     return found
 
@@ -104,6 +100,21 @@ BUCKET = Source(
     read_by="s3",
 )
 
+_PINNED = "@sha256:[0-9a-f]{64}"
+REGISTRY = Source(
+    scheme="oci",
+    what="an artifact of an OCI registry: files pushed with oras, or a ModelPack",
+    example="oci://ghcr.io/acme/pirate:v1",
+    of_adapters="`oci://registry/repository:tag`",
+    of_models="`oci://registry/repository:tag`",
+    form="(([A-Za-z0-9-]+[.])+[A-Za-z0-9-]+(:[0-9]{1,5})?|[A-Za-z0-9-]+:[0-9]{1,5}|localhost)"
+    "(/[a-z0-9]+(([._]|__|-+)[a-z0-9]+)*)+"
+    f"(:[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}({_PINNED})?|{_PINNED})",
+    form_message="must name a registry, a repository in it, and a tag or a digest, as oci://ghcr.io/acme/pirate:v1",
+    secrets=(DOCKER_CONFIG, PASSWORD),
+    read_by="oci",
+)
+
 SOURCES = declared(
     Source(
         scheme="hf",
@@ -128,6 +139,7 @@ SOURCES = declared(
         read_by="web",
     ),
     BUCKET,
+    REGISTRY,
     FOLDER,
 )
 
@@ -155,8 +167,6 @@ def refusal(scheme: str, known: Iterable[Source]) -> str:
     known = tuple(known)
     if any(one.scheme == scheme for one in known):
         return ""
-    if scheme in PLANNED:
-        return f"not yet: {scheme}:// ({PLANNED[scheme]}) comes later; use {prefixes(known)}"
     return f"must begin with {prefixes(known)}"
 
 

@@ -193,8 +193,8 @@ class Settings(BaseSettings):
     addresses are refused."""
 
     fetch_ca_file: str = ""
-    """A PEM file with certificate authorities to trust besides the system's, for https:// sources, the hub
-    and the object store."""
+    """A PEM file with certificate authorities to trust besides the system's, for https:// sources, the hub,
+    object stores and registries."""
 
     fetch_proxy: str = Field("", pattern=r"^(https?://[^/\s]+/?)?$")
     """A proxy that supports CONNECT, for all fetches, as http://host:port. The runner resolves each name, checks the

@@ -12,6 +12,7 @@ from motet_runner.settings import Settings
 from motet_runner.sources.source_access import Sources
 from tests.support.adapter_fetches import Fetcher
 from tests.support.in_process_runner import write_adapter
+from tests.support.registry_server import registry_server
 from tests.support.s3_server import s3_server
 from tests.support.source_servers import hub_server, web_server
 
@@ -83,6 +84,13 @@ async def hub(tmp_path, fetch_setup):
 async def store(tmp_path, fetch_setup):
     async with s3_server(tmp_path) as server:
         fetch_setup.settings |= {"fetch_ca_file": str(server.ca_file), "s3_endpoint": server.base}
+        yield server
+
+
+@pytest.fixture
+async def registry(tmp_path, fetch_setup):
+    async with registry_server(tmp_path) as server:
+        fetch_setup.settings |= {"fetch_ca_file": str(server.ca_file), "fetch_allowed_hosts": ["127.0.0.1"]}
         yield server
 
 

@@ -391,9 +391,10 @@ async def test_a_server_in_trouble_is_asked_again_a_few_times_and_then_the_runne
 
 
 async def test_the_error_for_an_unknown_scheme_lists_the_known_ones(loader):
-    with pytest.raises(
-        ModelFolderError, match=r"model\.uri: not yet: oci:// .* use file:// or hf:// or https:// or s3://"
-    ):
+    known = "file:// or hf:// or https:// or oci:// or s3://"
+    with pytest.raises(ModelFolderError, match=rf"model\.uri: must begin with {known}"):
+        await loader.load("ftp://host/base")
+    with pytest.raises(ModelFolderError, match=r"model\.uri: oci://host/base must name a registry"):
         await loader.load("oci://host/base")
     with pytest.raises(SetupError, match="MOTET_RUNNER_MODEL_URI is not set"):
         await loader.load("")

@@ -28,6 +28,7 @@ from motet.resources.limits import Limits
 from motet.resources.source_uris import (
     ADAPTER_URI_MEANING,
     AdapterUri,
+    Image,
     begins_as_one,
     is_of,
     only_with_revisions,
@@ -37,7 +38,7 @@ from motet.resources.source_uris import (
     with_secrets,
 )
 from motet.resources.validation_rules import Rule, TransitionRule
-from motet.sources import ADAPTER_SOURCES, CLAIM
+from motet.sources import ADAPTER_SOURCES, CLAIM, REGISTRY
 
 _WITH_REVISIONS = with_revisions(ADAPTER_SOURCES)
 _WITHOUT_SECRETS = with_secrets(ADAPTER_SOURCES, yes=False)
@@ -73,6 +74,10 @@ class AdapterSource(ResourceModel):
     certificate."""
 
     uri: Annotated[AdapterUri | None, Field(description=ADAPTER_URI_MEANING)] = None
+    image: Image | None = None
+    """The artifact of an OCI registry that has the files of the PEFT folder: `registry/repository:tag`, or with
+    `@sha256:…` in place of the tag. It is short for a `uri` with `oci://`."""
+
     persistent_volume_claim: ClaimSource | None = None
     revision: Annotated[SourceRevision | None, Field(description=revision_meaning(ADAPTER_SOURCES))] = None
     digest: Digest | None = None
@@ -83,9 +88,11 @@ class AdapterSource(ResourceModel):
 
     rules: ClassVar = (
         Rule(
-            cel="has(self.uri) != has(self.persistentVolumeClaim)",
-            message="exactly one of uri and persistentVolumeClaim must be set",
-            holds=lambda source: (source.uri is None) != (source.persistent_volume_claim is None),
+            cel="[has(self.uri), has(self.image), has(self.persistentVolumeClaim)].exists_one(set, set)",
+            message="exactly one of uri, image and persistentVolumeClaim must be set",
+            holds=lambda source: (
+                sum(one is not None for one in (source.uri, source.image, source.persistent_volume_claim)) == 1
+            ),
         ),
         Rule(
             field="revision",
@@ -96,12 +103,13 @@ class AdapterSource(ResourceModel):
         ),
         Rule(
             field="credentialsSecretRef",
-            cel=f"!has(self.credentialsSecretRef) || (has(self.uri) && !{begins_as_one(_WITHOUT_SECRETS)})",
+            cel="!has(self.credentialsSecretRef) || has(self.image) || "
+            f"(has(self.uri) && !{begins_as_one(_WITHOUT_SECRETS)})",
             message=only_with_secrets(ADAPTER_SOURCES),
             reason="FieldValueForbidden",
             holds=lambda source: (
                 source.credentials_secret_ref is None
-                or (source.uri is not None and not is_of(source.uri, _WITHOUT_SECRETS))
+                or (source.address is not None and not is_of(source.address, _WITHOUT_SECRETS))
             ),
         ),
     )
@@ -115,8 +123,13 @@ class AdapterSource(ResourceModel):
     )
 
     @property
+    def address(self) -> str | None:
+        """The files' URI. None: they are on a volume."""
+        return self.uri if self.image is None else f"{REGISTRY.prefix}{self.image}"
+
+    @property
     def scheme(self) -> str:
-        return CLAIM.scheme if self.uri is None else self.uri.partition(":")[0]
+        return CLAIM.scheme if self.address is None else self.address.partition(":")[0]
 
 
 class AdapterPlacement(ResourceModel):

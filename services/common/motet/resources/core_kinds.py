@@ -28,7 +28,7 @@ class Namespace(ResourceModel):
 
 
 class Secret(ResourceModel):
-    """The credentials for a source: `token`, or `username` and `password`. Only the fetch process reads it."""
+    """The credentials for a source. Only the fetch process reads it."""
 
     api_version: Literal["v1"] = "v1"
     kind: Literal["Secret"] = "Secret"

@@ -4,7 +4,6 @@ When you add the code that enforces a field, move it from here into its model.""
 
 PLANNED_FIELDS: dict[str, dict[str, str]] = {
     "LoRAAdapter": {
-        "spec.source.image": "adapters from an OCI registry",
         "spec.slo": "latency targets",
         "spec.verify": "probe prompts against a reference",
     },

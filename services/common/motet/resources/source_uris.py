@@ -12,7 +12,7 @@ from motet.sources import (
     ADAPTER_SOURCES,
     FOLDER,
     MODEL_SOURCES,
-    PLANNED,
+    REGISTRY,
     SOURCES,
     SecretKeys,
     Source,
@@ -29,16 +29,16 @@ URI_SENTENCE = (
 
 
 def _uri_rules(known: Sequence[Source]) -> tuple[Rule, ...]:
-    """The rules for the URI of a source that is one of `known`."""
+    """The rules for the URI of a source that is one of `known`. Those of a registry have one form, with an '@' before
+    a digest."""
     unsafe = "[@?%]|/[.][.](/|$)"
-    schemes = f"^({'|'.join([*(one.scheme for one in known), *PLANNED])})://"
+    schemes = f"^({'|'.join(one.scheme for one in known)})://"
     return (
         Rule(
-            cel=f"!self.matches({quoted(unsafe)})",
+            cel=f"self.startsWith('{REGISTRY.prefix}') || !self.matches({quoted(unsafe)})",
             message="must not contain '..', '@', '?' or '%' (no traversal, no inline credentials, no signed URLs)",
-            holds=lambda uri: re.search(unsafe, uri) is None,
+            holds=lambda uri: uri.startswith(REGISTRY.prefix) or re.search(unsafe, uri) is None,
         ),
-        *(_not_yet(scheme, known) for scheme in PLANNED),
         Rule(
             cel=f"self.matches({quoted(schemes)})",
             message=refusal("", known),
@@ -62,15 +62,6 @@ def _form(source: Source) -> Rule:
     )
 
 
-def _not_yet(scheme: str, known: Sequence[Source]) -> Rule:
-    start = f"{scheme}://"
-    return Rule(
-        cel=f"!self.startsWith({quoted(start)})",
-        message=refusal(scheme, known),
-        holds=lambda uri: not uri.startswith(start),
-    )
-
-
 AdapterUri = Annotated[
     str,
     StringConstraints(pattern=URI_PATTERN, max_length=1024),
@@ -80,6 +71,18 @@ ModelUri = Annotated[
     str,
     StringConstraints(pattern=URI_PATTERN, max_length=1024),
     ValidatedBy(*_uri_rules(MODEL_SOURCES)),
+]
+IMAGE_EXAMPLE = REGISTRY.example.removeprefix(REGISTRY.prefix)
+Image = Annotated[
+    str,
+    StringConstraints(max_length=1000),
+    ValidatedBy(
+        Rule(
+            cel=f"self.matches({quoted(f'^{REGISTRY.form}$')})",
+            message=REGISTRY.form_message.replace(REGISTRY.example, IMAGE_EXAMPLE),
+            holds=lambda image: re.fullmatch(REGISTRY.form, image) is not None,
+        )
+    ),
 ]
 if TYPE_CHECKING:
     AdapterScheme = str

@@ -49,7 +49,7 @@ async def model_folder(settings: Settings, sources: Sources, root: Path) -> Path
                 await _fetch(settings, sources, folder)
         return _checked(settings, settings.check_model(folder))
     except AdapterFetchFailed as failure:
-        message = failure.message
+        message = failure.message.replace("source.image", "source.uri")
         for field in ("uri", "credentialsSecretRef", "revision"):
             message = message.replace(f"source.{field}", f"model.{field}")
         raise ModelFolderError(

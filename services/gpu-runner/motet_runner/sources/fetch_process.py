@@ -245,7 +245,12 @@ def main() -> None:
         source = parsed(order)
         known = SOURCES[urlsplit(order.uri).scheme]
         secret = read_credentials(
-            order.credentials, order.access, known.secrets, known.secret_options, timeout=order.stall_seconds
+            order.credentials,
+            order.access,
+            known.secrets,
+            known.secret_options,
+            timeout=order.stall_seconds,
+            uri=order.uri,
         )
         fetch(order, source, secret)
     except Exception as error:

@@ -12,7 +12,8 @@ from urllib.parse import quote
 import httpx2
 import orjson
 
-from motet.sources import NOT_SECRET, SecretKeys
+from motet.sources import DOCKER_CONFIG, NOT_SECRET, PASSWORD, REGISTRY, SecretKeys
+from motet_runner.sources.docker_config import NoLogin, login_of
 from motet_runner.sources.fetch_errors import credentials, temporary
 from motet_runner.sources.fetch_order import NetworkAccess
 
@@ -56,9 +57,11 @@ def read_credentials(
     options: SecretKeys = (),
     *,
     timeout: float,
+    uri: str = "",
 ) -> SourceCredentials:
     """Raises AdapterFetchFailed, which says what to do. `accepted`: the sets of keys that the source can use.
-    `options`: keys that it uses besides, if they are there; those that are not secret also alone."""
+    `options`: keys that it uses besides, if they are there; those that are not secret also alone. `uri`: of the
+    source. The credentials of registries are for one of them."""
     if not reference:
         return NO_CREDENTIALS
     if not accepted:
@@ -70,13 +73,19 @@ def read_credentials(
         data = _from_api_server(namespace, name, access, accepted[0], timeout)
     else:
         raise credentials(f"The runner cannot read Secret {reference}: it has neither an API server nor manifests.")
-    return _credentials(reference, data, accepted, options)
+    return _credentials(reference, data, accepted, options, uri.removeprefix(REGISTRY.prefix))
 
 
 def _credentials(
-    reference: str, data: Mapping[str, bytes], accepted: Sequence[SecretKeys], options: SecretKeys
+    reference: str, data: Mapping[str, bytes], accepted: Sequence[SecretKeys], options: SecretKeys, image: str
 ) -> SourceCredentials:
     wanted_keys = {key for keys in (*accepted, options) for key in keys}
+    (docker,) = DOCKER_CONFIG
+    if docker in wanted_keys & data.keys():
+        try:
+            return SourceCredentials(dict(zip(PASSWORD, login_of(data[docker], image), strict=True)))
+        except NoLogin as wrong:
+            raise credentials(f"Secret {reference}: {docker} {wrong}.") from None
     values = {key: data[key].decode("ascii", "replace").strip() for key in sorted(wanted_keys & data.keys())}
     if any(not value.isascii() or not value.isprintable() for value in values.values()):
         raise credentials(f"Secret {reference} has characters that are not allowed in an HTTP header. Remove them.")

@@ -13,6 +13,7 @@ from motet_runner.sources.folder import FolderUri
 from motet_runner.sources.remote_source import RemoteSource
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PINNED = re.compile(r"oci://[^@]*@sha256:[0-9a-f]{64}")
 
 
 def parse(uri: str, revision: str = "") -> FolderUri | RemoteSource:
@@ -28,7 +29,7 @@ def parse(uri: str, revision: str = "") -> FolderUri | RemoteSource:
         ) from None
     if why := refusal(parts.scheme, READABLE):
         raise AdapterFetchFailed(f"source.uri: {why}.")
-    if "@" in uri and folder_of(uri) is None:
+    if "@" in uri and folder_of(uri) is None and not _PINNED.fullmatch(uri):
         raise AdapterFetchFailed(
             "The source's URI has a user name or a password. Put them into a Secret, and name the Secret in "
             "source.credentialsSecretRef.",
