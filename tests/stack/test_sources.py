@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from testbed.local_stack import BUNDLED, LocalStack, running_stack
+from tests.support.registry_server import registry_server
 from tests.support.s3_server import s3_server
 from tests.support.source_servers import HubServer, hub_server, in_a_thread, web_server
 
@@ -46,6 +47,19 @@ spec:
   poolRef: {{name: demo, namespace: default}}
   source: {{uri: "{bucket}", credentialsSecretRef: {{name: bucket}}}}
 ---
+apiVersion: motet.dev/v1alpha1
+kind: LoRAAdapter
+metadata: {{name: json, namespace: acme}}
+spec:
+  poolRef: {{name: demo, namespace: default}}
+  source: {{image: "{image}", credentialsSecretRef: {{name: registry}}}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {{name: registry, namespace: acme}}
+type: kubernetes.io/dockerconfigjson
+stringData: {{.dockerconfigjson: '{{"auths": {{"{registry}": {{"username": "me", "password": "{canary}"}}}}}}'}}
+---
 apiVersion: v1
 kind: Secret
 metadata: {{name: key, namespace: acme}}
@@ -79,21 +93,25 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    """A stack with a model from a hub, and adapters from the hub, the web, a bucket and a volume."""
+    """A stack with a model from a hub, and adapters from the hub, the web, a bucket, a registry and a volume."""
     folder = tmp_path_factory.mktemp("sources")
     with (
         in_a_thread(hub_server(folder)) as hub,
         in_a_thread(web_server(folder)) as web,
         in_a_thread(s3_server(folder)) as store,
+        in_a_thread(registry_server(folder)) as registry,
     ):
         hub.publish("motet/demo", BUNDLED / "model", revision="v1")
         hub.publish("motet/shouting", BUNDLED / "adapters/shouting")
         source = web.put("/pirate/", BUNDLED / "adapters/pirate")
         web.authorization = f"Bearer {CANARY}"
         trusted = folder / "both.pem"
-        trusted.write_bytes(b"".join(server.ca_file.read_bytes() for server in (hub, web, store)))
+        trusted.write_bytes(b"".join(server.ca_file.read_bytes() for server in (hub, web, store, registry)))
         bucket = store.publish("adapters", "acme/storyteller", BUNDLED / "adapters/storyteller")
         store.keys["AKIAEXAMPLE"], store.region = CANARY, "eu-west-1"
+        artifact = registry.publish("acme/json", "v1", BUNDLED / "adapters/json")
+        image = f"{artifact}@{registry.digest('acme/json', 'v1')}".removeprefix("oci://")
+        registry.users["me"] = CANARY
         manifests = folder / "manifests"
         adapters = manifests / "volumes/shared/adapters"
         shutil.copytree(BUNDLED / "adapters/pirate", adapters / "acme/pirate")
@@ -101,7 +119,9 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         (adapters / "acme/borrowed").symlink_to("../zeta/json")
 
         def apply(opener: str) -> None:
-            text = MANIFESTS.format(web=source, bucket=bucket, opener=opener, canary=CANARY)
+            text = MANIFESTS.format(
+                web=source, bucket=bucket, opener=opener, canary=CANARY, image=image, registry=registry.host
+            )
             text += "".join(NAMED.format(name=name, path=path) for name, path in ON_A_VOLUME.items())
             (folder / "all.yaml").write_text(text)
             shutil.move(folder / "all.yaml", manifests / "all.yaml")
@@ -117,14 +137,15 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
             yield Deployed(stack, hub, apply)
 
 
-def test_a_model_and_adapters_from_a_hub_the_web_and_a_bucket_with_a_tenants_secrets(deployed: Deployed) -> None:
+def test_a_model_and_adapters_from_every_source_with_a_tenants_secrets(deployed: Deployed) -> None:
     stack = deployed.stack
     assert stack.ask("acme/shouting", QUESTION).isupper()
     stack.until(lambda: _reason(stack, "pirate") == "CredentialsInvalid")
     deployed.apply(", credentialsSecretRef: {name: key}")
     stack.until(lambda: stack.adapter("pirate")["ready"])
-    stack.until(lambda: stack.adapter("storyteller")["ready"])
-    names = ("pirate", "shouting", "storyteller")
+    for name in ("json", "storyteller"):
+        stack.until(lambda name=name: stack.adapter(name)["ready"])
+    names = ("json", "pirate", "shouting", "storyteller")
     assert len({stack.ask(f"acme/{name}", QUESTION) for name in names}) == len(names)
     files_with_token = [
         path for path in stack.data.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()

@@ -22,6 +22,7 @@ from motet_runner.settings import Settings
 from motet_runner.sources.base_model import mark_unverified, model_folder
 from motet_runner.sources.source_access import RemoteFiles
 from tests.common.waiting import PATIENCE_S
+from tests.runner_service.sources.test_s3 import write_secret
 from tests.support.in_process_runner import write_model
 from tests.support.s3_server import s3_server
 from tests.support.source_servers import BrokenConnection, ErrorStatus, SlowBody
@@ -87,6 +88,21 @@ async def test_a_model_comes_from_a_bucket_and_its_shards_are_continued(store, l
     asked = len(store.asked)
     assert await loader.load(uri) == folder
     assert len(store.asked) == asked, "a complete model is not listed again"
+
+
+async def test_a_model_comes_from_a_registry_whose_tokens_end_while_its_shards_come(registry, loader, model, tmp_path):
+    uri = registry.publish("acme/base", "v1", model)
+    registry.users["me"], registry.requests_per_token = "geheim", 2
+    how = write_secret(loader.fetch_setup, tmp_path, username="me", password="geheim")
+    with pytest.raises(ModelFolderError, match=r"in model\.credentialsSecretRef"):
+        await loader.load(uri)
+    folder = await loader.load(uri, model_credentials=how["credentials"])
+    assert base_digest(folder) == base_digest(model)
+    asked = len(registry.asked)
+    assert await loader.load(uri, model_credentials=how["credentials"]) == folder
+    assert len(registry.asked) == asked, "a complete model is not asked for again"
+    with pytest.raises(ModelFolderError, match=r"model\.uri: the registry answers 404 for oci://\S+:v2: .*Correct the"):
+        await loader.load(uri.replace(":v1", ":v2"), model_credentials=how["credentials"])
 
 
 async def test_a_bucket_of_the_same_name_in_another_store_is_another_model(store, loader, model, tmp_path):

@@ -10,6 +10,7 @@ from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from motet_runner.settings import Settings
 from motet_runner.sources.network_guard import NetworkGuard
+from tests.runner_service.sources.test_s3 import write_secret
 from tests.support.s3_server import s3_server
 from tests.support.source_servers import ErrorStatus, hub_server, proxy_server, web_server
 
@@ -93,6 +94,18 @@ async def test_an_object_store_is_reached_through_the_proxy(tmp_path, proxy, fet
         with pytest.raises(AdapterFetchFailed, match="not a public address"):
             await fetch_setup.fetch(store.url("/models/a/"))  # the store's setting counts only for s3:// URIs
     assert len(set(proxy.asked)) == 1
+
+
+async def test_a_registry_and_its_realm_are_reached_through_the_proxy(tmp_path, proxy, registry, fetch_setup, adapter):
+    registry.users["me"] = "geheim"
+    source = registry.publish("acme/pirate", "v1", adapter)
+    how = write_secret(fetch_setup, tmp_path, username="me", password="geheim")
+    assert (await fetch_setup.fetch(source, **how)).digest == adapter_digest(adapter)
+    assert set(proxy.asked) == {registry.host}
+    registry.realm = "https://10.1.2.3/token"
+    with pytest.raises(AdapterFetchFailed, match=r"leads to 10\.1\.2\.3, which is not a public address"):
+        await fetch_setup.fetch(source, manifest="b", **how)
+    assert set(proxy.asked) == {registry.host}
 
 
 async def test_the_proxys_own_name_and_password_reach_the_proxy_alone(web, proxy, fetch_setup, adapter):
