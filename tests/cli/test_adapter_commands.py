@@ -58,8 +58,9 @@ def test_a_program_gets_what_the_status_says_with_source_and_phase(
         uri="",
         source={"persistentVolumeClaim": {"claimName": "store", "path": "a/b"}},
     )
-    hub, claimed, gone = (adapter_entry(name, Ready=SERVES) for name in ("hub", "claimed", "gone"))
-    stack.says(entry, hub, claimed, gone)
+    write_adapter(stack.manifests, "image", uri="", source={"image": "ghcr.io/org/name:v1"})
+    others = [adapter_entry(name, Ready=SERVES) for name in ("hub", "claimed", "gone", "image")]
+    stack.says(entry, *others)
     assert adapter_commands.ls(stack.data, as_json=True) == 0
     found = json.loads(capsys.readouterr().out)["adapters"]
     source = {"uri": (BUNDLED / "adapters" / "pirate").as_uri(), "revision": None, "digest": None}
@@ -68,6 +69,7 @@ def test_a_program_gets_what_the_status_says_with_source_and_phase(
     assert found[1]["source"] == {"uri": "hf://org/name", "revision": "v2", "digest": None}
     assert found[2]["source"] == {"uri": "pvc://store/a/b", "revision": None, "digest": None}
     assert (found[3]["source"], found[3]["manifest"]) == (None, None)
+    assert found[4]["source"] == {"uri": "oci://ghcr.io/org/name:v1", "revision": None, "digest": None}
     assert adapter_commands.show(stack.data, "pirate", namespace="default", as_json=True) == 0
     assert json.loads(capsys.readouterr().out) == found[0]
 

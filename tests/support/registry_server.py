@@ -89,10 +89,10 @@ class RegistryServer(WebServer):
         return [one.path.rpartition("/")[2] for one in self.asked if "/manifests/" in one.path]
 
     async def serve(self, request: web.Request, path: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
-        if path == "/token":
-            return self._give_token(request)
         fault = self.faults.get(path)
         if not (isinstance(fault, ErrorStatus) and fault.times > 0):
+            if path == "/token":
+                return self._give_token(request)
             if self.users and not self._opens(request):
                 words = f'{self.scheme} realm="{self.realm or self.base + "/token"}",service="it",scope="wide"'
                 return web.Response(status=401, headers={"WWW-Authenticate": words})

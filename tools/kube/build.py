@@ -63,7 +63,7 @@ def main() -> None:
         sys.exit(NO_GO)
 
     say(f"Building {', '.join(missing)} into {cache()}.")
-    say("The first build takes ten minutes on two cores, and disk: 1.2 GB for sources, 4 GB for Go's build cache.")
+    say("The first build takes a quarter of an hour on two cores, and disk: 1.2 GB for sources, 4 GB for Go's cache.")
     waits = "Another build of the Kubernetes tools is running. Waiting for it."
     with locked(cache() / "lock", waiting=lambda: say(waits)):
         for module, tool, package in all_tools:

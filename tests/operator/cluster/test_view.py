@@ -86,6 +86,12 @@ def test_a_volume_is_a_path_that_its_runners_have() -> None:
     assert model_uri(read_pool(pool(), prepared=lambda _: True).resource) == "hf://acme/base"
 
 
+def test_an_image_is_a_uri_that_runners_read() -> None:
+    image = "ghcr.io/acme/legal:v1"
+    it = read_adapter(adapter(source={"image": image}))
+    assert it.source == read_adapter(adapter(source={"uri": f"oci://{image}"})).source == f"oci://{image}"
+
+
 def test_labels_that_offline_validation_would_refuse_do_no_harm() -> None:
     it = adapter()
     it["metadata"]["labels"] = {f"many-{number}": "" for number in range(100)}

@@ -296,6 +296,11 @@ POLICY = {
         {"admission": {"allowedSchemes": ["hf"]}},
         "pool default/demo takes no adapters from https://; use hf://",
     ),
+    "image": (
+        {"source": {"image": "ghcr.io/acme/legal:v1"}},
+        {"admission": {"allowedSchemes": ["hf"]}},
+        "pool default/demo takes no adapters from oci://; use hf://",
+    ),
     "digest": (
         {"source": {"uri": "hf://acme/legal"}},
         {"admission": {"requireDigest": True}},

@@ -5,17 +5,22 @@ import json
 import re
 import tarfile
 
+import httpx2
 import pytest
 
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from motet.resources import read_text
+from motet_runner.sources.fetch_order import FetchOrder
+from motet_runner.sources.file_selection import WantedFile
 from motet_runner.sources.oci import OciUri, parse
 from motet_runner.sources.oci_manifest import MAX_LAYERS, MAX_MANIFEST_BYTES, MAX_MANIFESTS
+from motet_runner.sources.remote_source import Opening
+from motet_runner.sources.secret import NO_CREDENTIALS
 from testbed.tree import ROOT
 from tests.runner_service.sources.test_s3 import write_secret
 from tests.support.in_process_runner import write_adapter
-from tests.support.registry_server import TITLE, basic, docker_config, registry_server
+from tests.support.registry_server import MANIFEST, TITLE, basic, digest_of, docker_config, registry_server
 from tests.support.source_servers import (
     BrokenConnection,
     EndlessBody,
@@ -174,6 +179,14 @@ async def test_a_busy_registry_is_asked_again(registry, fetch_setup, adapter, so
     assert (await fetch_setup.fetch(source, **closed())).digest == adapter_digest(adapter)
 
 
+async def test_a_registry_that_wants_a_long_wait_is_asked_by_a_later_fetch(registry, fetch_setup, source):
+    """This one would count as stalled."""
+    registry.faults["/v2/acme/pirate/manifests/v1"] = ErrorStatus(429, headers=(("Retry-After", "60"),))
+    failure = await refused(fetch_setup, source, "the registry answers 429: it is asked too often")
+    assert failure.retry_after > 30 * fetch_setup.scale
+    assert len(registry.asked) == 1
+
+
 async def test_a_broken_download_continues_where_it_broke(registry, fetch_setup, adapter, source):
     weights = blob_of(registry, "adapter_model.safetensors")
     registry.faults[weights] = BrokenConnection(after=20_000, times=3)
@@ -269,6 +282,18 @@ async def test_blobs_come_from_another_host_without_the_token(  # noqa: PLR0917
         assert not [one for one in other.asked if "authorization" in one.headers]
 
 
+async def test_the_host_of_a_blob_gets_no_password_for_a_realm_of_its_own(
+    registry, fetch_setup, source, closed, tmp_path
+):
+    async with registry_server(tmp_path, "127.0.0.3") as other:
+        both = tmp_path / "both.pem"
+        both.write_bytes(registry.ca_file.read_bytes() + other.ca_file.read_bytes())
+        fetch_setup.settings |= {"fetch_allowed_hosts": ["127.0.0.0/24"], "fetch_ca_file": str(both)}
+        other.users["me"], registry.blobs_at = "x", other.base
+        await refused(fetch_setup, source, "answers 401: there is no such repository, or the Secret in", **closed())
+        assert [(one.path[:4], "authorization" in one.headers) for one in other.asked] == [("/v2/", False)]
+
+
 @pytest.mark.parametrize("what", ["blob", "manifest", "realm"])
 async def test_row_33_nothing_leads_to_a_private_address(  # noqa: PLR0917
     registry, fetch_setup, source, closed, tmp_path, what
@@ -304,6 +329,23 @@ async def test_a_realm_redirects_without_the_password(registry, fetch_setup, sou
         assert realm.asked[0].headers["authorization"] == basic(USER, PASSWORD), "the realm gets it, whatever its host"
         assert len(other.asked) == 1
         assert "authorization" not in other.asked[0].headers
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "reason"),
+    [
+        (403, r"answers 403 and does not accept the Secret in source\.credentialsSecretRef", "CredentialsInvalid"),
+        (404, r"^source\.image: 127\.0\.0\.1, which gives the registry's tokens, answers 404 for oci://", ""),
+        (503, r"cannot fetch oci://\S+: 127\.0\.0\.1, which gives the registry's tokens, answers 503", ""),
+    ],
+)
+async def test_refusals_of_a_realm_name_it(  # noqa: PLR0917
+    registry, fetch_setup, source, closed, status, words, reason
+):
+    registry.faults["/token"] = ErrorStatus(status)
+    failure = await refused(fetch_setup, source, words, **closed())
+    assert failure.reason == reason
+    assert failure.retry_after > 0
 
 
 @pytest.mark.parametrize("realm", ["http://127.0.0.1/token", "file:///etc/passwd", "token", "https://"])
@@ -432,6 +474,44 @@ async def test_a_model_pack_has_each_file_in_a_tar(registry, fetch_setup, adapte
     room = sum(path.stat().st_size for path in adapter.iterdir()) + 20_480
     fetched = await fetch_setup.fetch(source, max_bytes=room)
     assert fetched.digest == adapter_digest(adapter)
+
+
+def test_a_tar_whose_unpacking_broke_is_fetched_again(monkeypatch, tmp_path):
+    body = tarred("adapter_model.safetensors", b"weights" * 1000)
+    layer = {"mediaType": "application/vnd.cncf.model.weight.v1.tar", "digest": digest_of(body), "size": len(body)}
+    layer["annotations"] = {"org.cncf.model.filepath": "adapter_model.safetensors"}
+    manifest = json.dumps({"mediaType": MANIFEST, "layers": [layer]}).encode()
+    asked = []
+
+    def answer(request):
+        asked.append(request.url.path)
+        return httpx2.Response(200, content=iter([manifest if "/manifests/" in request.url.path else body]))
+
+    order = FetchOrder(
+        what="adapter",
+        uri="oci://ghcr.io/a:v1",
+        into="",
+        max_bytes=1 << 20,
+        stall_seconds=1,
+        min_average_bytes_per_second=1,
+    )
+    client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    opening = Opening(order=order, secret=NO_CREDENTIALS, client=client, on_checked=lambda _: None, need=lambda *_: 0)
+    opened = parse(order.uri, "").open(opening)
+    assert opened.revision == digest_of(manifest)
+
+    def breaks(path, *_):
+        path.write_bytes(body[512:] + bytes(512))  # of the same size
+        raise OSError(5, "Input/output error")
+
+    wanted = WantedFile("adapter_model.safetensors", 1 << 20)
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output"):
+        patched.setattr("motet_runner.sources.oci_artifact.unpack", breaks)
+        opened.fetch(wanted, tmp_path)
+    for _ in range(2):
+        assert opened.fetch(wanted, tmp_path)
+        assert (tmp_path / wanted.name).read_bytes() == b"weights" * 1000
+    assert len(asked) == 1 + 2, "what is unpacked is not fetched again"
 
 
 async def test_a_tar_that_was_unpacked_before_the_fetch_broke_is_not_asked_for_again(registry, fetch_setup, adapter):

@@ -6,7 +6,7 @@ from urllib.parse import urlencode, urlsplit
 
 import orjson
 
-from motet_runner.sources.fetch_errors import credentials, forbidden, temporary
+from motet_runner.sources.fetch_errors import credentials, forbidden, missing, temporary
 from motet_runner.sources.remote_source import Opening
 from motet_runner.sources.web_requests import PASSING, Interrupted, WebRequests, check_plain, retry_after
 
@@ -47,14 +47,14 @@ class RegistryLogin(WebRequests):
         url = f"{realm}{'&' if urlsplit(realm).query else '?'}{urlencode(query)}"
         with self._answer(url, {}) as response:
             status, host = response.status_code, urlsplit(realm).hostname
+            says = f"{host}, which gives the registry's tokens, answers {status}"
             if status in PASSING:
-                raise Interrupted(f"{host}, which gives the registry's tokens, answers {status}", retry_after(response))
-            if status != 200:
+                raise Interrupted(says, retry_after(response))
+            if status in (401, 403):
                 wrong = "does not accept the Secret" if self._authorization else "asks for a Secret: name one"
-                raise credentials(
-                    f"{self.name}: {host}, which gives the registry's tokens, answers {status} and {wrong} in "
-                    "source.credentialsSecretRef."
-                )
+                raise credentials(f"{self.name}: {says} and {wrong} in source.credentialsSecretRef.")
+            if status != 200:
+                raise missing(f"source.image: {says} for {self.name}. Correct the reference.")
             check_plain(response, f"the token of {self.name}")
             body = self._body(response, MAX_TOKEN_BYTES)
         try:

@@ -20,6 +20,10 @@ from motet_runner.sources.proxy import Tunnel
 MAX_ATTEMPTS = 5
 """How many attempts in a row may fail without a new byte. Then the fetch fails, and the service fetches again later."""
 
+MAX_PAUSES = 30
+"""A server that asks for a wait as long as so many of the first pauses is asked by the next fetch. Twice as long counts
+as a stall."""
+
 MAX_REDIRECTS = 5
 
 Got = TypeVar("Got")
@@ -83,7 +87,7 @@ class WebRequests:
                 return once()
             except Interrupted as interrupted:
                 failures = 1 if came() > before else failures + 1
-                if failures >= MAX_ATTEMPTS:
+                if failures >= MAX_ATTEMPTS or interrupted.after >= MAX_PAUSES * self._pause:
                     raise temporary(f"Motet cannot fetch {what}: {interrupted.why}.", after=interrupted.after) from None
                 time.sleep(max(interrupted.after, self._pause * 2 ** (failures - 1)) * random.uniform(0.5, 1.0))  # noqa: S311
 
