@@ -21,8 +21,8 @@ MAX_ATTEMPTS = 5
 """How many attempts in a row may fail without a new byte. Then the fetch fails, and the service fetches again later."""
 
 MAX_PAUSES = 30
-"""A server that asks for a wait as long as so many of the first pauses is asked by the next fetch. Twice as long counts
-as a stall."""
+"""A server that asks for a wait of at least this many times the first pause is asked by the next fetch. Twice as long
+counts as a stall."""
 
 MAX_REDIRECTS = 5
 
