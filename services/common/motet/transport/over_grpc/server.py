@@ -50,7 +50,8 @@ async def serving(
 ) -> AsyncIterator[GrpcServer]:
     """A gRPC server on `unix:/path` or `host:port`, with the services that `add` adds, health and reflection.
 
-    `calls` are the tasks of its handlers that run. `process` gets the same readiness as the health service. With TLS, `roles` says which roles may call each method.
+    `calls` are the tasks of its handlers that run. `process` gets the same readiness as the health service. With TLS,
+    `roles` says which roles may call each method.
     """
     path = socket_path(address)
     identity = tls.current_identity() if path is None else None
