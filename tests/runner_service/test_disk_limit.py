@@ -30,7 +30,7 @@ from motet_runner.adapters.policy.frequency import Frequency
 from motet_runner.adapters.policy.values import CacheContents, Cached, FetchRequest, Held, Order
 from motet_runner.engine_messages import DropAdapter, LoadAdapter
 from motet_runner.interface import AdapterLoaded
-from motet_runner.sources.fetch_errors import no_space
+from motet_runner.sources.fetch_errors import RETRY_SOON_SECONDS, no_room, no_space
 from testbed.adapter_uses import best_hits, hits, uses_of
 from tests.runner_service.test_registry import RegistrySetup
 from tests.support.adapter_fetches import settle
@@ -348,6 +348,35 @@ def test_without_room_the_time_to_the_next_attempt_does_not_grow() -> None:
     assert {failures.note(request, full, 0.0).retry_after for _ in range(6)} == {full.retry_after}
 
 
+def test_a_fetch_that_gets_no_room_beside_others_comes_again_later_each_time() -> None:
+    """Each attempt lists the cache, and may be made for nothing."""
+    failures, request = SourceFailures(), FetchRequest(source="https://acme/1/", namespace="acme")
+    noted = [failures.note(request, Failure.of(no_room("Others use it.")), 0.0) for _ in range(10)]
+    assert [one.retry_after for one in noted] == [*(RETRY_SOON_SECONDS * 2**n for n in range(6)), *[300.0] * 4]
+    assert {one.reason for one in noted} == {"NoSpace"}
+
+
+@pytest.mark.parametrize("clearable", ["slabs", "partial"])
+def test_slabs_and_interrupted_fetches_leave_only_if_that_lets_a_fetch_in(clearable: str) -> None:
+    def found() -> CacheContents:
+        of_slabs = 40 if clearable == "slabs" else 0
+        return CacheContents((Cached(digest(1), 50 + of_slabs, of_slabs),), partial=40 - of_slabs)
+
+    told = Told(CacheLimits(99, 100))
+    told.users[digest(1)] = 1
+    fetch = told.order(100)
+    (listing,) = told.tell(told.policy.needs, fetch.number, 51)
+    (refused,) = told.tell(told.policy.answered, listing.number, found())
+    assert (refused.fetch, listing.clear) == (fetch.number, 0)
+    (listing,) = told.tell(told.policy.needs, fetch.number, 30)
+    (listing,) = told.tell(told.policy.answered, listing.number, found())
+    assert (listing.room, listing.clear) == (70, 20), "so many are missing"
+    (refused,) = told.tell(told.policy.answered, listing.number, found())
+    assert isinstance(refused, effects.RefuseRoom), "they cannot be removed"
+    (listing,) = told.tell(told.policy.needs, fetch.number, 10)
+    assert told.tell(told.policy.answered, listing.number, found()) == [effects.GrantRoom(fetch.number)]
+
+
 def grants(done: list[Any]) -> list[int]:
     return [one.fetch for one in done if isinstance(one, effects.GrantRoom)]
 
@@ -366,8 +395,9 @@ def test_of_fetches_that_hold_room_and_wait_for_each_other_the_youngest_ends() -
     assert grants(told.tell(told.policy.answered, listing.number, contents())) == [second], "it does not wait for them"
     (listing,) = told.tell(told.policy.needs, second, 100)
     (refused,) = told.tell(told.policy.answered, listing.number, contents())
-    assert (refused.fetch, refused.failure.reason) == (second, "NoSpace")
-    listing, *_ = told.tell(told.policy.answered, second, refused.failure)
+    assert (refused.fetch, refused.failure.reason) == (second, "NoRoom")
+    listing, failed = told.tell(told.policy.answered, second, refused.failure)
+    assert failed.failure.reason == "NoSpace", "users read that"
     assert grants(told.tell(told.policy.answered, listing.number, contents())) == [first, third]
 
 

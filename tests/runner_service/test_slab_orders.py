@@ -20,6 +20,7 @@ from motet_runner.engine_messages import WriteSlab
 from motet_runner.interface import AdapterLoaded, SlabWritten
 from tests.runner_service.test_disk_limit import bytes_in
 from tests.runner_service.test_registry import RegistrySetup
+from tests.support.in_process_runner import write_adapter
 
 RUN_BYTES = 3000
 
@@ -150,6 +151,25 @@ async def test_slabs_count_and_make_room_for_adapters_and_none_makes_room_for_th
     setup.adapters.close()
 
 
+async def test_a_fetch_that_gets_no_room_anyway_takes_no_slab_from_others(tmp_path: Path) -> None:
+    measured = SlabSetup(tmp_path / "measured")
+    await measured.ensure(1)
+    of_adapter, of_slab = measured.bytes(), await measured.write(measured.ordered[0])
+    measured.adapters.close()
+    setup = SlabSetup(tmp_path, disk_bytes=2 * (of_adapter + of_slab) + 500, slab_bytes=lambda _: of_slab + 50)
+    lives = [await setup.ensure(number) for number in (1, 2)]
+    for life in lives:
+        await setup.write(setup.ordered[0])
+        setup.users[life.digest] = 1
+    size = sum(path.stat().st_size for path in write_adapter(tmp_path / "measured" / "large", rank=56).iterdir())
+    assert 2 * of_slab + 500 < size < 2 * (of_adapter + of_slab) + 500
+    with pytest.raises(AdapterFetchFailed) as caught:
+        await setup.ensure(3, rank=56)
+    assert caught.value.reason == "NoSpace"
+    assert all(has_slab(life) for life in lives)
+    setup.adapters.close()
+
+
 async def test_without_room_the_next_one_is_asked_for_after_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +290,8 @@ async def test_slabs_that_come_and_go_change_nothing_of_the_order_in_which_adapt
         await setup.write(setup.ordered[0])
     assert setup.of_slabs() > 0
     assert [one.digest for one in setup.cache.contents().by_last_use] == order
-    listed = setup.cache.contents(0, setup.bytes() - setup.of_slabs())
+    assert setup.cache.remove_slabs(setup.of_slabs()) > 0
+    listed = setup.cache.contents(0, 0)
     assert setup.of_slabs() == 0
     assert [one.digest for one in listed.by_last_use] == order == [life.digest for life in lives]
     setup.adapters.close()
@@ -287,6 +308,7 @@ async def test_slabs_on_a_disk_that_takes_no_writes_stay_and_are_counted(
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(Path, "unlink", refused)
+    assert setup.cache.remove_slabs(1) == 0
     assert setup.cache.contents(0, 1).bytes == setup.bytes()
     setup.adapters.close()
 

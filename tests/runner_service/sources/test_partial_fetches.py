@@ -9,8 +9,11 @@ import pytest
 from motet.digest import adapter_digest, hex_of
 from motet.domain import Digest
 from motet.errors import AdapterFetchFailed
+from motet_runner.adapters.policy.effects import Fetch
 from motet_runner.adapters.policy.eviction import CacheLimits
+from motet_runner.adapters.policy.values import FetchRequest
 from motet_runner.daemon_threads import DaemonThreads
+from motet_runner.sources.fetch_errors import no_room
 from motet_runner.sources.partial_fetch import KEPT_SECONDS, PartialFetches, locked
 from motet_runner.sources.source_access import RemoteFiles
 from tests.runner_service.fake_peers import until
@@ -128,6 +131,19 @@ async def test_a_full_disk_is_cleared_of_what_is_left(web, fetch_setup, adapter,
         await fetch_setup.fetch(adapter.as_uri(), manifest="local")
     assert failed.value.reason == "NoSpace"
     assert not fetch_setup.partial()
+
+
+async def test_a_fetch_that_gets_no_room_beside_others_clears_nothing(web, fetch_setup, adapter):
+    """The disk is not full: what is in use leaves too little of what is allowed."""
+    await interrupted(web, fetch_setup, adapter, "left", manifest="left")
+
+    async def room(size):
+        raise no_room(f"Others use what {size} bytes need.")
+
+    request = FetchRequest(source=adapter.as_uri(), namespace="tenant-a")
+    with pytest.raises(AdapterFetchFailed, match="Others use"):
+        await fetch_setup.fetcher.files.fetch(Fetch(1, request), room)
+    assert kept(fetch_setup)
 
 
 async def test_the_upkeep_clears_what_is_too_old(web, fetch_setup, adapter):

@@ -114,12 +114,11 @@ class DiskAdapterFiles(Fetches):
 
     async def contents(self, effect: effects.ListCache) -> CacheContents:
         bounded = effect.room < inf
-        unfinished = await self.sources.partial_bytes() if bounded else 0
-        found = await self._in_folders(partial(self.cache.contents, effect.capacity, effect.room - unfinished))
-        if unfinished and found.bytes + unfinished > effect.room:
+        if effect.clear and await self._in_folders(partial(self.cache.remove_slabs, effect.clear)) < effect.clear:
             await self.sources.clear_partial(all_of_them=True)
-            unfinished = await self.sources.partial_bytes()
-        return replace(found, unfinished=found.unfinished + unfinished)
+        interrupted = await self.sources.partial_bytes() if bounded else 0
+        found = await self._in_folders(partial(self.cache.contents, effect.capacity, effect.room - interrupted))
+        return replace(found, partial=interrupted)
 
     async def look(self, held: Held, *, begins: Callable[[], None]) -> bool:
         def look() -> bool:

@@ -133,8 +133,6 @@ class DiskCache:
         unfinished = sum(_bytes_of(self.folder / name) for name in others)
         self._sizes = {name: self._size_of(name) for name in adapters}
         total = sum(size.bytes for size in self._sizes.values())
-        if total + unfinished > room:
-            total -= self._remove_slabs(total + unfinished - room)
         if len(adapters) <= capacity and total + unfinished <= room:
             return CacheContents(unfinished=total + unfinished)
         return CacheContents(self._by_last_use(adapters), unfinished)
@@ -144,8 +142,8 @@ class DiskCache:
         for name in names:
             with suppress(ValueError, FileNotFoundError):
                 used = (self.folder / name).stat().st_mtime_ns
-                found.append((used, digest_from_hex(name), self._sizes.get(name, _NO_SIZE).bytes))
-        return tuple(Cached(digest, size) for _, digest, size in sorted(found))
+                found.append((used, digest_from_hex(name), self._sizes.get(name, _NO_SIZE)))
+        return tuple(Cached(digest, size.bytes, size.slabs) for _, digest, size in sorted(found))
 
     def _size_of(self, name: str) -> "_Size":
         """Counted again when the folder has changed: other runners write and remove slabs, too."""
@@ -162,30 +160,17 @@ class DiskCache:
     def _folders(self) -> list[Path]:
         return [self.folder / name for name in os.listdir(self.folder) if not name.startswith(".")]  # noqa: PTH208
 
-    def remove_slabs(self) -> bool:
-        """The disk is full. Returns whether there is more space now: adapters load more slowly without their slabs."""
-        gone = 0
-        for folder in self._folders():
-            with self._noting("slabs stay"), suppress(FileNotFoundError, NotADirectoryError):
-                gone += remove_slabs(folder)
-        if gone:
-            log.warning("slabs_removed", bytes=gone, reason="the disk is full")
-        return gone > 0
-
-    def _remove_slabs(self, surplus: float) -> int:
+    def remove_slabs(self, surplus: float = inf) -> int:
         """Remove slabs, those of the adapters first that were used longest ago, until `surplus` bytes are free. Without
         them an adapter loads more slowly; without its files it would be fetched again. Returns the bytes."""
         gone = 0
-        with_slabs = [name for name, size in self._sizes.items() if size.slabs]
-        for cached in self._by_last_use(with_slabs):
+        for cached in self._by_last_use(folder.name for folder in self._folders()):
             if gone >= surplus:
                 break
-            folder = self.path_of(cached.digest)
-            before = self._sizes[folder.name]
-            with self._noting("slabs stay"), suppress(FileNotFoundError):
-                remove_slabs(folder)
-            self._sizes[folder.name] = after = self._size_of(folder.name)
-            gone += before.bytes - after.bytes
+            with self._noting("slabs stay"), suppress(FileNotFoundError, NotADirectoryError):
+                gone += remove_slabs(self.path_of(cached.digest))
+        if gone:
+            log.warning("slabs_removed", bytes=gone, reason="the disk is full" if surplus == inf else "adapters come")
         return gone
 
     # -------------------------------------------------------------------------------------------------------- writing

@@ -10,6 +10,7 @@ from motet_runner.adapters.folder_fetch import copy_folder, store_fetched
 from motet_runner.adapters.policy.effects import Fetch
 from motet_runner.adapters.policy.values import FetchRequest, Held
 from motet_runner.daemon_threads import DaemonThreads
+from motet_runner.sources.fetch_errors import NO_SPACE
 from motet_runner.sources.folder import AdapterFolder, FolderUri, adapter_folder
 from motet_runner.sources.process_pool import Room
 from motet_runner.sources.source_access import RemoteFiles, Sources
@@ -38,11 +39,11 @@ class Fetches:
             try:
                 return await self._fetch(fetch, room)
             except AdapterFetchFailed as failure:
-                if failure.reason != "NoSpace" or not await self.threads.run(self.cache.remove_slabs):
+                if failure.reason != NO_SPACE or not await self.threads.run(self.cache.remove_slabs):
                     raise
             return await self._fetch(fetch, room)
         except AdapterFetchFailed as failure:
-            if failure.reason == "NoSpace":
+            if failure.reason == NO_SPACE:
                 await self.sources.clear_partial(all_of_them=True)
             raise
 

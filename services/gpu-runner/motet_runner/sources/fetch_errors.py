@@ -39,5 +39,16 @@ def another_digest(message: str) -> AdapterFetchFailed:
     return AdapterFetchFailed(message, reason="DigestMismatch")
 
 
+NO_SPACE = "NoSpace"
+NO_ROOM = "NoRoom"
+"""Inside of the runner. Users read NO_SPACE."""
+
+
 def no_space(message: str) -> AdapterFetchFailed:
-    return AdapterFetchFailed(message, reason="NoSpace", retry_after=RETRY_SOON_SECONDS)
+    """The disk is full."""
+    return AdapterFetchFailed(message, reason=NO_SPACE, retry_after=RETRY_SOON_SECONDS)
+
+
+def no_room(message: str) -> AdapterFetchFailed:
+    """The bound on adapters' bytes leaves too little beside what is in use. The disk itself may be empty."""
+    return AdapterFetchFailed(message, reason=NO_ROOM, retry_after=RETRY_SOON_SECONDS)

@@ -16,7 +16,7 @@ from motet.settings import ProcessSettings
 from motet.sources import BUCKET
 from motet_runner.daemon_threads import DaemonThreads
 from motet_runner.settings import Settings
-from motet_runner.sources.fetch_errors import RETRY_LATER_SECONDS
+from motet_runner.sources.fetch_errors import NO_ROOM, NO_SPACE, RETRY_LATER_SECONDS
 from motet_runner.sources.fetch_order import FetchOrder, NetworkAccess
 from motet_runner.sources.folder import VolumeBounds
 from motet_runner.sources.metrics import FetchMetrics
@@ -156,4 +156,4 @@ class Sources:
 
 
 def may_continue(failure: AdapterFetchFailed) -> bool:
-    return 0 < failure.retry_after < RETRY_LATER_SECONDS and failure.reason != "NoSpace"
+    return 0 < failure.retry_after < RETRY_LATER_SECONDS and failure.reason not in (NO_SPACE, NO_ROOM)

@@ -20,7 +20,7 @@ from motet_runner.adapters.policy.slabs import SlabQueue
 from motet_runner.adapters.policy.values import CacheContents, FetchRequest, Held, Order
 from motet_runner.adapters.proof import Proof
 from motet_runner.engine_messages import DropAdapter, LoadAdapter, WriteSlab
-from motet_runner.sources.fetch_errors import no_space, too_large
+from motet_runner.sources.fetch_errors import no_room, too_large
 
 MAX_MANIFESTS = 4096
 """For how many manifests the last source is remembered: its partial fetch is removed when the source changes or
@@ -277,8 +277,12 @@ class AdapterPolicy:
             case (AdapterLife(), _):
                 self._digest_answered(asker, answer)
             case (Listing(), CacheContents()):
-                self._eviction.listed(answer, self._is_pinned, self._is_used)
-                self._evict_next()
+                self._eviction.listed(answer, self._is_pinned, self._is_used, cleared=asker.cleared)
+                self._refuse(self._eviction.refused())  # first: nothing leaves for a fetch that gets no room anyway
+                if clear := self._eviction.to_clear():
+                    self._list(clear)
+                else:
+                    self._evict_next()
             case (Listing(), Failure()):
                 for fetch in self._eviction.listing_failed():
                     self._emit(effects.RefuseRoom(fetch, answer))
@@ -545,17 +549,18 @@ class AdapterPolicy:
                 f"There is no room for {self._named(fetch)}: what is used now or fetched leaves too little of "
                 "engine.adapterDiskMiB. Raise it, or use fewer adapters at once. Motet tries again automatically."
             )
-            self._emit(effects.RefuseRoom(fetch, Failure.of(no_space(text))))
+            self._emit(effects.RefuseRoom(fetch, Failure.of(no_room(text))))
 
     def _named(self, fetch: int) -> str:
         job = self.pending.askers.get(fetch)
         return job.request.source if isinstance(job, FetchJob) else "The adapter"
 
-    def _list(self) -> None:
-        self._emit(effects.ListCache(self.pending.add(Listing()), self._eviction.limits.adapters, self._eviction.room))
+    def _list(self, clear: int = 0) -> None:
+        number = self.pending.add(Listing(cleared=clear > 0))
+        self._emit(effects.ListCache(number, self._eviction.limits.adapters, self._eviction.room, clear))
 
     def _evict_next(self) -> None:
-        self._refuse(self._eviction.refused())  # first, so that nothing leaves for a fetch that gets no room anyway
+        self._refuse(self._eviction.refused())  # another process may use what was to leave
         digest = self._eviction.next(self._in_use)
         if digest is None:
             for fetch in self._eviction.granted():

@@ -54,11 +54,12 @@ class Evict:
 @dataclass(frozen=True, slots=True)
 class ListCache:
     """List the cached adapters, the least recently used first. If there are no more than `capacity`, and they have no
-    more bytes than `room`, list none. If they have more, interrupted fetches are removed first."""
+    more bytes than `room`, list none. Before that, `clear` bytes of slabs and of interrupted fetches are removed."""
 
     number: int
     capacity: int
     room: float = inf
+    clear: int = 0
 
 
 Answer = Held | Certification | CacheContents | Failure | None

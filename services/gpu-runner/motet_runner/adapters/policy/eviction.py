@@ -1,6 +1,6 @@
 """Which adapters leave the disk cache when it holds too many of them, or too many bytes.
 
-Slabs leave first: a listing of too many bytes removes them. Adapters that are used or awaited stay. Of the others,
+Slabs and interrupted fetches leave first, if that lets a fetch in. Adapters that are used or awaited stay. Of the others,
 those that few requests use go first, and of these the ones that were used longest ago. Adapters that the platform wants
 resident (`minReplicas`) go last.
 """
@@ -40,6 +40,8 @@ class Eviction:
         self._tried: Cached | None = None
         self._adapters = 0
         self._bytes = 0
+        self._clearable = 0
+        """The bytes of slabs and of interrupted fetches"""
         self._fixed = 0
         """The bytes that stay, whatever else is waited for: what requests use, or no digest names."""
         self._running = False
@@ -170,15 +172,32 @@ class Eviction:
         self._answered.add(digest)
         return self._begin()
 
-    def listed(self, contents: CacheContents, pinned: Callable[[Digest], bool], used: Callable[[Digest], bool]) -> None:
-        """`used`: by requests, so that nobody knows when it may leave."""
+    def listed(
+        self,
+        contents: CacheContents,
+        pinned: Callable[[Digest], bool],
+        used: Callable[[Digest], bool],
+        *,
+        cleared: bool = False,
+    ) -> None:
+        """`used`: by requests, so that nobody knows when it may leave. `cleared`: slabs and interrupted fetches that
+        are still there stay."""
         self._adapters = len(contents.by_last_use)
         self._bytes = contents.bytes + self._arrived
         self._candidates = sorted(
             contents.by_last_use, key=lambda one: (pinned(one.digest), self.frequency.of(one.digest))
         )
         self._candidates.reverse()
-        self._fixed = contents.bytes - sum(one.bytes for one in self._candidates if not used(one.digest))
+        slabs = 0 if cleared else sum(one.slabs for one in self._candidates)
+        self._clearable = 0 if cleared else slabs + contents.partial
+        of_used = sum(one.bytes - one.slabs * (not cleared) for one in self._candidates if used(one.digest))
+        self._fixed = contents.unfinished + contents.partial * cleared + of_used
+
+    def to_clear(self) -> int:
+        """How many bytes of slabs and of interrupted fetches must leave for the fetches that can run together."""
+        wanted = sum(self._fitting(self._fixed).values()) + self._spare_granted
+        listed = self._bytes - self._arrived  # it may have listed what has arrived
+        return int(min(max(listed + wanted - self._limit, 0), self._clearable))
 
     def removed(self) -> None:
         """The digest that was tried last has gone."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from motet.runner_info import Failure
 from motet_runner.adapters.policy.values import FetchRequest
-from motet_runner.sources.fetch_errors import RETRY_LATER_SECONDS
+from motet_runner.sources.fetch_errors import NO_ROOM, NO_SPACE, RETRY_LATER_SECONDS
 
 MAX_PER_NAMESPACE = 256
 """How many failures of a namespace are remembered. With more, the namespace's oldest failure is forgotten."""
@@ -41,10 +41,11 @@ class SourceFailures:
         """The same failure, with the time after which the next attempt is made."""
         failures = self._of_namespace.setdefault(request.namespace, OrderedDict())
         before = failures.pop(_key(request), None)
-        own = failure.reason != "NoSpace"  # the runner's disk is full, which says nothing about the source
+        own = failure.reason != NO_SPACE  # the runner's disk is full, which says nothing about the source
         times = before.times + own if before is not None else 1
         after = min(failure.retry_after * 2 ** min(times - 1, 10), max(RETRY_LATER_SECONDS, failure.retry_after))
-        failure = replace(failure, retry_after=after * self._spread() * self._scale)
+        reason = NO_SPACE if failure.reason == NO_ROOM else failure.reason
+        failure = replace(failure, reason=reason, retry_after=after * self._spread() * self._scale)
         until = now + (failure.retry_after or RETRY_LATER_SECONDS * self._scale)
         failures[_key(request)] = _Failed(times, until, failure)
         if len(failures) > MAX_PER_NAMESPACE:

@@ -22,6 +22,9 @@ class FetchJob:
 class Listing:
     """The disk cache is being listed, to evict surplus adapters."""
 
+    cleared: bool = False
+    """Slabs and interrupted fetches have left before. Those that are still there stay."""
+
 
 Asker = Order | FetchJob | AdapterLife | Listing
 """An order in its finding stage, a fetch, a digest, or the eviction."""

@@ -96,6 +96,8 @@ class Cached:
 
     digest: Digest
     bytes: int = 0
+    slabs: int = 0
+    """How many of these bytes are slabs, which leave first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,11 @@ class CacheContents:
     """The adapters. The least recently used one comes first. None if there are neither too many nor too many bytes."""
 
     unfinished: int = 0
-    """The bytes of interrupted fetches, of other runners' fetches that run, and of adapters that are not listed."""
+    """The bytes of other runners' fetches that run, and of adapters that are not listed."""
+
+    partial: int = 0
+    """The bytes of interrupted fetches, which leave after slabs."""
 
     @property
     def bytes(self) -> int:
-        return self.unfinished + sum(one.bytes for one in self.by_last_use)
+        return self.unfinished + self.partial + sum(one.bytes for one in self.by_last_use)
