@@ -171,6 +171,59 @@ def test_pinned_adapters_as_many_as_slots_are_all_resident_and_one_yields_to_a_r
     assert here(planner) == {"z", "y"}
 
 
+def test_a_pinned_adapter_comes_back_in_the_place_of_an_idle_one_that_is_not_pinned() -> None:
+    planner = make_planner(pages=20, max_adapters=2)
+    device = FakeDevice(planner)
+    pin(planner, x=2)
+    know(planner, y=2)
+    device.run()
+    planner.commands.add(new("a", adapter="z", max_tokens=20))
+    planner.commands.add(new("b", adapter="y", max_tokens=20))
+    know(planner, z=2)
+    for _ in range(8):
+        device.step()
+    assert here(planner) == {"y", "z"}
+    pin(planner, x=2)
+    assert not happened(device, AdapterEvicted)[1:], "both are in use"
+    device.run()
+    assert here(planner) == {"y", "z"}
+    pin(planner, x=2)
+    device.run()
+    assert "x" in here(planner)
+    pin(planner, w=2)
+    device.run()
+    assert here(planner) == {"x", "w"}
+    pin(planner, v=2)
+    device.run()
+    assert here(planner) == {"x", "w"}, "none goes for another pinned one"
+    know(planner, y=2)
+    device.run()
+    assert here(planner) == {"x", "w"}
+
+
+def test_a_pinned_adapter_takes_pages_of_the_prefix_cache_and_none_of_sequences() -> None:
+    planner = make_planner(pages=10, prefix_cache=True)
+    device = FakeDevice(planner)
+    planner.commands.add(new("cached", prompt=8 * PAGE_TOKENS, max_tokens=2, salt=b"t"))
+    device.run()
+    assert len(planner.memory.cache) == 8
+    know(planner, y=4)
+    device.run()
+    assert here(planner) == set()
+    pin(planner, x=4)
+    device.run()
+    assert here(planner) == {"x"}
+    assert len(planner.memory.cache) == 6
+    planner.commands.add(new("a", prompt=5 * PAGE_TOKENS, max_tokens=12, salt=b"u"))
+    for _ in range(2):
+        device.step()
+    pin(planner, w=4)
+    device.run()
+    assert here(planner) == {"x"}
+    assert set(device.finished) == {"cached", "a"}
+    assert not happened(device, ParkedNow)
+
+
 def test_an_adapter_with_live_sequences_is_never_evicted() -> None:
     planner = make_planner(pages=12, max_adapters=1)
     device = FakeDevice(planner)

@@ -128,6 +128,9 @@ class DeviceBudget:
         """A pinned adapter is evicted after those that are not."""
         (self._pinned.add if pinned else self._pinned.discard)(adapter)
 
+    def is_pinned(self, adapter: Digest) -> bool:
+        return adapter in self._pinned
+
     def grant(self, adapter: Digest, count: int, is_live: IsLive, *, evict: bool = True) -> Grant | None:
         """A run of `count` pages for an adapter that is not on the device. None, without any change, if there is no
         room now.

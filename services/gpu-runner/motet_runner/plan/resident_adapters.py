@@ -4,8 +4,9 @@ An adapter gets a run of pages before it loads. A worker copies it into the run,
 when all of it has arrived. One adapter loads at a time, and all sequences that wait for it share the load.
 
 An adapter with live sequences stays. Of the others, those that the platform wants resident (`minReplicas`) go last, and
-the least recently used one goes first: for an adapter that a sequence waits for, or for KV. A load that nobody waits
-for takes only empty pages, and is also given up for them.
+the least recently used one goes first: for an adapter that a sequence waits for, or for KV. The load of one that the
+platform wants resident also takes pages of the prefix cache and of idle adapters that it does not want. Another load
+that nobody waits for takes only empty pages. Both are given up for sequences.
 
 An adapter that is to be proved has arrived only once it is proved. See `adapter_proofs` for when that is.
 """
@@ -185,7 +186,7 @@ class ResidentAdapters:
     ) -> None:
         """The adapter's bytes are on this machine. It will load if a sequence waits for it, or if the device has fewer
         adapters than allowed, or to be proved. `pinned`: the platform wants it resident, until the next call says
-        something else."""
+        something else. It will load now if it can."""
         self._dropped.pop(digest, None)
         known = self._known.get(digest)
         if known is None:
@@ -198,7 +199,7 @@ class ResidentAdapters:
             self._table.events.append(AdapterProved(digest, proof))
         if known.arrived:
             self._note_unproved(digest)
-        if self._is_live(digest) or len(self._budget.adapters) < self._budget.max_adapters:
+        if pinned or self._is_live(digest) or len(self._budget.adapters) < self._budget.max_adapters:
             self.want(digest)
 
     def want(self, digest: Digest) -> None:
@@ -280,8 +281,10 @@ class ResidentAdapters:
             waits = self._is_live(digest)
             if waits and not self._could_begin(digest):
                 continue
-            evict = waits or (alone and self.proofs.needs(digest))
-            grant = self._budget.grant(digest, self._known[digest].pages, self._is_live, evict=evict)
+            first = waits or (alone and self.proofs.needs(digest))
+            pinned = self._budget.is_pinned(digest)
+            stays = self._is_live if first else self._is_live_or_pinned
+            grant = self._budget.grant(digest, self._known[digest].pages, stays, evict=first or pinned)
             if grant is None:
                 if not waits:
                     del self._wanted[digest]
@@ -353,6 +356,9 @@ class ResidentAdapters:
 
     def _is_live(self, digest: Digest) -> bool:
         return digest in self._table.live_adapters() or digest == self.proofs.turn
+
+    def _is_live_or_pinned(self, digest: Digest) -> bool:
+        return self._budget.is_pinned(digest) or self._is_live(digest)
 
     def _in_use(self) -> AbstractSet[Digest]:
         live, turn = self._table.live_adapters(), self.proofs.turn
