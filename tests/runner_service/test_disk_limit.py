@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate
 from math import inf
 from pathlib import Path
@@ -22,6 +23,7 @@ from motet.errors import AdapterFetchFailed
 from motet.runner_info import Failure
 from motet_runner.adapters.cache import DiskCache
 from motet_runner.adapters.certification import Certification
+from motet_runner.adapters.layout import AdapterLayout, FileStamp
 from motet_runner.adapters.policy import effects
 from motet_runner.adapters.policy.adapter_policy import AdapterPolicy
 from motet_runner.adapters.policy.eviction import CacheLimits
@@ -230,6 +232,20 @@ def full_of(*numbers: int, pinned: tuple[int, ...] = ()) -> tuple[Told, effects.
 
 
 def test_what_few_requests_use_leaves_before_what_many_use() -> None:
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_order_that_is_cancelled_during_the_check_loads_nothing(cancelled: bool) -> None:
+    told = Told(CacheLimits(9))
+    ref = common_pb2.AdapterRef(namespace="acme", name="a")
+    request = FetchRequest(source="https://acme/1/", namespace="acme", expected=digest(1))
+    (find,) = told.tell(told.policy.order, Order(7, ref, request, load=True))
+    (check,) = told.tell(told.policy.answered, find.number, replace(held(1), certification=None))
+    if cancelled:
+        told.tell(told.policy.cancel_order, 7)
+    layout = AdapterLayout.of(Path("x"), FileStamp(0, 0, 0), 1, ())
+    done = told.tell(told.policy.answered, check.number, Certification.of(scheduler_pb2.Certificate(), layout))
+    assert any(isinstance(one, LoadAdapter) for one in done) is not cancelled
+
+
     told, listing = full_of(1, 2, 3)
     for number in (1, 1, 1, 2, 3, 3):
         told.tell(told.policy.use, digest(number))

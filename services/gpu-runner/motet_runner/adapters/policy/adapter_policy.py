@@ -182,11 +182,11 @@ class AdapterPolicy:
         self._forget_unused(life)
 
     def cancel_order(self, number: int) -> None:
-        """The order needs no answer any more. Its fetch goes on, because the next order will want the files."""
+        """The order needs no answer any more, and loads nothing. Its fetch and check go on, because the next order will
+        want the files."""
         self.pending.cancel_order(number)
-        if self.proves_with is not None:  # else it waits for nothing but the check
-            for life in self:
-                life.orders.pop(number, None)
+        for life in self:
+            life.orders.pop(number, None)
 
     # ------------------------------------------------------------------------------------------------------- sources
 
