@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote_plus
 from xml.sax.saxutils import escape
 
 from aiohttp import web
@@ -133,7 +133,7 @@ class S3Server(WebServer):
     def _entry(self, root: str, key: str, encoded: bool) -> str:
         body = self.files[root + key]
         size = self.claims.get(root + key, len(body))
-        name = quote(key, safe="/") if encoded else escape(key)
+        name = quote_plus(key, safe="/") if encoded else escape(key)
         etag = f"&quot;{hashlib.sha256(body).hexdigest()}&quot;"
         return f"<Contents><Key>{name}</Key><ETag>{etag}</ETag><Size>{size}</Size></Contents>"
 

@@ -342,6 +342,19 @@ async def test_the_platforms_store_named_by_a_secret_is_the_platforms(store, fet
 
 
 async def test_row_33_a_secret_opens_no_way_to_private_addresses_not_even_to_the_platforms_store(
+@pytest.mark.parametrize(("named", "same"), [("https://s3:443/", True), ("https://S3", True), ("https://s3:80", False)])
+def test_the_platforms_store_is_the_same_with_and_without_its_usual_port(named: str, same: bool) -> None:
+    secret = SourceCredentials({STORE_ENDPOINT: named})
+    for platform in ("https://s3", "https://s3:443"):
+        hosts = parse("s3://models/a", "").hosts(NetworkAccess(s3_endpoint=platform), secret)
+        assert hosts == ([("s3", 443)] if same else [])
+
+
+async def test_a_folder_with_a_space_in_its_name(store, fetch_setup, adapter, opened):
+    source = store.publish("models", "acme/run books", adapter)
+    assert (await fetch_setup.fetch(source, **opened())).digest == adapter_digest(adapter)
+
+
     store, fetch_setup, adapter, opened, tmp_path
 ):
     source = store.publish("models", "acme/pirate", adapter)

@@ -28,6 +28,8 @@ def test_files_of_the_folder_with_their_sizes_and_tags() -> None:
 def test_encoded_names_are_decoded_only_if_the_store_says_that_they_are() -> None:
     assert list(read_page(page(entry("a%2Fb%2F%C3%A9"), url=True), "a/b/").files) == ["é"]
     assert list(read_page(page(entry("a/%41")), "a/").files) == ["%41"]
+    assert list(read_page(page(entry("run+books/a%2Bb"), url=True), "run books/").files) == ["a+b"], "as AWS writes it"
+    assert list(read_page(page(entry("run books/a+b")), "run books/").files) == ["a+b"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote_plus
 from xml.etree.ElementTree import ParseError, XMLParser
 
 MAX_PAGE_BYTES = 4 << 20
@@ -62,7 +62,7 @@ def read_page(body: bytes, prefix: str) -> Page:
     found = _read(body)
     if found.root != "ListBucketResult":
         raise NotAListing("it does not answer with a listing of a bucket")
-    decode = unquote if found.texts.get("EncodingType") == "url" else str
+    decode = unquote_plus if found.texts.get("EncodingType") == "url" else str
     files: dict[str, Listed] = {}
     for entry in found.entries:
         key = decode(entry.get("Key", ""))
