@@ -9,6 +9,7 @@ import yaml
 from motet.digest import adapter_digest
 from motet.errors import AdapterFetchFailed
 from motet.resources import read_text
+from motet.sources import STORE_ENDPOINT
 from motet_runner.settings import Settings
 from motet_runner.sources.fetch_order import NetworkAccess
 from motet_runner.sources.s3 import S3Uri
@@ -341,7 +342,6 @@ async def test_the_platforms_store_named_by_a_secret_is_the_platforms(store, fet
     )
 
 
-async def test_row_33_a_secret_opens_no_way_to_private_addresses_not_even_to_the_platforms_store(
 @pytest.mark.parametrize(("named", "same"), [("https://s3:443/", True), ("https://S3", True), ("https://s3:80", False)])
 def test_the_platforms_store_is_the_same_with_and_without_its_usual_port(named: str, same: bool) -> None:
     secret = SourceCredentials({STORE_ENDPOINT: named})
@@ -355,6 +355,7 @@ async def test_a_folder_with_a_space_in_its_name(store, fetch_setup, adapter, op
     assert (await fetch_setup.fetch(source, **opened())).digest == adapter_digest(adapter)
 
 
+async def test_row_33_a_secret_opens_no_way_to_private_addresses_not_even_to_the_platforms_store(
     store, fetch_setup, adapter, opened, tmp_path
 ):
     source = store.publish("models", "acme/pirate", adapter)

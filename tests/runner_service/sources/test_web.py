@@ -250,6 +250,20 @@ async def test_row_33_a_redirect_to_plain_http_is_not_followed(web, fetch_setup,
         await fetch_setup.fetch(source)
 
 
+@pytest.mark.parametrize("location", ["https://host:443/new/x", "https://host/new/x"])
+def test_a_redirect_to_the_same_server_with_its_usual_port_written_keeps_the_secret(location: str, tmp_path) -> None:
+    def server(request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.startswith("/old/"):
+            return httpx2.Response(302, headers={"location": location})
+        assert request.headers.get("authorization") == "Bearer t"
+        return httpx2.Response(200, content=iter([b"ok"]), headers={"content-length": "2"})
+
+    client = httpx2.Client(transport=httpx2.MockTransport(server))
+    folder = WebFolder("https://host/old/", client, {"authorization": "Bearer t"}, lambda *_: 0, 0.01)
+    folder.fetch(WantedFile("x", 100), tmp_path)
+    assert (tmp_path / "x").read_bytes() == b"ok"
+
+
 async def test_the_number_of_redirects_is_limited(web, fetch_setup, adapter):
     source = web.put("/pirate/", adapter)
     web.faults[CONFIG] = ErrorStatus(302, headers=(("Location", CONFIG),))

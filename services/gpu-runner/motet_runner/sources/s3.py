@@ -52,7 +52,9 @@ def _own_endpoint(access: NetworkAccess, secret: "SourceCredentials") -> str:
 
 
 def _plain(endpoint: str) -> str:
-    return endpoint.rstrip("/").lower()
+    """Without the port that its scheme has anyway"""
+    plain = endpoint.rstrip("/").lower()
+    return plain.removesuffix(":443" if plain.startswith("https:") else ":80")
 
 
 def is_endpoint(text: str) -> bool:

@@ -197,6 +197,6 @@ def number(text: str) -> int | None:
     return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
 
 
-def origin(url: str) -> tuple[str, str | None, int | None]:
+def origin(url: str) -> tuple[str, str | None, int]:
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port
+    return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
