@@ -88,6 +88,22 @@ async def test_after_its_first_load_an_adapters_slab_is_written_once_for_all_run
         each.adapters.close()
 
 
+async def test_a_slab_is_for_the_version_of_motet_that_wrote_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = SlabSetup(tmp_path)
+    one = await setup.ensure(1)
+    await setup.write(setup.ordered[0])
+    monkeypatch.setattr("motet_runner.adapters.checks.version", lambda _: "99.0")
+    after_an_upgrade = SlabSetup(tmp_path)
+    again = await after_an_upgrade.ensure(1)
+    assert again.digest == one.digest
+    assert layout_of(again).slab != layout_of(one).slab
+    assert len(after_an_upgrade.ordered) == 1
+    for each in (setup, after_an_upgrade):
+        each.adapters.close()
+
+
 async def test_an_adapter_that_is_never_loaded_gets_no_slab(tmp_path: Path) -> None:
     setup = SlabSetup(tmp_path)
     await RegistrySetup.ensure(setup, 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 from motet.domain import Digest
@@ -86,5 +87,6 @@ class Checks:
         """The same, with the slab's name, which depends on everything that its bytes do."""
         if not self._run_layout:
             return checked
-        layout = checked.layout.with_slab(held.digest, self._base_digest, self._version, self._run_layout)
+        written_by = version("motet")  # another one may compute other bytes
+        layout = checked.layout.with_slab(held.digest, self._base_digest, self._version, written_by, self._run_layout)
         return replace(checked, layout=layout)
