@@ -222,6 +222,14 @@ def test_only_runners_trust_the_authorities_of_runners() -> None:
         assert "authorities" not in {volume["name"] for volume in template["spec"].get("volumes", [])}
 
 
+def test_runners_are_told_the_limit_of_their_disk() -> None:
+    for limit in ("", "10Gi"):
+        template = pod_templates(render({"runner": {"diskLimit": limit}}))["the operator's runner"]
+        told = environment(containers(template)[0]).get("MOTET_RUNNER_DISK_LIMIT", "")
+        (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == "data"]
+        assert told == volume["emptyDir"].get("sizeLimit", "") == limit
+
+
 def test_every_pod_that_connects_to_the_database_knows_its_authority() -> None:
     database = {"url": "postgresql+asyncpg://db.example/motet", "authorities": {"configMapName": "who-signs"}}
     templates = pod_templates(render({"database": database}))

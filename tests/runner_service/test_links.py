@@ -346,6 +346,29 @@ async def test_an_adapter_is_certified_then_served(folder):
         assert report.resident[0].digest == state.digest
 
 
+@pytest.mark.parametrize(
+    ("settings", "slabs"),
+    [({}, True), ({"disk_limit": "10Gi"}, False), ({"disk_limit": "10Gi", "adapter_disk_mib": 9}, True)],
+)
+async def test_where_a_limit_of_kubernetes_does_not_show_slabs_need_a_bound(folder, settings, slabs):
+    address, _ = places(folder)
+    source = write_adapter(folder / "a0").as_uri()
+
+    def engine() -> FakeEngine:
+        fake = FakeEngine()
+        fake.info = replace(fake.info, run_layout="one")
+        return fake
+
+    async with (
+        scheduler_at(address) as scheduler,
+        in_process_runner(folder, scheduler=address, engine=engine, **settings) as runner,
+    ):
+        await until(lambda: scheduler.of("hello"))
+        scheduler.ensure("a0", source)
+        state = await scheduler.adapter("a0", stage=common_pb2.ADAPTER_STAGE_CERTIFIED)
+        assert bool(runner.service.loaded.adapters.get(state.digest).checked.layout.slab) is slabs
+
+
 async def test_a_scheduler_that_takes_changes_is_told_only_what_has_changed(folder):
     address, _ = places(folder)
     sources = [write_adapter(folder / f"a{n}", seed=n).as_uri() for n in range(3)]

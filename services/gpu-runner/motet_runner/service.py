@@ -158,7 +158,7 @@ class RunnerService:
             self._checks.check,
             base_digest=base,
             engine_limits=str(limits),
-            run_layout=info.run_layout,
+            run_layout=info.run_layout if settings.writes_slabs else "",
             proofs=proofs,
         )
         return assemble(

@@ -162,6 +162,11 @@ class Settings(BaseSettings):
     fetched. Runners that share a cache grant room each to its own fetches, and can together exceed the number by these.
     One slab can exceed it for a moment, if a fetch has got its room while it was written. Unset: any number."""
 
+    disk_limit: str = ""
+    """What Kubernetes lets this pod's data take on its node's disk, as in the chart's `runner.diskLimit`. If it is set,
+    slabs are written only with `adapter_disk_mib`: free space of the disk does not show that limit, and a pod that
+    exceeds it is evicted. Empty: no limit but the disk."""
+
     max_adapter_mib: int = Field(2048, ge=1)
     """The most MiB of an adapter's weights. A larger adapter is refused before its weights are read."""
 
@@ -342,6 +347,10 @@ class Settings(BaseSettings):
     @property
     def adapter_disk_bytes(self) -> int | None:
         return None if self.adapter_disk_mib is None else self.adapter_disk_mib << 20
+
+    @property
+    def writes_slabs(self) -> bool:
+        return self.adapter_disk_mib is not None or not self.disk_limit
 
     @property
     def api_server(self) -> str:
