@@ -418,6 +418,29 @@ def test_of_fetches_that_hold_room_and_wait_for_each_other_the_youngest_ends() -
 
 
 @settings(max_examples=200, deadline=None)
+def test_small_fetches_pass_a_large_one_that_waits_for_a_slow_one_and_never_delay_it() -> None:
+    told = Told(CacheLimits(99, 100))
+    slow, large = told.order(1).number, told.order(2).number
+    (listing,) = told.tell(told.policy.needs, slow, 60)
+    assert grants(told.tell(told.policy.answered, listing.number, contents())) == [slow]
+    (listing,) = told.tell(told.policy.needs, large, 70)
+    assert told.tell(told.policy.answered, listing.number, contents()) == []
+    passed = []
+    for number in range(3, 9):
+        small = told.order(number).number
+        (listing,) = told.tell(told.policy.needs, small, 10)
+        passed += grants(told.tell(told.policy.answered, listing.number, contents()))
+    assert len(passed) == 3, "a fourth would have no room beside the large one"
+    done = told.tell(told.policy.answered, slow, held(1))
+    (listing,) = [one for one in done if isinstance(one, effects.ListCache)]
+    cached = CacheContents((Cached(digest(1), 60),))
+    done = [listing]
+    while listings := [one for one in done if isinstance(one, effects.ListCache)]:
+        done = told.tell(told.policy.answered, listings[0].number, cached)  # first what has come just now is spared
+    (evict,) = [one for one in done if isinstance(one, effects.Evict)]
+    assert grants(told.tell(told.policy.answered, evict.number, None)) == [large], "although small ones are under way"
+
+
 @given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=6), st.randoms())
 def test_fetches_that_ask_several_times_all_end_in_any_order_within_the_limit(
     grows: list[list[int]], random: Random

@@ -1,8 +1,8 @@
 """Which adapters leave the disk cache when it holds too many of them, or too many bytes.
 
-Slabs and interrupted fetches leave first, if that lets a fetch in. Adapters that are used or awaited stay. Of the others,
-those that few requests use go first, and of these the ones that were used longest ago. Adapters that the platform wants
-resident (`minReplicas`) go last.
+Slabs and interrupted fetches leave first, if that lets a fetch in. Adapters that are used or awaited stay. Of the
+others, those that few requests use go first, and of these the ones that were used longest ago. Adapters that the
+platform wants resident (`minReplicas`) go last.
 """
 
 from collections.abc import Callable
@@ -49,6 +49,8 @@ class Eviction:
         """Fetch → the bytes that it may write."""
         self._asked: dict[int, int] = {}
         """Fetch → the bytes that it asks for."""
+        self._ahead: dict[int, frozenset[int]] = {}
+        """Fetch that has asked → those that held room before"""
         self._considered: set[int] = set()
         """The fetches that had asked when the present listing began."""
         self._arrived = 0
@@ -72,12 +74,14 @@ class Eviction:
     def ask(self, fetch: int, size: int) -> bool:
         """A fetch asks for room for all its bytes. Returns whether to list the cache."""
         self._asked[fetch] = size
+        self._ahead[fetch] = frozenset(self._granted)
         return self._begin()
 
     def fetch_ended(self, fetch: int) -> bool:
         """Any effect was answered. Returns whether to list the cache: a fetch has ended, and others ask for room."""
         ended = fetch in self._granted or fetch in self._asked
         self._asked.pop(fetch, None)
+        self._ahead.pop(fetch, None)
         size = self._granted.pop(fetch, 0)
         self._arrived += size
         self._bytes += size
@@ -96,17 +100,21 @@ class Eviction:
         return granted
 
     def _fitting(self, kept: int) -> dict[int, int]:
-        """Fetch → the bytes that it may write if the cache keeps this many. A large one is not passed by the small ones
-        that ask later. But those that hold room come first, each if it can: nobody else gets it before they end."""
+        """Fetch → the bytes that it may write if the cache keeps this many. A large one that waits is passed only by
+        those that fit beside it once those before it have ended, so they do not delay it. But those that hold room, and
+        may need still more, come first, each if it can: nobody else gets it before they end."""
         fitting = dict(self._granted)
-        free, passed = self._limit - kept - sum(fitting.values()), False
+        free, beside = self._limit - kept - sum(fitting.values()), inf
         for fetch, size in sorted(self._asked.items(), key=lambda one: one[0] not in self._granted):
             more = size - fitting.get(fetch, 0)
             if more > free:
-                passed = True
-            elif fetch in self._granted or not passed:
+                passing = sum(one for other, one in fitting.items() if other not in self._ahead[fetch])
+                others = 0 if fetch in self._granted else self._limit - self._fixed - size - passing
+                beside = min(beside, others)
+            elif fetch in self._granted or more <= beside:
                 fitting[fetch] = size
                 free -= more
+                beside -= more
         return fitting
 
     def ask_spare(self, size: int) -> bool:
