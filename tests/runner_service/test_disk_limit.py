@@ -140,9 +140,9 @@ async def test_the_scheduler_says_which_adapter_leaves_last(tmp_path: Path) -> N
         adapter=common_pb2.AdapterRef(namespace="default", name="pinned"),
         source=source.as_uri(),
         stage=common_pb2.ADAPTER_STAGE_CERTIFIED,
-        pinned=True,
     )
     pinned = await setup.settled(setup.adapters.ensure(order))
+    setup.adapters.pin([pinned.digest])
     await setup.ensure(1)
     second = await setup.ensure(2)
     assert setup.cached() == {pinned.digest, second.digest}, "the oldest stays"
@@ -156,17 +156,17 @@ async def test_the_engine_is_told_what_is_pinned_and_when_that_ends(tmp_path: Pa
         adapter=common_pb2.AdapterRef(namespace="default", name="pinned"),
         source=source.as_uri(),
         stage=common_pb2.ADAPTER_STAGE_DEVICE,
-        pinned=True,
     )
+    setup.adapters.pin([adapter_digest(source), digest(7)])
     one = await setup.settled(setup.adapters.ensure(order))
     told = [(command.digest, command.pinned) for command in setup.posted if isinstance(command, LoadAdapter)]
     assert told == [(one.digest, True)]
-    order.pinned = False
     setup.adapters.on_loaded(AdapterLoaded(one.digest, 10, 0.1))
+    setup.adapters.pin([digest(7)])
     await setup.settled(setup.adapters.ensure(order))
-    order.pinned = True
-    await setup.settled(setup.adapters.ensure(order))
-    setup.adapters.drop(Digest(""), "default/pinned")
+    setup.adapters.pin([one.digest, digest(7)])
+    setup.adapters.pin([one.digest])
+    setup.adapters.pin([])
     told = [(command.digest, command.pinned) for command in setup.posted if isinstance(command, LoadAdapter)]
     assert told == [(one.digest, pinned) for pinned in (True, False, True, False)]
     setup.adapters.close()
@@ -189,14 +189,14 @@ class Told:
         happened(*args)
         return self.policy.take_effects()
 
-    def order(self, number: int, *, expected: str = "", pinned: bool = False) -> Any:
+    def order(self, number: int, *, expected: str = "") -> Any:
         ref = common_pb2.AdapterRef(namespace="acme", name=f"a{number}")
         request = FetchRequest(source=f"https://acme/{number}/", namespace="acme", expected=expected)
-        (begun,) = self.tell(self.policy.order, Order(number, ref, request, pinned=pinned))
+        (begun,) = self.tell(self.policy.order, Order(number, ref, request))
         return begun
 
-    def hold(self, number: int, *, pinned: bool = False) -> list[Any]:
-        find = self.order(number, expected=digest(number), pinned=pinned)
+    def hold(self, number: int) -> list[Any]:
+        find = self.order(number, expected=digest(number))
         return self.tell(self.policy.answered, find.number, held(number))
 
 
@@ -222,8 +222,9 @@ def evictions(told: Told, listing: effects.ListCache, found: CacheContents) -> l
 def full_of(*numbers: int, pinned: tuple[int, ...] = ()) -> tuple[Told, effects.ListCache]:
     """A runner that holds these adapters, and a fetch of 20 bytes that waits for room."""
     told = Told(CacheLimits(99, 10 * len(numbers)))
+    told.tell(told.policy.pin, frozenset(map(digest, pinned)))
     for number in numbers:
-        *_, listing = told.hold(number, pinned=number in pinned)
+        *_, listing = told.hold(number)
         told.tell(told.policy.answered, listing.number, contents(*numbers))
     fetch = told.order(100)
     (listing,) = told.tell(told.policy.needs, fetch.number, 20)
@@ -231,7 +232,6 @@ def full_of(*numbers: int, pinned: tuple[int, ...] = ()) -> tuple[Told, effects.
     return told, listing
 
 
-def test_what_few_requests_use_leaves_before_what_many_use() -> None:
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_an_order_that_is_cancelled_during_the_check_loads_nothing(cancelled: bool) -> None:
     told = Told(CacheLimits(9))
@@ -246,6 +246,7 @@ def test_an_order_that_is_cancelled_during_the_check_loads_nothing(cancelled: bo
     assert any(isinstance(one, LoadAdapter) for one in done) is not cancelled
 
 
+def test_what_few_requests_use_leaves_before_what_many_use() -> None:
     told, listing = full_of(1, 2, 3)
     for number in (1, 1, 1, 2, 3, 3):
         told.tell(told.policy.use, digest(number))
@@ -417,7 +418,6 @@ def test_of_fetches_that_hold_room_and_wait_for_each_other_the_youngest_ends() -
     assert grants(told.tell(told.policy.answered, listing.number, contents())) == [first, third]
 
 
-@settings(max_examples=200, deadline=None)
 def test_small_fetches_pass_a_large_one_that_waits_for_a_slow_one_and_never_delay_it() -> None:
     told = Told(CacheLimits(99, 100))
     slow, large = told.order(1).number, told.order(2).number
@@ -441,6 +441,7 @@ def test_small_fetches_pass_a_large_one_that_waits_for_a_slow_one_and_never_dela
     assert grants(told.tell(told.policy.answered, evict.number, None)) == [large], "although small ones are under way"
 
 
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=4), min_size=1, max_size=6), st.randoms())
 def test_fetches_that_ask_several_times_all_end_in_any_order_within_the_limit(
     grows: list[list[int]], random: Random

@@ -401,13 +401,89 @@ def test_min_replicas_are_kept_on_devices():
     driver.certify()
     loads = [effect for effect in driver.of(effects.EnsureAdapter) if effect.stage is AdapterStage.DEVICE]
     assert [effect.instance for effect in loads] == ["r0", "r1"]
-    assert all(effect.pinned for effect in loads), "it leaves a runner's disk last"
+    assert pins(driver) == [("r0", (PIRATE,)), ("r1", (PIRATE,))], "it leaves their devices and disks last"
     for name in ("r0", "r1"):
         driver.report(name, resident=resident(PIRATE))
     assert not driver.of(effects.EnsureAdapter)
     driver.detach("r1")
     driver.wait(0.1)
     assert [effect.instance for effect in driver.of(effects.EnsureAdapter)] == ["r2"]
+    assert pins(driver) == [("r2", (PIRATE,))]
+
+
+def pins(driver: SchedulerDriver) -> list[tuple[str, tuple[str, ...]]]:
+    return [(effect.instance, effect.digests) for effect in driver.of(effects.PinAdapters)]
+
+
+def test_pins_follow_min_replicas_up_and_down_while_the_adapter_is_resident():
+    driver = ready()
+    for name in ("r0", "r1", "r2"):
+        driver.attach(name)
+        assert pins(driver) == [(name, ())], "told after each Welcome: an earlier scheduler may have told another set"
+    driver.state(adapter())
+    driver.certify()
+    for name in ("r1", "r2"):
+        driver.report(name, resident=resident(PIRATE))
+    driver.state(adapter(min_replicas=1))
+    assert (pins(driver), driver.of(effects.EnsureAdapter)) == ([("r1", (PIRATE,))], []), "no load is needed"
+    driver.state(adapter(min_replicas=3))
+    assert pins(driver) == [("r0", (PIRATE,)), ("r2", (PIRATE,))]
+    assert [order.instance for order in driver.of(effects.EnsureAdapter)] == ["r0"]
+    kinds = [type(one) for one in driver.effects if isinstance(one, effects.PinAdapters | effects.EnsureAdapter)]
+    assert kinds == [effects.PinAdapters, effects.PinAdapters, effects.EnsureAdapter], "the load finds its pin"
+    driver.state(adapter(min_replicas=1))
+    assert pins(driver) == [("r0", ()), ("r2", ())], "it is on r1's device"
+    driver.state(adapter())
+    assert pins(driver) == [("r1", ())]
+    driver.wait(60)
+    assert pins(driver) == []
+
+
+def test_a_request_pins_nothing_on_the_runner_that_it_runs_on():
+    driver = ready()
+    for name in ("r0", "r1"):
+        driver.attach(name)
+    driver.state(adapter(min_replicas=1))
+    driver.certify()
+    assert pins(driver) == [("r0", (PIRATE,))]
+    driver.report("r0", resident=resident(PIRATE))
+    driver.attach("r2")
+    driver.detach("r0")
+    told = [("r0", ())]
+    for number in range(20):
+        driver.enqueue(f"q{number}", digest=PIRATE, tenant="default", max_tokens=800)
+        told += pins(driver)
+    assert {instance for instance, digests in told if digests} <= {"r1"}
+    assert {driver.where(f"q{number}") for number in range(20)} >= {"r1", "r2"}
+
+
+def test_a_manifest_that_moves_to_other_bytes_leaves_no_pin_at_the_old_ones():
+    driver = ready()
+    driver.attach("r0")
+    driver.state(adapter(min_replicas=1), adapter("twin"))
+    driver.certify("pirate")
+    driver.certify("twin")
+    driver.report("r0", resident=resident(PIRATE))
+    driver.state(adapter(min_replicas=1, stamp="2"), adapter("twin"))
+    driver.wait(60)
+    driver.certify("pirate", POET)
+    assert pins(driver) == [("r0", (POET,))]
+    assert not driver.of(effects.DropAdapter), "another name serves the same bytes"
+
+
+def test_a_runner_keeps_its_pins_until_a_scheduler_that_took_over_knows_the_adapters():
+    driver = ready()
+    driver.state(adapter(min_replicas=1))
+    driver.attach("r0")
+    assert pins(driver) == [], "nobody has told yet which digest it has"
+    driver.certify()
+    assert pins(driver) == [("r0", (PIRATE,))]
+    driver.send(events.TermRaised())
+    driver.wait(1)
+    assert pins(driver) == [("r0", (PIRATE,))], "it has ignored what came under the lower term"
+    driver.detach("r0")
+    driver.attach("r0")
+    assert pins(driver) == [("r0", (PIRATE,))]
 
 
 def test_the_replicas_of_an_adapter_are_reported_when_they_change():

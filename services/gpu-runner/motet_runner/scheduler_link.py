@@ -185,6 +185,8 @@ class SchedulerLink:
                     self._adapters.expect(Digest(order.adapter_digest), EXPECT_SECONDS * self._scale)
             case "ensure":
                 self._spawn(self._ensure(order))
+            case "pin":
+                self._adapters.pin(order.digests)
             case "drop":
                 self._adapters.drop(Digest(order.digest), f"{order.adapter.namespace}/{order.adapter.name}")
             case "cancel":

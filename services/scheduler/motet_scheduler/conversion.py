@@ -471,13 +471,14 @@ def runner_message(effect: effects.RunnerEffect, term: int) -> scheduler_pb2.Att
                 effect.credentials,
             )
             ensure.expected_digest, ensure.volume, ensure.folder = effect.expected_digest, effect.volume, effect.folder
-            ensure.pinned = effect.pinned
             ensure.stage = cast("common_pb2.AdapterStage.ValueType", int(effect.stage))
             return down
         case effects.DropAdapter():
             return scheduler_pb2.AttachDown(
                 drop=scheduler_pb2.DropAdapter(term=term, digest=effect.digest, adapter=_write_ref(effect.ref))
             )
+        case effects.PinAdapters():
+            return scheduler_pb2.AttachDown(pin=scheduler_pb2.PinAdapters(term=term, digests=effect.digests))
         case effects.ForgetManifest():
             return scheduler_pb2.AttachDown(drop=scheduler_pb2.DropAdapter(term=term, adapter=_write_ref(effect.ref)))
         case effects.CancelAtRunner():

@@ -471,6 +471,7 @@ class SchedulerService:
         effects.PublishCatalog: _publish,
         effects.ExpectRequest: _order_runner,
         effects.EnsureAdapter: _order_runner,
+        effects.PinAdapters: _order_runner,
         effects.DropAdapter: _order_runner,
         effects.ForgetManifest: _order_runner,
         effects.CancelAtRunner: _order_runner,

@@ -6,7 +6,7 @@ disks and sources leave this module only as answers to orders or waiting request
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from itertools import count
 from typing import Any, ParamSpec
@@ -138,7 +138,6 @@ class AdapterRegistry:
                 order.adapter,
                 check=order.stage >= common_pb2.ADAPTER_STAGE_CERTIFIED,
                 load=order.stage >= common_pb2.ADAPTER_STAGE_HOST,
-                pinned=order.pinned,
             )
         except MotetError:
             self._metrics.adapter_failures.inc()
@@ -153,12 +152,11 @@ class AdapterRegistry:
         *,
         check: bool = True,
         load: bool = False,
-        pinned: bool = False,
     ) -> AdapterLife:
         _check_digest(fetch.expected)
         number, future = self._wait()
         try:
-            self._decide(self.policy.order, Order(number, ref, fetch, check, load, pinned))
+            self._decide(self.policy.order, Order(number, ref, fetch, check, load))
             return await future
         finally:
             if self._waiting.pop(number, None) is not None:
@@ -175,6 +173,10 @@ class AdapterRegistry:
             self._decide(self.policy.drop, digest)
         else:
             self._decide(self.policy.manifest_gone, manifest)
+
+    def pin(self, digests: Iterable[str]) -> None:
+        """These adapters, and no others, leave the device and the disk cache last."""
+        self._decide(self.policy.pin, frozenset(map(Digest, digests)))
 
     def request_ended(self, digest: Digest) -> None:
         """A request has ended: forget its adapter if it was kept only for this request."""

@@ -17,7 +17,7 @@ from motet.change_limit import ChangeLimiter
 from motet.domain import BASE, Digest, InstanceName, ObjectName
 from motet.errors import ModelNotFound
 from motet.runner_info import Failure, Tier
-from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ForgetManifest, ReportAdapter
+from motet_scheduler.policy.effects import DropAdapter, EnsureAdapter, ForgetManifest, PinAdapters, ReportAdapter
 from motet_scheduler.policy.events import AdapterStateChanged
 from motet_scheduler.policy.group_bases import GroupBases
 from motet_scheduler.policy.runners import Runner
@@ -69,8 +69,6 @@ class DigestSource:
     max_bytes: int = 0
     rank: int = 0
     """What counts in device memory"""
-    pinned: bool = False
-    """Its owner wants it resident, also without requests."""
 
 
 @dataclass(slots=True)
@@ -334,7 +332,7 @@ class Adapters:
             if not adapter.recheck_requested:
                 adapter.recheck_requested = True
                 self._changes.changed(name, now)
-            source = DigestSource(spec.ref, adapter.wanted, max_bytes=spec.max_bytes, pinned=spec.min_replicas > 0)
+            source = DigestSource(spec.ref, adapter.wanted, max_bytes=spec.max_bytes)
             yield _ensure(order, runner, source, adapter.wanted.expected_digest, AdapterStage.CERTIFIED)
 
     def _may_want_check(self) -> Iterable[Adapter]:
@@ -376,38 +374,62 @@ class Adapters:
             self._retire_digest(adapter.spec, replaced)
         return True
 
-    def replicas(self, runners: Collection[Runner], now: float) -> Iterator[EnsureAdapter]:
-        """Load adapters on enough runners for their `minReplicas`."""
-        replicated = self.replicated()
-        if not replicated:
-            return
-        groups: dict[GroupName, dict[InstanceName, Runner]] = {}
+    def replicas(self, runners: Collection[Runner], now: float) -> Iterator[PinAdapters | EnsureAdapter]:
+        """Pin adapters on as many runners as their `minReplicas`, and load them there."""
+        groups: dict[GroupName, list[Runner]] = {}
         for runner in runners:
             if runner.takes_work:
-                groups.setdefault(runner.group, {})[runner.instance] = runner
-        for adapter in replicated:
+                groups.setdefault(runner.group, []).append(runner)
+        pinned: dict[InstanceName, set[Digest]] = {runner.instance: set() for runner in runners if runner.attached}
+        missing: list[tuple[Runner, Digest, DigestSource]] = []
+        unknown = {adapter.spec.group for adapter in self.replicated() if adapter.undecided}
+        for adapter in self.replicated():
             spec = adapter.spec
             if (serving := self.usable(adapter)) is None:
                 continue
-            able = {one: r for one, r in groups.get(spec.group, {}).items() if r.serves(serving.key.base)}
-            have = {one for one, tier in self._holders_of(serving).items() if tier is Tier.DEVICE and one in able}
-            if len(have) >= spec.min_replicas:
-                continue
-            have |= {
-                one
-                for one, r in able.items()
-                if r.load_is_awaited(serving.digest, spec.ref, now, self._policy.load_retry)
-            }
-            lacking = sorted(
-                (
-                    r
-                    for one, r in able.items()
-                    if one not in have and r.load_may_be_retried(serving.digest, spec.ref, now)
-                ),
-                key=lambda r: (len(r.resident), r.instance),
-            )
-            for runner in lacking[: max(0, spec.min_replicas - len(have))]:
-                yield self.load(runner, serving.digest, _source_of(spec, serving), now)
+            able = [one for one in groups.get(spec.group, ()) if one.serves(serving.key.base)]
+            for holder in self._to_hold(spec, serving.digest, able, now):
+                pinned[holder.instance].add(serving.digest)
+                if self._lacks(holder, spec, serving.digest, now):
+                    missing.append((holder, serving.digest, _source_of(spec, serving)))
+        for runner in runners:
+            told = pinned.get(runner.instance)
+            if told is None or told == runner.pinned or (runner.pinned is None and runner.group in unknown):
+                continue  # after a takeover it keeps what the last scheduler has told, until the adapters are known
+            runner.pinned = frozenset(told)
+            yield PinAdapters(runner.instance, tuple(sorted(told)))
+        for runner, digest, source in missing:
+            yield self.load(runner, digest, source, now)
+
+    def pin_again(self, runners: Iterable[Runner]) -> None:
+        """They have not heard what they were told."""
+        for runner in runners:
+            runner.pinned = None
+        self.may_be_ordered = True
+
+    def _to_hold(self, spec: AdapterSpec, digest: Digest, able: list[Runner], now: float) -> list[Runner]:
+        """The runners that keep it: those that have it, then those to which it comes, then those that hold least."""
+        before = [one for one in able if one.pinned is not None and digest in one.pinned]
+        if len(before) == spec.min_replicas and all(one.resident.get(digest) is Tier.DEVICE for one in before):
+            return before
+
+        def rank(one: Runner) -> tuple[int, bool, int, InstanceName]:
+            kept = digest in (one.pinned or ())
+            if one.resident.get(digest) is Tier.DEVICE:
+                return 0, not kept, 0, one.instance
+            if one.load_is_awaited(digest, spec.ref, now, self._policy.load_retry):
+                return 1, not kept, 0, one.instance
+            failed = not one.load_may_be_retried(digest, spec.ref, now)
+            return 3 if failed else 2, not kept, len(one.resident), one.instance
+
+        return sorted(able, key=rank)[: spec.min_replicas]
+
+    def _lacks(self, runner: Runner, spec: AdapterSpec, digest: Digest, now: float) -> bool:
+        """Whether to order a load."""
+        if runner.resident.get(digest) is Tier.DEVICE:
+            return False
+        awaited = runner.load_is_awaited(digest, spec.ref, now, self._policy.load_retry)
+        return not awaited and runner.load_may_be_retried(digest, spec.ref, now)
 
     def load(self, runner: Runner, digest: Digest, source: DigestSource, now: float) -> EnsureAdapter:
         """Order a runner to bring an adapter to its device."""
@@ -642,11 +664,8 @@ def _ensure(order: int, runner: Runner, source: DigestSource, digest: str, stage
         max_bytes=source.max_bytes,
         expected_digest=digest,
         stage=stage,
-        pinned=source.pinned,
     )
 
 
 def _source_of(spec: AdapterSpec, revision: Revision) -> DigestSource:
-    return DigestSource(
-        spec.ref, revision.key, revision.bytes, spec.max_bytes, revision.device_rank, spec.min_replicas > 0
-    )
+    return DigestSource(spec.ref, revision.key, revision.bytes, spec.max_bytes, revision.device_rank)

@@ -102,8 +102,14 @@ class EnsureAdapter:
     max_bytes: int = 0
     volume: str = ""
     folder: str = ""
-    pinned: bool = False
-    """Its owner wants it resident, also without requests: it leaves the runner's disk last."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinAdapters:
+    """All adapters that the runner keeps resident, also without requests: they leave its device and its disk last."""
+
+    instance: InstanceName
+    digests: tuple[Digest, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +237,8 @@ class IgnoreAnswer:
 
 
 GatewayEffect = SendPlaced | SendRefused | SendPosition | PublishCatalog
-RunnerEffect = ExpectRequest | EnsureAdapter | DropAdapter | ForgetManifest | CancelAtRunner | DrainRunner | TakeWork
+RunnerEffect = (
+    ExpectRequest | EnsureAdapter | PinAdapters | DropAdapter | ForgetManifest | CancelAtRunner | DrainRunner | TakeWork
+)
 OperatorEffect = ReportAdapter | ReportRunner | ReportDesiredReplicas | ReportDrained | ReportedAll
 Effect = GatewayEffect | RunnerEffect | OperatorEffect | AllowResume | SaveCatalog | IgnoreAnswer

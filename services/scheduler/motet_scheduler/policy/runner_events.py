@@ -63,6 +63,7 @@ class RunnerEvents:
         self._publisher.apply_pool(runner)
         self._state.waiting_for_runners.runner_attached(instance)
         self._drains.attached(runner)
+        runner.pinned = None
         self._state.runner_changed(runner)
         self._apply_requests(runner, event.live, whole=True)
         self._apply_resident_adapters(runner, event.resident)

@@ -117,6 +117,8 @@ class Runner:
         self._loading: set[Digest] = set()
         self._awaited: set[Digest] = set()
         """Those of which a load may not be over. Of the others nothing is left to learn from a report."""
+        self.pinned: frozenset[Digest] | None = None
+        """What it was told to keep resident, also without requests. None: it has not been told since it attached."""
         self.attached = True
         self.forget_at = inf
         """When it is forgotten, while it is away."""

@@ -106,7 +106,7 @@ class Scheduler:
             events.SequencesEnded: self._runner_events.sequences_ended,
             events.ResidencyChanged: self._runner_events.residency_changed,
             events.RunnerShuttingDown: self._drains.shutting_down,
-            events.TermRaised: self._drains.send_all,
+            events.TermRaised: self._term_raised,
             events.AdapterStateChanged: self._runner_events.adapter_changed,
             events.OperatorConnected: self.publisher.operator_connected,
             events.CatalogReplaced: self.publisher.catalog_replaced,
@@ -199,6 +199,11 @@ class Scheduler:
         """Each event tries some, and ends some."""
         self.lifecycle.expire_deadlines()
         self._cold_waits.end_some()
+
+    def _term_raised(self, event: events.TermRaised) -> None:
+        """Runners have ignored what they were told under the lower one."""
+        self._drains.send_all(event)
+        self.adapters.pin_again(self.runners.values())
 
     def _tick(self, _event: events.Tick) -> None:
         for timed in self._timed:

@@ -1320,6 +1320,7 @@ class AttachDown(_message.Message):
     DRAIN_FIELD_NUMBER: _builtins.int
     NOT_LEADER_FIELD_NUMBER: _builtins.int
     TAKE_WORK_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> _common_pb2.Welcome: ...
     @_builtins.property
@@ -1336,6 +1337,8 @@ class AttachDown(_message.Message):
     def not_leader(self) -> _common_pb2.NotLeader: ...
     @_builtins.property
     def take_work(self) -> Global___TakeWork: ...
+    @_builtins.property
+    def pin(self) -> Global___PinAdapters: ...
     def __init__(
         self,
         *,
@@ -1347,12 +1350,13 @@ class AttachDown(_message.Message):
         drain: Global___Drain | None = ...,
         not_leader: _common_pb2.NotLeader | None = ...,
         take_work: Global___TakeWork | None = ...,
+        pin: Global___PinAdapters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain", b"drain", "drop", b"drop", "ensure", b"ensure", "expect", b"expect", "message", b"message", "not_leader", b"not_leader", "take_work", b"take_work", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain", b"drain", "drop", b"drop", "ensure", b"ensure", "expect", b"expect", "message", b"message", "not_leader", b"not_leader", "pin", b"pin", "take_work", b"take_work", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain", b"drain", "drop", b"drop", "ensure", b"ensure", "expect", b"expect", "message", b"message", "not_leader", b"not_leader", "take_work", b"take_work", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain", b"drain", "drop", b"drop", "ensure", b"ensure", "expect", b"expect", "message", b"message", "not_leader", b"not_leader", "pin", b"pin", "take_work", b"take_work", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "expect", "ensure", "drop", "cancel", "drain", "not_leader", "take_work"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "expect", "ensure", "drop", "cancel", "drain", "not_leader", "take_work", "pin"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -1733,7 +1737,6 @@ class EnsureAdapter(_message.Message):
     VOLUME_FIELD_NUMBER: _builtins.int
     FOLDER_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
-    PINNED_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     source: _builtins.str
     expected_digest: _builtins.str
@@ -1751,8 +1754,6 @@ class EnsureAdapter(_message.Message):
     """of the volume: nothing outside of it is read; empty: all of it may be"""
     order: _builtins.int
     """its own number, which every answer repeats"""
-    pinned: _builtins.bool
-    """its owner wants it resident, also without requests"""
     @_builtins.property
     def adapter(self) -> _common_pb2.AdapterRef: ...
     def __init__(
@@ -1769,15 +1770,41 @@ class EnsureAdapter(_message.Message):
         volume: _builtins.str = ...,
         folder: _builtins.str = ...,
         order: _builtins.int = ...,
-        pinned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "order", b"order", "pinned", b"pinned", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "credentials", b"credentials", "expected_digest", b"expected_digest", "folder", b"folder", "max_bytes", b"max_bytes", "order", b"order", "revision", b"revision", "source", b"source", "stage", b"stage", "term", b"term", "volume", b"volume"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EnsureAdapter: _TypeAlias = EnsureAdapter  # noqa: Y015
+
+@_typing.final
+class PinAdapters(_message.Message):
+    """All adapters that this runner keeps resident, also without requests: no others, until the next such message. Every
+    runner is told after each Welcome, and again when it changes.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERM_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+        digests: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinAdapters: _TypeAlias = PinAdapters  # noqa: Y015
 
 @_typing.final
 class DropAdapter(_message.Message):

@@ -56,6 +56,7 @@ class AdapterPolicy:
         self._lives: dict[Digest, AdapterLife] = {}
         self.jobs: dict[tuple[object, ...], FetchJob] = {}
         self.pending = Pending()
+        self._pinned: frozenset[Digest] = frozenset()
         self._sources: OrderedDict[str, FetchRequest] = OrderedDict()
         self._unconfirmed: Iterator[Digest] = iter(())
         """Whose folders are still to be looked at in this round."""
@@ -162,7 +163,6 @@ class AdapterPolicy:
         self._drop_when_idle(life, drop=False)
         for order in orders.values():
             life.generations[order.manifest] = order.ref.generation
-            self._pin(life, order.manifest, pinned=order.pinned)
             life.orders[order.number] = order
         self._advance(life)
 
@@ -201,7 +201,6 @@ class AdapterPolicy:
     def manifest_gone(self, manifest: str) -> None:
         for life in self:
             life.generations.pop(manifest, None)
-            self._pin(life, manifest, pinned=False)
         if (source := self._sources.pop(manifest, None)) is not None:
             self._forget_source(source)
 
@@ -249,6 +248,14 @@ class AdapterPolicy:
         if (life := self.get(digest)) is not None:
             self._drop_when_idle(life, drop=True)
             self._forget_unused(life)
+
+    def pin(self, digests: frozenset[Digest]) -> None:
+        """The platform wants these adapters resident, also without requests, and no others."""
+        before, self._pinned = self._pinned, digests
+        for digest in sorted(before ^ digests):
+            life = self._lives.get(digest)
+            if life is not None and life.in_engine and life.checked is not None and not life.drop_when_idle:
+                self._emit_load(life, life.checked)
 
     def _fail_request(self, life: AdapterLife, waiter: int, failure: Failure) -> None:
         del life.waiters[waiter]
@@ -506,13 +513,7 @@ class AdapterPolicy:
 
     def _emit_load(self, life: AdapterLife, checked: Certification) -> None:
         prove = self.proves_with is not None
-        self._emit(LoadAdapter(life.digest, checked.layout, prove, life.proved_by, pinned=bool(life.pinned)))
-
-    def _pin(self, life: AdapterLife, manifest: str, *, pinned: bool) -> None:
-        before = bool(life.pinned)
-        (life.pinned.add if pinned else life.pinned.discard)(manifest)
-        if bool(life.pinned) is not before and life.in_engine and life.checked is not None and not life.drop_when_idle:
-            self._emit_load(life, life.checked)
+        self._emit(LoadAdapter(life.digest, checked.layout, prove, life.proved_by, pinned=life.digest in self._pinned))
 
     def _unload(self, life: AdapterLife) -> None:
         life.in_engine = False
@@ -580,8 +581,7 @@ class AdapterPolicy:
             self._list()
 
     def _is_pinned(self, digest: Digest) -> bool:
-        life = self._lives.get(digest)
-        return life is not None and bool(life.pinned)
+        return digest in self._pinned
 
     def _is_used(self, digest: Digest) -> bool:
         life = self._lives.get(digest)

@@ -27,8 +27,6 @@ class AdapterLife:
     """Orders that have found the folder, and wait for the check or for the engine's proof."""
     generations: dict[str, int] = field(default_factory=dict)
     """The manifests that the adapter was ordered for: namespace/name → generation."""
-    pinned: set[str] = field(default_factory=set)
-    """The manifests for which the platform wants the adapter resident, also without requests."""
     look: bool = False
     """The disk cache must be searched: after the last search, a request came, or the folder vanished."""
     on_device: bool = False

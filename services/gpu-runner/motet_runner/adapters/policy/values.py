@@ -59,8 +59,6 @@ class Order:
     fetch: FetchRequest
     check: bool = True
     load: bool = False
-    pinned: bool = False
-    """The platform wants the adapter resident, also without requests."""
 
     @property
     def manifest(self) -> str:
