@@ -281,10 +281,10 @@ class ResidentAdapters:
             waits = self._is_live(digest)
             if waits and not self._could_begin(digest):
                 continue
-            first = waits or (alone and self.proofs.needs(digest))
+            urgent = waits or (alone and self.proofs.needs(digest))
             pinned = self._budget.is_pinned(digest)
-            stays = self._is_live if first else self._is_live_or_pinned
-            grant = self._budget.grant(digest, self._known[digest].pages, stays, evict=first or pinned)
+            stays = self._is_live if urgent else self._is_live_or_pinned
+            grant = self._budget.grant(digest, self._known[digest].pages, stays, evict=urgent or pinned)
             if grant is None:
                 if not waits:
                     del self._wanted[digest]

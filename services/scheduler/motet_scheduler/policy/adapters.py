@@ -380,7 +380,7 @@ class Adapters:
         for runner in runners:
             if runner.takes_work:
                 groups.setdefault(runner.group, []).append(runner)
-        pinned: dict[InstanceName, set[Digest]] = {runner.instance: set() for runner in runners if runner.attached}
+        pinned: dict[InstanceName, set[Digest]] = {}
         missing: list[tuple[Runner, Digest, DigestSource]] = []
         unknown = {adapter.spec.group for adapter in self.replicated() if adapter.undecided}
         for adapter in self.replicated():
@@ -389,15 +389,15 @@ class Adapters:
                 continue
             able = [one for one in groups.get(spec.group, ()) if one.serves(serving.key.base)]
             for holder in self._to_hold(spec, serving.digest, able, now):
-                pinned[holder.instance].add(serving.digest)
+                pinned.setdefault(holder.instance, set()).add(serving.digest)
                 if self._lacks(holder, spec, serving.digest, now):
                     missing.append((holder, serving.digest, _source_of(spec, serving)))
         for runner in runners:
-            told = pinned.get(runner.instance)
-            if told is None or told == runner.pinned or (runner.pinned is None and runner.group in unknown):
+            to_keep = frozenset(pinned.get(runner.instance, ()))
+            if not runner.attached or to_keep == runner.pinned or (runner.pinned is None and runner.group in unknown):
                 continue  # after a takeover it keeps what the last scheduler has told, until the adapters are known
-            runner.pinned = frozenset(told)
-            yield PinAdapters(runner.instance, tuple(sorted(told)))
+            runner.pinned = to_keep
+            yield PinAdapters(runner.instance, tuple(sorted(to_keep)))
         for runner, digest, source in missing:
             yield self.load(runner, digest, source, now)
 
