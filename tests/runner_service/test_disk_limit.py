@@ -387,7 +387,7 @@ def test_slabs_and_interrupted_fetches_leave_only_if_that_lets_a_fetch_in(cleara
     assert (refused.fetch, listing.clear) == (fetch.number, 0)
     (listing,) = told.tell(told.policy.needs, fetch.number, 30)
     (listing,) = told.tell(told.policy.answered, listing.number, found())
-    assert (listing.room, listing.clear) == (70, 20), "so many are missing"
+    assert (listing.room, listing.clear) == (70, 20), "these are missing"
     (refused,) = told.tell(told.policy.answered, listing.number, found())
     assert isinstance(refused, effects.RefuseRoom), "they cannot be removed"
     (listing,) = told.tell(told.policy.needs, fetch.number, 10)
