@@ -429,7 +429,8 @@ async def test_a_missing_bucket_is_named(fetch_setup, store):
 
 async def test_the_manifest_of_the_guide_is_fetched(store, fetch_setup, adapter, tmp_path):
     page = (ROOT / "docs/guides/adapters.md").read_text()
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page.split("## Serve one from a bucket")[1], re.MULTILINE | re.DOTALL)
+    section = page.split("## Serve one from a bucket")[1].split("\n## ")[0]
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     read = read_text(text, file="page.yaml")
     assert not read.problems
     declared, secret = (manifest.resource for manifest in read.manifests)
