@@ -1,5 +1,7 @@
 """Quotas: the order of those that wait for places."""
 
+from itertools import count
+
 from motet.domain import RequestId
 from motet.runner_info import RequestClass
 from motet_scheduler.policy import effects, events, quota_gate
@@ -136,6 +138,48 @@ def test_who_only_lacks_a_place_does_not_wait_for_the_rates_of_an_older_one():
     driver.finish("goes on")
     driver.wait(30.0)
     assert [placed.request for placed in driver.of(effects.SendPlaced)] == ["owes too"]
+
+
+def test_whom_rates_keep_out_is_charged_before_newcomers_although_a_place_is_missing():
+    driver = with_limits(requests_per_minute=60, concurrency=1)
+    names = (f"r{number:02}" for number in count())
+    for _ in range(12):  # ten seconds of the grant, and one that is owed
+        driver.enqueue(next(names), request_class=RequestClass.BATCH)
+    driver.wait(2.0)
+    assert driver.scheduler.requests[RequestId("r11")].draw.charged
+    served = ["r00"]
+    for _ in range(20):  # half of the rate, and all of the concurrency
+        driver.wait(2.0)
+        driver.finish(served[-1])
+        served += [placed.request for placed in driver.of(effects.SendPlaced)]
+        driver.enqueue(next(names), request_class=RequestClass.BATCH)
+    assert served == [f"r{number:02}" for number in range(21)]
+
+
+def test_nobody_of_batch_draws_before_an_older_one_that_rates_keep_out():
+    driver = with_limits(requests_per_minute=60)
+    for number in range(13):
+        driver.enqueue(f"r{number:02}", request_class=RequestClass.BATCH)
+    driver.clock.advance(5.0)  # the account owes nothing any more, and nobody has looked yet
+    driver.enqueue("late", request_class=RequestClass.BATCH)
+    assert not driver.of(effects.SendPlaced)
+    driver.wait(0.001)
+    placed = [one.request for one in driver.of(effects.SendPlaced)]
+    assert placed == ["r11", "r12", "late"]
+    driver.scheduler.check()
+
+
+def test_a_newcomer_waits_for_those_before_him_also_while_their_rates_are_taken_away(monkeypatch):
+    monkeypatch.setattr(quota_gate, "LET_IN_AT_ONCE", 1)
+    driver = with_limits(requests_per_minute=6)
+    for number in range(6):
+        driver.enqueue(f"r{number}", request_class=RequestClass.BATCH)
+    driver.state(pools=(pool(limits=(("*", Limits(concurrency=100)),)),))
+    driver.enqueue("late", request_class=RequestClass.BATCH)
+    assert driver.scheduler.requests[RequestId("late")].held
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+    assert not any(request.held for request in driver.scheduler.requests.values())
 
 
 def test_what_comes_back_lets_a_batch_request_in_earlier():

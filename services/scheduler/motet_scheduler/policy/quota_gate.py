@@ -6,10 +6,13 @@
 | `concurrency`            | waits                                    | waits                                  |
 
 Those that wait are in no queue, so nothing that is placed has to look at them. Each waits for one account at a time.
-The order is that of classes; in a class those that lack only a place are before those that rates keep out, and then it
-is that of the queue. When the account lets somebody in, the first of them that its other accounts let in, too, is next.
-One that the others have turned away often keeps its place.
+An account has a line of those that lack only a place, and one of those that rates keep out: of Batch, and nobody of
+Batch draws before an older one there. The order is that of classes, and then that of the queue. When the account lets
+somebody in, the first of a line that its other accounts let in, too, is next. One that the others have turned away
+often keeps its place.
 """
+
+from math import inf
 
 from motet.errors import RateLimited
 from motet.runner_info import RequestClass
@@ -94,7 +97,12 @@ class QuotaGate:
         first = self._first_choice(request)
         if first is not None and first.draw is not None and first.draw.charged:
             return None
-        return draw.owing(self._state.now, patient=request.request_class is RequestClass.BATCH)
+        patient = request.request_class is RequestClass.BATCH
+        if (owing := draw.owing(self._state.now, patient=patient)) is not None or not patient:
+            return owing
+        number = request.sequence or inf  # a new one has none yet
+        key = (True, int(request.request_class), request.turn_at, number)
+        return next((account for account in draw.accounts if account.owes_before(key)), None)
 
     def _first_choice(self, request: Request) -> Request | None:
         """Of the call of a further choice, if that is here: a full line breaks no call between its choices."""
@@ -124,29 +132,30 @@ class QuotaGate:
         left, ready = LET_IN_AT_ONCE, self._quotas.ready
         while ready and left:
             account = next(iter(ready))
-            if not account.waiting:
-                del ready[account]
-                continue
             left -= 1
-            request = account.waiting[0][1]
-            draw = request.draw
-            assert draw is not None
-            if request.forgotten:
-                self._lifecycle.end(request)
-                continue
-            had_charge = draw.charged
-            blocked = self._advance(request, draw)
-            if blocked is account and draw.charged == had_charge:
+            if not any(self._try(request, account) for request in account.heads()):
                 del ready[account]
-                self._quotas.look_again(account, draw, self._state.now)
-                continue
-            self._quotas.leave(request)
-            if blocked is None:
-                self._come_in(request)
-                continue
-            if draw.charged and blocked is not account:
-                draw.turned_away(blocked)
-            self._hold(request, draw, blocked)
+
+    def _try(self, request: Request, account: Account) -> bool:
+        """Whether the first of a line of this account has left it."""
+        draw = request.draw
+        assert draw is not None
+        if request.forgotten:
+            self._lifecycle.end(request)
+            return True
+        had_charge = draw.charged
+        blocked = self._advance(request, draw)
+        if blocked is account and draw.charged == had_charge:
+            self._quotas.look_again(account, draw, self._state.now)
+            return False
+        self._quotas.leave(request)
+        if blocked is None:
+            self._come_in(request)
+            return True
+        if draw.charged and blocked is not account:
+            draw.turned_away(blocked)
+        self._hold(request, draw, blocked)
+        return True
 
     def _come_in(self, request: Request) -> None:
         request.waiting_reason, request.may_run_from = "", self._state.now

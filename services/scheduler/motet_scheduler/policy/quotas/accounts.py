@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from motet_scheduler.policy.quotas.draws import Draw
     from motet_scheduler.policy.requests import Request
 
-WaitingKey = tuple[int, bool, float, int]
-"""Class, whether rates keep it out, and the request's `QueueKey`: who only lacks a place waits for nobody's rates."""
+WaitingKey = tuple[bool, int, float, float]
+"""Whether rates keep it out, class, and the request's `QueueKey`: who only lacks a place waits for nobody's rates."""
+
+OWING = (True,)
+"""The key where those begin that rates keep out"""
 
 
 class Holder(StrEnum):
@@ -78,7 +81,7 @@ class Account:
         self.kept_for: Draw | None = None
         """Whom a place is kept for, beside those, while it waits for another account."""
         self.waiting: list[tuple[WaitingKey, Request]] = []
-        """Those that wait for this account, the most urgent and then the oldest first."""
+        """Those that wait for this account: two lines, in each the most urgent and then the oldest first."""
         self.requests: Bucket | None = None
         self.tokens: Bucket | None = None
         self.unplaced = 0
@@ -117,8 +120,8 @@ class Account:
 
     def over(self, requests: float, tokens: float, now: float, *, patient: bool) -> str:
         """Which rate keeps it out for longest."""
-        wants = self._wants(requests, tokens)
-        return max(wants, key=lambda one: one[0].wait(one[1], now, patient=patient))[2]
+        over = {what: one.wait(amount, now, patient=patient) for one, amount, what in self._wants(requests, tokens)}
+        return max(over, key=over.__getitem__, default="rates")  # these were just taken away, and others go first
 
     def claim(self, requests: float, tokens: float, now: float) -> float:
         """Returns when one that is refused should come again."""
@@ -177,7 +180,16 @@ class Account:
         """Those that wait now."""
         return iter([request for _, request in self.waiting])
 
-    def position(self, key: WaitingKey) -> int:
+    def heads(self) -> list["Request"]:
+        """The first that lacks only a place, and the first that rates keep out."""
+        places = sorted({0, self.position(OWING) - 1})
+        return [self.waiting[at][1] for at in places if at < len(self.waiting)]
+
+    def owes_before(self, key: WaitingKey) -> bool:
+        """Whether rates keep out one that is before the one with this key, which they keep out, too."""
+        return self.position(key) > self.position(OWING)
+
+    def position(self, key: WaitingKey | tuple[bool]) -> int:
         """Of one that waits; 1: it is the next."""
         return bisect_left(self.waiting, key, key=lambda entry: entry[0]) + 1
 

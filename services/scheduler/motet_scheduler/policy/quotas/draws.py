@@ -78,7 +78,7 @@ class Draw:
     turned: int = 0
     """How often it was `turned_away`."""
     waits_for: Account | None = None
-    waiting_key: WaitingKey = (0, False, 0.0, 0)
+    waiting_key: WaitingKey = (False, 0, 0.0, 0)
 
     def __post_init__(self) -> None:
         for one in self.accounts:

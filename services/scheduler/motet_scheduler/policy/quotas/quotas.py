@@ -148,7 +148,7 @@ class Quotas:
         """It waits for this account."""
         self.waiting += 1
         draw.waits_for = account
-        draw.waiting_key = (int(request.request_class), not draw.charged, *request.key)
+        draw.waiting_key = (not draw.charged, int(request.request_class), *request.key)
         account.enter(draw.waiting_key, request)
         self.lines[account] = None
         self.look_again(account, draw, now)
