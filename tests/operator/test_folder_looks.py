@@ -15,7 +15,7 @@ from motet_operator.local import folder_looks
 from motet_operator.local.folder_looks import FolderLooks, ManyFolders
 from motet_operator.local.manifest_folder import MISSING, stamp_of
 
-MAX_SILENT, MAX_THREADS = 4, 10
+MAX_SLOW, MAX_THREADS = 4, 10
 
 
 class Volume:
@@ -44,7 +44,8 @@ class Volume:
 def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Volume]:
     volume = Volume(tmp_path)
     monkeypatch.setattr(folder_looks, "ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(folder_looks, "MAX_SILENT", MAX_SILENT)
+    monkeypatch.setattr(folder_looks, "SLOW_SECONDS", 0.3)
+    monkeypatch.setattr(folder_looks, "MAX_SLOW", MAX_SLOW)
     monkeypatch.setattr(folder_looks, "MAX_THREADS", MAX_THREADS)
     monkeypatch.setattr(folder_looks, "stamp_of", volume.stamp_of)
     yield volume
@@ -65,13 +66,15 @@ async def look(looks: ManyFolders, folders: Collection[Path]) -> None:
 
 async def test_a_folder_that_does_not_answer_hides_no_changes_of_others(volume: Volume) -> None:
     folders = [volume.folder("a"), volume.folder("hangs", hangs=True), volume.folder("z")]
-    changes = []
-    with closing(ManyFolders("test", lambda: changes.append(1))) as looks:
+    changes: list[tuple[set[Path], bool]] = []
+    with closing(ManyFolders("test", lambda: changes.append(({*looks.stamps}, bool(looks.problems))))) as looks:
         async with asyncio.timeout(10):
             await look(looks, folders)
         assert looks.stamps.keys() == {folders[0], folders[2]}
         assert [problem.place.file for problem in looks.problems] == [str(folders[1])]
-        assert len(changes) == 2, "of what answers, and of what does not"
+        assert changes[0][0] == {folders[0]}, "it waits for none behind it"
+        assert changes[-2:] == [({folders[0]}, True), ({folders[0], folders[2]}, True)]
+        assert len(changes) <= 3
         before = looks.stamps[folders[2]]
         (folders[2] / "new").write_text("x")
         async with asyncio.timeout(10):
@@ -113,12 +116,12 @@ async def test_a_volume_that_does_not_answer_costs_two_threads(volume: Volume) -
 
 
 async def test_many_folders_that_never_answered_keep_a_bounded_number_of_threads(volume: Volume) -> None:
-    folders = [volume.folder(f"{number}", hangs=True) for number in range(MAX_SILENT + 3)]
+    folders = [volume.folder(f"{number}", hangs=True) for number in range(MAX_SLOW + 3)]
     with closing(ManyFolders("test", lambda: None)) as looks:
         async with asyncio.timeout(10):
             await look(looks, folders)
             await look(looks, folders)
-        assert len(volume.looks) == len(looks.problems) == MAX_SILENT
+        assert len(volume.looks) == len(looks.problems) == MAX_SLOW
         for answers in volume.answers.values():
             answers.set()
         await until(lambda: not looks.problems)
@@ -131,7 +134,7 @@ async def test_however_many_folders_do_not_answer_the_changes_of_others_are_seen
     with closing(ManyFolders("test", lambda: None)) as looks:
         await look(looks, [good])
         before = looks.stamps[good]
-        folders = [good, *(volume.folder(f"{number}", hangs=True) for number in range(MAX_SILENT + 1))]
+        folders = [good, *(volume.folder(f"{number}", hangs=True) for number in range(MAX_SLOW + 1))]
         async with asyncio.timeout(10):
             await look(looks, folders)
             (good / "new").write_text("x")
@@ -155,10 +158,10 @@ async def test_folders_that_are_missing_are_on_no_common_volume(volume: Volume) 
 
 
 async def test_a_folder_that_nobody_names_any_more_is_no_problem(volume: Volume) -> None:
-    folders = [volume.folder(f"{number}", hangs=True) for number in range(MAX_SILENT)]
+    folders = [volume.folder(f"{number}", hangs=True) for number in range(MAX_SLOW)]
     with closing(ManyFolders("test", lambda: None)) as looks:
         await look(looks, folders)
-        assert len(looks.problems) == MAX_SILENT
+        assert len(looks.problems) == MAX_SLOW
         good = volume.folder("good")
         async with asyncio.timeout(10):
             await look(looks, [good])
@@ -169,7 +172,7 @@ async def test_a_folder_that_nobody_names_any_more_is_no_problem(volume: Volume)
 async def test_folders_that_nobody_names_any_more_keep_a_bounded_number_of_threads(volume: Volume) -> None:
     with closing(ManyFolders("test", lambda: None)) as looks:
         for change in range(4):
-            await look(looks, [volume.folder(f"{change}-{number}", hangs=True) for number in range(MAX_SILENT)])
+            await look(looks, [volume.folder(f"{change}-{number}", hangs=True) for number in range(MAX_SLOW)])
         assert len(volume.looks) == MAX_THREADS
 
 
@@ -234,3 +237,112 @@ async def test_logs_name_the_folder_that_did_not_answer(volume: Volume) -> None:
         ]
         await looks(lambda: None)
         assert looks.at == volume.root
+
+
+@pytest.fixture
+def patience(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks are slow long before their folders do not answer."""
+    monkeypatch.setattr(folder_looks, "ANSWER_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("patience")
+async def test_a_slow_folder_delays_no_other_and_is_seen_when_its_look_has_ended(volume: Volume) -> None:
+    folders = [volume.folder("a"), volume.folder("slow", hangs=True), volume.folder("z")]
+    with closing(ManyFolders("test", lambda: None)) as looks:
+        for _ in range(2):
+            async with asyncio.timeout(20):
+                await look(looks, folders)
+            assert looks.stamps.keys() == {folders[0], folders[2]}
+        assert volume.looks.count(folders[1]) == 1
+        seen = asyncio.create_task(looks.each_seen())
+        await asyncio.sleep(0)
+        assert not seen.done()
+        assert not looks.problems
+        volume.answers[folders[1]].set()
+        async with asyncio.timeout(20):
+            await seen
+        assert looks.stamps.keys() == {*folders}
+
+
+async def test_a_folder_that_does_not_answer_is_told_although_nobody_waits_for_it(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_looks, "ANSWER_SECONDS", 1.0)
+    folder, told = volume.folder("hangs", hangs=True), asyncio.Event()
+    with closing(ManyFolders("test", told.set)) as looks:
+        await look(looks, [folder])
+        async with asyncio.timeout(20):
+            await looks.each_seen()
+        assert told.is_set()
+        assert [problem.place.file for problem in looks.problems] == [str(folder)]
+        told.clear()
+        volume.answers[folder].set()
+        await until(told.is_set)
+        assert not looks.problems
+        assert looks.stamps.keys() == {folder}
+
+
+@pytest.mark.usefixtures("patience")
+async def test_stamps_are_published_while_others_are_looked_at(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [volume.folder(f"{number}") for number in range(12)]
+
+    def takes_a_while(folder: Path) -> str:
+        time.sleep(0.2)
+        return volume.stamp_of(folder)
+
+    monkeypatch.setattr(folder_looks, "stamp_of", takes_a_while)
+    begun: list[int] = []
+    with closing(ManyFolders("test", lambda: begun.append(len(volume.looks)))) as looks:
+        await look(looks, folders)
+        await looks.each_seen()
+    assert begun[0] < len(folders)
+
+
+@pytest.mark.usefixtures("patience")
+async def test_all_folders_of_a_slow_volume_have_their_turns(volume: Volume) -> None:
+    folders = [volume.folder(f"{number}") for number in range(4)]
+    with closing(ManyFolders("test", lambda: None)) as looks:
+        await look(looks, folders)
+        looked = []
+        for _ in range(2):
+            for folder in folders:
+                volume.answers[folder].clear()
+                (folder / f"new {len(looked)}").write_text("x")
+            volume.looks.clear()
+            before = dict(looks.stamps)
+            await look(looks, folders)
+            looked += volume.looks
+            for folder in folders:
+                volume.answers[folder].set()
+            changed = {*volume.looks}
+            await until(lambda changed=changed, before=before: all(looks.stamps[one] != before[one] for one in changed))
+        assert sorted(looked) == folders
+
+
+@pytest.mark.usefixtures("patience")
+async def test_others_are_not_looked_at_more_often_for_a_change_whose_folder_is_slow(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, other = volume.folder("changes"), volume.folder("other")
+
+    def stamp(folder: Path) -> str:
+        volume.looks.append(folder)
+        if folder == other:
+            return "as before"
+        if (count := volume.looks.count(changes)) > 2:
+            volume.answers[changes].wait()
+        return f"{count}"
+
+    monkeypatch.setattr(folder_looks, "stamp_of", stamp)
+    volume.answers[changes].clear()
+    with closing(ManyFolders("test", lambda: None, quiet_seconds=0.03, poll_seconds=60.0)) as looks:
+        looking = asyncio.create_task(looks.run())
+        for count in (1, 2):
+            looks.want([changes, other])
+            await until(lambda count=count: volume.looks.count(other) >= count)
+        await until(lambda: volume.looks.count(changes) == 3)
+        await until(lambda: volume.looks.count(other) >= 3)
+        count = volume.looks.count(other)
+        await asyncio.sleep(0.5)
+        assert volume.looks.count(other) == count
+        looking.cancel()

@@ -428,6 +428,50 @@ async def test_a_folder_that_hangs_changes_no_adapter_when_the_operator_restarts
         answers.set()
 
 
+async def test_a_first_start_whose_manifests_hang_can_be_stopped(
+    hanging: HangingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging.answers.clear()
+    one = operator_of(hanging)
+    monkeypatch.setattr(one, "read_manifests", hanging.is_dir)
+    async with asyncio.timeout(20):
+        async with running(one, monkeypatch, processes=NoProcesses()):
+            await asyncio.sleep(0.1)
+    assert not state_beside(hanging).status.exists()
+
+
+async def test_a_new_adapter_is_told_with_its_stamp_beside_slow_ones(
+    hanging: HangingFolder, sent: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motet_operator.local.folder_looks.ANSWER_SECONDS", 20.0)
+    answers = threading.Event()
+
+    def stamp_of(folder: Path) -> str:
+        if folder.name.startswith("slow"):
+            answers.wait(15.0)
+        return f"stamp of {folder.name}"
+
+    monkeypatch.setattr("motet_operator.local.folder_looks.stamp_of", stamp_of)
+    pool, adapter = MANIFESTS.replace("POOL", "demo").replace("hf://acme/legal", "file://legal").split("---")
+    (hanging / "all.yaml").write_text(
+        "---".join([pool, *(adapter.replace("legal", one) for one in ("slow-1", "slow-2"))])
+    )
+    (hanging / "new").mkdir()
+    answers.set()
+    try:
+        async with running(operator_of(hanging), monkeypatch, processes=NoProcesses()):
+            await until(lambda: sent)
+            answers.clear()
+            await asyncio.sleep(0.1)  # a round with them has begun
+            (hanging / "new.yaml").write_text(adapter.replace("legal", "new"))
+            async with asyncio.timeout(30):
+                while "new" not in sent[-1]:
+                    await asyncio.sleep(0.01)
+            assert next(one["new"] for one in sent if "new" in one) == "stamp of new"
+    finally:
+        answers.set()
+
+
 async def test_a_new_adapter_is_told_with_its_stamp_however_many_others_hang(
     hanging: HangingFolder, sent: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

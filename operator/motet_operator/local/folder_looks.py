@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -21,15 +22,18 @@ log = structlog.get_logger(__name__)
 ANSWER_SECONDS = 5.0
 """How long a look may take until the status says that its folder does not answer. A disk that wakes up takes less."""
 
-MAX_SILENT = 16
-"""With this number of folders that do not answer, only those are looked at that have been there before."""
+SLOW_SECONDS = 0.5
+"""How long a look at one of many folders may hold up those at the others."""
+
+MAX_SLOW = 16
+"""With this number of looks that take longer, only those folders are looked at that have been there before."""
 
 MAX_THREADS = 64
-"""Each folder that does not answer keeps a thread. The same with this number of them, and those that nobody names any
-more count, too."""
+"""Each look that takes longer keeps a thread. The same with this number of them, and those at folders that nobody names
+any more count, too."""
 
-SILENT_OF_ONE_VOLUME = 2
-"""With this number of silent folders of a file system, no other folder of it is looked at."""
+SLOW_OF_ONE_VOLUME = 2
+"""With this number of looks at a file system that take longer, no other folder of it is looked at."""
 
 Found = TypeVar("Found")
 
@@ -58,7 +62,7 @@ class FolderLooks:
             return await answer
         finally:
             answer.cancel()
-            if silent is not None:
+            if silent is not None and not answer.cancelled():
                 log.info("folder_answers", path=str(silent))
                 self._say()
 
@@ -80,8 +84,18 @@ class Seen(NamedTuple):
 UNSEEN = Seen(MISSING)
 
 
+@dataclass(slots=True)
+class _SlowLook:
+    answer: asyncio.Task[None]
+    device: int
+    """Of its volume, as far as it is known"""
+    silent: bool = False
+    """The folder does not answer."""
+
+
 class ManyFolders:
-    """Looks at many folders, one after the other. One that does not answer holds up the others for a moment, once."""
+    """Looks at many folders, one after the other. A slow one holds up the others for a moment: then its look has a
+    thread alone."""
 
     def __init__(
         self, name: str, changed: Callable[[], None], *, quiet_seconds: float = 0.0, poll_seconds: float = 1.0
@@ -89,10 +103,10 @@ class ManyFolders:
         self.stamps: dict[Path, str] = {}
         """What has stayed as it was for a moment. Of a folder that does not answer: what was there before."""
         self._seen: dict[Path, Seen] = {}
-        self._silent: dict[Path, tuple[asyncio.Task[None], int]] = {}
-        """Each with its volume, as far as it is known."""
+        """What was looked at last comes last."""
+        self._slow: dict[Path, _SlowLook] = {}
         self._asked: Collection[Path] = ()
-        self._asked_now, self._looked = asyncio.Event(), asyncio.Event()
+        self._asked_now, self._told = asyncio.Event(), asyncio.Event()
         self._wanted: Collection[Path] = ()
         """Of the last round: whether others answer is nobody's problem."""
         self._name = name
@@ -103,82 +117,119 @@ class ManyFolders:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        return tuple(_problem(folder) for folder in self._silent_now())
+        return tuple(_problem(folder) for folder, look in self._slow.items() if look.silent and folder in self._wanted)
 
-    def want(self, folders: Iterable[Path]) -> asyncio.Event:
-        """From now on look at these folders, and forget all others. Returns what is set when each of them has been
-        looked at or does not answer."""
+    def want(self, folders: Iterable[Path]) -> None:
+        """From now on look at these folders, and forget all others."""
         self._asked = dict.fromkeys(folders)
         self._asked_now.set()
-        return self._looked
+
+    async def each_seen(self) -> None:
+        """Returns when each folder that is wanted has been looked at or does not answer."""
+        while not all(folder in self.stamps or self._is_silent(folder) for folder in self._asked):
+            self._told.clear()
+            await self._told.wait()
 
     async def run(self) -> None:
         while True:
             self._asked_now.clear()
-            looked, self._looked = self._looked, asyncio.Event()
             await self.look()
-            looked.set()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._debouncer.next_look(self._poll_seconds)):
+                # A change that rests in a folder with a slow look is not seen earlier if others are looked at often.
+                async with asyncio.timeout(self._debouncer.next_look(self._poll_seconds, without=self._slow)):
                     await self._asked_now.wait()
 
     async def look(self) -> None:
-        """One round"""
+        """One round. Looks that are slow may end later."""
         self._wanted = wanted = self._asked
         self._seen = {folder: seen for folder, seen in self._seen.items() if folder in wanted}
         self.stamps = {folder: stamp for folder, stamp in self.stamps.items() if folder in wanted}
         self._debouncer.forget(wanted)
-        # First those that have answered: if a new one does not, they have not waited for it.
-        left = deque(sorted(wanted, key=lambda folder: folder not in self._seen))
+        # First those that have answered: if a new one does not, they have not waited for it. Of a slow volume, all have
+        # their turns.
+        left = deque([*self._seen, *(folder for folder in wanted if folder not in self._seen)])
         while left := deque(folder for folder in left if self._may_answer(folder)):
-            left = await self._look_until_silence(left)
+            left = await self._look_until_slow(left)
 
-    async def _look_until_silence(self, folders: deque[Path]) -> deque[Path]:
-        """Look at the folders up to one that does not answer. Returns those behind it."""
+    async def _look_until_slow(self, folders: deque[Path]) -> deque[Path]:
+        """Look at the folders up to one that takes long. Returns those behind it."""
         one = _Round(folders)
         answer = asyncio.create_task(self._thread.run(one.run), name="look at folders")
         try:
-            while not answer.done() and not one.leave_if_silent():
-                await asyncio.wait({answer}, timeout=one.began + ANSWER_SECONDS - monotonic())
+            while not answer.done() and not one.leave_if_slow():
+                await asyncio.wait({answer}, timeout=one.began + SLOW_SECONDS - monotonic())
+                if not answer.done() and one.began + SLOW_SECONDS > monotonic():
+                    self._publish(one)
         except asyncio.CancelledError:
             answer.cancel()
             raise
         if answer.done():
             answer.result()
         else:
-            self._silent[one.at] = answer, self._seen.get(one.at, UNSEEN).device
-            _silent(one.at)
-            answer.add_done_callback(partial(self._answers, one.at))
-            self._thread.close()
-            self._thread = OwnThread(self._name)
-        before, found, now = self.stamps, one.found(), monotonic()
-        self._seen |= found
-        self.stamps = before | {folder: self._debouncer(folder, seen.stamp, now) for folder, seen in found.items()}
-        if not answer.done() or self.stamps != before:
-            self._changed()
+            self._leave_alone(one, answer)
+        self._publish(one, also=self._is_silent(one.at))
         return one.left_over
 
+    def _leave_alone(self, one: "_Round", answer: asyncio.Task[None]) -> None:
+        self._thread.close()
+        self._thread = OwnThread(self._name)
+        slow = self._slow[one.at] = _SlowLook(answer, self._seen.get(one.at, UNSEEN).device)
+        timer = None
+        if (seconds := one.began + ANSWER_SECONDS - monotonic()) > 0:
+            timer = asyncio.get_running_loop().call_later(seconds, self._is_late, one.at, slow)
+        else:
+            self._note_silent(one.at, slow)
+        answer.add_done_callback(partial(self._answers, one, timer))
+
+    def _is_late(self, folder: Path, look: _SlowLook) -> None:
+        self._note_silent(folder, look)
+        self._tell()
+
+    @staticmethod
+    def _note_silent(folder: Path, look: _SlowLook) -> None:
+        look.silent = True
+        _silent(folder)
+
+    def _is_silent(self, folder: Path) -> bool:
+        return folder in self._slow and self._slow[folder].silent
+
+    def _publish(self, one: "_Round", *, also: bool = False) -> None:
+        """What was found since the last time. `also`: something else has changed."""
+        before, now = self.stamps, monotonic()
+        found = {folder: seen for folder, seen in one.take().items() if folder in self._wanted}
+        for folder, seen in found.items():
+            self._seen.pop(folder, None)
+            self._seen[folder] = seen
+        self.stamps = before | {folder: self._debouncer(folder, seen.stamp, now) for folder, seen in found.items()}
+        if also or self.stamps != before:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told.set()
+        self._changed()
+
     def _may_answer(self, folder: Path) -> bool:
-        if folder in self._silent:
+        if folder in self._slow:
             return False
         seen = self._seen.get(folder)
         if seen is None or not seen.device:  # it may be on any volume
-            return len(self._silent_now()) < MAX_SILENT and len(self._silent) < MAX_THREADS
-        return sum(device == seen.device for _, device in self._silent.values()) < SILENT_OF_ONE_VOLUME
+            slow = sum(one in self._wanted for one in self._slow)
+            return slow < MAX_SLOW and len(self._slow) < MAX_THREADS
+        return sum(look.device == seen.device for look in self._slow.values()) < SLOW_OF_ONE_VOLUME
 
-    def _silent_now(self) -> list[Path]:
-        return [folder for folder in self._silent if folder in self._wanted]
-
-    def _answers(self, folder: Path, look: asyncio.Task[None]) -> None:
-        del self._silent[folder]
-        if not look.cancelled():
-            log.info("folder_answers", path=str(folder))
-            self._changed()
+    def _answers(self, one: "_Round", timer: asyncio.TimerHandle | None, answer: asyncio.Task[None]) -> None:
+        look = self._slow.pop(one.at)
+        if timer is not None:
+            timer.cancel()
+        if not answer.cancelled():
+            if look.silent:
+                log.info("folder_answers", path=str(one.at))
+            self._publish(one, also=look.silent)
 
     def close(self) -> None:
         self._thread.close()
-        for answer, _ in self._silent.values():
-            answer.cancel()
+        for look in self._slow.values():
+            look.answer.cancel()
 
 
 class _Round:
@@ -204,16 +255,17 @@ class _Round:
             with self._lock:
                 self._found[self.at] = seen
 
-    def leave_if_silent(self) -> bool:
+    def leave_if_slow(self) -> bool:
         with self._lock:  # it does not go on to the next folder meanwhile
-            if monotonic() < self.began + ANSWER_SECONDS:
+            if monotonic() < self.began + SLOW_SECONDS:
                 return False
             self.left_over, self._left = self._left, self.left_over
             return True
 
-    def found(self) -> dict[Path, Seen]:
+    def take(self) -> dict[Path, Seen]:
         with self._lock:
-            return dict(self._found)
+            found, self._found = self._found, {}
+            return found
 
 
 def _look(folder: Path) -> Seen:

@@ -22,6 +22,7 @@ from motet.service_main import run_until
 from motet.settings import Database, ProcessSettings
 from motet.sources import folder_of
 from motet.surroundings import Surroundings
+from motet.task_group import run_together
 from motet_operator.earlier_status import unheard_adapters
 from motet_operator.local import folder_looks
 from motet_operator.local.folder_looks import FolderLooks, ManyFolders
@@ -103,17 +104,13 @@ class LocalOperator:
     async def run(self, stop: asyncio.Event, registry: CollectorRegistry, health: Health) -> None:
         """Raises SetupError for a problem that a person must solve before anything can start."""
         self._metrics = LocalMetrics(registry)
-        reading, looking = await self._look_first()
-        health.set_ready(True)
+        patience = None
+        if self._is_in_use():
+            patience = folder_looks.ANSWER_SECONDS
+            self.objects = self.folder.recall()
+        reading = asyncio.create_task(self._manifest_looks(self._read_first), name="first look at the manifests")
         try:
-            await run_until(
-                stop,
-                self._reconcile_for_ever(),
-                self.sync.run(),
-                self._watch_manifests(reading),
-                looking,
-                self._migrate(),
-            )
+            await run_until(stop, reading, self._adapter_looks.run(), self._work(reading, patience, health))
         finally:
             self._manifest_looks.close()
             self._adapter_looks.close()
@@ -122,20 +119,15 @@ class LocalOperator:
             else:
                 self.processes.release()  # after a crash, the next operator adopts the running processes
 
-    async def _look_first(self) -> tuple[asyncio.Task[str], asyncio.Task[None]]:
+    async def _work(self, reading: asyncio.Task[str], patience: float | None, health: Health) -> None:
         """A stack that is not there yet waits for its manifests. One that is in use goes on with what was last read, if
-        they do not answer."""
-        patience = None
-        if self._is_in_use():
-            patience = folder_looks.ANSWER_SECONDS
-            self.objects = self.folder.recall()
-        reading = asyncio.create_task(self._manifest_looks(self._read_first), name="first look at the manifests")
+        they do not answer within `patience` seconds."""
         await asyncio.wait({reading}, timeout=patience)
         if reading.done():
             reading.result()
-        looking = asyncio.create_task(self._adapter_looks.run(), name="look at adapters")
         await self._look_at_adapters(patience or FIRST_LOOKS * folder_looks.ANSWER_SECONDS)
-        return reading, looking
+        health.set_ready(True)
+        await run_together(self._reconcile_for_ever(), self.sync.run(), self._watch_manifests(reading), self._migrate())
 
     def _read_first(self) -> str:
         """The signature from before, so that no change since then is missed."""
@@ -395,10 +387,10 @@ class LocalOperator:
         """Look at the folders of all adapters that are declared now, and wait for them that long."""
         sources = {self._source_of(manifest)[0] for manifest in self.objects.adapters}
         self._adapter_folders = {source: folder for source in sources if (folder := folder_of(source)) is not None}
-        looked = self._adapter_looks.want(self._adapter_folders.values())
+        self._adapter_looks.want(self._adapter_folders.values())
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
-                await looked.wait()
+                await self._adapter_looks.each_seen()
         self._note_stamps()
 
     def _note_stamps(self) -> None:

@@ -222,9 +222,10 @@ class Debouncer:
         self._value[key] = value
         return value
 
-    def next_look(self, poll_seconds: float) -> float:
-        """In how many seconds to look again: soon while a change has to rest."""
-        return self._quiet / 3 if self._coming else poll_seconds
+    def next_look(self, poll_seconds: float, without: Collection[object] = ()) -> float:
+        """In how many seconds to look again: soon while a change has to rest. `without`: for changes of these, a look
+        is under way."""
+        return self._quiet / 3 if any(key not in without for key in self._coming) else poll_seconds
 
     def forget(self, keep: Collection[object]) -> None:
         for key in self._value.keys() - set(keep):

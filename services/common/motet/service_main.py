@@ -116,7 +116,7 @@ def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> 
         loop.default_exception_handler(context)
 
 
-async def run_until(stop: asyncio.Event, *work: Awaitable[None]) -> None:
+async def run_until(stop: asyncio.Event, *work: Awaitable[object]) -> None:
     """Run everything until `stop` is set, then cancel it. The first failure cancels the rest and is raised."""
     running = asyncio.ensure_future(run_together(*work))
     stopping = asyncio.ensure_future(stop.wait())
