@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import NoReturn
 
 from motet.imports import without_collections
@@ -95,12 +96,14 @@ def die_with_parent(parent: int) -> None:
 
 _CONNECTIONS: list[socket.socket] = []
 """To the service, once this is an engine's process"""
+_FAILED = Event()
 
 
 def disconnect() -> None:
-    """Tell the service that this engine ends, from any thread, before it has ended: Linux closes a process's files only
-    when each of its threads has come to run and all its memory is free. That takes a second on a busy machine, and
-    longer with a GPU."""
+    """Tell the service that this engine has failed, from any thread, before it has ended: Linux closes a process's
+    files only when each of its threads has come to run and all its memory is free. That takes a second on a busy
+    machine, and longer with a GPU. Log why before: a thread that waits for commands ends the process now."""
+    _FAILED.set()
     for connection in _CONNECTIONS:
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
@@ -123,7 +126,7 @@ def main(load: Callable[[EngineConfig, LoadProgress], Engine] = load_engine) -> 
 
             drive(lambda: _freeze_gc(load(start.config, report)), pipe)
         except EOFError:
-            pass  # the service has ended, so the engine ends, too
+            status = int(_FAILED.is_set())  # else the service has ended, so the engine ends, too
         except Exception:
             log.exception("engine_failed")
             status = 1

@@ -88,6 +88,7 @@ class Second:
             changes = self.processor.add_request(place, params(running[place]))
             assert changes is (running[place].extra_args is not None)
         self.processor.apply_staged_writes()
+        assert self.processor._read.keys() <= running.keys(), "slots that nobody has cost nothing"  # noqa: SLF001
 
     def drawn(self, logits: np.ndarray, running: dict[int, Request]) -> dict[int, np.ndarray]:
         order = sorted(running, key=lambda place: logits[place, 0])

@@ -126,6 +126,7 @@ def test_the_installed_version_has_all_of_them() -> None:
         ("lora_id)", "lora_id, /)", None),
         ("params, lora_request", "params, arrival=None, lora_request=None", None),
         ("(self, logits)", "(self, batch=None, logits=None)", "LogitsProcessor.apply has logits at another place"),
+        ("apply_staged_writes", "flush", "v1/worker/gpu/sample/logits_processor/interface.py has no LogitsProcessor"),
         ("enforce_eager", "eager", "engine/arg_utils.py has no EngineArgs.enforce_eager"),
         ("class CacheConfig", "class Cache", "config/cache.py has no CacheConfig"),
         ("tokens_input", "tokens", "inputs/engine.py has no tokens_input"),

@@ -76,6 +76,19 @@ def test_a_row_of_a_request_that_has_ended_begins_anew() -> None:
     assert len(row.read().tokens) == 0
 
 
+def test_a_reader_sees_that_a_request_has_ended_also_when_another_has_its_row() -> None:
+    changes = RowChanges(1, VOCABULARY, 8)
+    first = ChangedRows().row_of(changes.begin(ASK._replace(masked=True)))
+    assert not first.ended
+    changes.take([Produced("a", 6, None, ended=True)])
+    assert first.ended
+    second = ChangedRows().row_of(changes.begin(ASK._replace(name="b", masked=True)))
+    assert first.ended
+    assert not second.ended
+    changes.end(["b"])
+    assert second.ended
+
+
 def test_another_process_sees_what_is_written() -> None:
     changes = RowChanges(1, VOCABULARY, 8)
     told = changes.begin(ASK._replace(masked=True))

@@ -29,11 +29,15 @@ class Tried(FakeDriven):
     """A request that begins with the tokens of an earlier one goes on otherwise."""
     ignores: str = ""
     """What its logits processor does not do"""
+    reads_masks_of_new_requests: bool = False
+    """And not in the other iterations"""
     max_rank: int = 16
     kinds: dict[int, list[str]] = field(default_factory=dict)
 
     def allow(self, name: str, allowed: bytes) -> None:
-        if self.ignores != "masks":
+        (request,) = [one for one in self.running.values() if one.ask.name == name]
+        too_late = self.reads_masks_of_new_requests and len(request.tokens) > len(request.ask.tokens)
+        if self.ignores != "masks" and not too_late:
             super().allow(name, allowed)
 
     def load_adapter(self, number: int, folder: Path) -> None:
@@ -113,6 +117,11 @@ def test_an_answer_that_does_not_go_on_with_the_same_tokens_is_found() -> None:
 def test_a_vllm_that_ignores_the_logits_processor_is_found(ignored: str) -> None:
     with pytest.raises(ModelFolderError, match="does not draw from the logits"):
         Trial(Tried(ignores=ignored), LINEARS, 16).run()
+
+
+def test_a_vllm_that_reads_masks_with_new_requests_alone_is_found() -> None:
+    with pytest.raises(ModelFolderError, match="read each mask"):
+        Trial(Tried(reads_masks_of_new_requests=True), LINEARS, 16).run()
 
 
 def test_prompts_may_take_several_iterations() -> None:

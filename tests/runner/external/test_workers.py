@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,8 +18,10 @@ import pytest
 from motet.errors import ModelFolderError
 from motet.settings import ProcessSettings
 from motet_runner.engine_client import EngineClient, EngineDied
+from motet_runner.engine_messages import Start
 from motet_runner.external.vllm.workers import bind_cores, bound_cores, shared_by, threads_of_each
 from motet_runner.interface import EngineConfig
+from motet_runner.pipe import pack
 
 
 def test_each_worker_on_a_cpu_has_as_many_threads() -> None:
@@ -152,6 +155,51 @@ def test_a_watch_that_fails_ends_the_engine() -> None:
     with watched("no remover", 1) as engine:
         assert engine.wait(PATIENCE) == 1
         assert "workers_not_watched" in engine.stdout.read()
+
+
+IDLE = """
+import multiprocessing, os, threading, time
+from motet_runner import engine_process
+from motet_runner.external.vllm import workers
+
+class Idle:
+    command_wait_seconds = turn = lambda self: None
+    def __init__(self, *_, **__): ...
+    def apply(self, commands): ...
+
+class Loaded:
+    mask_of = None
+    class info:
+        device = "other"
+
+def load(config, on_progress):
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    worker.start()
+    watch = workers.Watch(1)
+    log = workers.log.error
+    workers.log.error = lambda *said, **more: (time.sleep(0.5), log(*said, **more))
+    watch.loaded()
+    threading.Timer(2.0, worker.kill).start()  # the engine waits for commands then
+    return Loaded()
+
+engine_process.EngineLoop = Idle
+engine_process.main(load)
+"""
+
+
+def test_an_engine_without_work_says_that_a_worker_has_ended(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-c", IDLE, str(theirs.fileno())]
+        with subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as engine:
+            try:
+                ours.sendall(pack(Start(EngineConfig(model=tmp_path), os.getpid(), ProcessSettings(data_dir=tmp_path))))
+                assert engine.wait(PATIENCE) == 1
+                assert "worker_ended" in engine.stdout.read()
+            finally:
+                engine.kill()
 
 
 SLOW_TO_END = """

@@ -74,6 +74,7 @@ USED: Mapping[str, Mapping[str, Members]] = {
     "v1/worker/gpu/sample/logits_processor/interface.py": {
         "LogitsProcessor": {
             "add_request": ("req_idx", "sampling_params", BY_PLACE),
+            "apply_staged_writes": (),
             "apply": ("logits", "ctx", BY_PLACE),
         },
         "LogitsContext": {"idx_mapping_np": ()},

@@ -14,7 +14,7 @@ class Processor(LogitsProcessor):  # type: ignore[misc] # vllm is not typed here
     def __init__(self, *_: Any) -> None:
         self._changed = ChangedRows()
         self._rows: dict[int, ChangedRow] = {}
-        """By slot. A slot's next request replaces it."""
+        """By slot, of requests that have not ended"""
         self._read: dict[int, RowChange] = {}
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
@@ -26,7 +26,8 @@ class Processor(LogitsProcessor):  # type: ignore[misc] # vllm is not typed here
         return row is not None
 
     def apply_staged_writes(self) -> None:
-        """In each iteration, before its forward pass"""
+        """In each iteration, before its forward pass. Nobody says here that a request has left its slot."""
+        self._rows = {slot: row for slot, row in self._rows.items() if not row.ended}
         self._read = {slot: row.read() for slot, row in self._rows.items()}
 
     def apply(self, logits: torch.Tensor, ctx: LogitsContext) -> torch.Tensor:

@@ -16,6 +16,9 @@ import numpy.typing as npt
 
 from motet_runner.external.vllm.driven import Ask, Produced
 
+COUNTS = 3
+MAX_OWNER = (1 << 31) - 1
+NOBODY = 0
 KEY = "motet_row"
 """In the `extra_args` of a request whose row is changed"""
 
@@ -31,13 +34,16 @@ class _Sizes(NamedTuple):
 
 
 class _Memory:
-    """A row has: whether it is masked, how many tokens it penalises, the mask's bits, these tokens, and the amounts."""
+    """A row has: whether it is masked, how many tokens it penalises, whose it is, the mask's bits, these tokens, and
+    the amounts."""
 
     def __init__(self, path: str, sizes: _Sizes) -> None:
         rows, mask_bytes, tokens = sizes
         whole: _Bytes = np.asarray(np.memmap(path, np.uint8, mode="r+"))
-        counts, amounts, numbers, bits = np.split(whole, np.cumsum([rows * 8, rows * tokens * 4, rows * tokens * 4]))
-        self.counts: _Tokens = counts.view(np.int32).reshape(rows, 2)
+        counts, amounts, numbers, bits = np.split(
+            whole, np.cumsum([rows * 4 * COUNTS, rows * tokens * 4, rows * tokens * 4])
+        )
+        self.counts: _Tokens = counts.view(np.int32).reshape(rows, COUNTS)
         self.amounts: _Amounts = amounts.view(np.float32).reshape(rows, tokens)
         self.tokens: _Tokens = numbers.view(np.int32).reshape(rows, tokens)
         self.bits = bits.reshape(rows, mask_bytes)
@@ -62,12 +68,13 @@ class RowChanges:
         self._sizes = _Sizes(rows, (vocabulary + 7) // 8, max_length)
         file = os.memfd_create("motet-rows")
         weakref.finalize(self, os.close, file)
-        os.truncate(file, rows * (8 + 8 * max_length + self._sizes.mask_bytes))
+        os.truncate(file, rows * (4 * COUNTS + 8 * max_length + self._sizes.mask_bytes))
         self._path = f"/proc/{os.getpid()}/fd/{file}"
         self._memory = _Memory(self._path, self._sizes)
         self._free = list(range(rows))
         self._rows: dict[str, _Written] = {}
         """By the names of their requests"""
+        self._owner = NOBODY
 
     def begin(self, ask: Ask) -> dict[str, Any] | None:
         """The `extra_args` of its request; None: it draws from the logits as they are."""
@@ -75,11 +82,12 @@ class RowChanges:
         if not (ask.masked or presence or frequency):
             return None
         row = self._rows[ask.name] = _Written(self._free.pop(), presence, frequency)
-        self._memory.counts[row.number] = ask.masked, 0
+        self._owner = self._owner % MAX_OWNER + 1
+        self._memory.counts[row.number] = ask.masked, 0, self._owner
         if presence or frequency:
             for token in ask.tokens[len(ask.tokens) - ask.output_tokens :]:
                 self._count(row, token)
-        return {KEY: [self._path, *self._sizes, row.number]}
+        return {KEY: [self._path, *self._sizes, row.number, self._owner]}
 
     def allow(self, name: str, allowed: bytes) -> None:
         """The tokens that may come next: a bit for each, the first one in the lowest bit"""
@@ -102,6 +110,7 @@ class RowChanges:
     def end(self, names: Iterable[str]) -> None:
         for name in names:
             if (row := self._rows.pop(name, None)) is not None:
+                self._memory.counts[row.number] = 0, 0, NOBODY
                 self._free.append(row.number)
 
     def _count(self, row: _Written, token: int) -> None:
@@ -130,14 +139,20 @@ class RowChange(NamedTuple):
 class ChangedRow:
     _memory: _Memory
     _number: int
+    _owner: int
     _repetition: float
+
+    @property
+    def ended(self) -> bool:
+        """Its request is no more, and another one may have the row."""
+        return int(self._memory.counts[self._number, 2]) != self._owner
 
     def read(self) -> RowChange:
         """To be called before the forward pass. Of several workers, one may still have to draw when the first has drawn
         and the engine's process writes for the next iteration. But none has drawn before all are in the forward pass.
         """
         memory, number = self._memory, self._number
-        masked, count = memory.counts[number].tolist()
+        masked, count, _ = memory.counts[number].tolist()
         tokens, amounts = memory.tokens[number, :count].copy(), memory.amounts[number, :count].copy()
         return RowChange(memory.bits[number].copy() if masked else None, tokens, amounts, self._repetition)
 
@@ -153,7 +168,7 @@ class ChangedRows:
         told = None if extra_args is None else extra_args.get(KEY)
         if told is None:
             return None
-        path, rows, mask_bytes, tokens, number = told
+        path, rows, mask_bytes, tokens, number, owner = told
         if path not in self._memories:
             self._memories[path] = _Memory(path, _Sizes(rows, mask_bytes, tokens))
-        return ChangedRow(self._memories[path], number, repetition)
+        return ChangedRow(self._memories[path], number, owner, repetition)

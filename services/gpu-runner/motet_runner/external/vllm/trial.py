@@ -45,6 +45,7 @@ class Trial:
         """The linears that adapters change. Raises ModelFolderError if something is not as the plan needs it."""
         self._try_to_go_on()
         self._try_to_change_logits()
+        self._try_another_mask()
         served = self._adapted()
         if served:
             self._try_base_beside(served)
@@ -66,12 +67,25 @@ class Trial:
         allowed, delivered = vocabulary // 2, vocabulary // 3
         self._add(self._prompt, 1)  # theirs are not the first rows
         masked = self._add(self._prompt, 1, masked=True)
-        self._driven.allow(masked, (1 << allowed).to_bytes((vocabulary + 7) // 8, "little"))
+        self._allow(masked, allowed)
         tokens = [*self._prompt, delivered]
         rewarded = self._add(tokens, 1, penalties=Penalties(presence=-HUGE), output_tokens=1)
         found = self._next(masked, rewarded)
         if (found[masked].token, found[rewarded].token) != (allowed, delivered):
             raise ModelFolderError("This vLLM does not draw from the logits that Motet's logits processor leaves.")
+
+    def _try_another_mask(self) -> None:
+        """A mask is read for each token, also while no request comes."""
+        vocabulary = self._driven.facts.vocabulary
+        name, drawn = self._add(self._prompt, 2, masked=True), []
+        for allowed in (vocabulary // 2, vocabulary // 3):
+            self._allow(name, allowed)
+            drawn.append(self._next(name)[name].token == allowed)
+        if not all(drawn):
+            raise ModelFolderError("This vLLM does not let Motet's logits processor read each mask.")
+
+    def _allow(self, name: str, token: int) -> None:
+        self._driven.allow(name, (1 << token).to_bytes((self._driven.facts.vocabulary + 7) // 8, "little"))
 
     def _adapted(self) -> list[str]:
         """The linears of the kinds for which an adapter has an effect. vLLM drops some kinds silently."""

@@ -102,13 +102,12 @@ class Watch:
     def _end_with_workers(self) -> None:
         try:
             self._wait_for_end()
-            disconnect()
             log.error("worker_ended", workers=self._workers)
         except Exception:  # from now on nobody would see a worker end
-            disconnect()
             log.exception("workers_not_watched", workers=self._workers)
-        finally:
-            os._exit(1)  # also if the log cannot be written
+        finally:  # also if the log cannot be written
+            disconnect()
+            os._exit(1)
 
     def _wait_for_end(self) -> None:
         """Of any of them"""
