@@ -152,7 +152,7 @@ ALL_BUT_THE_LAST_PLACES = [
 def test_a_queue_without_indices_decides_the_same(*, steps, slots, rank_bytes, max_replicas, headroom, as_few):
     """`as_few`: few fit. Else they are looked for as where many do."""
     ours, plain = (scheduler(queue, slots, rank_bytes, max_replicas, headroom) for queue in (Queue, PlainQueue))
-    with nullcontext() if as_few else patch.object(waiting_heads, "up_to", lambda *_: None):
+    with nullcontext() if as_few else patch.object(waiting_heads, "between", lambda *_: None):
         for number, step in enumerate(steps):
             assert take(ours, number, step) == take(plain, number, step), f"step {number}: {step}"
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from motet.domain import BASE
 from motet_runner.interface import State
 from motet_runner.loaded_runner import LoadedRunner
+from motet_scheduler.policy.headroom import NOTHING, KeptFrom, kept_on
 from motet_scheduler.policy.requests import Request
 from motet_scheduler.policy.runner_choice import Chosen, choose
 from motet_scheduler.policy.runners import Runner
@@ -79,7 +80,7 @@ def _fits(scheduler: Scheduler, runners: Mapping[str, Parts], now: float) -> Ite
             if isinstance(found, Chosen):
                 yield (request.id, request.epoch, "", BY_COPY), found.runner.instance
             for known in able:
-                if known in reserved or kept.any_on(known) or not _takes_work(known, request, now):
+                if known in reserved or _keeps(known, kept) or not _takes_work(known, request, now):
                     continue  # it keeps its last places for others
                 parts = runners.get(known.instance)
                 if parts is not None and _has_room(parts, known, request, scheduler, now):
@@ -91,6 +92,11 @@ def _fits(scheduler: Scheduler, runners: Mapping[str, Parts], now: float) -> Ite
         owing = draw.owing(now, patient=True) if not draw.charged else None
         if not request.forgotten and owing is None and draw.crowded() is None:
             yield (request.id, request.epoch, "", BY_COPY), f"{account.id}, for which it waits"
+
+
+def _keeps(known: Runner, kept: KeptFrom) -> bool:
+    """Whether it keeps anything from the request."""
+    return known is not kept.own and kept.one_in > 0 and (kept.lacking or kept_on(known, kept.one_in) != NOTHING)
 
 
 def _takes_work(known: Runner, request: Request, now: float) -> bool:

@@ -3,7 +3,9 @@
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import merge
 from itertools import chain, islice, takewhile
+from math import inf
 from operator import attrgetter
 
 from motet.domain import Digest, Tenant
@@ -179,27 +181,37 @@ class ClassQueue:
             for request in self.waiting[runners_of].with_adapter(digest)
         ]
 
-    def that_fit(self, runner: Runner, free: int, examined: int) -> list[Head]:
-        """Those that wait for room on this runner and need at most `free` pages: at most `examined` of those that wait
-        for the same."""
+    def that_fit(self, runner: Runner, free: int, examined: int, *, above: int = 0, highest: float = inf) -> list[Head]:
+        """Those that wait for room on this runner, and fit there: few of those that wait for the same
+        (`Waiting.that_fit`)."""
         waiting = self.waiting
         if len(waiting) == 1 and runner.base.digest in waiting:  # mostly
-            return waiting[runner.base.digest].that_fit(runner, free, examined)
+            return waiting[runner.base.digest].that_fit(runner, free, examined, above=above, highest=highest)
         found: list[Head] = []
         for runners_of in self._names_for(runner):
-            found += waiting[runners_of].that_fit(runner, free, examined)
+            found += waiting[runners_of].that_fit(runner, free, examined, above=above, highest=highest)
         return found
 
     def firsts(self) -> Iterator[Head]:
         """Of those that were tried and wait for the same, the first."""
         return (waiting.heads.first() for waiting in self.waiting.values())
 
-    def first_for(self, counter: float, fits: Callable[[Request], bool], examined: int) -> Iterator[Head]:
-        """Of those that were tried, wait for the same and may fit, the first of tenants with at most this counter."""
-        for waiting in self.waiting.values():
-            if waiting.heads.first()[0] <= counter:  # mostly it is not
-                of_these = takewhile(lambda head: head[0] <= counter, islice(waiting.heads, MAX_FEW))
-                yield from islice((head for head in of_these if fits(head[3])), examined)
+    def first_for(
+        self, counter: float, fits: Callable[[Request], bool], examined: int, after: Head | None
+    ) -> tuple[list[Head], Head | None]:
+        """Of those that were tried and may fit, the first of tenants with at most this counter, behind `after`. Few are
+        looked at: if there may be more, the last of these is returned, too."""
+        alike = [one.heads for one in self.waiting.values() if one.heads.first()[0] <= counter]
+        if not alike:  # mostly
+            return [], None
+        found: list[Head] = []
+        of_these = takewhile(lambda head: head[0] <= counter, merge(*(heads.behind(after) for heads in alike)))
+        for looked, head in enumerate(of_these, 1):
+            if fits(head[3]):
+                found.append(head)
+            if looked == MAX_FEW or len(found) == examined:
+                return found, head
+        return found, None
 
     def to_try(self, fit: Collection[Head], after: Head | None, untried: int) -> list[Head]:
         """In order: untried requests, and those that may fit, each once. `after`: only later ones.

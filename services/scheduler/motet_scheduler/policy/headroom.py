@@ -37,12 +37,6 @@ def kept_on(runner: Runner, one_in: int) -> Kept:
     return places, places * pages
 
 
-def pages_beside(runner: Runner, free: int, kept: int) -> int:
-    """The most pages that a request may need there, where `kept` of the `free` pages are kept. One so large that it
-    never leaves them may have all."""
-    return free if free + kept > runner.ledger.limit else free - kept
-
-
 class KeptFrom(NamedTuple):
     """What runners keep from one request."""
 
@@ -53,11 +47,6 @@ class KeptFrom(NamedTuple):
     lacking: bool = False
     """Whether the group lacks last places: then all room is kept, but for a request so large that it never leaves
     them."""
-
-    def any_on(self, runner: Runner) -> bool:
-        if runner is self.own or not self.one_in:
-            return False
-        return self.lacking or kept_on(runner, self.one_in) != NOTHING
 
     def allows(self, runner: Runner, pages: int, digest: Digest) -> bool:
         """Whether a request of `pages` leaves what the runner keeps."""

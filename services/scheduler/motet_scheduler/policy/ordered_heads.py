@@ -1,6 +1,6 @@
 """Heads of flows in the order of their turns, where only the first are looked at."""
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Collection, Iterator
 from math import inf
 
@@ -33,9 +33,14 @@ class OrderedHeads:
 
     def __iter__(self) -> Iterator[Head]:
         """In order. None may come or go meanwhile."""
+        return self.behind(None)
+
+    def behind(self, last: Head | None) -> Iterator[Head]:
+        """The same, from the one on that is behind `last`."""
         if self._new:
             self._sort()
-        heads, of, at = self._heads, self.of, 0
+        heads, of = self._heads, self.of
+        at = bisect_right(heads, last) if last is not None else 0
         while at < len(heads):
             head = heads[at]
             given, _, _, request = head

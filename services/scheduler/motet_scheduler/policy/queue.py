@@ -24,7 +24,6 @@ before the others; `TryMore` goes on.
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
-from functools import partial
 from itertools import chain
 from math import inf
 
@@ -78,6 +77,8 @@ class Queue:
         """Runners that may have room since the last scan. In order, as a set would differ from process to process."""
         self._behind = False
         """Whether those that were given least may have last places that others had before."""
+        self._behind_from: Head | None = None
+        """The last of these that was tried, while those behind it still have to be. None: none was."""
         self._with_room: dict[Runner, Room] | None = None
         """Of those that may have room, those that have it in this scan. None: not known since something changed."""
         self.reserved: dict[Runner, Request] = {}
@@ -211,9 +212,10 @@ class Queue:
 
     def scanned(self) -> None:
         """All that may fit were tried on the runners that have room."""
+        if not self._size:
+            self.rooms.forget_grown()
         self.freed.clear()
-        self.rooms.tried_again()
-        self._behind = False
+        self._behind = self._behind_from is not None
 
     def try_again(self, requests: Collection[Request]) -> None:
         """Other runners may take these requests than before, if they wait."""
@@ -304,7 +306,8 @@ class Queue:
         untried, left, rooms = config.tenants_examined, True, self._rooms(request_class)
         while left and (rooms or class_queue.untried_heads.of or self._behind):
             left = False
-            for head in self._to_try(request_class, rooms, last, config, untried):
+            to_try, behind = self._to_try(request_class, rooms, last, config, untried)
+            for head in to_try:
                 request = head[3]
                 first = request.waits_for is None
                 anywhere = first or (self._behind and self.headroom.is_for_lowest(request))
@@ -320,14 +323,15 @@ class Queue:
                 # Less may be free now, and the next of its flow is untried.
                 last, left, rooms = head, True, self._rooms(request_class)
                 break
+            else:
+                if request_class is self.headroom.standing().request_class and not class_queue.untried_heads.of:
+                    self._behind_from = behind
 
     def _rooms(self, request_class: RequestClass) -> dict[Runner, Room]:
         """Of the runners that may have room, but for those that this class leaves to overdue requests."""
         if self._with_room is None:
             self.look_at_headroom()
-            if self.rooms.grown:
-                self.freed.update(self.rooms.grown)
-                self.rooms.tried_again()
+            self.freed.update(dict.fromkeys(self.rooms.take_grown()))
             self._with_room = self.rooms.of(self.freed)
         found = self._with_room
         if not (found and self.reserved):
@@ -352,7 +356,10 @@ class Queue:
     def look_at_headroom(self) -> None:
         """Whether the last places are for others now than at the last scan."""
         stood = self.headroom.stood
-        if self.headroom.look() and self.rooms.any_keeps:
+        if not self.headroom.look():
+            return
+        self._behind_from = None
+        if self.rooms.any_keeps:
             self._behind = True
             if self.headroom.opened_since(stood):  # however many they are: those that fit are found by what they need
                 self.freed.update(dict.fromkeys(self.rooms))
@@ -364,31 +371,30 @@ class Queue:
         last: Head | None,
         config: SchedulerConfig,
         untried: int,
-    ) -> list[Head]:
-        """Untried requests, and those that may fit on these runners: for their last places, only those who may have
-        them."""
-        class_queue = self.class_queues[request_class]
+    ) -> tuple[list[Head], Head | None]:
+        """Untried requests, and those that fit on these runners: for their last places, only those who may have them.
+        If these have to be tried anywhere, few are, and the last of these is returned, too."""
+        class_queue, examined = self.class_queues[request_class], config.tenants_examined
         found: list[Head] = []
-        sources = 0
+        sources, behind = 0, None
         if class_queue.waiting and (rooms or self._behind):
             highest, lacking = self.headroom.standing().highest(request_class), self.rooms.lacking
-            if highest is not None and highest < inf:
-                if self._behind:
-                    fits = self.rooms.may_hold
-                else:
-                    fits = partial(_may_have_last_place, rooms=rooms, lacking=lacking)
-                found += class_queue.first_for(highest, fits, config.tenants_examined)
-                sources += bool(found)
+            is_open = highest == inf
+            if self._behind and highest is not None and not is_open:
+                first, behind = class_queue.first_for(highest, self.rooms.may_hold, examined, self._behind_from)
+                found += first
+                sources += bool(first)
             for runner, room in rooms.items():
-                free = room.whole if highest == inf else room.for_large if lacking else room.beside
-                if free > 0 and (fit := class_queue.that_fit(runner, free, config.tenants_examined)):
+                for above, most in ((0, room.whole),) if is_open else room.for_others(lacking=lacking):
+                    if fit := class_queue.that_fit(runner, most, examined, above=above):
+                        found += fit
+                        sources += 1
+                if highest is None or is_open or not (room.keeps or lacking):
+                    continue
+                if fit := class_queue.that_fit(runner, room.whole, examined, highest=highest):
                     found += fit
                     sources += 1
-                    if 0 < room.kept < free == room.beside == room.whole and highest != inf and not lacking:
-                        # For the largest it keeps nothing. Those that are too small for that must not hide the others.
-                        found += class_queue.that_fit(runner, free - room.kept, config.tenants_examined)
-                        sources += 1
-        return class_queue.to_try(set(found) if sources > 1 else found, last, untried)
+        return class_queue.to_try(set(found) if sources > 1 else found, last, untried), behind
 
     def remove(self, request: Request) -> None:
         """Remove a request that was not placed."""
@@ -439,13 +445,3 @@ class Queue:
         """The first `most` overdue ones of each class that wait for these runners, the most urgent class first."""
         for class_queue in self.class_queues.values():
             yield from class_queue.overdue_alike(runners_of, most)
-
-
-def _may_have_last_place(request: Request, rooms: Mapping[Runner, Room], *, lacking: bool) -> bool:
-    """On one of the runners for which it waits. `lacking`: the group lacks some, so all of them keep their room."""
-    for runner, room in rooms.items():
-        if (room.kept or lacking) and request.pages_on(id(runner.capacity)) <= room.whole:
-            waits_for = request.waits_for
-            if waits_for in {"", runner.base.digest} or waits_for in runner.adapters:
-                return True
-    return False

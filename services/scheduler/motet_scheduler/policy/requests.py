@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import inf, log2
+from math import log2
 
 from motet import promises
 from motet.domain import Digest, InstanceName, RequestId, Tenant
@@ -166,11 +166,6 @@ class Request:
     def turn(self) -> Turn:
         """One that had a place, and lost it, has its turn again before those that had none."""
         return (self.charge is None, self.turn_at, self.sequence)
-
-    def pages_on(self, capacity: CapacityId) -> float:
-        """How many it needs, if it was tried. Infinity: no such runner could hold it."""
-        need = self.page_needs.get(capacity)
-        return need[0] if need is not None else inf
 
     @property
     def own_prompt_tokens(self) -> int:

@@ -3,38 +3,50 @@
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from itertools import count
+from itertools import count, islice
 from typing import NamedTuple
 
-from motet_scheduler.policy.headroom import kept_on, pages_beside
+from motet_scheduler.policy.headroom import kept_on
 from motet_scheduler.policy.requests import CapacityId, PageNeed, Request
 from motet_scheduler.policy.runners import Runner
 
+Sizes = tuple[int, int]
+"""Requests of more pages than the first, and at most the second."""
+
 
 class Room(NamedTuple):
-    """The most pages that a request may need there."""
+    """What a request may need there, in pages."""
 
     whole: int
-    beside: int
-    """The same beside the last places. A smaller request may not fit, where only one so large that it never leaves them
-    may have all."""
-    kept: int
-    """The pages of its last places. 0: it keeps none."""
+    """At most, if it may have the last places."""
+    small: int
+    """At most, if it leaves them."""
+    above: int
+    """More than this, if it never leaves them: then it may have all. Not less than `whole`: none is so large."""
 
     @property
-    def for_large(self) -> int:
-        """The same where the group lacks last places: only one so large that it never leaves them may have some."""
-        return self.beside if self.kept and self.beside == self.whole else 0
+    def keeps(self) -> bool:
+        """Whether it keeps last places from anybody."""
+        return self.small < self.whole
+
+    @property
+    def beside(self) -> int:
+        """The most that a request may need which may not have the last places. A smaller one may not fit."""
+        return self.whole if self.above < self.whole else self.small
+
+    def for_others(self, *, lacking: bool) -> tuple[Sizes, ...]:
+        """For those who may not have the last places. `lacking`: the group lacks some, so all room is kept from who
+        might leave them."""
+        small = ((0, self.small),) if self.small and not lacking else ()
+        return (*small, (self.above, self.whole)) if self.above < self.whole else small
 
     def grew_from(self, before: "Room") -> bool:
         """Whether a request may fit that did not before."""
-        if (
+        return (
             self.whole > before.whole
-            or self.beside > before.beside
-            or self.whole - self.kept > before.whole - before.kept
-        ):
-            return True
-        return self.kept > before.kept and self.beside == self.whole  # fewer leave the last places, and may have all
+            or self.small > before.small
+            or (self.above < self.whole and self.above < min(before.above, before.whole))
+        )
 
 
 Places = tuple[int, int]
@@ -47,8 +59,8 @@ HELD = 3
 group: who needs one needs it on any runner."""
 
 MAX_WOKEN = 16
-"""Of one capacity: on this number of runners others are tried again once the group lacks none. Reports do that on the
-rest."""
+"""Of the runners that have `grown`, on this number others are tried again at once, and `TryMore` goes on. All may have
+when the group no longer lacks last places."""
 
 Line = list[tuple[int, int, Runner]]
 """Pages, a number that tells equal ones apart, and the runner. In order."""
@@ -105,13 +117,20 @@ class Rooms:
 
     @property
     def grown(self) -> dict[Runner, None]:
-        """Runners where requests may fit now that were tried before, until they are tried again."""
+        """Runners where requests may fit now that were tried before."""
         if self._changed:
             self._look()
         return self._grown
 
-    def tried_again(self) -> None:
-        """On those that have `grown`."""
+    def take_grown(self) -> list[Runner]:
+        """Some of those that have `grown`: on these they are tried again."""
+        taken = list(islice(self.grown, MAX_WOKEN))
+        for runner in taken:
+            del self._grown[runner]
+        return taken
+
+    def forget_grown(self) -> None:
+        """Nobody waits."""
         self._grown.clear()
 
     def of(self, runners: Collection[Runner]) -> dict[Runner, Room]:
@@ -154,7 +173,7 @@ class Rooms:
                 if room == known:
                     continue
                 del found[runner]
-                self._keeping -= known.kept > 0
+                self._keeping -= known.keeps
                 del whole[bisect_left(whole, (known.whole, number))]
                 del beside[bisect_left(beside, (known.beside, number))]
             if room is not None:
@@ -162,14 +181,14 @@ class Rooms:
                     self._grown[runner] = None
                 number = next(self._numbers)
                 found[runner] = number, room
-                self._keeping += room.kept > 0
+                self._keeping += room.keeps
                 insort(whole, (room.whole, number, runner))
                 insort(beside, (room.beside, number, runner))
         self._changed.clear()
         lacked, self.lacking = self.lacking, self._lack > 0 and self._free <= self._kept and self._free <= HELD
         if lacked and not self.lacking:
-            for line in self._by_beside.values():
-                self._grown.update((runner, None) for pages, _, runner in line[-MAX_WOKEN:] if pages > 0)
+            for line in self._by_beside.values():  # the roomiest first
+                self._grown.update((runner, None) for pages, _, runner in reversed(line) if pages > 0)
 
     def _note_places(self, runner: Runner, places: Places) -> None:
         before = self._places.pop(runner, NONE)
@@ -190,8 +209,7 @@ class Rooms:
                 continue
             assert runner in self._found, f"{runner.instance} has room, and nobody was told"
             _, found = self._found[runner]
-            assert room.whole <= found.whole, f"{runner.instance} has room for {room}, and {found} is known"
-            assert room.beside <= found.beside, f"{runner.instance} has room for {room}, and {found} is known"
+            assert not room.grew_from(found), f"{runner.instance} has room for {room}, and {found} is known"
 
 
 def _room(runner: Runner, one_in: int) -> tuple[Room | None, Places]:
@@ -204,7 +222,7 @@ def _room(runner: Runner, one_in: int) -> tuple[Room | None, Places]:
     if free <= 0 or left <= 0:
         return None, (0, places)
     mean = kept // places if places else runner.ledger.total // (sequences or 1) or 1
-    room = Room(free, 0 if left <= places else pages_beside(runner, free, kept), kept)
+    room = Room(free, max(0, free - kept), runner.ledger.limit - kept) if left > places else Room(free, 0, free)
     if not sequences:  # it keeps nothing from anybody, also while the group lacks last places
         return room, (max(left, HELD + 1), 0)
     return room, (left if left * mean <= free else free // mean, places)

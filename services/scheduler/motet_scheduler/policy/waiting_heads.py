@@ -3,9 +3,11 @@ at the others."""
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from heapq import merge
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
+from math import inf
 from operator import itemgetter
 
 from motet.domain import BASE, Digest
@@ -27,10 +29,21 @@ def sized(request: Request, need: PageNeed) -> Sized:
     return (*need, request.turn_at, request.sequence, request.digest, request)
 
 
-def up_to(free: int, by_size: list[Sized], most: int) -> list[Sized] | None:
-    """Those that need at most `free` pages. None: they are more than `most`."""
+def between(above: int, free: int, by_size: list[Sized], most: int) -> list[Sized] | None:
+    """Those that need more than `above` pages and at most `free`. None: they are more than `most`."""
+    begin = bisect_left(by_size, (above + 1,)) if above else 0
     end = bisect_left(by_size, (free + 1,))
-    return by_size[:end] if end <= most else None
+    return by_size[begin:end] if end - begin <= most else None
+
+
+def may_run(heads: Iterable[Head], runner: Runner) -> Iterator[Head]:
+    """Those that may run there if there is room."""
+    instance, resident = runner.instance, runner.resident
+    for head in heads:
+        request = head[3]
+        if instance in request.avoid or (request.replaced and request.digest not in resident):
+            continue
+        yield head
 
 
 class ByNeed:
@@ -64,17 +77,18 @@ class ByNeed:
             del self._heads[need]
             del self._needs[bisect_left(self._needs, need)]
 
-    def first(self, runner: Runner, free: int, examined: int, *, adapters_there: bool) -> Iterator[Head]:
-        """The first `examined` of those that need at most `free` pages of this runner, and do not avoid it.
-        `adapters_there`: their adapters take no more pages. However many have their turn before them and need more,
-        or as much, nobody looks at them."""
-        instance, kept = runner.instance, runner.ledger.free - free
+    def first(
+        self, runner: Runner, free: int, examined: int, *, above: int, highest: float, adapters_there: bool
+    ) -> Iterator[Head]:
+        """The first `examined` of those of `Waiting.that_fit`. `adapters_there`: their adapters take no more pages.
+        However many have their turn before them and need more, or as much, nobody looks at them."""
+        needs, kept = self._needs, runner.ledger.free - free
         alike = (
-            (one for one in self._heads[need] if instance not in one[3].avoid)
-            for need in self._needs[: bisect_left(self._needs, (free + 1,))]
+            may_run(self._heads[need], runner)
+            for need in needs[bisect_left(needs, (above + 1,)) : bisect_left(needs, (free + 1,))]
             if adapters_there or not need[1] or need[0] + kept <= runner.free_beside(need[1])
         )
-        return islice(merge(*alike), examined)
+        return islice(takewhile(lambda head: head[0] <= highest, merge(*alike)), examined)
 
 
 class Waiting:
@@ -111,15 +125,20 @@ class Waiting:
         """Those that some runner could hold: once for each capacity."""
         return chain.from_iterable(self.by_adapter.get((digest, capacity), ()) for capacity in self._by_size)
 
-    def that_fit(self, runner: Runner, free: int, examined: int) -> list[Head]:
-        """For each adapter that may be used there, and for the base model, the first `examined` of those that need no
-        more than `free` pages of a runner; if any adapter may, of all. Those that avoid it do not hide the others."""
+    def that_fit(self, runner: Runner, free: int, examined: int, *, above: int = 0, highest: float = inf) -> list[Head]:
+        """The first `examined` of those that need more than `above` pages of a runner and at most `free`, whose adapter
+        may be used there, and whose tenants have at most the counter `highest`; of more than `MAX_FEW`, as many for
+        each such adapter. All of these fit there, or all that do are among them: nobody who does not fit hides one."""
         capacity = id(runner.capacity)
         by_size = self._by_size.get(capacity)
         if not by_size or by_size[0][0] > free:  # mostly
             return []
+        if highest < inf:
+            few = self._up_to(highest, capacity, free)
+        else:
+            few = between(above, free, by_size, max(examined, MAX_FEW))
         only, running = runner.only_adapters, runner.adapters_running
-        if (few := up_to(free, by_size, max(examined, MAX_FEW))) is not None:  # mostly
+        if few is not None:  # mostly
             if only is not None:
                 few = [one for one in few if one[4] in only or one[4] == BASE]
             elif runner.capacity.adapter_rank_bytes:
@@ -127,17 +146,26 @@ class Waiting:
                 few = [
                     one for one in few if not one[1] or one[4] in running or one[0] + kept <= runner.free_beside(one[1])
                 ]
-            if len(few) <= examined:
-                return [*map(head_of, map(request_of, few))]
-            if only is None and not runner.capacity.adapter_rank_bytes:
-                heads, instance = sorted(map(head_of, map(request_of, few))), runner.instance
-                return list(islice((head for head in heads if instance not in head[3].avoid), examined))
-        found = (
-            list(self._by_need[capacity].first(runner, free, examined, adapters_there=False)) if only is None else []
-        )
+            found = [*map(head_of, map(request_of, few))]
+            return found if len(found) <= examined else list(islice(may_run(sorted(found), runner), examined))
+        first = partial(ByNeed.first, runner=runner, free=free, examined=examined, above=above, highest=highest)
+        found = list(first(self._by_need[capacity], adapters_there=False)) if only is None else []
         if only is not None or runner.capacity.adapter_rank_bytes:
             # An adapter that is there takes no more pages.
             for digest in (BASE, *running):
                 if (of_adapter := self.by_adapter.get((digest, capacity))) is not None:
-                    found += of_adapter.first(runner, free, examined, adapters_there=True)
+                    found += first(of_adapter, adapters_there=True)
         return found
+
+    def _up_to(self, highest: float, capacity: CapacityId, free: int) -> list[Sized] | None:
+        """Those of tenants with at most this counter that need at most `free` pages. None: there may be many."""
+        few: list[Sized] = []
+        for looked, head in enumerate(self.heads):
+            if head[0] > highest:
+                break
+            if looked == MAX_FEW:
+                return None
+            need = head[3].page_needs.get(capacity)
+            if need is not None and need[0] <= free:
+                few.append(sized(head[3], need))
+        return few
