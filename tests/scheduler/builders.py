@@ -1,5 +1,6 @@
 """Events with good defaults, and a scheduler on a fake clock, so that a test shows only what it is about."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from motet.clock import FakeClock
@@ -250,6 +251,16 @@ def ready(**config: Any) -> SchedulerDriver:
 def reserved(driver: SchedulerDriver) -> dict[str, str]:
     """The runners that are reserved, and for which requests."""
     return {runner.instance: request.id for runner, request in driver.scheduler.queues[GROUP].reserved.items()}
+
+
+def who_fits(driver: SchedulerDriver) -> Iterator[tuple[str, str]]:
+    """Of those that wait and are the first of their flows: who has room, and on which runner."""
+    state, queue = driver.scheduler.state, driver.scheduler.state.queue(GROUP)
+    for request in queue.heads():
+        reserved, kept = queue.reserved_from(request), queue.kept_from(request)
+        found = choose(request, state.runners_for(request), state.config, state.now, reserved=reserved, kept=kept)
+        if isinstance(found, Chosen):
+            yield request.id, found.runner.instance
 
 
 def check_order(driver: SchedulerDriver) -> None:

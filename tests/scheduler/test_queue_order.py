@@ -1,5 +1,4 @@
-"""The queue's indices change no decision: a scheduler with a queue that has none decides the same, event by event. And
-what waits then fits nowhere: nobody would place it before something else happens."""
+"""The queue's indices change no decision: a scheduler with a queue that has none decides the same, event by event."""
 
 from contextlib import nullcontext
 from unittest.mock import patch
@@ -9,10 +8,9 @@ from hypothesis import strategies as st
 
 from motet.domain import BASE
 from motet.runner_info import RequestClass
-from motet_scheduler.policy import effects, events, waiting_heads
+from motet_scheduler.policy import effects, waiting_heads
 from motet_scheduler.policy.order import order_of
 from motet_scheduler.policy.queue import Outcome, Queue
-from motet_scheduler.policy.runner_choice import Chosen, choose
 from tests.scheduler.builders import GROUP, PIRATE, POET, adapter, ready
 
 INSTANCES = ("r0", "r1", "r2")
@@ -155,76 +153,3 @@ def test_a_queue_without_indices_decides_the_same(*, steps, slots, rank_bytes, m
     with nullcontext() if as_few else patch.object(waiting_heads, "between", lambda *_: None):
         for number, step in enumerate(steps):
             assert take(ours, number, step) == take(plain, number, step), f"step {number}: {step}"
-
-
-def who_fits(driver):
-    """Of those that wait and are the first of their flows."""
-    state, queue = driver.scheduler.state, driver.scheduler.queues[GROUP]
-    for request in queue.heads():
-        reserved, kept = queue.reserved_from(request), queue.kept_from(request)
-        found = choose(request, state.runners_for(request), state.config, state.now, reserved=reserved, kept=kept)
-        if isinstance(found, Chosen):
-            yield request.id, found.runner.instance
-
-
-SIZES = st.tuples(
-    st.just("ask"),
-    st.sampled_from("abc"),
-    st.just(BASE),
-    st.sampled_from(RequestClass),
-    st.sampled_from((1, 8, 16, 32, 64, 100, 150, 200)),
-)
-
-
-INTERACTIVE, STANDARD, BATCH = RequestClass
-RUNNER_STEPS = st.one_of(
-    st.tuples(st.just("overcommit"), st.sampled_from((0.8, 1.0, 1.3))),
-    st.tuples(st.just("detach"), st.sampled_from(INSTANCES)),
-    st.tuples(st.just("attach"), st.sampled_from(INSTANCES)),
-)
-SMALL_BESIDE_LARGE = [
-    *(("ask", "b", BASE, INTERACTIVE, 64), ("ask", "c", BASE, BATCH, 200), ("ask", "c", BASE, INTERACTIVE, 16)),
-    *(("ask", "b", BASE, INTERACTIVE, 64), ("ask", "a", BASE, BATCH, 32)),
-    ("ask", "b", BASE, INTERACTIVE, 16),  # makes the mean smaller, by which pages are kept from `a`
-]
-
-
-@settings(max_examples=200, deadline=None)
-@example(steps=SMALL_BESIDE_LARGE, pages=(30, 30), headroom=2, max_sequences=6, examined=MANY, slots=8, rank_bytes=0)
-@given(
-    steps=st.lists(st.one_of(*(3 * [SIZES]), *(2 * [FINISH]), STEPS, RUNNER_STEPS), min_size=40, max_size=80),
-    pages=st.sampled_from(((16, 12), (40, 8), (30, 30))),
-    headroom=st.sampled_from((2, 3)),
-    max_sequences=st.sampled_from((4, 6)),
-    examined=st.sampled_from((2, MANY)),
-    slots=st.sampled_from((1, 8)),
-    rank_bytes=st.sampled_from((0, 1)),
-)
-def test_who_waits_fits_nowhere(*, steps, pages, headroom, max_sequences, examined, slots, rank_bytes):
-    """Where runners keep last places for some, too, and however few are looked at."""
-    floors = {"standard_floor": 0.3, "batch_floor": 0.2}
-    how = {"max_passed_over": MAX_PASSED_OVER, "tenants_examined": examined, "avoid_after_decline": 0.5}
-    driver = ready(headroom_one_in=headroom, **floors, **how)
-    how = {"max_sequences": max_sequences, "adapter_slots": slots, "adapter_rank_bytes": rank_bytes, "page_bytes": 4}
-    for name, most in zip(INSTANCES[:2], pages, strict=True):
-        driver.attach(name, pages=most, **how)
-    driver.state(adapter("pirate"), adapter("poet"))
-    for order in list(driver.orders):
-        driver.certify(order[1].name, {"pirate": PIRATE, "poet": POET}[order[1].name], instance=order[0])
-    for number, step in enumerate(steps):
-        match step:
-            case ("overcommit", factor):
-                driver.send(events.OvercommitSet("default/demo", factor))
-            case ("detach", name) if (runner := driver.scheduler.runners.get(name)) is not None:
-                driver.detach(name, runner.identity.incarnation)
-            case ("attach", name):
-                driver.attach(name, incarnation=f"after {number}", pages=30, **how)
-            case ("report", name) if (runner := driver.scheduler.runners.get(name)) is not None and runner.attached:
-                driver.report(name, incarnation=runner.identity.incarnation)
-            case ("report" | "detach", _):
-                pass  # of one that is away
-            case _:
-                take(driver, number, step)
-        while driver.scheduler.more_to_try:
-            driver.send(events.TryMore())
-        assert list(who_fits(driver)) == [], f"step {number}: {step}"
