@@ -11,7 +11,7 @@ from motet.runner_info import RequestClass, Tier
 from motet_scheduler.policy import effects, events, placement
 from motet_scheduler.policy.headroom import kept_on
 from motet_scheduler.policy.values import Estimate
-from tests.scheduler.builders import GROUP, SchedulerDriver, adapter, entry, ready
+from tests.scheduler.builders import GROUP, PIRATE, POET, SchedulerDriver, adapter, entry, ready
 from tests.scheduler.load import Ask, Load
 
 
@@ -183,6 +183,43 @@ def test_what_may_not_leave_the_last_pages_hides_nobody_who_may():
     assert (driver.where("a runs"), driver.where("small")) == ("r0", "")
     driver.finish("most")
     assert driver.where("small") == "r0"
+
+
+def test_those_who_may_leave_the_last_pages_do_not_hide_one_that_is_too_large_for_that():
+    driver = ready(headroom_one_in=2, tenants_examined=2)
+    driver.attach(pages=28, max_sequences=6, live=(entry("x", 5),))
+    driver.enqueue("most", tenant="a", prompt=1, max_tokens=22 * 16 - 1, request_class=RequestClass.INTERACTIVE)
+    driver.enqueue("a runs", tenant="a", prompt=1, max_tokens=15, request_class=RequestClass.INTERACTIVE)
+    for n in range(3):
+        driver.enqueue(f"mid{n}", tenant=f"m{n}", prompt=1, max_tokens=14 * 16 - 1)
+    driver.enqueue("large", tenant="z", prompt=1, max_tokens=21 * 16 - 1)
+    assert (driver.where("a runs"), driver.where("large")) == ("r0", "")
+    driver.finish("most")
+    assert driver.where("large") == "r0"
+
+
+@pytest.mark.parametrize("runs_on", ["r0", "r1"])
+def test_those_given_least_whose_adapter_has_no_slot_hide_nobody(runs_on):
+    """The room of r0 is for them when the more urgent request has ended."""
+    driver = ready(headroom_one_in=4, tenants_examined=2)
+    driver.attach("r1", pages=2, max_sequences=4)
+    driver.state(adapter("pirate"), adapter("poet"))
+    driver.certify("poet", POET, instance="r1")
+    urgent = {"tenant": "a", "prompt": 1, "request_class": RequestClass.INTERACTIVE}
+    if runs_on == "r1":
+        driver.enqueue("a", max_tokens=2 * 16 - 1, **urgent)
+    live = tuple(entry(f"x{n}", 10, digest=PIRATE) for n in range(5))
+    driver.attach("r0", pages=60, max_sequences=8, adapter_slots=1, live=live)
+    if runs_on == "r0":
+        driver.enqueue("a", max_tokens=9 * 16 - 1, **urgent)
+    for n in range(5):
+        how = {"digest": POET, "adapter": "default/poet"} if n < 4 else {}
+        driver.enqueue(f"t{n}", tenant=f"t{n}", prompt=1, max_tokens=8 * 16 - 1, **how)
+    assert (driver.where("a"), driver.where("t4")) == (runs_on, "")
+    driver.finish("a")
+    while driver.scheduler.more_to_try:
+        driver.send(events.TryMore())
+    assert driver.where("t4") == "r0"
 
 
 def test_those_who_were_given_least_hide_no_smaller_request_of_another_one_of_them():
