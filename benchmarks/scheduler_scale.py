@@ -3,7 +3,8 @@
 All by CPU time. `growth_runners` and `growth_queued` are ratios of medians, in pairs. `lives_per_s`: of each life the
 bytes of the gateway's messages are read, and all that is decided is written, for gateways and runners; 10,000 others
 always wait. `longest_event_ms` is the longest of all events while 100,000 wait: decisions, ticks, a gateway that goes,
-comes back and enqueues all of them again, a runner that goes and comes back, and the cancellation of everything.
+comes back and enqueues all of them again, a runner that goes and comes back, also as a new process, and the
+cancellation of everything.
 Collections of garbage count as events.
 """
 
@@ -12,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.harness import Result, alternate, percentile
@@ -188,7 +190,8 @@ def longest_event_ms(queued: int, decisions: int) -> Result:
                 told.tell(events.Tick())
         gone, runner = InstanceName(identity(0).instance), identity(0)
         told.tell(events.RunnerDetached(gone, runner.incarnation))
-        told.tell(events.RunnerAttached(identity=runner, address="unix:r0", capacity=CAPACITY))
+        for process in (runner, replace(runner, incarnation="its next process")):
+            told.tell(events.RunnerAttached(identity=process, address="unix:r0", capacity=CAPACITY))
         now, requests = scheduler.state.now, list(scheduler.requests.values())
         waiting = [as_asked(one, now) for one in requests if one.placement is None]
         live = [as_it_runs(one, one.placement, now) for one in requests if one.placement is not None]

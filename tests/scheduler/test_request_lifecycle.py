@@ -5,12 +5,13 @@ from itertools import pairwise
 import pytest
 
 from motet.domain import BASE, InstanceName, RequestId
-from motet.runner_info import Failure, KernelState, RunnerIdentity
+from motet.runner_info import Capacity, Failure, KernelState, RunnerIdentity
 from motet_scheduler import conversion
 from motet_scheduler.policy import effects, events, request_lifecycle
-from motet_scheduler.policy.request_lifecycle import ENDED_AT_ONCE
+from motet_scheduler.policy.class_queue import ClassQueue
+from motet_scheduler.policy.request_lifecycle import ENDED_AT_ONCE, RequestLifecycle
 from motet_scheduler.policy.values import Limits, Promise
-from tests.scheduler.builders import PIRATE, SchedulerDriver, adapter, entry, pool, ready
+from tests.scheduler.builders import GROUP, PIRATE, SchedulerDriver, adapter, entry, pool, ready
 
 
 def decline(driver, request, *, epoch=1, code="declined", instance="r0"):
@@ -1225,3 +1226,19 @@ def test_an_id_is_free_again_once_its_request_has_ended():
     driver.finish("a")
     driver.enqueue("a", gateway="g1")
     assert driver.of(effects.SendPlaced)[0].gateway == "g1"
+
+
+def test_of_those_that_wait_none_is_looked_at_alone_when_a_runner_comes_or_goes(monkeypatch):
+    """A hundred thousand may."""
+    driver = ready(tenants_examined=4)
+    driver.attach(max_sequences=2)
+    for n in range(50):
+        driver.enqueue(f"q{n}")
+    looked = []
+    is_on = RequestLifecycle._is_on  # noqa: SLF001
+    monkeypatch.setattr(RequestLifecycle, "_is_on", lambda *given: looked.append(given) or is_on(*given))
+    monkeypatch.setattr(ClassQueue, "unordered", lambda _: pytest.fail("all that wait were looked at"))
+    came = {"identity": RunnerIdentity(instance="r0", incarnation="2", pool="default/demo", group=GROUP), "address": ""}
+    for pages in (100, 60):
+        driver.scheduler.handle(events.RunnerAttached(**came, capacity=Capacity(pages=pages)), driver.clock())
+    assert len(looked) <= 2

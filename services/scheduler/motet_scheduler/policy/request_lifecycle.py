@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
 from heapq import heappop, heappush
-from itertools import count, takewhile
+from itertools import chain, count, takewhile
 from math import inf
 
 from motet.domain import BASE, RequestId
@@ -50,6 +50,8 @@ class RequestLifecycle:
         self.retry_times: list[tuple[float, int, Request]] = []
         """When a request may try a runner again that it avoids."""
         self._retry_numbers = count()
+        self._unable: dict[RequestId, Request] = {}
+        """Those that some runners can never take."""
         self._sequence = 0
 
     def begin(self, request: Request) -> None:
@@ -99,6 +101,7 @@ class RequestLifecycle:
         if request.draw is not None:
             state.quotas.end(request, state.now)
         del state.requests[request.id]
+        self._unable.pop(request.id, None)
         if forgotten:
             state.note_event(request.id, Happening.GATEWAY_GONE)
             request.asked.requests.pop(request.id, None)
@@ -240,12 +243,13 @@ class RequestLifecycle:
         """This runner can never take it, and neither can those of its pool that were made alike."""
         request.unable = failure
         request.unable_on.add(_template(runner))
+        self._unable[request.id] = request
         _avoid_unable(request, self._state.runners_of(runner.group))
 
     def has_come(self, runner: Runner) -> None:
         """The one that had its name before may have been made otherwise."""
-        for *_, request in self._state.queue(runner.group).unordered():
-            if request.unable_on:
+        for request in self._unable.values():
+            if request.group == runner.group:
                 _avoid_unable(request, [runner])
 
     def is_unable(self, request: Request) -> bool:
@@ -288,7 +292,8 @@ class RequestLifecycle:
                 del self._moving[runner]
 
     def _placed_on(self, runner: Runner) -> list[Request]:
-        return [request for request in self._state.requests.values() if self._is_on(request, runner)]
+        had_place = chain.from_iterable(one.had_place.values() for one in self._state.of_gateways.values())
+        return [request for request in had_place if self._is_on(request, runner)]
 
     def _is_on(self, request: Request, runner: Runner) -> bool:
         """Whether it is placed there. Not if it has ended: its placement stays as it was."""
