@@ -19,6 +19,11 @@ adapter slots are in use, only those for an adapter in one of them, or for none.
 for more, is in nobody's way. When other runners than before may take a request, it counts as untried (`try_again`). Of
 untried ones that get no place, too, each scan tries `tenants_examined` at most, and nothing later or less urgent
 before the others; `TryMore` goes on.
+
+So nobody waits whom a runner that may take him has room for, once nothing is left for `TryMore` (`Queue.changed`). That
+few are looked at does not break this: among those that are found for a runner nobody who does not fit there hides
+another one who does (`Waiting.that_fit`), and where those given least are tried on any runner, the next scan goes on
+behind the last of them (`ClassQueue.first_for`).
 """
 
 from collections import Counter
