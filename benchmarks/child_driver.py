@@ -9,7 +9,9 @@ It understands the questions of `benchmarks.vllm_driver`, where an adapter may w
         -> {"tokens", "parked", "preempted": by vLLM}
 """
 
+import json
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,16 +20,26 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from benchmarks.random_llama import with_tokenizer
 from benchmarks.vllm_driver import serve
 from motet.domain import BASE, Digest, RequestId, pages_for
 from motet.errors import Declined
+from motet.grammars.grammar import Grammar, GrammarForm
 from motet_runner.adapters.certification import certify
 from motet_runner.external.vllm.__main__ import load
 from motet_runner.interface import AdapterLoaded, EngineConfig, NewSequence, ParkedNow, Sampling, SequenceOutput
 
-ALLOWED = 1024
-"""Tokens that a row with a mask may take: the most that a request can name"""
-NONE: frozenset[int] = frozenset()
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "kind": {"enum": ["lighthouse", "harbour", "market"]},
+        "notes": {"type": "array", "items": {"type": "string", "maxLength": 40}, "minItems": 1000},
+    },
+    "required": ["kind", "notes"],
+    "additionalProperties": False,
+}
+GRAMMAR = Grammar(GrammarForm.JSON_SCHEMA, json.dumps(SCHEMA))
+"""Of a row with a mask. No answer here is long enough to follow it to its end."""
 
 
 class Counted:
@@ -88,7 +100,7 @@ class Child:
         self._names = count()
         self._adapters = [Digest(f"sha256:{number}") for number in range(len(asked["adapters"]))]
         config = EngineConfig(
-            model=Path(asked["model"]),
+            model=with_tokenizer(Path(asked["model"]), Path(tempfile.gettempdir())),
             dtype=asked["dtype"],
             kv_cache_mib=asked["kv_mib"],
             max_model_length=asked["length"],
@@ -110,9 +122,8 @@ class Child:
         usual = {"max_tokens": asked["output"], "temperature": asked["temperature"], "ignore_eos": True}
         if margins:
             usual |= {"logprobs": True, "top_logprobs": 2}
-        allowed = frozenset(range(2, 2 + ALLOWED))
         sequences = [
-            self._sequence(prompt, adapter, Sampling(**usual, allowed_token_ids=allowed if number < masked else NONE))
+            self._sequence(prompt, adapter, Sampling(**usual), grammar=GRAMMAR if number < masked else None)
             for number, (prompt, adapter) in enumerate(zip(asked["prompts"], asked["adapters"], strict=True))
         ]
         tokens: dict[RequestId, list[int]] = {one.request: [] for one in sequences}
@@ -195,7 +206,12 @@ class Child:
         return sequence.request
 
     def _sequence(
-        self, prompt: list[int], adapter: int | None, sampling: Sampling, promised: int | None = None
+        self,
+        prompt: list[int],
+        adapter: int | None,
+        sampling: Sampling,
+        promised: int | None = None,
+        grammar: Grammar | None = None,
     ) -> NewSequence:
         number = next(self._names)
         return NewSequence(
@@ -205,6 +221,7 @@ class Child:
             adapter=BASE if adapter is None else self._adapters[adapter],
             promise=pages_for(len(prompt) + (promised or sampling.max_tokens), self._engine.info.page_tokens),
             sampling=sampling,
+            grammar=grammar,
             seed=number,
             seed_is_drawn=True,  # as of most clients; with a seed, vLLM draws more slowly
         )

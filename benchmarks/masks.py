@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import json
 import random
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,8 +24,8 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.engine_cases.setup import start_as_the_product_does
-from benchmarks.harness import ROOT, Measure, Result, alternate, arguments, percentile, report
-from benchmarks.random_llama import SCRATCH, LlamaShape, random_llama
+from benchmarks.harness import Measure, Result, alternate, arguments, percentile, report
+from benchmarks.random_llama import SCRATCH, TOKENIZER, LlamaShape, random_llama, with_tokenizer
 from motet.domain import PAGE_TOKENS, RequestId, pages_for
 from motet.grammars.compiler import Grammars
 from motet.grammars.grammar import Grammar, GrammarForm
@@ -35,7 +34,6 @@ from motet_runner.interface import EngineConfig, NewSequence, Sampling
 from motet_runner.row_mask import RowMask, TokenRules
 from motet_runner.settings import KERNEL_CACHE
 
-TOKENIZER = ROOT / "cli" / "motet_cli" / "bundled" / "model" / "tokenizer.json"
 ROWS, CONSTRAINED = 32, 16
 PROMPT = 64
 WARM_UP = 5
@@ -184,14 +182,6 @@ class Decoding:
             return percentile([step.seconds for step in steps], share)
 
         return measure
-
-
-def with_tokenizer(model: Path, scratch: Path) -> Path:
-    folder = Path(tempfile.mkdtemp(dir=scratch))
-    for file in model.iterdir():
-        (folder / file.name).symlink_to(file)
-    shutil.copy(TOKENIZER, folder)
-    return folder
 
 
 def large_tokenizer(folder: Path) -> Path:

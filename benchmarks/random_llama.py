@@ -15,6 +15,8 @@ import transformers
 from safetensors.torch import save_file
 
 SCRATCH = Path(tempfile.gettempdir()) / "motet-benchmarks"
+TOKENIZER = Path(__file__).resolve().parents[1] / "cli" / "motet_cli" / "bundled" / "model" / "tokenizer.json"
+"""The bundled model's"""
 
 REPEATED = 2**24 - 3
 """No multiple of any width: rows of a matrix differ."""
@@ -102,6 +104,15 @@ def random_adapter(shape: LlamaShape, folder: Path, *, rank: int, seed: int, dor
     targets = sorted(linear.rpartition(".")[2] for linear in linears)
     config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": targets}
     (folder / "adapter_config.json").write_text(json.dumps(config | {"use_dora": dora}))
+    return folder
+
+
+def with_tokenizer(model: Path, scratch: Path) -> Path:
+    """A folder with this model and the bundled one's tokenizer, for masks: a vocabulary may be larger than its words."""
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file)
+    shutil.copy(TOKENIZER, folder)
     return folder
 
 
