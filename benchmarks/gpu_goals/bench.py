@@ -72,6 +72,8 @@ class Bench:
     sizes: Sizes
     vllm: Path | None = None
     """The folder with vLLM's kernels"""
+    vllm_python: Path | None = None
+    """Of an environment with vLLM"""
     generator: torch.Generator | None = field(init=False)
     known_bandwidth: float = 0.0
     """See `twins.bandwidth`"""
@@ -105,11 +107,12 @@ class Bench:
             torch.cuda.empty_cache()
 
 
-def bench_here(vllm: Path | None) -> Bench:
+def bench_here(vllm: Path | None, vllm_python: Path | None = None) -> Bench:
     """On the GPU, or a rehearsal."""
     if torch.cuda.is_available():
-        return Bench(torch.device("cuda"), torch.bfloat16, CudaClock(), Sizes(), vllm)
-    return Bench(torch.device("cpu"), torch.float16, Rehearsal(), TINY, vllm)  # bfloats are wrong in the interpreter
+        return Bench(torch.device("cuda"), torch.bfloat16, CudaClock(), Sizes(), vllm, vllm_python)
+    # bfloats are wrong in the interpreter
+    return Bench(torch.device("cpu"), torch.float16, Rehearsal(), TINY, vllm, vllm_python)
 
 
 def gpu_here() -> dict[str, Any]:

@@ -56,6 +56,7 @@ PARTS: Sequence[Sequence[Goal]] = (
     ),
     (Goal("G16", "The host never shows", "idle <= 1 % (8B), metadata <= 10 us", "served"),),
     (Goal("G5", "8-bit adapters", "<= 0.65 of the floor of 16 bits, >= 99.5 % same tokens", "int8"),),
+    (Goal("G20", "vLLM behind a runner of ours", "suites pass, >= 0.85 masked, >= 1 x its own server", "vllm_behind"),),
 )
 """In the order in which they are measured: what decides most comes first."""
 

@@ -19,7 +19,9 @@ ENVIRONMENT = folder(VLLM, os.environ)
 
 
 def is_built() -> bool:
-    return complete(VLLM, ENVIRONMENT)
+    """One that somebody names, for example one for GPUs, is used as it is."""
+    named = os.environ.get(VLLM.named_by)
+    return python_of(ENVIRONMENT).exists() if named else complete(VLLM, ENVIRONMENT)
 
 
 needs_vllm = pytest.mark.needs(is_built, "`make peer PEERS=vllm` builds an environment with vLLM")
@@ -36,7 +38,7 @@ class VllmItself:
     """`Driven`, in another process. It may serve one test after the other."""
 
     def __init__(self, config: EngineConfig, *, block_tokens: int | None = None) -> None:
-        """`block_tokens`: instead of what a block has on a CPU"""
+        """`block_tokens`: instead of what a block usually has"""
         script = Path(__file__).with_name("vllm_process.py")
         self._process = subprocess.Popen(
             [python_of(ENVIRONMENT), "-P", script, *([str(block_tokens)] if block_tokens else [])],

@@ -1,5 +1,5 @@
 """Runs in vLLM's environment, for tests: `python vllm_process.py [TOKENS]`. Makes the calls of `Driven` that come on
-stdin. TOKENS: of a block, instead of what it has on a CPU.
+stdin. TOKENS: of a block, instead of what it usually has.
 
 A message is a pickled tuple of a method and its arguments; the answer is what it returns, or the exception it raises.
 """
@@ -18,7 +18,7 @@ def main() -> None:
     from motet_runner.external.vllm import surface as module
 
     for tokens in sys.argv[1:]:
-        module.BLOCK_TOKENS_ON_CPU = int(tokens)
+        module.BLOCK_TOKENS = module.BLOCK_TOKENS_ON_CPU = int(tokens)
     surface = None
     while True:
         try:
