@@ -116,7 +116,7 @@ FAULTS = [
         ("self.driven.remove_adapter(number)", "pass", "vLLM keeps an adapter that is gone"),
         ("if writing.error is not None:", "if False:", "a folder that was not written is read"),
         ("        with writing.folder:", "        if True:", "folders stay"),
-        ("OSError | SafetensorError | MemoryError)", "Exception)", "a wrong adapter may come again"),
+        ("OSError | SafetensorError)", "Exception)", "a wrong adapter may come again"),
         ("  del self._loading[number]\n        for", "  pass\n        for", "a given-up load arrives"),
     ),
     *_in(

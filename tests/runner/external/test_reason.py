@@ -1,6 +1,9 @@
 """What vLLM says is one line for the owner of a pool."""
 
-from motet_runner.external.vllm.reason import reason_of
+import pytest
+
+from motet.errors import ModelFolderError
+from motet_runner.external.vllm.reason import advice_of, reason_of
 
 TOO_SMALL = (
     "To serve at least one request with the model's max seq len (4096), more is needed. Try increasing "
@@ -31,3 +34,23 @@ def test_of_what_pydantic_refuses_the_sentence_stays() -> None:
 def test_an_error_without_words_has_its_name() -> None:
     assert reason_of(RuntimeError()) == "RuntimeError"
     assert reason_of(RuntimeError("no attention\nfor this\n")) == "no attention"
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (ValueError(TOO_SMALL), ""),
+        (ModelFolderError("engine.parallel has 64 workers"), ""),
+        (RuntimeError("CUDA out of memory. Tried to allocate 9 GiB."), " Lower engine.maxResidentAdapters, "),
+        (MemoryError(), " Lower engine.maxResidentAdapters, "),
+        (OSError(28, "No space left on device"), " The folder for temporary files (TMPDIR) is full."),
+        (ValueError("no attention for this"), " Change model.uri, or set engine.backend to motet."),
+    ],
+)
+def test_the_owner_of_a_pool_learns_what_to_change(error: Exception, advice: str) -> None:
+    assert advice_of(error, quantised=False).startswith(advice)
+    assert bool(advice_of(error, quantised=False)) == bool(advice)
+
+
+def test_motets_engine_is_no_way_out_for_a_quantised_model() -> None:
+    assert advice_of(KeyError("lora_a"), quantised=True) == " Change model.uri."

@@ -219,8 +219,18 @@ def test_an_adapter_that_vllm_does_not_take_fails_alone(layout: AdapterLayout, e
     assert len(ran.tokens["base"]) == 40
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error")])
-def test_an_adapter_whose_files_fail_may_come_again(layout: AdapterLayout, error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), "folder for temporary files (TMPDIR)"),
+        (SafetensorError("I/O error"), "folder for temporary files (TMPDIR)"),
+        (MemoryError(), "lacks memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"), "lacks memory"),
+    ],
+)
+def test_an_adapter_whose_files_or_memory_fail_may_come_again(
+    layout: AdapterLayout, error: Exception, said: str
+) -> None:
     def takes(_: Path) -> None:
         raise error
 
@@ -229,6 +239,7 @@ def test_an_adapter_whose_files_fail_may_come_again(layout: AdapterLayout, error
     ran = run(engine, ask("a", adapter=A), ask("base"))
     (failed,) = ran.of(AdapterFailed)
     assert isinstance(failed.error, Overloaded)
+    assert said in failed.error.message
     assert len(ran.tokens["base"]) == 40
 
 

@@ -9,7 +9,7 @@ from motet.errors import ModelFolderError
 from motet_runner.external.vllm.engine import Engine
 from motet_runner.external.vllm.grammar_package import withhold_package
 from motet_runner.external.vllm.linears import by_kind, linears_of
-from motet_runner.external.vllm.reason import reason_of
+from motet_runner.external.vllm.reason import advice_of, reason_of
 from motet_runner.external.vllm.surface import Surface
 from motet_runner.external.vllm.temporary_folders import remove_left
 from motet_runner.external.vllm.trial import Trial
@@ -28,8 +28,11 @@ def load_vllm(config: EngineConfig, *, grammars: bool = True) -> Engine:
         began = time.monotonic()
         served = Trial(surface, linears_of(config.model), config.max_lora_rank).run()
     except Exception as error:  # vLLM says why it does not serve this model; a worker that fails is a bare Exception
-        quantised = " (quantised; not all builds compute adapters beside that)" if "quantization_config" in raw else ""
-        raise ModelFolderError(f"vLLM cannot serve {config.model}{quantised}: {reason_of(error)}") from error
+        quantised = "quantization_config" in raw
+        beside = " (quantised; not all builds compute adapters beside that)" if quantised else ""
+        reason = reason_of(error).removesuffix(".")
+        advice = advice_of(error, quantised=quantised)
+        raise ModelFolderError(f"vLLM cannot serve {config.model}{beside}: {reason}.{advice}") from error
     facts = surface.facts
     log.info(
         "vllm_loaded",

@@ -21,9 +21,26 @@ FIELDS = {
 _LISTED = re.compile(r"\A\d+ validation errors? for \w+\n(?:\w+\n)?\s*(?:Value error, )?")
 """How pydantic begins the text of what it refuses"""
 _AFTER = re.compile(r"\s*(?:\[type=|See https://).*")
+_MEMORY = re.compile(r"out of memory|can't allocate memory", re.IGNORECASE)
 
 
 def reason_of(error: Exception) -> str:
     text = _LISTED.sub("", str(error).strip())
     first = _AFTER.sub("", text.partition("\n")[0]) or type(error).__name__
     return re.sub(rf"`?\b({'|'.join(FIELDS)})\b`?", lambda found: FIELDS[found[1]], first)
+
+
+def lacks_memory(error: Exception) -> bool:
+    """torch has kinds of its own for that."""
+    return isinstance(error, MemoryError) or _MEMORY.search(str(error)) is not None
+
+
+def advice_of(error: Exception, *, quantised: bool) -> str:
+    """What the owner of a pool may change. Empty: the reason names a field."""
+    if lacks_memory(error):
+        return " Lower engine.maxResidentAdapters, engine.maxLoraRank or engine.kvCacheMiB."
+    if "No space left" in str(error):
+        return " The folder for temporary files (TMPDIR) is full."
+    if "engine." in reason_of(error):
+        return ""
+    return " Change model.uri." if quantised else " Change model.uri, or set engine.backend to motet."
