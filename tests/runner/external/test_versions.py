@@ -69,6 +69,11 @@ def test_the_own_engine_refuses_what_only_vllm_does(option: dict[str, object]) -
         engine_start.engine_start(Settings(**option))
 
 
+def test_exact_mode_is_no_wish_that_goes_unheard() -> None:
+    with pytest.raises(SetupError, match=r"^MOTET_RUNNER_KERNELS is exact, and engine\.backend is vllm, which has no"):
+        engine_start.engine_start(Settings(backend="vllm", kernels="exact"))
+
+
 def test_an_environment_that_is_not_named_is_asked_for() -> None:
     with pytest.raises(SetupError, match=r"^engine\.backend is vllm, and MOTET_RUNNER_ENGINE_PYTHON is not set"):
         start(None)

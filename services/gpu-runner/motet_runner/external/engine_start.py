@@ -42,6 +42,8 @@ def engine_start(settings: Settings) -> EngineStart:
     if settings.backend == "motet":
         check_own(settings)
         return EngineStart(ENGINE_COMMAND, NO_VARIABLES)
+    if settings.kernels == "exact":
+        raise SetupError("MOTET_RUNNER_KERNELS is exact, and engine.backend is vllm, which has no exact mode.")
     python = settings.engine_python
     if python is None:
         raise SetupError(f"engine.backend is vllm, and {SETTING} is not set. Set it to the Python of its environment.")
