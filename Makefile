@@ -91,7 +91,7 @@ sanitize: venv  ## Run the kernels' tests and an engine with sanitizers (SANITIZ
 mutate: venv  ## Count the small faults in policies that their tests find; takes half an hour (MUTATE_ARGS='--seed 7').
 	@$(BIN)/python -m tools.mutate $(MUTATE_ARGS)
 
-compat: venv  ## Run the tests of models with the oldest and the newest transformers (downloads both, 10 MB each).
+compat: venv  ## Run the tests of models with the oldest and the newest transformers (downloads both, 10 MB each), and with vLLM 0.31 (after make peer PEERS=vllm-0.31).
 	@$(BIN)/python -m tools.compat $(TEST_ARGS)
 
 surface: venv  ## Compare a version of vLLM with what Motet uses of it; downloads it, 0.5 GB (VLLM=0.33.0).

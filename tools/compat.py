@@ -1,7 +1,8 @@
-"""Run the tests of models with the oldest and the newest transformers that the product accepts (`make compat`).
+"""Run the tests of models with the oldest and the newest transformers that the product accepts, and those of vLLM with
+the oldest version that the product drives (`make compat`).
 
-Each of them lies in a folder of its own in the user's cache, or below the folder that MOTET_COMPAT names. The tests run
-with the packages of .venv; only transformers comes from that folder.
+Each transformers lies in a folder of its own in the user's cache, or below the folder that MOTET_COMPAT names. The
+tests run with the packages of .venv; only transformers comes from that folder.
 """
 
 import argparse
@@ -16,6 +17,9 @@ from pathlib import Path
 
 from tools.cache_folder import cache_folder
 from tools.lock import locked
+from tools.peers.environment import folder as peer_folder
+from tools.peers.environment import python_of
+from tools.peers.vllm import VLLM, VLLM_0_31
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = (
@@ -30,7 +34,10 @@ SUITE = (
     "tests/stack/test_vllm_groups.py",
 )
 """Also the tests of it that `make test` leaves out"""
+SUITE_OF_VLLM = ("tests/contract/test_engines.py", "tests/runner/external/test_vllm.py", "-k", "test_vllm or itself")
+"""With an older vLLM"""
 LIBRARY = "transformers"
+OLDER = "vllm-0.31"
 NAMED_BY = "MOTET_COMPAT"
 """The variable that names another folder"""
 
@@ -89,9 +96,21 @@ def run_suite(library: Path, arguments: Sequence[str]) -> int:
     return subprocess.run(pytest, cwd=ROOT, env=environment, check=False).returncode
 
 
+def run_suite_of_vllm(arguments: Sequence[str]) -> int:
+    """With .venv's transformers. 0 also if that vLLM is not built: this says so."""
+    python = python_of(peer_folder(VLLM_0_31, os.environ))
+    if not python.exists():
+        say(f"No tests with {VLLM_0_31.requirement}: `make peer PEERS=vllm-0.31` builds an environment.")
+        return 0
+    say(VLLM_0_31.requirement)
+    environment = os.environ | {VLLM.named_by: str(python.parent.parent)}
+    pytest = [sys.executable, "-m", "pytest", "-q", "--timeout", "7200", *SUITE_OF_VLLM, *arguments]
+    return subprocess.run(pytest, cwd=ROOT, env=environment, check=False).returncode
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.compat", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", choices=["oldest", "newest"], help="one of the two")
+    parser.add_argument("--only", choices=["oldest", "newest", OLDER], help="one of the three")
     given, arguments = parser.parse_known_args()
     place = folder(os.environ)
     try:
@@ -99,7 +118,11 @@ def main() -> None:
         place.mkdir(parents=True, exist_ok=True)
         failed = []
         with locked(place / "lock", waiting=lambda: say("Another run of these tests is under way. Waiting for it.")):
-            for name in [given.only] if given.only else list(wanted):
+            for name in [given.only] if given.only else [*wanted, OLDER]:
+                if name == OLDER:
+                    if run_suite_of_vllm(arguments):
+                        failed.append(name)
+                    continue
                 install(wanted[name], place / name)
                 if run_suite(place / name, arguments):
                     failed.append(name)
@@ -108,7 +131,7 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"{place} cannot be written: {error}. Set {NAMED_BY} to another folder.")
     if failed:
-        sys.exit(f"Failed with the {' and the '.join(failed)} {LIBRARY}.")
+        sys.exit(f"Failed: {', '.join(failed)}.")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Build environments with the engines that benchmarks measure beside the product (`make peer`).
 
-vLLM for CPUs is for `benchmarks.vllm_peer`, llama.cpp for `benchmarks.llama_cpp_peer`. If one cannot be built, the
-other one still is.
+vLLM for CPUs is for `benchmarks.vllm_peer`, llama.cpp for `benchmarks.llama_cpp_peer`. An older vLLM,
+which is built only if it is named, is for `make compat`. If one cannot be built, the others still are.
 """
 
 import argparse
@@ -9,14 +9,15 @@ import sys
 
 from tools.peers.environment import AGAIN, CannotBuildPeer, make_alone, say
 from tools.peers.llama_cpp import LLAMA_CPP
-from tools.peers.vllm import VLLM
+from tools.peers.vllm import VLLM, VLLM_0_31
 
-RECIPES = {"vllm": VLLM, "llama.cpp": LLAMA_CPP}
+RECIPES = {"vllm": VLLM, "llama.cpp": LLAMA_CPP, "vllm-0.31": VLLM_0_31}
+USUAL = ("vllm", "llama.cpp")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.peer", description="Build environments with other engines.")
-    parser.add_argument("--only", nargs="+", choices=RECIPES, default=list(RECIPES), help="which (default: all)")
+    parser.add_argument("--only", nargs="+", choices=RECIPES, default=USUAL, help=f"which (default: {' '.join(USUAL)})")
     parser.add_argument("--torch-index", default=None, metavar="URL", help="take torch from this index")
     given = parser.parse_args()
     failed = False

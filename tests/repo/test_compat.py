@@ -31,3 +31,16 @@ def test_the_tests_run_with_the_library_of_the_folder(tmp_path: Path, monkeypatc
     assert compat.run_suite(tmp_path / "library", ["-p", "no:cacheprovider"]) == 0
     with pytest.raises(compat.CannotRun, match="cannot be imported"):
         compat.run_suite(tmp_path, [])
+
+
+def test_an_older_vllm_is_the_one_that_the_tests_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older, test = tmp_path / "older", tmp_path / "test_older.py"
+    test.write_text(f"import os\ndef test(): assert os.environ['MOTET_PEER'] == '{older}'\n")
+    monkeypatch.setenv("MOTET_PEER_0_31", str(older))
+    monkeypatch.setattr(compat, "SUITE_OF_VLLM", (str(test),))
+    assert compat.run_suite_of_vllm(["--no-such-option"]) == 0, "it is not built"
+    (older / "bin").mkdir(parents=True)
+    (older / "bin" / "python").touch()
+    assert compat.run_suite_of_vllm(["-p", "no:cacheprovider"]) == 0
+    test.write_text("def test(): assert False\n")
+    assert compat.run_suite_of_vllm(["-p", "no:cacheprovider"]) == 1

