@@ -20,7 +20,7 @@ FIELDS = {
 
 _LISTED = re.compile(r"\A\d+ validation errors? for \w+\n(?:\w+\n)?\s*(?:Value error, )?")
 """How pydantic begins the text of what it refuses"""
-_AFTER = re.compile(r"\s*(?:\[type=|See https://).*")
+_AFTER = re.compile(r"\s*(?:\[type=|See https://|To allow overriding this maximum).*")
 _MEMORY = re.compile(r"out of memory|can't allocate memory", re.IGNORECASE)
 
 
