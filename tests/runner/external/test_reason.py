@@ -23,6 +23,11 @@ def test_vllms_words_become_the_fields_of_the_pool() -> None:
     assert said.endswith("when initializing the engine.")
 
 
+def test_words_of_a_command_line_become_fields_too() -> None:
+    text = "Less than requested. Decrease --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory."
+    assert reason_of(ValueError(text)).endswith(" Decrease engine.kvCacheMiB, or reduce CPU memory.")
+
+
 def test_words_for_several_gpus_become_fields_too() -> None:
     text = "Total number of attention heads (4) must be divisible by tensor parallel size (3)."
     assert reason_of(ValueError(text)).endswith("must be divisible by engine.parallel.tensor (3).")

@@ -4,6 +4,7 @@ import re
 
 FIELDS = {
     "max_model_len": "engine.maxModelLength",
+    "kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE": "engine.kvCacheMiB",
     "gpu_memory_utilization": "engine.kvCacheMiB or engine.memoryUtilizationPercent",
     "max_num_seqs": "engine.maxConcurrentSequences",
     "max_loras": "engine.maxResidentAdapters",
@@ -27,7 +28,7 @@ _MEMORY = re.compile(r"out of memory|can't allocate memory", re.IGNORECASE)
 def reason_of(error: Exception) -> str:
     text = _LISTED.sub("", str(error).strip())
     first = _AFTER.sub("", text.partition("\n")[0]) or type(error).__name__
-    return re.sub(rf"`?\b({'|'.join(FIELDS)})\b`?", lambda found: FIELDS[found[1]], first)
+    return re.sub(rf"(?:`|--)?\b({'|'.join(FIELDS)})\b`?", lambda found: FIELDS[found[1]], first)
 
 
 def lacks_memory(error: Exception) -> bool:
