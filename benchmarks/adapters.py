@@ -17,7 +17,7 @@ such a load.
 `hits_15`, `hits_10`: hits of the disk cache with 64 places over those of an eviction that knows the future, with Zipf
 1.5 and 1.0 over 2,000 adapters.
 
-    python -m benchmarks.adapters [--only registered|loads|hits] [--registered 10000] [--requests 64] [--pairs 5]
+    python -m benchmarks.adapters [--only registered|loads|hits|traffic|churn|…] [--registered 10000] [--requests 64] [--pairs 5]
                                   [--scratch FOLDER] [--json]
 """
 
@@ -26,6 +26,7 @@ import asyncio
 import gc
 import json
 import pickle
+import resource
 import shutil
 import tempfile
 import time
@@ -41,10 +42,14 @@ import psutil
 from prometheus_client import CollectorRegistry
 from safetensors.numpy import save
 
+from benchmarks.adapter_churn import measure_churn
+from benchmarks.adapter_dora import measure_dora
 from benchmarks.adapter_hits import measure_hits
 from benchmarks.adapter_loads import measure_loads
+from benchmarks.adapter_stack import measure_stack
+from benchmarks.adapter_traffic import measure_traffic
 from benchmarks.engine_cases.bench import at_least
-from benchmarks.engine_cases.setup import start_as_the_product_does
+from benchmarks.engine_cases.setup import shape_of, start_as_the_product_does
 from benchmarks.engine_run import Run
 from benchmarks.harness import Measure, Result, alternate, arguments, report
 from benchmarks.random_llama import SCRATCH, LlamaShape, random_adapter, random_llama
@@ -70,8 +75,10 @@ from motet_runner.scheduler_link import SchedulerLink
 from motet_runner.settings import KERNEL_CACHE, Settings
 from motet_runner.sources.source_access import Sources
 
-PARTS = ("registered", "loads", "hits")
+PARTS = ("registered", "loads", "hits", "traffic", "churn", "stack", "dora")
 MAX_KIB, MAX_FILES, MAX_KB_A_SECOND, LEAST = 4, 200, 5, 0.98
+MAX_OPEN_FILES = 1024
+"""The usual limit of a process"""
 WARM_UP, AT_ONCE = 50, 8
 SECONDS = 10
 ROWS = 16
@@ -216,8 +223,7 @@ def engine_of(model: Path, folders: Sequence[Path], given: argparse.Namespace) -
         engine.load_adapter(Digest(str(number)), certify(folder, engine.info).layout)
     run = Run(engine, given)
     run.seconds(len(folders), [Digest(str(number)) for number in range(len(folders))])
-    while (wait := engine.idle()) is not None:
-        time.sleep(wait)
+    run.settle()
     return run
 
 
@@ -231,13 +237,24 @@ def seconds_of(run: Run, count: int) -> Measure:
     return measure
 
 
+WITH_A_MODEL = {
+    "loads": measure_loads,
+    "traffic": measure_traffic,
+    "churn": measure_churn,
+    "stack": measure_stack,
+    "dora": measure_dora,
+}
+
+
 async def measure(given: argparse.Namespace) -> list[Result]:
     results = []
     if "registered" in given.only:
         results += await measure_registered(given)
-    if "loads" in given.only:
-        with tempfile.TemporaryDirectory(dir=given.scratch) as name:
-            results += await measure_loads(SHAPE, random_llama(SHAPE, given.scratch), Path(name), given)
+    shape = replace(shape_of(given), shard_mib=SHAPE.shard_mib)
+    for part, measure_part in WITH_A_MODEL.items():
+        if part in given.only:
+            with tempfile.TemporaryDirectory(dir=given.scratch) as name:
+                results += await measure_part(shape, random_llama(shape, given.scratch), Path(name), given)
     if "hits" in given.only:
         results += measure_hits()
     return results
@@ -283,11 +300,29 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64, help="adapters that serve")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
     parser.add_argument("--output", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--adapters", type=int, default=2000, help="different adapters of traffic")
+    parser.add_argument("--slots", type=int, default=64, help="of them on the device")
+    parser.add_argument("--churn", type=int, default=512, help="requests of a side of zipf_2000 and uniform_2000")
+    parser.add_argument("--churn-adapters", type=int, default=256, help="adapters beside vLLM")
+    parser.add_argument("--churn-slots", type=int, default=16, help="of them on the device")
+    parser.add_argument("--churn-requests", type=int, default=64, help="requests of a side of churn_vs_vllm")
+    parser.add_argument("--first-tokens", type=int, default=500, help="cold adapters of cold_ttft in all pairs")
+    parser.add_argument("--seconds", type=float, default=5.0, help="in which loads come, of a side of gap_loading")
+    parser.add_argument("--neighbour-tokens", type=int, default=1000, help="of each neighbour of gap_loading")
+    parser.add_argument("--hostile", type=int, default=8, help="adapters to refuse, of a side of gap_checking")
+    parser.add_argument("--herd", type=int, default=1000, help="requests that come at once, each for a cold adapter")
+    parser.add_argument("--herd-tokens", type=int, default=8, help="tokens of each answer")
+    parser.add_argument("--settle", type=float, default=3.0, help="seconds until a runner has told its figures")
+    parser.add_argument("--dora-requests", type=int, nargs="+", default=[8, 32], help="each with another adapter")
+    parser.add_argument("--dora-output", type=int, default=8, help="tokens of an answer beside PEFT")
+    parser.add_argument("--layers", type=int, default=SHAPE.layers, help="of the model, but of registered")
+    parser.add_argument("--width", type=int, default=SHAPE.width)
     parser.add_argument("--pairs", type=int, default=5, help="quiet pairs to measure")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="where the model is kept")
-    parser.set_defaults(vocabulary=SHAPE.vocabulary)
+    parser.set_defaults(vocabulary=SHAPE.vocabulary, dtype=SHAPE.dtype)
     given = parser.parse_args()
     given.only = given.only or PARTS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     start_as_the_product_does("benchmarks.adapters")
     given.scratch.mkdir(parents=True, exist_ok=True)
     report("adapters", asyncio.run(measure(given)), as_json=given.json)

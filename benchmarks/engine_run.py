@@ -2,6 +2,7 @@
 is the model's."""
 
 import argparse
+import math
 import random
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -17,9 +18,10 @@ from benchmarks.model_time import ModelTime
 from benchmarks.traffic import TRAFFIC, among
 from motet.domain import BASE, PAGE_TOKENS, Digest, RequestId, pages_for
 from motet_runner.adapters.certification import certify
+from motet_runner.adapters.layout import AdapterLayout
 from motet_runner.engine import Engine
 from motet_runner.execute.forward.program import SWITCHED_ON
-from motet_runner.interface import EngineConfig, NewSequence, Sampling
+from motet_runner.interface import AdapterLoaded, EngineConfig, NewSequence, Sampling
 
 KINDS = ("identical", "skewed", "distinct")
 """The traffic of adapters that engines are compared with"""
@@ -48,6 +50,8 @@ class Served:
     seconds: float
     tokens: list[list[int]]
     times: list[list[float]]
+    loads: int = 0
+    """Of adapters"""
 
 
 def random_prompt(tokens: random.Random, length: int, vocabulary: int) -> tuple[int, ...]:
@@ -64,11 +68,18 @@ class Run:
     of_steps: list[float] = field(default_factory=list)
     of_decodes: list[float] = field(default_factory=list)
     """The steps that began when all requests had a token, of the last that were served"""
+    layouts: dict[Digest, AdapterLayout] = field(default_factory=dict)
+    """Of adapters that the engine learns of with each request for them, as in the product: it loads none before"""
     _numbers: Iterator[int] = field(default_factory=count)
 
     def know(self, digest: Digest, folder: Path) -> None:
         """The engine serves the adapter in this folder under this digest."""
         self.engine.load_adapter(digest, certify(folder, self.engine.info).layout)
+
+    def settle(self) -> None:
+        """Wait until the engine has its kernels."""
+        while (wait := self.engine.idle()) is not None:
+            time.sleep(wait)
 
     def seconds(self, requests: int, adapters: Sequence[Digest] = ()) -> float:
         """What all requests take together, each with its adapter, or all with the base. Their prompts are new, so no
@@ -78,16 +89,17 @@ class Run:
         asks = zip(prompts, adapters or [BASE] * requests, strict=True)
         return self.serve([Ask(prompt, given.output, adapter) for prompt, adapter in asks]).seconds
 
-    def serve(self, asks: Sequence[Ask]) -> Served:
-        """Those that arrive at once are known to the engine before the time begins."""
+    def serve(self, asks: Sequence[Ask], *, at_once: float = math.inf) -> Served:
+        """At most `at_once` at a time. Those that arrive at once are known to the engine before the time begins."""
         numbers: dict[RequestId, int] = {}
         served = Served(0.0, [[] for _ in asks], [[] for _ in asks])
         self.of_decodes = []
         waiting = sorted(range(len(asks)), key=lambda number: asks[number].at, reverse=True)
         without_token = len(asks)
+        ended = loads = 0
 
         def arrive(at: float) -> None:
-            while waiting and asks[waiting[-1]].at <= at:
+            while waiting and asks[waiting[-1]].at <= at and len(numbers) - ended < at_once:
                 number = waiting.pop()
                 numbers[self._add(asks[number])] = number
 
@@ -105,6 +117,7 @@ class Run:
             self.of_steps.append(now - of_step)
             if not without_token:
                 self.of_decodes.append(now - of_step)
+            loads += sum(isinstance(event, AdapterLoaded) for event in output.events)
             for sequence in output.sequences:
                 if sequence.error is not None:
                     raise sequence.error
@@ -112,10 +125,13 @@ class Run:
                 without_token -= not served.tokens[number]
                 served.tokens[number] += sequence.tokens
                 served.times[number] += [now - began] * len(sequence.tokens)
-        return Served(now - began, served.tokens, served.times)
+                ended += sequence.finish is not None
+        return Served(now - began, served.tokens, served.times, loads)
 
     def _add(self, ask: Ask) -> RequestId:
         request = RequestId(str(next(self._numbers)))
+        if (layout := self.layouts.get(ask.adapter)) is not None:
+            self.engine.load_adapter(ask.adapter, layout)
         self.engine.add(
             NewSequence(
                 request=request,

@@ -5,6 +5,7 @@ Tests have the code that starts a stack and takes it down; this module gives it 
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from benchmarks.engine_run import Ask
 from motet.domain import BASE, Digest
 from testbed.local_stack import LocalStack, running_stack
 
-POOL, SERVED = "benchmark", "base"
+POOL, SERVED, DEFAULT = "benchmark", "base", "default"
 DONE = b"data: [DONE]"
 
 
@@ -33,10 +34,9 @@ def serving(
         (named / path.name).symlink_to(path)
     save_tokenizer(named, json.loads((model / "config.json").read_text())["vocab_size"])
     spec = {"model": {"uri": "file://model", "servedName": SERVED}, "engine": engine}
-    _write(manifests, "ServingPool", POOL, spec)
+    _write(manifests, "ServingPool", POOL, spec | {"allowedNamespaces": {"from": "All"}})
     for number, adapter in enumerate(adapters):
-        source = {"poolRef": {"name": POOL}, "source": {"uri": adapter.as_uri()}}
-        _write(manifests, "LoRAAdapter", f"adapter-{number}", source)
+        write_adapter(manifests, f"adapter-{number}", adapter)
     with running_stack(folder, manifests=manifests, env=env) as stack:
         yield stack
 
@@ -50,9 +50,18 @@ def save_tokenizer(folder: Path, vocabulary: int) -> None:
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
 
 
-def _write(manifests: Path, kind: str, name: str, spec: dict[str, Any]) -> None:
-    manifest = {"apiVersion": "motet.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
-    (manifests / f"{name}.json").write_text(json.dumps(manifest))
+def write_adapter(manifests: Path, name: str, adapter: Path, *, namespace: str = DEFAULT) -> Path:
+    pool = {"name": POOL, "namespace": DEFAULT}
+    spec = {"poolRef": pool, "source": {"uri": adapter.as_uri()}}
+    return _write(manifests, "LoRAAdapter", name, spec, namespace=namespace)
+
+
+def _write(manifests: Path, kind: str, name: str, spec: dict[str, Any], *, namespace: str = DEFAULT) -> Path:
+    metadata = {"name": name, "namespace": namespace}
+    manifest = {"apiVersion": "motet.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
+    path = manifests / f"{name}.json"
+    path.write_text(json.dumps(manifest))
+    return path
 
 
 @dataclass
@@ -61,6 +70,10 @@ class StreamingClient:
 
     port: int
     adapters: Sequence[Digest] = ()
+    key: str = ""
+    """Empty: the gateway asks for none."""
+    arrivals: list[list[float]] = field(default_factory=list)
+    """When the parts of each answer came"""
     _idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
 
     async def ask_all(self, asks: Sequence[Ask]) -> list[bytes]:
@@ -91,14 +104,18 @@ class StreamingClient:
         body = json.dumps(self.body_of(ask)).encode()
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n" % len(body) + body
+            + (f"authorization: Bearer {self.key}\r\n".encode() if self.key else b"")
+            + b"content-length: %d\r\n\r\n" % len(body)
+            + body
         )
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.lower().startswith(b"http/1.1 200"):
             raise RuntimeError(f"the server answered {head[:12]!r} {(await reader.read(500))!r}")
-        parts = []
+        parts, arrivals = [], list[float]()
+        self.arrivals.append(arrivals)
         while size := int(await reader.readuntil(b"\r\n"), 16):
             parts.append((await reader.readexactly(size + 2))[:size])
+            arrivals.append(time.perf_counter())
         await reader.readexactly(2)
         answer = b"".join(parts)
         if not self.is_whole(answer, ask):

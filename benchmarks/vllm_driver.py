@@ -3,7 +3,7 @@
 Each line of stdin is a question, and each line of stdout an answer, as JSON:
 
     {"do": "load", "model", "adapters": [folder], "rank", "length", "sequences", "dtype", "eager"}
-        -> {"versions", "libraries", "threads"}
+        -> {"versions", "libraries", "threads"}; with "slots" fewer adapters are in memory at a time
     {"do": "generate", "prompts": [[token]], "adapters": [number or null], "output", "margins": bool, "temperature"}
         -> {"seconds", "tokens": [[token]]}, and with "margins" by how much the first token of each was the likeliest
 """
@@ -32,10 +32,11 @@ class Peer:
         self._sampling = vllm.SamplingParams
         self._adapters = [lora(f"a{i}", i + 1, folder) for i, folder in enumerate(asked["adapters"])]
         adapters = len(self._adapters)
+        slots = asked.get("slots", adapters)
         with_lora = {
             "enable_lora": True,
-            "max_loras": adapters,
-            "max_cpu_loras": adapters,
+            "max_loras": slots,
+            "max_cpu_loras": slots,
             "max_lora_rank": asked["rank"],
         }
         self._llm = vllm.LLM(

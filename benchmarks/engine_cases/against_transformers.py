@@ -9,11 +9,14 @@ follows is another text, and is not compared.
 import itertools
 import os
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from benchmarks.engine_cases.bench import SUFFIXES, Bench, Leasts, least_of
+from benchmarks.engine_cases.setup import dora_adapters
 from benchmarks.engine_cases.transformers_child import Batch, Choice, How, TransformersChild, transformers_child
 from benchmarks.engine_run import Ask, Run, owners, random_prompt
 from benchmarks.harness import Measure, alternate, percentile
@@ -22,6 +25,7 @@ from motet.domain import BASE
 NEAR = 0.03
 HF_BASE: dict[str, Leasts] = {"fused": (4.0, 2.8), "torch": (1.6, 1.6)}
 PEFT_DISTINCT: dict[str, Leasts] = {"fused": (8.0, 6.0), "torch": (4.0, 4.0)}
+PEFT_DORA: dict[str, Leasts] = {"fused": (50.0, 50.0), "torch": (1.0, 1.0)}
 RAGGED = 3.0
 
 
@@ -101,6 +105,14 @@ async def peft_distinct(bench: Bench) -> None:
     await _batches(bench, "peft_distinct", PEFT_DISTINCT, with_adapters=True)
 
 
+async def peft_dora(bench: Bench) -> None:
+    """Adapters with DoRA, which PEFT computes one after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        folders = dora_adapters(bench, Path(folder))
+        scaling = Bench(bench.given, bench.model, folders, bench.kernels, bench.results)
+        await _batches(scaling, "dora_vs_peft", PEFT_DORA, with_adapters=True)
+
+
 async def _batches(bench: Bench, name: str, leasts: dict[str, Leasts], *, with_adapters: bool) -> None:
     given = bench.given
     with _transformers(bench) as theirs:
@@ -115,7 +127,7 @@ async def _batches(bench: Bench, name: str, leasts: dict[str, Leasts], *, with_a
                 bench.add_pairs(
                     f"{name}_{requests}{SUFFIXES[kernels]}",
                     pairs,
-                    "PEFT's mixed batch" if with_adapters else "generate",
+                    "PEFT" if with_adapters else "generate",
                     least_of(leasts[kernels], requests),
                 )
             tokens = requests * given.output / percentile(pairs.a, 0.5)

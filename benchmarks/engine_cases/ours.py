@@ -8,11 +8,10 @@ planning, sampling, and the description of the batch.
 """
 
 from benchmarks.engine_cases.bench import SUFFIXES, Bench, least_of
-from benchmarks.engine_cases.setup import shape_of
+from benchmarks.engine_cases.setup import dora_adapters
 from benchmarks.engine_run import KINDS, owners, seconds_of
 from benchmarks.harness import Result, alternate, percentile
 from benchmarks.host_parts import parts_of
-from benchmarks.random_llama import random_adapter
 from motet.domain import Digest
 
 GAINED = {"modules": (2.5, 2.0), "torch": None}
@@ -65,12 +64,8 @@ async def kept(bench: Bench) -> None:
 
 async def dora(bench: Bench) -> None:
     given = bench.given
-    scaling = {
-        Digest(f"sha256:dora-{number}"): random_adapter(
-            shape_of(given), bench.folders[0].parent / f"dora-{number}", rank=given.rank, seed=number, dora=True
-        )
-        for number in range(given.adapters)
-    }
+    folders = dora_adapters(bench, bench.folders[0].parent)
+    scaling = {Digest(f"sha256:dora-{number}"): folder for number, folder in enumerate(folders)}
     for kernels in bench.kernels:
         run = bench.new_run(kernels, max_resident_adapters=2 * given.adapters)
         for digest, folder in scaling.items():

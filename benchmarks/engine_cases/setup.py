@@ -49,6 +49,15 @@ def prepared(given: Namespace) -> Iterator[Bench]:
         yield Bench(given, random_llama(shape, SCRATCH), folders, _kernels_of(given))
 
 
+def dora_adapters(bench: Bench, folder: Path) -> list[Path]:
+    """As many as the others are"""
+    given, shape = bench.given, shape_of(bench.given)
+    return [
+        random_adapter(shape, folder / f"dora-{number}", rank=given.rank, seed=number, dora=True)
+        for number in range(given.adapters)
+    ]
+
+
 def shape_of(given: Namespace) -> LlamaShape:
     heads = max(1, given.width // 64)
     return LlamaShape(

@@ -4,6 +4,7 @@ It is a process of its own because OpenMP is set up once in a process: our engin
 threads that soon sleep while they wait. These threads spin, which is faster on cores that nobody else needs.
 """
 
+import json
 import multiprocessing
 import os
 import time
@@ -111,13 +112,25 @@ class _Models:
         self._folder = folder
         self._adapters = adapters
         self._loaded: dict[tuple[str, bool], Any] = {}
+        # PEFT refuses a batch of several adapters if one of them has DoRA.
+        self._in_turn = any(json.loads((one / "adapter_config.json").read_text()).get("use_dora") for one in adapters)
 
     def generate(self, how: How, batch: Batch) -> tuple[float, list[list[int]]]:
         torch.set_num_threads(how.threads)
         model = self._model(how.dtype, with_adapters=batch.adapters is not None)
+        began = time.perf_counter()
+        if batch.adapters is None or not self._in_turn:
+            answers = self._generate(model, batch)
+        else:
+            answers = []
+            for prompt, adapter in zip(batch.prompts, batch.adapters, strict=True):
+                model.set_adapter(str(adapter))
+                answers += self._generate(model, Batch([prompt], batch.output))
+        return time.perf_counter() - began, answers
+
+    def _generate(self, model: Any, batch: Batch) -> list[list[int]]:
         longest = max(len(prompt) for prompt in batch.prompts)
         more = {} if batch.adapters is None else {"adapter_names": [str(one) for one in batch.adapters]}
-        began = time.perf_counter()
         padded = [(0,) * (longest - len(prompt)) + prompt for prompt in batch.prompts]
         mask = [(0,) * (longest - len(prompt)) + (1,) * len(prompt) for prompt in batch.prompts]
         answers = model.generate(
@@ -127,11 +140,15 @@ class _Models:
             do_sample=False,
             **more,
         )
-        return time.perf_counter() - began, answers[:, longest:].tolist()
+        return answers[:, longest:].tolist()  # type: ignore[no-any-return]
 
     def distance(self, choice: Choice) -> float:
         model = self._model(REFERENCE, with_adapters=choice.adapter is not None)
-        more = {} if choice.adapter is None else {"adapter_names": [str(choice.adapter)]}
+        more = {}
+        if choice.adapter is not None and self._in_turn:
+            model.set_adapter(str(choice.adapter))
+        elif choice.adapter is not None:
+            more = {"adapter_names": [str(choice.adapter)]}
         logits = model(input_ids=torch.tensor([choice.before]), **more).logits[0, -1]
         one, other = choice.either
         return float((logits[one] - logits[other]).abs() / logits.abs().max())

@@ -1,0 +1,205 @@
+"""Thousands of adapters in the whole product, as `motet up` starts it: see `benchmarks.adapters`.
+
+Nothing serves at first. All adapters are applied at once, in the namespaces of some tenants. Then neighbours stream
+while hostile adapters are checked. At last the tenants ask for adapters that are on the disk and not on the device, all
+at once.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import math
+import random
+import resource
+import statistics
+import struct
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.engine_cases.bench import at_most
+from benchmarks.engine_run import Ask, random_prompt
+from benchmarks.harness import Measure, Result, alternate, percentile
+from benchmarks.many_adapters import CONFIG, WEIGHTS, ManyAdapters
+from benchmarks.random_llama import LlamaShape
+from benchmarks.served_stack import StreamingClient, serving, write_adapter
+from motet_runner.adapters.certification import certify
+from motet_runner.engine import Engine
+from motet_runner.interface import EngineConfig
+from testbed.local_stack import LocalStack
+
+MOST_OF_CERTIFY, MOST_GAP, MOST_OF_MEAN = 3, 1.25, 1.3
+NEIGHBOURS, TENANTS = 8, 10
+SPARE_FILES = 256
+READY_SECONDS = 3600
+LOADS = "motet_adapter_loads_total"
+HEADER_BYTES = 15 << 20
+ENDLESS = "(.*)" * 14 + r"\1\2\3\4\5[!?]"
+
+
+class HostileAdapters:
+    """Each a little different from the others, so that it is checked: a long header, a pattern without end, in turn."""
+
+    def __init__(self, folder: Path, honest: Path) -> None:
+        self._folder = folder
+        self._numbers = itertools.count()
+        self._config = json.loads((honest / CONFIG).read_text())
+        self._weights = (honest / WEIGHTS).read_bytes()
+        entries = (f'"tensor-{n}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for n in itertools.count())
+        self._header = "{" + ",".join(itertools.islice(entries, HEADER_BYTES // 72))
+
+    def __iter__(self) -> Iterator[Path]:
+        for number in self._numbers:
+            folder = self._folder / f"hostile-{number}"
+            folder.mkdir(parents=True)
+            config, weights = self._config | {"inference_mode": bool(number % 4 > 1)}, self._weights
+            if number % 2:
+                config["target_modules"] = f"{ENDLESS}{number}"
+            else:
+                header = f'{self._header},"tensor--{number}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}}}'
+                weights = struct.pack("<Q", len(header)) + header.encode()
+            (folder / CONFIG).write_text(json.dumps(config))
+            (folder / WEIGHTS).write_bytes(weights)
+            yield folder
+
+
+class Herd:
+    def __init__(self, stack: LocalStack, manifests: Path, adapters: ManyAdapters, given: argparse.Namespace) -> None:
+        self._stack = stack
+        self._manifests = manifests
+        self._adapters = adapters
+        self._given = given
+        self._drawn = random.Random(0)
+        self._states: dict[str, dict[str, Any]] = {}
+
+    def apply(self) -> float:
+        """Seconds until all are ready, after all manifests came at once."""
+        staged = self._manifests.parent / "staged"
+        staged.mkdir()
+        for number, folder in enumerate(self._adapters.folders):
+            write_adapter(staged, f"adapter-{number}", folder, namespace=_tenant(number))
+        began = time.perf_counter()
+        for path in sorted(staged.iterdir()):
+            path.rename(self._manifests / path.name)
+        self._stack.until(lambda: self._answered(True) >= len(self._adapters.folders), READY_SECONDS)
+        return time.perf_counter() - began
+
+    def _answered(self, ready: bool) -> int:
+        """How many adapters are ready, or refused."""
+        if ready:
+            return sum(one["ready"] for one in self._stack.status()["adapters"])
+        return sum(
+            any(of["type"] == "Certified" and of["status"] == "False" for of in one["conditions"])
+            for one in self._stack.status()["adapters"]
+        )
+
+    def gaps(self, hostile: Iterator[Path] | None) -> Measure:
+        """The 99th percentile of the seconds between two parts of the neighbours' answers."""
+
+        async def measure() -> float:
+            client = StreamingClient(self._stack.port)
+            given, refused = self._given, self._answered(False)
+            if hostile is not None:
+                for folder in itertools.islice(hostile, given.hostile):
+                    write_adapter(self._manifests, folder.name, folder)
+            asks = [Ask(self._prompt(), given.neighbour_tokens) for _ in range(NEIGHBOURS)]
+            await client.ask_all(asks)
+            await client.close()
+            if hostile is not None:
+                self._stack.until(lambda: self._answered(False) >= refused + given.hostile, READY_SECONDS)
+            # The first token comes after the prompt's pass, and the last parts have no token.
+            return percentile([b - a for of in client.arrivals for a, b in pairwise(of[:-2])], 0.99)
+
+        return measure
+
+    async def rush(self) -> list[Result]:
+        given = self._given
+        keys = [self._stack.motet("key", "create", "--tenant", _tenant(n)).stdout.strip() for n in range(TENANTS)]
+        with self._stack.http() as http:
+            self._stack.until(lambda: http.get("/v1/models", headers={"authorization": "Bearer no"}).status_code == 401)
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, given.herd + SPARE_FILES), hard))
+        loads = self._loads()
+        seconds: list[list[float]] = [[] for _ in range(TENANTS)]
+        failures: list[str] = []
+
+        async def one(number: int) -> None:
+            client = StreamingClient(self._stack.port, self._adapters.digests, keys[number % TENANTS])
+            began = time.perf_counter()
+            try:
+                await client.ask_all([Ask(self._prompt(), given.herd_tokens, self._adapters.digests[number])])
+            except (OSError, EOFError, RuntimeError, ValueError) as error:
+                failures.append(str(error))
+            else:
+                seconds[number % TENANTS].append(time.perf_counter() - began)
+            finally:
+                await client.close()
+
+        await asyncio.gather(*map(one, range(given.herd)))
+        await asyncio.sleep(given.settle)  # until the runner has told its figures
+        loads = (self._loads() - loads) / given.herd
+        means = [statistics.fmean(one) if one else math.inf for one in seconds]
+        worst = max(means) / statistics.fmean(means) if all(seconds) else math.inf
+        shown = ", ".join(f"{one:.2f}" for one in means)
+        print(f"herd: {len(failures)} failures {failures[:1]}; seconds of each tenant: {shown}", flush=True)
+        return [
+            Result("herd_loads", loads, "", "= 1", loads == 1),
+            Result("herd_failures", len(failures), "", "= 0", not failures),
+            Result("herd_worst", worst, "x", f"<= {MOST_OF_MEAN:g}", worst <= MOST_OF_MEAN),
+        ]
+
+    def _loads(self) -> float:
+        with self._stack.http() as http:
+            families = text_string_to_metric_families(http.get("/metrics").text)
+        return sum(one.value for family in families for one in family.samples if one.name == LOADS)
+
+    def _prompt(self) -> tuple[int, ...]:
+        return random_prompt(self._drawn, self._given.prompt, self._given.vocabulary)
+
+
+async def measure_stack(shape: LlamaShape, model: Path, scratch: Path, given: argparse.Namespace) -> list[Result]:
+    adapters = ManyAdapters(shape, scratch, given.adapters)
+    info = Engine(EngineConfig(model=model, device="cpu", kv_cache_mib=64, kernels="torch")).info
+    half = len(adapters.folders) // 2
+
+    def certified(folders: Sequence[Path]) -> float:
+        began = time.perf_counter()
+        for one in folders:
+            certify(one, info)
+        return time.perf_counter() - began
+
+    engine = {
+        "dtype": shape.dtype,
+        "maxResidentAdapters": given.slots,
+        "maxCachedAdapters": len(adapters.folders) + SPARE_FILES,
+        "prefixCache": False,
+    }
+    with tempfile.TemporaryDirectory(prefix="mt", dir="/tmp") as name:
+        with serving(Path(name), model, [], engine=engine, env={}) as stack:
+            herd = Herd(stack, Path(name) / "manifests", adapters, given)
+            own = [psutil.Process(pid) for pid in stack.processes()]
+            baseline = certified(adapters.folders[:half])
+            applied = herd.apply()
+            baseline += certified(adapters.folders[half:])
+            ready = applied / baseline
+            print(f"ready_2000: {applied:.1f} s, and as many checks {baseline:.1f} s", flush=True)
+            hostile = iter(HostileAdapters(scratch / "hostile", adapters.folders[0]))
+            await herd.gaps(None)()
+            pairs = await alternate(herd.gaps(hostile), herd.gaps(None), pairs=given.pairs, own=own)
+            print(f"gap_checking: {1e3 * min(pairs.a):.2f} and {1e3 * min(pairs.b):.2f} ms: {pairs}", flush=True)
+            return [
+                Result("ready_2000", ready, "x", f"<= {MOST_OF_CERTIFY}", ready <= MOST_OF_CERTIFY, "certify"),
+                at_most("gap_checking", pairs, "no checks", MOST_GAP),
+                *await herd.rush(),
+            ]
+
+
+def _tenant(number: int) -> str:
+    return f"tenant-{number % TENANTS}"
