@@ -47,21 +47,21 @@ ENDLESS = "(.*)" * 14 + r"\1\2\3\4\5[!?]"
 class HostileAdapters:
     """Each a little different from the others, so that it is checked: a long header, a pattern without end, in turn."""
 
-    def __init__(self, folder: Path, honest: Path) -> None:
+    def __init__(self, folder: Path, honest: Path, header_bytes: int = HEADER_BYTES) -> None:
         self._folder = folder
         self._numbers = itertools.count()
         self._config = json.loads((honest / CONFIG).read_text())
         self._weights = (honest / WEIGHTS).read_bytes()
         entries = (f'"tensor-{n}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for n in itertools.count())
-        self._header = "{" + ",".join(itertools.islice(entries, HEADER_BYTES // 72))
+        self._header = "{" + ",".join(itertools.islice(entries, header_bytes // 72))
 
     def __iter__(self) -> Iterator[Path]:
         for number in self._numbers:
             folder = self._folder / f"hostile-{number}"
             folder.mkdir(parents=True)
-            config, weights = self._config | {"inference_mode": bool(number % 4 > 1)}, self._weights
+            config, weights = self._config | {"lora_alpha": 1 + number}, self._weights
             if number % 2:
-                config["target_modules"] = f"{ENDLESS}{number}"
+                config["target_modules"] = ENDLESS
             else:
                 header = f'{self._header},"tensor--{number}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}}}'
                 weights = struct.pack("<Q", len(header)) + header.encode()
@@ -181,24 +181,26 @@ async def measure_stack(shape: LlamaShape, model: Path, scratch: Path, given: ar
         "maxCachedAdapters": len(adapters.folders) + SPARE_FILES,
         "prefixCache": False,
     }
-    with tempfile.TemporaryDirectory(prefix="mt", dir="/tmp") as name:
-        with serving(Path(name), model, [], engine=engine, env={}) as stack:
-            herd = Herd(stack, Path(name) / "manifests", adapters, given)
-            own = [psutil.Process(pid) for pid in stack.processes()]
-            baseline = certified(adapters.folders[:half])
-            applied = herd.apply()
-            baseline += certified(adapters.folders[half:])
-            ready = applied / baseline
-            print(f"ready_2000: {applied:.1f} s, and as many checks {baseline:.1f} s", flush=True)
-            hostile = iter(HostileAdapters(scratch / "hostile", adapters.folders[0]))
-            await herd.gaps(None)()
-            pairs = await alternate(herd.gaps(hostile), herd.gaps(None), pairs=given.pairs, own=own)
-            print(f"gap_checking: {1e3 * min(pairs.a):.2f} and {1e3 * min(pairs.b):.2f} ms: {pairs}", flush=True)
-            return [
-                Result("ready_2000", ready, "x", f"<= {MOST_OF_CERTIFY}", ready <= MOST_OF_CERTIFY, "certify"),
-                at_most("gap_checking", pairs, "no checks", MOST_GAP),
-                *await herd.rush(),
-            ]
+    with (
+        tempfile.TemporaryDirectory(prefix="mt", dir="/tmp") as name,
+        serving(Path(name), model, [], engine=engine, env={}) as stack,
+    ):
+        herd = Herd(stack, Path(name) / "manifests", adapters, given)
+        own = [psutil.Process(pid) for pid in stack.processes()]
+        baseline = certified(adapters.folders[:half])
+        applied = herd.apply()
+        baseline += certified(adapters.folders[half:])
+        ready = applied / baseline
+        print(f"ready_2000: {applied:.1f} s, and as many checks {baseline:.1f} s", flush=True)
+        hostile = iter(HostileAdapters(scratch / "hostile", adapters.folders[0]))
+        await herd.gaps(None)()
+        pairs = await alternate(herd.gaps(hostile), herd.gaps(None), pairs=given.pairs, own=own)
+        print(f"gap_checking: {1e3 * min(pairs.a):.2f} and {1e3 * min(pairs.b):.2f} ms: {pairs}", flush=True)
+        return [
+            Result("ready_2000", ready, "x", f"<= {MOST_OF_CERTIFY}", ready <= MOST_OF_CERTIFY, "certify"),
+            at_most("gap_checking", pairs, "no checks", MOST_GAP),
+            *await herd.rush(),
+        ]
 
 
 def _tenant(number: int) -> str:

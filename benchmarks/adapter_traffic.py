@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -49,7 +50,7 @@ class Traffic:
         self._run.settle()
         self._run.layouts = dict(zip(self.digests, adapters.layouts(engine), strict=True))
         self._next = itertools.cycle(self.digests)
-        self.recent: list[Digest] = []
+        self._recent = deque[Digest](maxlen=min(RECENT, slots))
         self._load(self.cold(min(RECENT, slots)))
 
     def ask(self, adapter: Digest, *, output: int = 0, at: float = 0.0) -> Ask:
@@ -59,11 +60,11 @@ class Traffic:
     def cold(self, count: int) -> list[Digest]:
         """Adapters that are not on the device."""
         found = [next(self._next) for _ in range(count)]
-        self.recent = [*self.recent, *found][-RECENT:]
+        self._recent += found
         return found
 
     def warm(self, count: int) -> list[Digest]:
-        return list(itertools.islice(itertools.cycle(self.recent), count))
+        return list(itertools.islice(itertools.cycle(self._recent), count))
 
     def load_all(self) -> None:
         self._load(self.digests)
@@ -87,10 +88,9 @@ class Traffic:
         """The 95th percentile of the seconds until the first token. One request after the other."""
 
         async def measure() -> float:
-            served = []
-            for one in self.cold(count) if cold else self.warm(count):
-                served.append(self._run.serve([self.ask(one, output=1)]))
-            self._check_loads(served, count * cold)
+            adapters = self.cold(count) if cold else self.warm(count)
+            served = [self._run.serve([self.ask(one, output=1)]) for one in adapters]
+            self.check_loads(served, count * cold)
             return percentile([of.times[0][0] for of in served], 0.95)
 
         return measure
@@ -104,12 +104,12 @@ class Traffic:
             for number, one in enumerate(self.cold(count) if cold else self.warm(count)):
                 asks.append(self.ask(one, output=1, at=(number + 1) / LOADS_A_SECOND))
             served = self._run.serve(asks)
-            self._check_loads([served], count * cold)
+            self.check_loads([served], count * cold)
             return percentile([b - a for of in served.times[:NEIGHBOURS] for a, b in pairwise(of)], 0.99)
 
         return measure
 
-    def _check_loads(self, served: Sequence[Served], expected: int) -> None:
+    def check_loads(self, served: Sequence[Served], expected: int) -> None:
         found = sum(of.loads for of in served)
         if found != expected:
             raise RuntimeError(f"{found} adapters were loaded, and not {expected}")

@@ -17,8 +17,26 @@ such a load.
 `hits_15`, `hits_10`: hits of the disk cache with 64 places over those of an eviction that knows the future, with Zipf
 1.5 and 1.0 over 2,000 adapters.
 
-    python -m benchmarks.adapters [--only registered|loads|hits|traffic|churn|…] [--registered 10000] [--requests 64] [--pairs 5]
-                                  [--scratch FOLDER] [--json]
+`traffic`: one engine with places for 64 of 2,000 adapters of ranks 4 to 16, whose files are in the page cache.
+`cold_ttft` is the 95th percentile of the first tokens of requests, one after the other, each for an adapter that was
+never on the device, over that of requests for adapters that are there. `gap_loading` is the 99th percentile of the time
+between two tokens of eight neighbours: ten requests in a second come for adapters that are to be loaded, over as many
+for adapters that are there. `zipf_2000`, `uniform_2000`: the speed of requests, 32 at a time, over that of an engine
+with all adapters on its device.
+
+`churn_vs_vllm`: the seconds of requests for 256 adapters, 16 of them on the device, in vLLM's engine over ours.
+
+`stack`: the whole product. `ready_2000` is the time until 2,000 adapters that were applied at once are ready, over that
+of as many checks in one process. `gap_checking` is the 99th percentile of the time between two parts of the answers of
+eight neighbours, while adapters with long headers and endless patterns are checked, over that without. `herd_*`: 1,000
+requests of ten tenants at once, each for another adapter that is on the disk and not on the device: loads of an
+adapter, failures, and the mean time of the slowest tenant over the mean of all.
+
+`dora`: `dora_vs_lora_*` as in `benchmarks.engine`, and `dora_vs_peft_*`: PEFT's seconds, which computes such adapters
+one after the other, over ours.
+
+    python -m benchmarks.adapters [--only registered|loads|hits|traffic|churn|stack|dora] [--registered 10000]
+        [--requests 64] [--adapters 2000] [--pairs 5] [--scratch FOLDER] [--json]
 """
 
 import argparse

@@ -94,7 +94,7 @@ class Run:
         numbers: dict[RequestId, int] = {}
         served = Served(0.0, [[] for _ in asks], [[] for _ in asks])
         self.of_decodes = []
-        waiting = sorted(range(len(asks)), key=lambda number: asks[number].at, reverse=True)
+        waiting = sorted(range(len(asks)), key=lambda number: (asks[number].at, number), reverse=True)
         without_token = len(asks)
         ended = loads = 0
 

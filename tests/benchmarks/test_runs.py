@@ -11,6 +11,9 @@ from testbed.tree import ROOT
 
 ENGINE = """--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=128 --kv-mib=8 --adapters=2 --ragged=4
 --lengths 4 16 --ragged-pairs=1 --long-prompt=64"""
+ADAPTERS = """--registered=20 --requests=2 --output=4 --prompt=8 --layers=1 --width=64 --adapters=40 --slots=20
+--churn=8 --churn-requests=8 --churn-adapters=20 --first-tokens=8 --seconds=1 --neighbour-tokens=40 --hostile=2
+--herd=20 --herd-tokens=2 --dora-requests 2 --dora-output=2"""
 SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=128 --kv-mib=8 --adapters=2"
 
 
@@ -23,7 +26,7 @@ SERVED = "--requests=2 --prompt=8 --output=4 --layers=1 --width=64 --vocabulary=
         *(
             pytest.param(*one, marks=pytest.mark.soak)
             for one in (
-                ("adapters", "--registered=20 --requests=2 --output=4"),
+                ("adapters", ADAPTERS),
                 ("attention", "--calls=1 --turns=1 --rotated=1"),
                 ("engine", ENGINE),
                 ("gemm", "--rows=1 --bytes=1000"),
