@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -41,6 +40,8 @@ SPARE_FILES = 256
 READY_SECONDS = 3600
 LOADS = "motet_adapter_loads_total"
 HEADER_BYTES = 15 << 20
+NAME_CHARS = 150
+"""With shorter names, the header would have more values than are read."""
 ENDLESS = "(.*)" * 14 + r"\1\2\3\4\5[!?]"
 
 
@@ -52,8 +53,8 @@ class HostileAdapters:
         self._numbers = itertools.count()
         self._config = json.loads((honest / CONFIG).read_text())
         self._weights = (honest / WEIGHTS).read_bytes()
-        entries = (f'"tensor-{n}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for n in itertools.count())
-        self._header = "{" + ",".join(itertools.islice(entries, header_bytes // 72))
+        entries = (_entry(f"{number:0{NAME_CHARS}}") for number in itertools.count())
+        self._header = "{" + ",".join(itertools.islice(entries, header_bytes // len(_entry("0" * NAME_CHARS))))
 
     def __iter__(self) -> Iterator[Path]:
         for number in self._numbers:
@@ -63,7 +64,7 @@ class HostileAdapters:
             if number % 2:
                 config["target_modules"] = ENDLESS
             else:
-                header = f'{self._header},"tensor--{number}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}}}'
+                header = f"{self._header},{_entry(f'last-{number}')}}}"
                 weights = struct.pack("<Q", len(header)) + header.encode()
             (folder / CONFIG).write_text(json.dumps(config))
             (folder / WEIGHTS).write_bytes(weights)
@@ -77,7 +78,6 @@ class Herd:
         self._adapters = adapters
         self._given = given
         self._drawn = random.Random(0)
-        self._states: dict[str, dict[str, Any]] = {}
 
     def apply(self) -> float:
         """Seconds until all are ready, after all manifests came at once."""
@@ -88,24 +88,20 @@ class Herd:
         began = time.perf_counter()
         for path in sorted(staged.iterdir()):
             path.rename(self._manifests / path.name)
-        self._stack.until(lambda: self._answered(True) >= len(self._adapters.folders), READY_SECONDS)
+        self._stack.until(lambda: self._count("Ready") >= len(self._adapters.folders), READY_SECONDS)
         return time.perf_counter() - began
 
-    def _answered(self, ready: bool) -> int:
-        """How many adapters are ready, or refused."""
-        if ready:
-            return sum(one["ready"] for one in self._stack.status()["adapters"])
-        return sum(
-            any(of["type"] == "Certified" and of["status"] == "False" for of in one["conditions"])
-            for one in self._stack.status()["adapters"]
-        )
+    def _count(self, condition: str) -> int:
+        """Of adapters for which this condition is true: `Ready`, or `Stalled` if they are refused"""
+        conditions = [of for one in self._stack.status()["adapters"] for of in one["conditions"]]
+        return sum((of["type"], of["status"]) == (condition, "True") for of in conditions)
 
     def gaps(self, hostile: Iterator[Path] | None) -> Measure:
         """The 99th percentile of the seconds between two parts of the neighbours' answers."""
 
         async def measure() -> float:
             client = StreamingClient(self._stack.port)
-            given, refused = self._given, self._answered(False)
+            given, refused = self._given, self._count("Stalled")
             if hostile is not None:
                 for folder in itertools.islice(hostile, given.hostile):
                     write_adapter(self._manifests, folder.name, folder)
@@ -113,7 +109,7 @@ class Herd:
             await client.ask_all(asks)
             await client.close()
             if hostile is not None:
-                self._stack.until(lambda: self._answered(False) >= refused + given.hostile, READY_SECONDS)
+                self._stack.until(lambda: self._count("Stalled") >= refused + given.hostile, READY_SECONDS)
             # The first token comes after the prompt's pass, and the last parts have no token.
             return percentile([b - a for of in client.arrivals for a, b in pairwise(of[:-2])], 0.99)
 
@@ -169,10 +165,14 @@ async def measure_stack(shape: LlamaShape, model: Path, scratch: Path, given: ar
     info = Engine(EngineConfig(model=model, device="cpu", kv_cache_mib=64, kernels="torch")).info
     half = len(adapters.folders) // 2
 
+    spent = 0.0
+
     def certified(folders: Sequence[Path]) -> float:
-        began = time.perf_counter()
+        nonlocal spent
+        began, before = time.perf_counter(), time.process_time()
         for one in folders:
             certify(one, info)
+        spent += time.process_time() - before
         return time.perf_counter() - began
 
     engine = {
@@ -188,10 +188,13 @@ async def measure_stack(shape: LlamaShape, model: Path, scratch: Path, given: ar
         herd = Herd(stack, Path(name) / "manifests", adapters, given)
         own = [psutil.Process(pid) for pid in stack.processes()]
         baseline = certified(adapters.folders[:half])
+        before = _cpu(own)
         applied = herd.apply()
+        cpu = sum(after - earlier for after, earlier in zip(_cpu(own), before, strict=True))
         baseline += certified(adapters.folders[half:])
         ready = applied / baseline
-        print(f"ready_2000: {applied:.1f} s, and as many checks {baseline:.1f} s", flush=True)
+        took, checks = f"{applied:.1f} s, {cpu:.1f} of CPU", f"{baseline:.1f} s, {spent:.1f} of CPU"
+        print(f"ready_2000: {took}; as many checks: {checks}", flush=True)
         hostile = iter(HostileAdapters(scratch / "hostile", adapters.folders[0]))
         await herd.gaps(None)()
         pairs = await alternate(herd.gaps(hostile), herd.gaps(None), pairs=given.pairs, own=own)
@@ -201,6 +204,15 @@ async def measure_stack(shape: LlamaShape, model: Path, scratch: Path, given: ar
             at_most("gap_checking", pairs, "no checks", MOST_GAP),
             *await herd.rush(),
         ]
+
+
+def _cpu(processes: Sequence[psutil.Process]) -> list[float]:
+    """Seconds of each, with its children that have ended"""
+    return [sum(process.cpu_times()[:4]) for process in processes]
+
+
+def _entry(name: str) -> str:
+    return f'"{name}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
 
 
 def _tenant(number: int) -> str:

@@ -125,12 +125,13 @@ async def measure_traffic(shape: LlamaShape, model: Path, scratch: Path, given: 
     adapters = ManyAdapters(shape, scratch, given.adapters)
     few = Traffic(model, adapters, given.slots, given)
     count = max(1, given.first_tokens // given.pairs)
+    of_one_engine = {
+        "cold_ttft": ([few.first_tokens(count, cold=cold) for cold in (True, False)], MOST_OF_WARM),
+        "gap_loading": ([few.gaps(given.seconds, cold=cold) for cold in (True, False)], MOST_GAP),
+    }
     results = []
-    for name, side, most in (
-        ("cold_ttft", lambda cold: few.first_tokens(count, cold=cold), MOST_OF_WARM),
-        ("gap_loading", lambda cold: few.gaps(given.seconds, cold=cold), MOST_GAP),
-    ):
-        pairs = await alternate(side(True), side(False), pairs=given.pairs)
+    for name, (sides, most) in of_one_engine.items():
+        pairs = await alternate(*sides, pairs=given.pairs)
         print(f"{name}: {1e3 * min(pairs.a):.2f} and {1e3 * min(pairs.b):.2f} ms: {pairs}", flush=True)
         results.append(at_most(name, pairs, "adapters on the device", most))
     resident = Traffic(model, adapters, given.adapters, given)
