@@ -25,7 +25,7 @@ MOST_OF_WARM, MOST_GAP = 1.2, 1.15
 AT_ONCE, NEIGHBOURS = 32, 8
 KV_MIB = 256
 RECENT = 16
-"""Of the adapters that were used last, so many are asked for where they shall be on the device."""
+"""This number of adapters, those that were used last, are asked for where they are to be on the device."""
 LOADS_A_SECOND = 10
 
 
