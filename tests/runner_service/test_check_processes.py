@@ -10,17 +10,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from structlog.testing import capture_logs
 
 from motet.errors import AdapterFetchFailed, AdapterIncompatible, Internal
-from motet_runner.adapters import check_process
+from motet_runner.adapters import check_process, check_processes
 from motet_runner.adapters.certification import Certification, EngineLimits, certify
 from motet_runner.adapters.check_process import LOWEST_PRIORITY, decoded, encoded
 from motet_runner.adapters.check_processes import CheckProcesses
 from motet_simulator.fake_engine import FakeEngine
+from tests.common.waiting import until
 from tests.support.in_process_runner import write_adapter
 
 LIMITS = EngineLimits.of_engine(FakeEngine().info)
@@ -185,8 +188,8 @@ def test_threads_check_at_the_same_time_with_little_priority(processes, tmp_path
     with ThreadPoolExecutor(4) as threads:
         checked = list(threads.map(processes.check, folders))
     assert [one.layout.file.parent for one in checked] == folders
-    (child,) = children()
-    assert os.getpriority(os.PRIO_PROCESS, int(child.name)) == LOWEST_PRIORITY
+    assert 1 <= len(children()) <= 4
+    assert {os.getpriority(os.PRIO_PROCESS, int(child.name)) for child in children()} == {LOWEST_PRIORITY}
 
 
 def has_computed(folder: Path) -> bool:
@@ -223,3 +226,39 @@ def test_a_check_ends_with_its_service(tmp_path):
         os.kill(int(fork.name), signal.SIGSTOP)  # it would not end by itself
         service.kill()
     eventually(lambda: [one for one in (process, fork) if checks(one)], 0)
+
+
+def meet(together: Barrier, ask: Callable[..., object], *given: object) -> object:
+    together.wait()
+    try:
+        return ask(*given)
+    finally:
+        together.wait()
+
+
+def check_at_once(processes: CheckProcesses, adapter: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check waits until all have their processes, and again until none has ended."""
+    together = Barrier(count)
+
+    with monkeypatch.context() as changed, ThreadPoolExecutor(count) as threads:
+        changed.setattr(check_processes, "_ask", partial(meet, together, vars(check_processes)["_ask"]))
+        for one in [threads.submit(processes.check, adapter) for _ in range(count)]:
+            one.result()
+
+
+def test_checks_at_once_leave_their_processes_to_the_next_ones(processes, adapter, monkeypatch):
+    """Mutation: one process stays. Each of many checks at once then starts one, which takes longer than the check."""
+    check_at_once(processes, adapter, 3, monkeypatch)
+    before = {one.name for one in children()}
+    assert len(before) == 3
+    check_at_once(processes, adapter, 3, monkeypatch)
+    assert {one.name for one in children()} == before
+
+
+async def test_one_process_stays_when_fewer_checks_come(processes, adapter, monkeypatch):
+    monkeypatch.setattr(check_processes, "SPARE_SECONDS", 0.01)
+    check_at_once(processes, adapter, 3, monkeypatch)
+    await until(lambda: len(children()) == 1)
+    (left,) = children()
+    processes.check(adapter)
+    assert [one.name for one in children()] == [left.name]

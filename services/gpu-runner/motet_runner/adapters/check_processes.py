@@ -21,6 +21,8 @@ CPU_SECONDS = 60.0
 """CPU time of one check: a common adapter takes a hundredth of a second, and one of 4 GB some seconds."""
 MEMORY_BYTES = 1 << 30
 """What a check may take: a usual one takes a few megabytes, and the largest linear with the largest rank 300."""
+SPARE_SECONDS = 30.0
+"""After this time, one process stays."""
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 """The environment variables that a check inherits: no addresses, secrets or settings."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -28,7 +30,7 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THR
 
 class CheckProcesses:
     """Checks adapters. Called in threads, each of which has a process of its own while it checks. One process stays for
-    the next check."""
+    the next check, and the others stay for a while: starting one takes ten times as long as a usual check."""
 
     def __init__(
         self, limits: EngineLimits, *, cpu_seconds: float = CPU_SECONDS, memory_bytes: int = MEMORY_BYTES
@@ -36,7 +38,10 @@ class CheckProcesses:
         self._limits = limits
         self._cpu_seconds = cpu_seconds
         self._memory_bytes = memory_bytes
-        self._idle: subprocess.Popen[bytes] | None = None
+        self._idle: list[subprocess.Popen[bytes]] = []
+        """As many as were checking at once, at most"""
+        self._spare: threading.Timer | None = None
+        """While more than one is idle"""
         self._lock = threading.Lock()
 
     def check(self, folder: Path) -> Certification:
@@ -81,22 +86,39 @@ class CheckProcesses:
         raise AdapterIncompatible(f"The check of the adapter's files {why}. Save the adapter again.", reason="TooLarge")
 
     def close(self) -> None:
-        if (process := self._take()) is not None:
-            _end(process)
+        self._end_idle(0)
 
     def _take(self) -> subprocess.Popen[bytes] | None:
         with self._lock:
-            process, self._idle = self._idle, None
-        if process is not None and process.poll() is not None:
-            _end(process)
-            return None
-        return process
+            while self._idle:
+                process = self._idle.pop()
+                if process.poll() is None:
+                    return process
+                _end(process)
+        return None
 
     def _keep(self, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
-            other, self._idle = self._idle, process
-        if other is not None:
-            _end(other)
+            self._idle.append(process)
+            if len(self._idle) == 1 or self._spare is not None:
+                return
+            self._spare = spare = threading.Timer(SPARE_SECONDS, self._end_idle, (1,))
+            spare.daemon = True
+        try:
+            spare.start()
+        except RuntimeError:  # no more threads available
+            self._end_idle(1)
+
+    def _end_idle(self, kept: int) -> None:
+        """All but the last `kept`, which were used last."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+            ended = self._idle[: len(self._idle) - kept]
+            self._idle = self._idle[len(ended) :]
+        if spare is not None:
+            spare.cancel()
+        for process in ended:
+            _end(process)
 
     def _start(self) -> subprocess.Popen[bytes]:
         limits = (str(self._cpu_seconds), str(self._memory_bytes))
