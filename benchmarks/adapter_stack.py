@@ -117,12 +117,13 @@ class Herd:
 
     async def rush(self) -> list[Result]:
         given = self._given
-        keys = [self._stack.motet("key", "create", "--tenant", _tenant(n)).stdout.strip() for n in range(TENANTS)]
+        create = ("key", "create", "--scopes", "user,monitor", "--tenant")
+        keys = [self._stack.motet(*create, _tenant(number)).stdout.strip() for number in range(TENANTS)]
         with self._stack.http() as http:
             self._stack.until(lambda: http.get("/v1/models", headers={"authorization": "Bearer no"}).status_code == 401)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, given.herd + SPARE_FILES), hard))
-        loads = self._loads()
+        before = self._loads(keys[0])
         seconds: list[list[float]] = [[] for _ in range(TENANTS)]
         failures: list[str] = []
 
@@ -140,7 +141,7 @@ class Herd:
 
         await asyncio.gather(*map(one, range(given.herd)))
         await asyncio.sleep(given.settle)  # until the runner has told its figures
-        loads = (self._loads() - loads) / given.herd
+        loads = (self._loads(keys[0]) - before) / given.herd
         means = [statistics.fmean(one) if one else math.inf for one in seconds]
         worst = max(means) / statistics.fmean(means) if all(seconds) else math.inf
         shown = ", ".join(f"{one:.2f}" for one in means)
@@ -151,9 +152,9 @@ class Herd:
             Result("herd_worst", worst, "x", f"<= {MOST_OF_MEAN:g}", worst <= MOST_OF_MEAN),
         ]
 
-    def _loads(self) -> float:
-        with self._stack.http() as http:
-            families = text_string_to_metric_families(http.get("/metrics").text)
+    def _loads(self, key: str) -> float:
+        with self._stack.http(headers={"authorization": f"Bearer {key}"}) as http:
+            families = list(text_string_to_metric_families(http.get("/metrics").text))
         return sum(one.value for family in families for one in family.samples if one.name == LOADS)
 
     def _prompt(self) -> tuple[int, ...]:
