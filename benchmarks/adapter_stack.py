@@ -110,8 +110,7 @@ class Herd:
             await client.close()
             if hostile is not None:
                 self._stack.until(lambda: self._count("Stalled") >= refused + given.hostile, READY_SECONDS)
-            # The first token comes after the prompt's pass, and the last parts have no token.
-            return percentile([b - a for of in client.arrivals for a, b in pairwise(of[:-2])], 0.99)
+            return percentile([b - a for of in client.arrivals for a, b in pairwise(of)], 0.99)
 
         return measure
 
